@@ -1,0 +1,160 @@
+//! The routes and their handlers.
+
+use std::time::Duration;
+
+use axum::{
+    Json, Router,
+    extract::{Path, State, rejection::JsonRejection},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::{Deserialize, Serialize};
+use sqlx::Pool;
+use tower_fence::{
+    Fence, FenceLayer, FencedTx, PathParam, Resource, issuer,
+    lease::Leases,
+    problem::{Problem, ProblemType},
+};
+
+use crate::stock::Stock;
+
+/// All routes. The resource of a SKU is the SKU itself.
+pub fn router<DB: Stock, L: Leases + Clone>(fence: Fence<DB>, leases: L) -> Router {
+    let pool = fence.pool().clone();
+    Router::new()
+        .route("/inventory/{sku}", get(show::<DB>).put(set::<DB>))
+        .route("/inventory/{sku}/decrement", post(decrement::<DB>))
+        .route_layer(FenceLayer::new(fence, PathParam("sku")))
+        .with_state(pool.clone())
+        .route(
+            "/healthz",
+            get(health::<DB, L>).with_state((pool, leases.clone())),
+        )
+        .nest("/locks", issuer::router(leases))
+}
+
+#[derive(Serialize)]
+struct Level {
+    sku: String,
+    stock: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewStock {
+    stock: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Order {
+    quantity: u32,
+}
+
+async fn show<DB: Stock>(
+    State(pool): State<Pool<DB>>,
+    Path(sku): Path<String>,
+) -> Result<Json<Level>, Error> {
+    let mut conn = pool.acquire().await?;
+    let stock = DB::get(&mut conn, &sku).await?.ok_or(Error::NotFound)?;
+    Ok(Json(Level { sku, stock }))
+}
+
+async fn set<DB: Stock>(
+    mut tx: FencedTx<DB>,
+    Path(sku): Path<String>,
+    body: Result<Json<NewStock>, JsonRejection>,
+) -> Result<Json<Level>, Error> {
+    let stock = body?.stock.into();
+    DB::set(&mut tx, &sku, stock).await?;
+    Ok(Json(Level { sku, stock }))
+}
+
+/// Reads, decides, writes. No other holder can come in between: the transaction holds the lock
+/// of the SKU's fence, and what is done on `tx` commits with it or not at all.
+async fn decrement<DB: Stock>(
+    mut tx: FencedTx<DB>,
+    Path(sku): Path<String>,
+    body: Result<Json<Order>, JsonRejection>,
+) -> Result<Json<Level>, Error> {
+    let quantity = i64::from(body?.quantity);
+    if quantity == 0 {
+        return Err(Error::Quantity);
+    }
+    let stock = DB::get(&mut tx, &sku).await?.ok_or(Error::NotFound)?;
+    if stock < quantity {
+        return Err(Error::OutOfStock { stock });
+    }
+    let stock = stock - quantity;
+    DB::set(&mut tx, &sku, stock).await?;
+    Ok(Json(Level { sku, stock }))
+}
+
+/// 200 when both stores answer.
+async fn health<DB: Stock, L: Leases + Clone>(
+    State((pool, leases)): State<(Pool<DB>, L)>,
+) -> Result<Json<serde_json::Value>, Error> {
+    let stores = async {
+        DB::get(&mut *pool.acquire().await?, "healthz").await?;
+        let probe = Resource::new("healthz").map_err(|_| Error::NotFound)?;
+        leases
+            .inspect(&probe)
+            .await
+            .map_err(|_| Error::Unavailable)?;
+        Ok(Json(serde_json::json!({ "status": "ok" })))
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(3), stores).await;
+    answer.unwrap_or(Err(Error::Unavailable))
+}
+
+enum Error {
+    NotFound,
+    OutOfStock { stock: i64 },
+    Quantity,
+    Body(JsonRejection),
+    Database(sqlx::Error),
+    Unavailable,
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl From<JsonRejection> for Error {
+    fn from(rejection: JsonRejection) -> Self {
+        Self::Body(rejection)
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let unavailable =
+            || Problem::new(ProblemType::StoreUnavailable).retry_after(Duration::from_secs(1));
+        let invalid =
+            |field: &str| Problem::new(ProblemType::InvalidRequest).member("field", field);
+        match self {
+            Self::NotFound => Problem::custom(
+                "urn:tower-fence:problem:not-found",
+                StatusCode::NOT_FOUND,
+                "No such SKU",
+            ),
+            Self::OutOfStock { stock } => Problem::custom(
+                "urn:tower-fence:problem:out-of-stock",
+                StatusCode::CONFLICT,
+                "Not enough in stock",
+            )
+            .member("stock", stock),
+            Self::Quantity => invalid("quantity").detail("`quantity` is at least 1"),
+            Self::Body(rejection) => invalid("body").detail(rejection.body_text()),
+            Self::Database(error) => {
+                tracing::error!(%error, "the database failed");
+                unavailable()
+            }
+            Self::Unavailable => unavailable(),
+        }
+        .into_response()
+    }
+}

@@ -1,0 +1,161 @@
+//! An inventory service whose stock can only be written under a lease that still counts.
+//!
+//! ```text
+//! cargo run --example inventory
+//! ```
+//!
+//! | variable | default |
+//! |---|---|
+//! | `LISTEN_ADDR` | `127.0.0.1:3000`; port 0 takes a free one |
+//! | `DATABASE_URL` | SQLite in a temporary file; `postgres://…` or `sqlite:…` |
+//! | `REDIS_URL` | leases in this process; `redis://…` |
+//! | `RUST_LOG` | `info` |
+
+mod app;
+mod stock;
+
+use std::{env, error::Error, io::IsTerminal, net::SocketAddr, time::Duration};
+
+use axum::Router;
+use sqlx::{
+    Pool,
+    postgres::PgPoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+};
+use stock::Stock;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tower_fence::{
+    Fence,
+    lease::{EmbeddedLeases, RedisLeases},
+};
+use tracing_subscriber::EnvFilter;
+
+/// How long requests that are under way may take after a signal to stop.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info,sqlx=warn".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+
+    let listen_addr = env::var("LISTEN_ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
+    let listener = TcpListener::bind(&listen_addr)
+        .await
+        .map_err(|error| format!("cannot listen on LISTEN_ADDR={listen_addr}: {error}"))?;
+    let addr = listener.local_addr()?;
+
+    match env::var("DATABASE_URL").ok() {
+        Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => {
+            let pool = PgPoolOptions::new()
+                .max_connections(16)
+                .connect(&url)
+                .await?;
+            run(listener, addr, pool, "Postgres").await
+        }
+        Some(url) if url.starts_with("sqlite:") => {
+            let pool = sqlite(url.parse()?).await?;
+            run(listener, addr, pool, "SQLite, as DATABASE_URL says").await
+        }
+        Some(_) => Err("DATABASE_URL must begin with postgres:// or sqlite:".into()),
+        None => {
+            let folder = tempfile::tempdir()?;
+            let file = folder.path().join("inventory.db");
+            let pool = sqlite(SqliteConnectOptions::new().filename(&file)).await?;
+            run(
+                listener,
+                addr,
+                pool,
+                &format!("SQLite in {}", file.display()),
+            )
+            .await
+        }
+    }
+}
+
+async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<sqlx::SqlitePool> {
+    let options = options
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal);
+    SqlitePoolOptions::new()
+        .max_connections(8)
+        .connect_with(options)
+        .await
+}
+
+async fn run<DB: Stock>(
+    listener: TcpListener,
+    addr: SocketAddr,
+    pool: Pool<DB>,
+    database: &str,
+) -> Result<(), Box<dyn Error>> {
+    let fence = Fence::new(pool.clone());
+    fence.migrate().await?;
+    DB::create_table(&mut *pool.acquire().await?).await?;
+
+    let (app, leases) = match env::var("REDIS_URL") {
+        Ok(url) => {
+            let leases = RedisLeases::connect(&url, fence.clone()).await?;
+            (app::router(fence, leases), "Redis")
+        }
+        Err(_) => {
+            let leases = EmbeddedLeases::new(fence.clone());
+            (app::router(fence, leases), "in this process")
+        }
+    };
+    println!("inventory listens on http://{addr}");
+    println!("  fence and stock: {database}");
+    println!("  leases:          {leases}");
+    println!("{}", story(addr));
+    serve(listener, app).await?;
+    pool.close().await;
+    Ok(())
+}
+
+/// Serves until SIGINT or SIGTERM; then lets the requests under way finish.
+async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>> {
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
+    let (stopping, mut stopped) = tokio::sync::watch::channel(false);
+    let server = axum::serve(listener, app).with_graceful_shutdown(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        tracing::info!("stopping: requests under way finish first");
+        stopping.send_replace(true);
+    });
+    let drain_limit = async {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+        tokio::time::sleep(DRAIN_LIMIT).await;
+    };
+    tokio::select! {
+        served = server => served?,
+        () = drain_limit => tracing::warn!("some requests did not finish in time"),
+    }
+    Ok(())
+}
+
+fn story(addr: SocketAddr) -> String {
+    format!(
+        r#"
+Watch a stale writer bounce:
+
+  U=http://{addr}
+  grant() {{ curl -s -D- -o /dev/null --json '{{"ttl_ms": 1000}}' $U/locks/sku-1 | grep -i '^fencing-token' | tr -d '\r'; }}
+
+  curl -X PUT -H "$(grant)" --json '{{"stock": 10}}' $U/inventory/sku-1; sleep 1.1
+  first=$(grant); sleep 1.1; second=$(grant)    # the first holder pauses, its lease runs out
+  curl -H "$second" --json '{{"quantity": 1}}' $U/inventory/sku-1/decrement; echo
+  curl -H "$first"  --json '{{"quantity": 1}}' $U/inventory/sku-1/decrement; echo
+"#
+    )
+}

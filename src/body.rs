@@ -1,0 +1,65 @@
+//! Reading a request's body before anything is held for it: bounded in size and in time.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http_body::Body as _;
+use http_body_util::{BodyExt, Collected, LengthLimitError, Limited};
+
+use crate::problem::{Problem, ProblemType};
+
+/// Reads the whole body, trailers included.
+pub(crate) async fn read(
+    body: Body,
+    limit_bytes: usize,
+    within: Duration,
+) -> Result<Collected<Bytes>, BodyError> {
+    let too_large = BodyError::TooLarge { limit_bytes };
+    // An announced length is refused before a byte of it is read.
+    if body.size_hint().lower() > limit_bytes as u64 {
+        return Err(too_large);
+    }
+    match tokio::time::timeout(within, Limited::new(body, limit_bytes).collect()).await {
+        Ok(Ok(collected)) => Ok(collected),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large),
+        Ok(Err(_)) => Err(BodyError::Malformed),
+        Err(_) => Err(BodyError::TimedOut { within }),
+    }
+}
+
+/// Why a request's body was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BodyError {
+    /// The body is longer than the limit.
+    #[error("the body is longer than {limit_bytes} bytes")]
+    TooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The body did not arrive in time.
+    #[error("the body did not arrive within {within:?}")]
+    TimedOut {
+        /// The limit.
+        within: Duration,
+    },
+    /// The body broke off, or its encoding is wrong.
+    #[error("the body broke off")]
+    Malformed,
+}
+
+impl From<&BodyError> for Problem {
+    fn from(error: &BodyError) -> Self {
+        let problem = Self::new(match error {
+            BodyError::TooLarge { .. } => ProblemType::BodyTooLarge,
+            BodyError::TimedOut { .. } => ProblemType::BodyTimeout,
+            BodyError::Malformed => ProblemType::MalformedBody,
+        })
+        .detail(error.to_string());
+        match error {
+            BodyError::TooLarge { limit_bytes } => problem.member("limit_bytes", *limit_bytes),
+            _ => problem,
+        }
+    }
+}

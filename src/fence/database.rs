@@ -1,0 +1,201 @@
+//! What the fence asks of a database: the statements, and the two ends of a transaction.
+
+use std::time::Duration;
+
+use sqlx::{Database, pool::PoolConnection};
+
+use crate::token::{Resource, Token};
+
+/// A database that the fence can live in: `sqlx::Postgres` or `sqlx::Sqlite`.
+pub trait FenceDatabase: Backend {}
+
+impl<DB: Backend> FenceDatabase for DB {}
+
+/// What became of a token that was checked.
+pub enum Admission {
+    /// It was admitted, and `max_token` moved. The number says which server process holds the
+    /// row lock; 0 where there is none.
+    Admitted { server_process: i32 },
+    /// It is not newer than `max_token`.
+    Stale { max_token: i64 },
+}
+
+/// Whether a failed statement is worth another try.
+pub enum Fault {
+    /// A lock, a deadlock or a collision: another try may find the way free.
+    Contention,
+    /// The outcome of the statement is certain: it had no effect.
+    Refused,
+    /// The connection is gone or confused; the statement may have had its effect.
+    Lost,
+}
+
+/// The time limits of a transaction.
+#[derive(Clone, Copy, Debug)]
+pub struct TransactionLimits {
+    pub lock_wait: Duration,
+    pub hold: Duration,
+}
+
+/// One database. Public in name only: nobody outside can implement it.
+pub trait Backend: Database {
+    /// Opens a transaction and sets its time limits, in one round trip.
+    fn begin(
+        conn: &mut Self::Connection,
+        limits: TransactionLimits,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Makes a connection safe whose [`Backend::begin`] did not return.
+    fn abandon_begin(conn: &mut PoolConnection<Self>);
+
+    /// Checks that the transaction of [`Backend::begin`] is whole, and commits it. `Ok` means
+    /// that the writes are there.
+    fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// What an error says about the statement it answers.
+    fn fault(error: &sqlx::Error) -> Fault;
+
+    /// Ends the session of a server process from outside, where the database can do that.
+    fn terminate(
+        conn: &mut Self::Connection,
+        server_process: i32,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Brings the tables up to date.
+    fn migrate(
+        pool: &sqlx::Pool<Self>,
+    ) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
+
+    /// Admits `token` and moves `max_token` to `floor`, in one statement.
+    fn admit(
+        conn: &mut Self::Connection,
+        resource: &Resource,
+        token: Token,
+        floor: i64,
+    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+
+    /// Moves `max_token` to at least `floor`, and returns it.
+    fn raise(
+        conn: &mut Self::Connection,
+        resource: &Resource,
+        floor: i64,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Reads `max_token`, if the resource was ever seen.
+    fn max_token(
+        conn: &mut Self::Connection,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Takes the next epoch of a partition, at least `at_least`.
+    fn next_epoch(
+        conn: &mut Self::Connection,
+        partition: u8,
+        at_least: i64,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+}
+
+/// The statements that are the same on every database. The macro writes them once per database,
+/// since sqlx's types differ.
+macro_rules! statements {
+    (server_process: $server_process:literal) => {
+        async fn admit(
+            conn: &mut Self::Connection,
+            resource: &Resource,
+            token: Token,
+            floor: i64,
+        ) -> sqlx::Result<Admission> {
+            // The row stays locked until the transaction ends. At READ COMMITTED the WHERE is
+            // evaluated on the newest version of the row, after the wait for its lock.
+            const ADMIT: &str = concat!(
+                "INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
+                 VALUES ($1, $3, CURRENT_TIMESTAMP) \
+                 ON CONFLICT (resource) DO UPDATE \
+                 SET max_token = excluded.max_token, updated_at = excluded.updated_at \
+                 WHERE f.max_token < $2 \
+                 RETURNING ",
+                $server_process
+            );
+            let admitted: Option<i32> = sqlx::query_scalar(ADMIT)
+                .bind(resource.as_str())
+                .bind(token.get())
+                .bind(floor)
+                .fetch_optional(&mut *conn)
+                .await?;
+            if let Some(server_process) = admitted {
+                return Ok(Admission::Admitted { server_process });
+            }
+            let max_token = Self::max_token(conn, resource).await?;
+            Ok(Admission::Stale {
+                max_token: max_token.unwrap_or(token.get()),
+            })
+        }
+
+        async fn raise(
+            conn: &mut Self::Connection,
+            resource: &Resource,
+            floor: i64,
+        ) -> sqlx::Result<i64> {
+            const RAISE: &str = "INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
+                 VALUES ($1, $2, CURRENT_TIMESTAMP) \
+                 ON CONFLICT (resource) DO UPDATE \
+                 SET max_token = excluded.max_token, updated_at = excluded.updated_at \
+                 WHERE f.max_token < $2 \
+                 RETURNING max_token";
+            let raised: Option<i64> = sqlx::query_scalar(RAISE)
+                .bind(resource.as_str())
+                .bind(floor)
+                .fetch_optional(&mut *conn)
+                .await?;
+            match raised {
+                Some(max_token) => Ok(max_token),
+                None => Ok(Self::max_token(conn, resource).await?.unwrap_or(floor)),
+            }
+        }
+
+        async fn max_token(
+            conn: &mut Self::Connection,
+            resource: &Resource,
+        ) -> sqlx::Result<Option<i64>> {
+            sqlx::query_scalar("SELECT max_token FROM fence_resources WHERE resource = $1")
+                .bind(resource.as_str())
+                .fetch_optional(conn)
+                .await
+        }
+
+        async fn next_epoch(
+            conn: &mut Self::Connection,
+            partition: u8,
+            at_least: i64,
+        ) -> sqlx::Result<i64> {
+            const NEXT: &str = "INSERT INTO fence_epochs AS e (partition, epoch) VALUES ($1, $2) \
+                 ON CONFLICT (partition) DO UPDATE SET epoch = \
+                 CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE e.epoch + 1 END \
+                 RETURNING epoch";
+            sqlx::query_scalar(NEXT)
+                .bind(i16::from(partition))
+                .bind(at_least)
+                .fetch_one(conn)
+                .await
+        }
+    };
+}
+
+pub(super) use statements;
+
+/// The crate's own migrations, with a history table of their own beside the application's.
+pub(super) fn migrator(
+    migrations: impl IntoIterator<Item = (i64, &'static str, &'static str)>,
+) -> sqlx::migrate::Migrator {
+    use sqlx::{
+        SqlSafeStr,
+        migrate::{Migration, MigrationType, Migrator},
+    };
+    let migrations = migrations.into_iter().map(|(version, name, sql)| {
+        let sql = sql.into_sql_str();
+        Migration::new(version, name.into(), MigrationType::Simple, sql, false)
+    });
+    let mut migrator = Migrator::with_migrations(migrations.collect());
+    migrator.dangerous_set_table_name("_tower_fence_migrations");
+    migrator
+}

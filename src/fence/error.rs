@@ -1,0 +1,62 @@
+//! What can go wrong at the fence, one type for each of its two moments: admission and COMMIT.
+
+use std::sync::Arc;
+
+use crate::token::{Resource, Token};
+
+/// A token that is not newer than what the fence has seen: outranked, or already used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("token {presented} for {resource} is not newer than {max_token}")]
+pub struct Stale {
+    /// The resource.
+    pub resource: Resource,
+    /// The token that was refused.
+    pub presented: Token,
+    /// The highest token that is dead, 0 or more.
+    pub max_token: i64,
+}
+
+/// Why a token was not admitted. Nothing was written.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmitError {
+    /// The token is stale.
+    #[error(transparent)]
+    Stale(#[from] Stale),
+    /// The wait for the row lock or for a connection ran out, or the transaction collided with
+    /// another one. Trying again may help.
+    #[error("the fence is busy")]
+    Busy(#[source] Arc<sqlx::Error>),
+    /// The database cannot be reached, or cannot do its work.
+    #[error("the fence's database is unavailable")]
+    Unavailable(#[source] Arc<sqlx::Error>),
+}
+
+/// Why a transaction was not committed, or is not known to be.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// The transaction had failed before, or failed at COMMIT. Nothing was written.
+    #[error("the transaction was aborted")]
+    Aborted(#[source] Arc<sqlx::Error>),
+    /// A nested transaction was still open. Nothing was written.
+    #[error("a nested transaction was neither committed nor rolled back")]
+    Unfinished,
+    /// COMMIT collided with another transaction. Nothing was written.
+    #[error("the database was busy at COMMIT")]
+    Busy(#[source] Arc<sqlx::Error>),
+    /// The response it was lent for is gone. Nothing was written.
+    #[error("the transaction outlived the request that it was lent to")]
+    Escaped,
+    /// The answer to COMMIT was lost: the writes may or may not be there.
+    #[error("the outcome of COMMIT is unknown")]
+    OutcomeUnknown(#[source] Arc<sqlx::Error>),
+}
+
+/// A time limit that ran out while the database had not answered.
+pub(super) fn no_answer() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(
+        std::io::ErrorKind::TimedOut,
+        "the database did not answer in time",
+    ))
+}

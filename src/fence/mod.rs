@@ -1,0 +1,399 @@
+//! The resource side, without HTTP: [`Fence`] checks a token in the transaction that writes.
+//!
+//! 1. A resource has one row, with `max_token`: the highest token that is dead.
+//! 2. A token is admissible when it is greater than `max_token`. One statement checks that and
+//!    moves `max_token`, in the transaction of the caller's own writes; the row stays locked until
+//!    they commit.
+//! 3. A [single-use](TokenUse::SingleUse) write leaves `max_token` at the token: it never writes
+//!    twice. A [reusable](TokenUse::Reusable) one leaves it one below: its holder may write again,
+//!    everyone older is dead.
+//!
+//! # Example
+//!
+//! A consumer of a queue, without any HTTP:
+//!
+//! ```
+//! # #[cfg(feature = "sqlite")]
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+//!
+//! let pool = sqlx::sqlite::SqlitePoolOptions::new()
+//!     .max_connections(1)
+//!     .connect("sqlite::memory:")
+//!     .await?;
+//! sqlx::query("CREATE TABLE jobs (id INTEGER)").execute(&pool).await?;
+//! let fence = Fence::new(pool);
+//! fence.migrate().await?;
+//!
+//! let queue = Resource::new("queue-1")?;
+//! let mut tx = fence.begin(&queue, Token::new(2)?, TokenUse::SingleUse).await?;
+//! sqlx::query("INSERT INTO jobs VALUES (7)").execute(&mut *tx).await?;
+//! tx.commit().await?;
+//!
+//! // A holder that was paused wakes up with an older token.
+//! let refused = fence.begin(&queue, Token::new(1)?, TokenUse::SingleUse).await;
+//! assert!(matches!(refused, Err(AdmitError::Stale(stale)) if stale.max_token == 2));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Deployment
+//!
+//! - The tables live in the schema that the pool's connections see first, `fence_resources` and
+//!   `fence_epochs`, with a migration history of their own, `_tower_fence_migrations`.
+//! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
+//!   standby that had not received everything, an acknowledged write and its `max_token` are lost
+//!   together.
+//! - Rows are never deleted. A row that is deleted by hand forgets what is dead.
+
+mod database;
+mod error;
+mod loan;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod session;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+mod tx;
+
+use std::{fmt, time::Duration};
+
+use sqlx::{Pool, migrate::MigrateError};
+
+pub(crate) use self::loan::{Closed, Loan};
+use self::{
+    database::Admission,
+    session::{Session, acquire},
+};
+pub use self::{
+    database::FenceDatabase,
+    error::{AdmitError, CommitError, Stale},
+    tx::{Admitted, FencedTx},
+};
+use crate::{
+    epochs::{Epoch, EpochError, EpochFuture, Epochs},
+    token::{Resource, Token},
+};
+
+/// How often a token may write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TokenUse {
+    /// Once. A repeated request cannot apply twice.
+    #[default]
+    SingleUse,
+    /// As often as its holder likes, until a newer token is seen.
+    Reusable,
+}
+
+impl TokenUse {
+    /// What `max_token` becomes when `token` is admitted.
+    const fn floor(self, token: Token) -> i64 {
+        match self {
+            Self::SingleUse => token.get(),
+            Self::Reusable => token.get() - 1,
+        }
+    }
+}
+
+/// The time limits of a fence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) pool_wait: Duration,
+    pub(crate) lock_wait: Duration,
+    pub(crate) hold: Duration,
+    pub(crate) answer_wait: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            pool_wait: Duration::from_secs(5),
+            lock_wait: Duration::from_secs(5),
+            hold: Duration::from_secs(10),
+            answer_wait: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The fence: a pool of connections to the database that holds both the fence's rows and the
+/// data they protect. Cheap to clone.
+pub struct Fence<DB: FenceDatabase> {
+    pool: Pool<DB>,
+    limits: Limits,
+}
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// A fence over a pool, `Pool<Postgres>` or `Pool<Sqlite>`, with the default limits.
+    pub fn new(pool: Pool<DB>) -> Self {
+        Self {
+            pool,
+            limits: Limits::default(),
+        }
+    }
+
+    /// How long to wait for a connection of the pool. Default: 5 s.
+    ///
+    /// The pool's own `acquire_timeout` applies as well; the shorter of the two decides.
+    #[must_use]
+    pub const fn pool_wait(mut self, limit: Duration) -> Self {
+        self.limits.pool_wait = limit;
+        self
+    }
+
+    /// How long to wait for the row lock, and each statement of the transaction for any other
+    /// lock. Default: 5 s. At least 1 ms.
+    #[must_use]
+    pub const fn lock_wait(mut self, limit: Duration) -> Self {
+        self.limits.lock_wait = limit;
+        self
+    }
+
+    /// How long a transaction may hold the row lock. Default: 10 s. At least 1 ms.
+    ///
+    /// `FenceLayer` ends a handler that takes longer. On Postgres the server sees to it as well,
+    /// so that a process that is frozen loses its transaction: it ends a transaction that is idle
+    /// for that long and a statement that runs for that long, and from Postgres 17 on a
+    /// transaction that lasts longer than this and [`lock_wait`](Self::lock_wait) together.
+    #[must_use]
+    pub const fn hold_limit(mut self, limit: Duration) -> Self {
+        self.limits.hold = limit;
+        self
+    }
+
+    /// How long to wait for the database's answer to BEGIN, COMMIT or a statement of the fence,
+    /// beyond the wait for locks. Default: 5 s.
+    #[must_use]
+    pub const fn answer_wait(mut self, limit: Duration) -> Self {
+        self.limits.answer_wait = limit;
+        self
+    }
+
+    /// The pool.
+    pub const fn pool(&self) -> &Pool<DB> {
+        &self.pool
+    }
+
+    pub(crate) const fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Brings the fence's own tables up to date. Safe to call at each start.
+    ///
+    /// # Errors
+    ///
+    /// sqlx's error, when the database cannot be reached or refuses.
+    pub async fn migrate(&self) -> Result<(), MigrateError> {
+        DB::migrate(&self.pool).await
+    }
+
+    /// Opens a transaction and admits `token` in it.
+    ///
+    /// # Errors
+    ///
+    /// - [`AdmitError::Stale`] when the token is not greater than `max_token`.
+    /// - [`AdmitError::Busy`] when the wait for a connection or for the row lock ran out.
+    /// - [`AdmitError::Unavailable`] when the database cannot be reached, or its tables are
+    ///   missing ([`migrate`](Self::migrate)).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    pub async fn begin(
+        &self,
+        resource: &Resource,
+        token: Token,
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let mut session = Session::begin(&self.pool, self.limits).await?;
+        let admission = session
+            .run(async |conn| DB::admit(conn, resource, token, token_use.floor(token)).await)
+            .await?;
+        session.server_process = admitted(admission, resource, token)?;
+        let admitted = Admitted {
+            resource: resource.clone(),
+            token,
+        };
+        Ok(FencedTx::new(session, admitted, None))
+    }
+
+    /// Admits `token` in a transaction of the caller's.
+    ///
+    /// The caller sees to the rest: the transaction is open and runs at READ COMMITTED, its
+    /// waits are bounded, its COMMIT is checked, and it is rolled back when this fails. Without
+    /// a transaction the check and the write are not one.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin). A serialization failure of a stricter isolation level is
+    /// [`AdmitError::Busy`].
+    pub async fn admit(
+        &self,
+        conn: &mut DB::Connection,
+        resource: &Resource,
+        token: Token,
+        token_use: TokenUse,
+    ) -> Result<(), AdmitError> {
+        let admission = DB::admit(conn, resource, token, token_use.floor(token))
+            .await
+            .map_err(session::refusal::<DB>)?;
+        admitted(admission, resource, token)?;
+        Ok(())
+    }
+
+    /// Makes every token older than `token` dead, without a write: at a grant, or at a read whose
+    /// result must not be overtaken. Waits for a write in flight.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Stale`] when `token` itself is dead; the rest as [`begin`](Self::begin), and
+    /// [`AdmitError::Unavailable`] when the commit failed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
+        let session = Session::begin(&self.pool, self.limits).await?;
+        self.raise_on(session, resource, token).await
+    }
+
+    /// Rolls back what was written under an admitted token, and raises the fence instead, so
+    /// that everyone older is dead all the same.
+    pub(crate) async fn fail(&self, mut tx: FencedTx<DB>) -> Result<(), AdmitError> {
+        let admitted = tx.admitted().clone();
+        if let Some(mut session) = tx.take_session()
+            && session.restart().await.is_ok()
+        {
+            let raised = self
+                .raise_on(session, &admitted.resource, admitted.token)
+                .await;
+            // Where the connection was lost with its transaction, another one may do.
+            if !matches!(raised, Err(AdmitError::Unavailable(_))) {
+                return outranked_or(raised);
+            }
+        }
+        self.fail_lost(&admitted).await
+    }
+
+    /// Raises the fence for a token that was admitted in a transaction that is out of reach.
+    pub(crate) async fn fail_lost(&self, admitted: &Admitted) -> Result<(), AdmitError> {
+        outranked_or(self.raise(&admitted.resource, admitted.token).await)
+    }
+
+    async fn raise_on(
+        &self,
+        mut session: Session<DB>,
+        resource: &Resource,
+        token: Token,
+    ) -> Result<(), AdmitError> {
+        let floor = TokenUse::Reusable.floor(token);
+        let max_token = session
+            .run(async |conn| DB::raise(conn, resource, floor).await)
+            .await?;
+        commit(session).await?;
+        if max_token >= token.get() {
+            return Err(Stale {
+                resource: resource.clone(),
+                presented: token,
+                max_token,
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Reads `max_token`: the highest token that is dead; `None` for a resource that was never
+    /// seen.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
+    pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
+        let mut session = Session::begin(&self.pool, self.limits).await?;
+        session
+            .run(async |conn| DB::max_token(conn, resource).await)
+            .await
+    }
+
+    /// Ends the session of a server process from outside, where the database can do that. Where
+    /// it cannot, the transaction's own limits end it.
+    pub(crate) async fn terminate(&self, server_process: i32) {
+        let Ok(mut conn) = acquire(&self.pool, self.limits.pool_wait).await else {
+            return;
+        };
+        let within = self.limits.answer_wait;
+        match tokio::time::timeout(within, DB::terminate(&mut conn, server_process)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "an escaped transaction was not ended"),
+            Err(_) => conn.close_on_drop(),
+        }
+    }
+}
+
+/// The epochs of this crate's issuers, kept in the table `fence_epochs`.
+impl<DB: FenceDatabase> Epochs for Fence<DB> {
+    fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move {
+            let unreachable = |error: AdmitError| EpochError::Unreachable(Box::new(error));
+            let mut session = Session::begin(&self.pool, self.limits)
+                .await
+                .map_err(unreachable)?;
+            let epoch = session
+                .run(async |conn| DB::next_epoch(conn, partition, at_least.get()).await)
+                .await
+                .map_err(unreachable)?;
+            commit(session).await.map_err(unreachable)?;
+            Epoch::new(epoch)
+        })
+    }
+}
+
+/// Commits a transaction of the fence alone, which is as good as unreachable when it fails.
+async fn commit<DB: FenceDatabase>(session: Session<DB>) -> Result<(), AdmitError> {
+    session.commit().await.map_err(|error| match error {
+        CommitError::Busy(cause) => AdmitError::Busy(cause),
+        CommitError::Aborted(cause) | CommitError::OutcomeUnknown(cause) => {
+            AdmitError::Unavailable(cause)
+        }
+        CommitError::Unfinished | CommitError::Escaped => {
+            AdmitError::Unavailable(sqlx::Error::BeginFailed.into())
+        }
+    })
+}
+
+/// A raise that came after a newer token did what it was for.
+fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
+    match raised {
+        Err(AdmitError::Stale(_)) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// The server process of an admission, or the refusal.
+fn admitted(admission: Admission, resource: &Resource, token: Token) -> Result<i32, Stale> {
+    match admission {
+        Admission::Admitted { server_process } => Ok(server_process),
+        Admission::Stale { max_token } => Err(Stale {
+            resource: resource.clone(),
+            presented: token,
+            max_token,
+        }),
+    }
+}
+
+impl<DB: FenceDatabase> Clone for Fence<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            limits: self.limits,
+        }
+    }
+}
+
+impl<DB: FenceDatabase> fmt::Debug for Fence<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fence")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}

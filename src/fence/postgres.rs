@@ -1,0 +1,97 @@
+//! The fence in Postgres.
+
+use sqlx::{
+    AssertSqlSafe, Executor, PgConnection, Postgres, SqlSafeStr,
+    migrate::MigrateError,
+    pool::PoolConnection,
+    postgres::{PgDatabaseError, PgSeverity, PgTransactionManager},
+};
+use sqlx_core::transaction::TransactionManager;
+
+use super::database::{Admission, Backend, Fault, TransactionLimits, migrator, statements};
+use crate::token::{Resource, Token};
+
+/// A setting that lives as long as the transaction in which it was made. At COMMIT its absence
+/// shows that the handler ended that transaction by hand.
+const MARK: &str = "tower_fence.admitted";
+
+/// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
+/// for success. The SELECT makes the whole message fail instead, in an aborted transaction as
+/// well as outside the transaction that was marked. The BEGIN opens an empty transaction, which
+/// keeps sqlx's count of nested transactions true without another round trip: the ROLLBACK that
+/// closes it travels with the pool's own check of the connection.
+const PROVE_AND_COMMIT: &str = "\
+    SELECT coalesce(nullif(current_setting('tower_fence.admitted', true), ''), \
+                    'the transaction was ended by hand')::boolean; \
+    COMMIT; BEGIN";
+
+impl Backend for Postgres {
+    async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
+        let lock_ms = limits.lock_wait.as_millis().clamp(1, i32::MAX as u128);
+        let hold_ms = limits.hold.as_millis().clamp(1, i32::MAX as u128);
+        let mut sql = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED; \
+             SET LOCAL lock_timeout = {lock_ms}; \
+             SET LOCAL statement_timeout = {hold_ms}; \
+             SET LOCAL idle_in_transaction_session_timeout = {hold_ms}; \
+             SET LOCAL {MARK} = 'on'"
+        );
+        // From Postgres 17 on, the server also bounds a transaction that is never idle.
+        if conn.server_version_num() >= Some(17_00_00) {
+            let whole_ms = (lock_ms + hold_ms).min(i32::MAX as u128);
+            sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
+        }
+        PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+    }
+
+    fn abandon_begin(conn: &mut PoolConnection<Self>) {
+        // BEGIN may have been sent without sqlx having counted it. Given back to the pool, the
+        // connection would stay in that transaction.
+        conn.close_on_drop();
+    }
+
+    async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
+        conn.execute(PROVE_AND_COMMIT).await?;
+        PgTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    fn fault(error: &sqlx::Error) -> Fault {
+        let sqlx::Error::Database(error) = error else {
+            return Fault::Lost;
+        };
+        let Some(error) = error.try_downcast_ref::<PgDatabaseError>() else {
+            return Fault::Lost;
+        };
+        match error.code() {
+            // lock_not_available, deadlock_detected, serialization_failure, query_canceled (by
+            // statement_timeout)
+            "55P03" | "40P01" | "40001" | "57014" => Fault::Contention,
+            // idle_in_transaction_session_timeout, transaction_timeout: fatal, but only ever
+            // raised before the commit.
+            "25P03" | "25P04" => Fault::Refused,
+            _ if matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) => Fault::Lost,
+            _ => Fault::Refused,
+        }
+    }
+
+    async fn terminate(conn: &mut PgConnection, server_process: i32) -> sqlx::Result<()> {
+        sqlx::query("SELECT pg_terminate_backend($1)")
+            .bind(server_process)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn migrate(pool: &sqlx::PgPool) -> Result<(), MigrateError> {
+        migrator([(
+            1,
+            "fence",
+            include_str!("../../migrations/postgres/0001_fence.sql"),
+        )])
+        .run(pool)
+        .await
+    }
+
+    statements!(server_process: "pg_backend_pid()");
+}

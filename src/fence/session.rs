@@ -1,0 +1,192 @@
+//! A pool connection in a transaction that cannot leak.
+//!
+//! Whatever is dropped, and wherever: the connection goes back to the pool outside any
+//! transaction, or it is closed.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{Pool, pool::PoolConnection};
+use sqlx_core::{connection::Connection, transaction::TransactionManager};
+use tokio::time::timeout;
+
+use super::{
+    Limits,
+    database::{Backend, Fault, TransactionLimits},
+    error::{AdmitError, CommitError, no_answer},
+};
+
+pub(super) struct Session<DB: Backend> {
+    conn: Option<PoolConnection<DB>>,
+    phase: Phase,
+    limits: Limits,
+    /// The server process that holds the row lock; 0 where there is none.
+    pub(super) server_process: i32,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    /// BEGIN may have been sent.
+    Beginning,
+    /// In a transaction.
+    Open,
+    /// The transaction is over.
+    Ended,
+    /// Not to be used again.
+    Broken,
+}
+
+impl<DB: Backend> Session<DB> {
+    /// Takes a connection and opens a transaction on it.
+    pub(super) async fn begin(pool: &Pool<DB>, limits: Limits) -> Result<Self, AdmitError> {
+        let mut session = Self {
+            conn: Some(acquire(pool, limits.pool_wait).await?),
+            phase: Phase::Ended,
+            limits,
+            server_process: 0,
+        };
+        session.restart().await?;
+        Ok(session)
+    }
+
+    /// Rolls back what there is and opens a new transaction on the same connection.
+    pub(super) async fn restart(&mut self) -> Result<(), AdmitError> {
+        let limits = TransactionLimits {
+            lock_wait: self.limits.lock_wait,
+            hold: self.limits.hold,
+        };
+        self.roll_back();
+        self.phase = Phase::Beginning;
+        let within = self.limits.lock_wait + self.limits.answer_wait;
+        match timeout(within, DB::begin(self.connection_mut(), limits)).await {
+            Ok(Ok(())) => {
+                self.phase = Phase::Open;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(refusal::<DB>(error)),
+            Err(_) => {
+                self.phase = Phase::Broken;
+                Err(AdmitError::Unavailable(Arc::new(no_answer())))
+            }
+        }
+    }
+
+    /// Runs statements of the fence on the connection, within the time of a row lock.
+    pub(super) async fn run<T>(
+        &mut self,
+        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, AdmitError> {
+        let within = self.limits.lock_wait + self.limits.answer_wait;
+        match timeout(within, statements(self.connection_mut())).await {
+            Ok(outcome) => outcome.map_err(refusal::<DB>),
+            Err(_) => {
+                self.phase = Phase::Broken;
+                Err(AdmitError::Unavailable(Arc::new(no_answer())))
+            }
+        }
+    }
+
+    /// Commits. `Ok` means that the writes are there.
+    pub(super) async fn commit(mut self) -> Result<(), CommitError> {
+        let answer_wait = self.limits.answer_wait;
+        let conn = self.connection_mut();
+        if DB::TransactionManager::get_transaction_depth(conn) != 1 {
+            return Err(CommitError::Unfinished);
+        }
+        let Ok(outcome) = timeout(answer_wait, DB::commit(conn)).await else {
+            self.phase = Phase::Broken;
+            return Err(CommitError::OutcomeUnknown(Arc::new(no_answer())));
+        };
+        match outcome {
+            Ok(()) => {
+                self.phase = Phase::Ended;
+                Ok(())
+            }
+            Err(error) => Err(match DB::fault(&error) {
+                Fault::Contention => CommitError::Busy(Arc::new(error)),
+                Fault::Refused => CommitError::Aborted(Arc::new(error)),
+                Fault::Lost => {
+                    self.phase = Phase::Broken;
+                    CommitError::OutcomeUnknown(Arc::new(error))
+                }
+            }),
+        }
+    }
+
+    /// Rolls back by closing the connection: nobody gets it again.
+    pub(super) fn discard(mut self) {
+        self.phase = Phase::Broken;
+    }
+
+    /// Queues the rollback of every open level. The next use of the connection sends it.
+    fn roll_back(&mut self) {
+        if let Some(conn) = &mut self.conn {
+            // Read once: SQLite's worker lowers the depth later, on its own thread.
+            for _ in 0..DB::TransactionManager::get_transaction_depth(conn) {
+                DB::TransactionManager::start_rollback(conn);
+            }
+        }
+    }
+
+    pub(super) fn connection(&self) -> &DB::Connection {
+        self.conn.as_ref().expect("only drop takes the connection")
+    }
+
+    pub(super) fn connection_mut(&mut self) -> &mut DB::Connection {
+        self.conn.as_mut().expect("only drop takes the connection")
+    }
+}
+
+impl<DB: Backend> Drop for Session<DB> {
+    fn drop(&mut self) {
+        if self.phase == Phase::Open {
+            self.roll_back();
+        }
+        let Some(mut conn) = self.conn.take() else {
+            return;
+        };
+        match self.phase {
+            Phase::Ended => {}
+            Phase::Beginning => DB::abandon_begin(&mut conn),
+            Phase::Broken => conn.close_on_drop(),
+            Phase::Open => {
+                // A statement may still be under way, and wait for a lock. The pool would wait
+                // for its answer without a limit.
+                let within = self.limits.lock_wait + self.limits.hold + self.limits.answer_wait;
+                let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+                    return;
+                };
+                runtime.spawn(async move {
+                    if !matches!(timeout(within, conn.ping()).await, Ok(Ok(()))) {
+                        conn.close_on_drop();
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Takes a connection from the pool, within `pool_wait`.
+pub(super) async fn acquire<DB: Backend>(
+    pool: &Pool<DB>,
+    pool_wait: Duration,
+) -> Result<PoolConnection<DB>, AdmitError> {
+    let error = match timeout(pool_wait, pool.acquire()).await {
+        Ok(Ok(conn)) => return Ok(conn),
+        Ok(Err(error)) => error,
+        Err(_) => sqlx::Error::PoolTimedOut,
+    };
+    // sqlx tries to connect until the time is up. Only a pool that is full was busy.
+    let full = pool.size() >= pool.options().get_max_connections();
+    Err(match error {
+        sqlx::Error::PoolTimedOut if full => AdmitError::Busy(Arc::new(error)),
+        error => AdmitError::Unavailable(Arc::new(error)),
+    })
+}
+
+/// What a failed statement of the fence means to the one who wanted to write.
+pub(super) fn refusal<DB: Backend>(error: sqlx::Error) -> AdmitError {
+    match DB::fault(&error) {
+        Fault::Contention => AdmitError::Busy(Arc::new(error)),
+        Fault::Refused | Fault::Lost => AdmitError::Unavailable(Arc::new(error)),
+    }
+}

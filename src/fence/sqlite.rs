@@ -1,0 +1,63 @@
+//! The fence in SQLite: for one machine, and for trying things out.
+//!
+//! SQLite has one writer at a time for the whole file, so the lock of a row is the lock of the
+//! file. A process that freezes while it holds that lock keeps it: there is no server to take it
+//! away.
+
+use sqlx::{
+    AssertSqlSafe, SqlSafeStr, Sqlite, SqliteConnection, migrate::MigrateError,
+    pool::PoolConnection, sqlite::SqliteTransactionManager,
+};
+use sqlx_core::transaction::TransactionManager;
+
+use super::database::{Admission, Backend, Fault, TransactionLimits, migrator, statements};
+use crate::token::{Resource, Token};
+
+impl Backend for Sqlite {
+    async fn begin(conn: &mut SqliteConnection, limits: TransactionLimits) -> sqlx::Result<()> {
+        // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
+        // later with SQLITE_BUSY, without any wait.
+        let lock_ms = limits.lock_wait.as_millis().clamp(1, i32::MAX as u128);
+        let sql = format!("PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE");
+        SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+    }
+
+    fn abandon_begin(_: &mut PoolConnection<Self>) {
+        // sqlx's worker rolls back a BEGIN whose answer nobody took.
+    }
+
+    async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // Fails where a statement had ended the transaction (`INSERT OR ROLLBACK`, a full disk).
+        SqliteTransactionManager::commit(conn).await
+    }
+
+    fn fault(error: &sqlx::Error) -> Fault {
+        let sqlx::Error::Database(error) = error else {
+            return Fault::Lost;
+        };
+        // The low byte is the primary result code.
+        match error.code().and_then(|code| code.parse::<i32>().ok()) {
+            // SQLITE_BUSY, SQLITE_LOCKED
+            Some(code) if matches!(code & 0xff, 5 | 6) => Fault::Contention,
+            // SQLITE_IOERR, SQLITE_CORRUPT
+            Some(code) if matches!(code & 0xff, 10 | 11) => Fault::Lost,
+            _ => Fault::Refused,
+        }
+    }
+
+    async fn terminate(_: &mut SqliteConnection, _: i32) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    async fn migrate(pool: &sqlx::SqlitePool) -> Result<(), MigrateError> {
+        migrator([(
+            1,
+            "fence",
+            include_str!("../../migrations/sqlite/0001_fence.sql"),
+        )])
+        .run(pool)
+        .await
+    }
+
+    statements!(server_process: "0");
+}

@@ -1,0 +1,135 @@
+//! [`FencedTx`]: a transaction in which the token was admitted.
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+};
+
+use super::{database::FenceDatabase, error::CommitError, loan::Loan, session::Session};
+use crate::token::{Resource, Token};
+
+/// A transaction in which a token was admitted, and which holds the row lock of the resource.
+///
+/// It derefs to the database's connection: everything that is done on it commits together with
+/// the fence, or not at all. `begin()` on it gives a nested transaction (a savepoint).
+///
+/// Where it comes from decides who ends it:
+///
+/// - [`Fence::begin`](super::Fence::begin) gives it to the caller, who ends it with
+///   [`commit`](Self::commit). Dropped, it rolls back.
+/// - As an extractor, in a handler under `FenceLayer`, it is on loan: dropped, it goes back to
+///   the layer, which commits it when the handler succeeds. A handler may still commit by itself,
+///   for example to do something once the write is certain.
+///
+/// # Cancel safety
+///
+/// Dropped at any moment, also while a statement is under way, it leaves no open transaction and
+/// no lock behind; the connection goes back to the pool once the server has rolled back. It must
+/// be dropped within a Tokio runtime.
+pub struct FencedTx<
+    #[cfg(feature = "postgres")] DB: FenceDatabase = sqlx::Postgres,
+    #[cfg(not(feature = "postgres"))] DB: FenceDatabase,
+> {
+    session: Option<Session<DB>>,
+    lender: Option<Loan<DB>>,
+    admitted: Admitted,
+}
+
+/// What a fence has admitted: the resource and the token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Admitted {
+    /// The resource.
+    pub resource: Resource,
+    /// The token.
+    pub token: Token,
+}
+
+impl<DB: FenceDatabase> FencedTx<DB> {
+    pub(super) fn new(
+        session: Session<DB>,
+        admitted: Admitted,
+        lender: impl Into<Option<Loan<DB>>>,
+    ) -> Self {
+        Self {
+            session: Some(session),
+            lender: lender.into(),
+            admitted,
+        }
+    }
+
+    /// Takes the session out; what is left does nothing when it is dropped.
+    pub(super) fn take_session(&mut self) -> Option<Session<DB>> {
+        self.session.take()
+    }
+
+    /// The resource and the token that were admitted.
+    #[must_use]
+    pub const fn admitted(&self) -> &Admitted {
+        &self.admitted
+    }
+
+    /// Commits the fence and everything that was written on this transaction. `Ok` means that
+    /// it is there.
+    ///
+    /// # Errors
+    ///
+    /// - [`CommitError::Aborted`]: a statement had failed before, or a deferred constraint
+    ///   failed now. Nothing was written.
+    /// - [`CommitError::Unfinished`]: a nested transaction is still open. Nothing was written.
+    /// - [`CommitError::Busy`]: the database could not commit for a lock. Nothing was written.
+    /// - [`CommitError::Escaped`]: the response that it was lent for is gone. Nothing was written.
+    /// - [`CommitError::OutcomeUnknown`]: the connection was lost while COMMIT was under way.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while COMMIT is under way, the outcome is unknown to the caller; nothing leaks.
+    pub async fn commit(mut self) -> Result<(), CommitError> {
+        let Some(session) = self.session.take() else {
+            return Err(CommitError::Unfinished);
+        };
+        let Some(lender) = self.lender.take() else {
+            return session.commit().await;
+        };
+        if !lender.start_commit() {
+            session.discard();
+            return Err(CommitError::Escaped);
+        }
+        let outcome = session.commit().await;
+        lender.settle(outcome.clone());
+        outcome
+    }
+}
+
+impl<DB: FenceDatabase> Deref for FencedTx<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &Self::Target {
+        self.session.as_ref().expect(HELD).connection()
+    }
+}
+
+impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.session.as_mut().expect(HELD).connection_mut()
+    }
+}
+
+/// Only `commit` and `drop` take the session, and both take the transaction with it.
+const HELD: &str = "the session is held until the transaction is gone";
+
+impl<DB: FenceDatabase> Drop for FencedTx<DB> {
+    fn drop(&mut self) {
+        if let (Some(session), Some(lender)) = (self.session.take(), self.lender.take()) {
+            lender.give_back(session);
+        }
+    }
+}
+
+impl<DB: FenceDatabase> fmt::Debug for FencedTx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FencedTx")
+            .field("admitted", &self.admitted)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,337 @@
+//! The `Fencing-Token` field: an [RFC 9651] List of Integers, one member per resource.
+//!
+//! 1. All field lines of the name are one list.
+//! 2. Each member is an Integer in the range of a [`Token`].
+//! 3. The parameter `resource` (a String, or a Display String where the name is not ASCII) says
+//!    which resource the token was made for; no two members name the same one.
+//! 4. The parameter `mac` is a Byte Sequence. It is carried, not checked.
+//! 5. Other parameters are ignored, as RFC 9651 asks.
+//!
+//! ```text
+//! Fencing-Token: 42
+//! Fencing-Token: 42;resource="sku-1", 7;resource="sku-2"
+//! ```
+//!
+//! # Example
+//!
+//! ```
+//! use tower_fence::{Resource, Token, header::{self, FencingToken}};
+//!
+//! let tokens = header::parse([r#"42;resource="sku-1""#, "7"])?;
+//! assert_eq!(tokens[0].token, Token::new(42)?);
+//! assert_eq!(tokens[0].resource, Some(Resource::new("sku-1")?));
+//! assert_eq!(tokens[1], FencingToken::new(Token::new(7)?));
+//! assert_eq!(header::format(&tokens), r#"42;resource="sku-1", 7"#);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651
+
+use std::{collections::HashSet, fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::HeaderName;
+use sfv::{
+    BareItem, Item, KeyRef, List, ListEntry, ListSerializer, Parser, RefBareItem, StringRef,
+    integer, key_ref,
+};
+
+use crate::token::{InvalidResource, InvalidToken, Resource, Token};
+
+/// The default name of the field, `fencing-token`.
+pub const FENCING_TOKEN: HeaderName = HeaderName::from_static("fencing-token");
+
+const RESOURCE: &KeyRef = key_ref("resource");
+const MAC: &KeyRef = key_ref("mac");
+
+/// One member of the field.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FencingToken {
+    /// The token.
+    pub token: Token,
+    /// The resource it was made for, when the member says so.
+    pub resource: Option<Resource>,
+    /// The message authentication code it carries, when it does.
+    pub mac: Option<Bytes>,
+}
+
+impl FencingToken {
+    /// A member without parameters.
+    #[must_use]
+    pub const fn new(token: Token) -> Self {
+        Self {
+            token,
+            resource: None,
+            mac: None,
+        }
+    }
+
+    /// Says for which resource the token was made.
+    #[must_use]
+    pub fn with_resource(mut self, resource: Resource) -> Self {
+        self.resource = Some(resource);
+        self
+    }
+
+    /// Adds a message authentication code.
+    #[must_use]
+    pub fn with_mac(mut self, mac: impl Into<Bytes>) -> Self {
+        self.mac = Some(mac.into());
+        self
+    }
+}
+
+impl fmt::Debug for FencingToken {
+    /// Leaves out the bytes of the MAC.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FencingToken")
+            .field("token", &self.token)
+            .field("resource", &self.resource)
+            .field("mac", &self.mac.as_ref().map(|_| "…"))
+            .finish()
+    }
+}
+
+/// Writes the field's value, such as `42;resource="sku-1"`.
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format(std::slice::from_ref(self)))
+    }
+}
+
+/// Reads the field from its lines, in order. No line, or only empty ones, give an empty list.
+///
+/// # Errors
+///
+/// [`MalformedToken`], for the first rule that the lines break. Nothing panics, whatever the bytes.
+pub fn parse<L: AsRef<[u8]>>(
+    lines: impl IntoIterator<Item = L>,
+) -> Result<Vec<FencingToken>, MalformedToken> {
+    let combined = combine(lines);
+    let list: List = Parser::new(&combined)
+        .parse()
+        .map_err(|error| MalformedToken::Syntax(error.into()))?;
+    let mut named = HashSet::new();
+    let mut tokens = Vec::with_capacity(list.len());
+    for entry in list {
+        let ListEntry::Item(item) = entry else {
+            return Err(MalformedToken::NotAnInteger);
+        };
+        let token = member(item)?;
+        if let Some(resource) = &token.resource
+            && !named.insert(resource.clone())
+        {
+            return Err(MalformedToken::Duplicate(resource.clone()));
+        }
+        tokens.push(token);
+    }
+    Ok(tokens)
+}
+
+/// RFC 9651, section 4.2: field lines are joined by a comma before they are parsed.
+fn combine<L: AsRef<[u8]>>(lines: impl IntoIterator<Item = L>) -> Vec<u8> {
+    let mut combined = Vec::new();
+    for (position, line) in lines.into_iter().enumerate() {
+        if position > 0 {
+            combined.extend_from_slice(b", ");
+        }
+        combined.extend_from_slice(line.as_ref());
+    }
+    combined
+}
+
+fn member(item: Item) -> Result<FencingToken, MalformedToken> {
+    let BareItem::Integer(value) = item.bare_item else {
+        return Err(MalformedToken::NotAnInteger);
+    };
+    let mut token = FencingToken::new(Token::new(value.into())?);
+    for (name, value) in item.params {
+        if *name == *RESOURCE {
+            let name = match value {
+                BareItem::String(name) => name.into(),
+                BareItem::DisplayString(name) => name,
+                _ => return Err(MalformedToken::ResourceNotAString),
+            };
+            token.resource = Some(Resource::new(name)?);
+        } else if *name == *MAC {
+            let BareItem::ByteSequence(mac) = value else {
+                return Err(MalformedToken::MacNotBytes);
+            };
+            token.mac = Some(mac.into());
+        }
+    }
+    Ok(token)
+}
+
+/// Writes the field's value. What it writes, [`parse`] reads back. An empty slice gives an empty
+/// text, which stands for "no field".
+#[must_use]
+pub fn format(tokens: &[FencingToken]) -> String {
+    let mut list = ListSerializer::new();
+    for token in tokens {
+        let mut member = list.bare_item(integer(token.token.get()));
+        if let Some(resource) = &token.resource {
+            member = member.parameter(
+                RESOURCE,
+                // A String is ASCII only; a Display String carries the rest of Unicode.
+                match StringRef::from_str(resource.as_str()) {
+                    Ok(ascii) => RefBareItem::String(ascii),
+                    Err(_) => RefBareItem::DisplayString(resource.as_str()),
+                },
+            );
+        }
+        if let Some(mac) = &token.mac {
+            _ = member.parameter(MAC, &mac[..]);
+        }
+    }
+    list.finish().unwrap_or_default()
+}
+
+/// Why a `Fencing-Token` field was refused.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MalformedToken {
+    /// The field is not an RFC 9651 List.
+    #[error("the field is not an RFC 9651 List: {0}")]
+    Syntax(#[source] Arc<sfv::Error>),
+    /// A member is something else than an Integer.
+    #[error("a member of the field is not an Integer")]
+    NotAnInteger,
+    /// A member is no token.
+    #[error(transparent)]
+    Token(#[from] InvalidToken),
+    /// The parameter `resource` is something else than a String.
+    #[error("the parameter `resource` is not a String")]
+    ResourceNotAString,
+    /// The parameter `resource` names no resource.
+    #[error(transparent)]
+    Resource(#[from] InvalidResource),
+    /// The parameter `mac` is something else than a Byte Sequence.
+    #[error("the parameter `mac` is not a Byte Sequence")]
+    MacNotBytes,
+    /// Two members name the same resource.
+    #[error("two members of the field name the resource {0}")]
+    Duplicate(Resource),
+    /// The field has more members than the request has resources.
+    #[error("the field has {found} members where one is expected")]
+    Count {
+        /// How many members it has.
+        found: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, option, prelude::*};
+
+    use super::*;
+
+    fn token(value: i64) -> FencingToken {
+        FencingToken::new(Token::new(value).unwrap())
+    }
+
+    #[test]
+    fn lines_are_one_list() {
+        assert_eq!(
+            parse(["1, 2", "3"]).unwrap(),
+            [token(1), token(2), token(3)]
+        );
+        assert_eq!(parse::<&str>([]).unwrap(), []);
+        assert_eq!(parse([""]).unwrap(), []);
+    }
+
+    #[test]
+    fn parameters_are_carried_and_strangers_ignored() {
+        let field = r#"42;resource="sku-1";mac=:AQI=:;since=7"#;
+        let expected = token(42)
+            .with_resource(Resource::new("sku-1").unwrap())
+            .with_mac(vec![1, 2]);
+        assert_eq!(parse([field]).unwrap(), std::slice::from_ref(&expected));
+        assert!(
+            !format!("{expected:?}").contains("[1, 2]"),
+            "a MAC is not shown"
+        );
+    }
+
+    #[test]
+    fn a_name_beyond_ascii_travels_as_a_display_string() {
+        let named = token(1).with_resource(Resource::new("café").unwrap());
+        assert_eq!(named.to_string(), r#"1;resource=%"caf%c3%a9""#);
+        assert_eq!(parse([named.to_string()]).unwrap(), [named]);
+    }
+
+    #[test]
+    fn each_broken_rule_has_its_error() {
+        use MalformedToken as E;
+        let refused = |field: &str| parse([field]).unwrap_err();
+        for field in [
+            "4 2",
+            "42,",
+            "42;",
+            "é",
+            "1000000000000000",
+            "42;resource=\"a\u{7f}\"",
+        ] {
+            assert!(matches!(refused(field), E::Syntax(_)), "{field}");
+        }
+        for field in ["4.2", "\"42\"", "abc", "?1", "@42", "(42)"] {
+            assert!(matches!(refused(field), E::NotAnInteger), "{field}");
+        }
+        for field in ["0", "-1", "-999999999999999"] {
+            assert!(matches!(refused(field), E::Token(_)), "{field}");
+        }
+        assert!(matches!(refused("1;resource=sku"), E::ResourceNotAString));
+        assert!(matches!(refused("1;resource"), E::ResourceNotAString));
+        assert!(matches!(
+            refused("1;resource=\"\""),
+            E::Resource(InvalidResource::Empty)
+        ));
+        assert!(matches!(refused("1;mac=\"AQI=\""), E::MacNotBytes));
+        assert!(matches!(
+            refused("1;resource=\"a\", 2;resource=\"a\""),
+            E::Duplicate(_)
+        ));
+    }
+
+    prop_compose! {
+        fn any_token()(
+            value in 1..=Token::MAX.get(),
+            resource in option::of("\\PC{1,60}"),
+            mac in option::of(vec(any::<u8>(), 0..40)),
+        ) -> FencingToken {
+            let mut token = token(value);
+            token.resource = resource.map(|name| Resource::new(name).unwrap());
+            token.mac = mac.map(Bytes::from);
+            token
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn whatever_comes_in_is_a_list_or_one_error(lines in vec(vec(any::<u8>(), 0..60), 0..4)) {
+            if let Ok(tokens) = parse(&lines) {
+                prop_assert_eq!(parse([format(&tokens)]).unwrap(), tokens);
+            }
+        }
+
+        #[test]
+        fn near_misses_are_a_list_or_one_error(
+            line in r#"[0-9]{1,16}(\.[0-9])?(;(resource|mac|x)=("[a-c]{0,3}"|%"[a-f%0-9]{0,6}"|:[A-D=]{0,5}:|[0-9]))?(, ?[0-9]{1,3})?"#
+        ) {
+            if let Ok(tokens) = parse([line]) {
+                prop_assert_eq!(parse([format(&tokens)]).unwrap(), tokens);
+            }
+        }
+
+        #[test]
+        fn what_is_formatted_parses_back(tokens in vec(any_token(), 0..5)) {
+            let names: HashSet<_> = tokens.iter().filter_map(|t| t.resource.clone()).collect();
+            let named = tokens.iter().filter(|t| t.resource.is_some()).count();
+            prop_assume!(names.len() == named);
+            prop_assert_eq!(parse([format(&tokens)]).unwrap(), tokens);
+        }
+    }
+}

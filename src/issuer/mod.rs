@@ -1,0 +1,187 @@
+//! The lock side, as an axum router over any [`Leases`].
+//!
+//! `{resource}` is one percent-encoded path segment. The lease id travels in the `Lease-Id`
+//! header, never in a URL. All members of a body are optional.
+//!
+//! | call | success | body |
+//! |---|---|---|
+//! | `POST /{resource}` with `{"ttl_ms", "wait_ms", "owner", "lease_id"}` | 201 | `{"resource", "lease_id", "token", "fencing_token", "ttl_ms"}`, and the header `Fencing-Token` |
+//! | `PUT /{resource}` with `Lease-Id` and `{"ttl_ms"}` | 200 | the same members |
+//! | `DELETE /{resource}` with `Lease-Id` | 204 | |
+//! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `ttl_ms` (what is left) |
+//!
+//! `fencing_token` is the value for the `Fencing-Token` header of a write, `token` the bare
+//! integer. `wait_ms` is 0: the answer comes at once.
+//!
+//! Refusals are problem+json: 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409
+//! `lease-lost`, 422 `invalid-request` (with `field`), 413, 408 and 400 for the body, 503
+//! `store-unavailable`.
+//!
+//! # Example
+//!
+//! ```
+//! # #[cfg(all(feature = "sqlite", feature = "embedded"))]
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! use axum::{Router, body::Body, http::Request};
+//! use tower::ServiceExt;
+//! use tower_fence::{Fence, issuer, lease::EmbeddedLeases};
+//!
+//! # let pool = sqlx::sqlite::SqlitePoolOptions::new()
+//! #     .max_connections(1)
+//! #     .connect("sqlite::memory:")
+//! #     .await?;
+//! let fence = Fence::new(pool);
+//! fence.migrate().await?;
+//! let app: Router = Router::new().nest("/locks", issuer::router(EmbeddedLeases::new(fence)));
+//!
+//! let acquire = Request::post("/locks/sku-1").body(Body::empty())?;
+//! let response = app.oneshot(acquire).await?;
+//! assert_eq!(response.status(), 201);
+//! assert_eq!(response.headers()["fencing-token"], r#"1000000001;resource="sku-1""#);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Deployment
+//!
+//! The router asks nobody who they are: whoever reaches it can take a lock. Put authentication
+//! in front of it, as for any other part of the service.
+
+mod request;
+mod response;
+
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+
+use axum::{Router, body::Body, extract::State, response::Response, routing::post};
+use http::{HeaderMap, StatusCode};
+
+use self::request::{Members, Named, invalid, lease_id};
+pub use self::response::Refusal;
+use crate::lease::{Acquire, Leases};
+
+/// The router with the default limits. See [`Issuer`] to change them.
+pub fn router<L: Leases, S: Clone + Send + Sync + 'static>(leases: L) -> Router<S> {
+    Issuer::new(leases).router()
+}
+
+/// Settings of the router.
+#[derive(Clone, Debug)]
+pub struct Issuer<L> {
+    leases: L,
+    ttl: Duration,
+    ttl_limits: RangeInclusive<Duration>,
+}
+
+impl<L: Leases> Issuer<L> {
+    /// The default limits.
+    pub const fn new(leases: L) -> Self {
+        Self {
+            leases,
+            ttl: Duration::from_secs(30),
+            ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
+        }
+    }
+
+    /// How long a lease lasts when the request does not say. Default: 30 s.
+    #[must_use]
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long a lease may last. Default: 100 ms to 10 min.
+    #[must_use]
+    pub fn ttl_limits(mut self, limits: RangeInclusive<Duration>) -> Self {
+        self.ttl_limits = limits;
+        self
+    }
+
+    /// The router, to be nested where the locks shall live.
+    pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
+        Router::new()
+            .route(
+                "/{resource}",
+                post(acquire::<L>)
+                    .put(renew::<L>)
+                    .delete(release::<L>)
+                    .get(inspect::<L>),
+            )
+            .with_state(Arc::new(self))
+    }
+
+    fn take_ttl(&self, members: &mut Members) -> Result<Duration, Refusal> {
+        let ttl = members.take_ms("ttl_ms")?.unwrap_or(self.ttl);
+        if self.ttl_limits.contains(&ttl) {
+            return Ok(ttl);
+        }
+        let (from, to) = (self.ttl_limits.start(), self.ttl_limits.end());
+        let (from, to) = (from.as_millis(), to.as_millis());
+        Err(invalid(
+            "ttl_ms",
+            format!("`ttl_ms` is from {from} to {to}"),
+        ))
+    }
+}
+
+async fn acquire<L: Leases>(
+    State(issuer): State<Arc<Issuer<L>>>,
+    Named(resource): Named,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let mut members = Members::read(body).await?;
+    let mut request = Acquire::new(issuer.take_ttl(&mut members)?);
+    if members
+        .take_ms("wait_ms")?
+        .is_some_and(|wait| !wait.is_zero())
+    {
+        return Err(invalid(
+            "wait_ms",
+            "`wait_ms` is 0: waiting is not supported",
+        ));
+    }
+    if let Some(owner) = members.take_owner()? {
+        request = request.owner(owner);
+    }
+    if let Some(id) = members.take_lease_id()? {
+        request = request.lease_id(id);
+    }
+    members.finish()?;
+    let lease = issuer.leases.acquire(&resource, request).await?;
+    tracing::debug!(%resource, token = lease.token.get(), "granted a lease");
+    Ok(response::lease(StatusCode::CREATED, &lease))
+}
+
+async fn renew<L: Leases>(
+    State(issuer): State<Arc<Issuer<L>>>,
+    Named(resource): Named,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let id = lease_id(&headers)?;
+    let mut members = Members::read(body).await?;
+    let ttl = issuer.take_ttl(&mut members)?;
+    members.finish()?;
+    let lease = issuer.leases.renew(&resource, &id, ttl).await?;
+    Ok(response::lease(StatusCode::OK, &lease))
+}
+
+async fn release<L: Leases>(
+    State(issuer): State<Arc<Issuer<L>>>,
+    Named(resource): Named,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    issuer
+        .leases
+        .release(&resource, &lease_id(&headers)?)
+        .await?;
+    Ok(response::released())
+}
+
+async fn inspect<L: Leases>(
+    State(issuer): State<Arc<Issuer<L>>>,
+    Named(resource): Named,
+) -> Result<Response, Refusal> {
+    let held = issuer.leases.inspect(&resource).await?;
+    Ok(response::state(&resource, held.as_ref()))
+}

@@ -1,0 +1,121 @@
+//! What the issuer answers: leases, and refusals as problem+json.
+
+use std::{error::Error, time::Duration};
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, StatusCode, header::CACHE_CONTROL};
+use serde_json::json;
+
+use crate::{
+    body::BodyError,
+    header::FENCING_TOKEN,
+    lease::{Held, Lease, LeaseError, Owner},
+    problem::{Problem, ProblemType},
+    token::Resource,
+};
+
+/// Lease ids are secrets; no cache may keep an answer.
+const NO_STORE: (http::HeaderName, HeaderValue) =
+    (CACHE_CONTROL, HeaderValue::from_static("no-store"));
+
+/// A lease, to its holder.
+pub(super) fn lease(status: StatusCode, lease: &Lease) -> Response {
+    let fencing_token = lease.fencing_token().to_string();
+    let body = Json(json!({
+        "resource": lease.resource,
+        "lease_id": lease.id.expose(),
+        "token": lease.token,
+        "fencing_token": fencing_token,
+        "ttl_ms": whole_ms(lease.ttl),
+    }));
+    let mut response = (status, [NO_STORE], body).into_response();
+    // The List grammar is ASCII; a Display String escapes the rest.
+    if let Ok(value) = HeaderValue::try_from(fencing_token) {
+        response.headers_mut().insert(FENCING_TOKEN, value);
+    }
+    response
+}
+
+/// A lease, or the lack of one, to everybody.
+pub(super) fn state(resource: &Resource, held: Option<&Held>) -> Response {
+    let body = match held {
+        None => json!({ "resource": resource, "held": false }),
+        Some(held) => json!({
+            "resource": resource,
+            "held": true,
+            "token": held.token,
+            "owner": held.owner.as_ref().map(Owner::as_str),
+            "ttl_ms": whole_ms(held.ttl),
+        }),
+    };
+    ([NO_STORE], Json(body)).into_response()
+}
+
+/// A release.
+pub(super) fn released() -> Response {
+    (StatusCode::NO_CONTENT, [NO_STORE]).into_response()
+}
+
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Why the issuer refused a request. It is also in the extensions of the response.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A part of the request has no valid value.
+    #[error("`{field}`: {why}")]
+    InvalidRequest {
+        /// The part: a member of the body, `body`, `resource`, or `lease-id`.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The body could not be read.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    /// The store said no.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+}
+
+impl From<&Refusal> for Problem {
+    fn from(refusal: &Refusal) -> Self {
+        let problem = |kind| Self::new(kind).detail(refusal.to_string());
+        match refusal {
+            Refusal::InvalidRequest { field, .. } => {
+                problem(ProblemType::InvalidRequest).member("field", field.as_str())
+            }
+            Refusal::Body(error) => Self::from(error),
+            Refusal::Lease(LeaseError::Held {
+                resource,
+                retry_after,
+            }) => problem(ProblemType::LockHeld)
+                .member("resource", resource.as_str())
+                .member("retry_after_ms", whole_ms(*retry_after))
+                .retry_after(*retry_after),
+            Refusal::Lease(LeaseError::Lost { resource }) => {
+                problem(ProblemType::LeaseLost).member("resource", resource.as_str())
+            }
+            Refusal::Lease(LeaseError::Unavailable(_)) => {
+                problem(ProblemType::StoreUnavailable).retry_after(Duration::from_secs(1))
+            }
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        if let Self::Lease(LeaseError::Unavailable(cause)) = &self {
+            let source = cause.source().map(tracing::field::display);
+            tracing::error!(error = %cause, source, "the lease store is unavailable");
+        }
+        let mut response = Problem::from(&self).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}

@@ -1,0 +1,186 @@
+//! The resource side, as a tower layer: [`FenceLayer`] refuses stale writers before the handler
+//! runs, and commits the handler's writes together with the check.
+//!
+//! 1. An unsafe method needs one token for its resource. A safe one (GET, HEAD, OPTIONS, TRACE)
+//!    may carry it: then everyone older is dead before the handler reads (a *fenced read*).
+//! 2. The body is read first, bounded in size and time, so that a slow client holds neither a
+//!    connection nor a row lock.
+//! 3. The token is admitted in a transaction, which the handler gets from the extractor
+//!    [`FencedTx`](crate::FencedTx). A handler that does not ask for it is protected all the same.
+//! 4. A status below 400 commits. Anything else, a panic and a timeout too, rolls back: the token
+//!    stays usable, and everyone older is dead from then on.
+//! 5. Only then does the response leave. A success is never answered without a confirmed COMMIT.
+//!
+//! # Example
+//!
+//! ```
+//! # #[cfg(feature = "sqlite")]
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! use axum::{Router, body::Body, extract::Path, http::Request, routing::post};
+//! use sqlx::Sqlite;
+//! use tower::ServiceExt;
+//! use tower_fence::{Fence, FenceLayer, FencedTx, PathParam};
+//!
+//! async fn decrement(mut tx: FencedTx<Sqlite>, Path(sku): Path<String>) {
+//!     sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = $1")
+//!         .bind(sku)
+//!         .execute(&mut *tx)
+//!         .await
+//!         .expect("one row");
+//! }
+//!
+//! let pool = sqlx::sqlite::SqlitePoolOptions::new()
+//!     .max_connections(1)
+//!     .connect("sqlite::memory:")
+//!     .await?;
+//! sqlx::raw_sql("CREATE TABLE stock (sku TEXT, n INTEGER); INSERT INTO stock VALUES ('a', 9)")
+//!     .execute(&pool)
+//!     .await?;
+//! let fence = Fence::new(pool);
+//! fence.migrate().await?;
+//!
+//! let app: Router = Router::new()
+//!     .route("/stock/{sku}/decrement", post(decrement))
+//!     .route_layer(FenceLayer::new(fence, PathParam("sku")));
+//!
+//! let request = |token| {
+//!     Request::post("/stock/a/decrement").header("Fencing-Token", token).body(Body::empty())
+//! };
+//! assert_eq!(app.clone().oneshot(request("2")?).await?.status(), 200);
+//! assert_eq!(app.clone().oneshot(request("1")?).await?.status(), 412);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Deployment
+//!
+//! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). What it
+//!   writes elsewhere (another connection, another service) is outside the transaction.
+//! - While the handler runs, its request holds one connection of the pool. A handler that takes a
+//!   second one from the same pool can starve it: size the pool for that, or use the transaction.
+//! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
+//! - With `Router::layer` the layer also sees requests that match no route: unsafe ones are
+//!   answered 404 before the fallback is reached, where the resource is a [`PathParam`].
+//! - 503 answers promise nothing about older tokens: where the database is out of reach, the
+//!   fence cannot be raised.
+
+mod extract;
+mod rejection;
+mod resource;
+mod service;
+
+use std::{fmt, time::Duration};
+
+use http::HeaderName;
+use tower_layer::Layer;
+
+use self::service::Config;
+pub use self::{
+    extract::NoTransaction,
+    rejection::{BodyError, Rejection},
+    resource::{HeaderField, PathParam, ResourceError, ResourceFrom},
+    service::FenceService,
+};
+use crate::{
+    fence::{Fence, FenceDatabase, TokenUse},
+    header::FENCING_TOKEN,
+};
+
+/// Puts a [`Fence`] in front of axum handlers. See the [module](self) for what it does.
+pub struct FenceLayer<DB: FenceDatabase, R> {
+    config: Config<DB, R>,
+}
+
+impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
+    /// A layer for single-use tokens. `resource_from` says what a request is about: a
+    /// [`PathParam`], a [`HeaderField`], or a closure from the request's parts.
+    pub const fn new(fence: Fence<DB>, resource_from: R) -> Self {
+        Self {
+            config: Config {
+                fence,
+                resource_from,
+                header: FENCING_TOKEN,
+                token_use: TokenUse::SingleUse,
+                body_limit_bytes: 2 * 1024 * 1024,
+                body_wait: Duration::from_secs(10),
+            },
+        }
+    }
+
+    /// Lets a token write as often as its holder likes, until a newer one is seen. Default: once.
+    ///
+    /// A request that is repeated, by a client or by a proxy, then applies twice.
+    #[must_use]
+    pub const fn reusable(mut self) -> Self {
+        self.config.token_use = TokenUse::Reusable;
+        self
+    }
+
+    /// The name of the header. Default: [`FENCING_TOKEN`].
+    #[must_use]
+    pub fn header(mut self, name: HeaderName) -> Self {
+        self.config.header = name;
+        self
+    }
+
+    /// The greatest length of a fenced request's body, in bytes. Default: 2 MiB.
+    #[must_use]
+    pub const fn body_limit_bytes(mut self, limit: usize) -> Self {
+        self.config.body_limit_bytes = limit;
+        self
+    }
+
+    /// How long to wait for a fenced request's body. Default: 10 s.
+    #[must_use]
+    pub const fn body_wait(mut self, limit: Duration) -> Self {
+        self.config.body_wait = limit;
+        self
+    }
+}
+
+impl<S, DB: FenceDatabase, R: Clone> Layer<S> for FenceLayer<DB, R> {
+    type Service = FenceService<S, DB, R>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        FenceService {
+            inner,
+            config: self.config.clone(),
+        }
+    }
+}
+
+impl<DB: FenceDatabase, R: Clone> Clone for FenceLayer<DB, R> {
+    fn clone(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+        }
+    }
+}
+
+impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceLayer")
+            .field("fence", &self.config.fence)
+            .field("header", &self.config.header)
+            .field("token_use", &self.config.token_use)
+            .field("body_limit_bytes", &self.config.body_limit_bytes)
+            .field("body_wait", &self.config.body_wait)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+
+    fn shared<T: Send + Sync + Clone + 'static>() {}
+
+    #[test]
+    fn layer_service_and_rejection_can_be_shared() {
+        shared::<FenceLayer<sqlx::Sqlite, PathParam>>();
+        shared::<FenceService<axum::routing::Route, sqlx::Sqlite, PathParam>>();
+        shared::<Rejection>();
+        shared::<Fence<sqlx::Sqlite>>();
+    }
+}

@@ -1,0 +1,156 @@
+//! Why the layer refused a request, and how that is answered.
+
+use std::{error::Error, time::Duration};
+
+use axum::response::{IntoResponse, Response};
+
+use super::resource::ResourceError;
+pub use crate::body::BodyError;
+use crate::{
+    fence::{AdmitError, CommitError, Stale},
+    header::MalformedToken,
+    problem::{Problem, ProblemType},
+    token::Resource,
+};
+
+/// Why the layer refused a request.
+///
+/// Answered as problem+json. It also goes into the extensions of the response, so that a layer
+/// outside can count it or restyle the answer:
+///
+/// ```
+/// use axum::response::Response;
+/// use tower_fence::layer::Rejection;
+///
+/// fn is_stale(response: &Response) -> bool {
+///     let rejection = response.extensions().get::<Rejection>();
+///     rejection.is_some_and(|rejection| rejection.stale().is_some())
+/// }
+/// ```
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// A write without a token.
+    #[error("an unsafe method needs a fencing token")]
+    TokenRequired,
+    /// The field is malformed.
+    #[error(transparent)]
+    Malformed(#[from] MalformedToken),
+    /// The token was made for another resource.
+    #[error("the token is for {token_resource}, the request for {resource}")]
+    WrongResource {
+        /// The resource of the request.
+        resource: Resource,
+        /// The resource of the token.
+        token_resource: Resource,
+    },
+    /// The request has no resource.
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
+    /// The body could not be read.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    /// The token was not admitted, or the fence could not be raised after the handler failed.
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
+    /// The handler took longer than the hold limit.
+    #[error("the handler took longer than {0:?}")]
+    HandlerTimeout(Duration),
+    /// The transaction was not committed, or is not known to be.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+}
+
+impl Rejection {
+    /// The stale token, where that is the reason.
+    #[must_use]
+    pub const fn stale(&self) -> Option<&Stale> {
+        match self {
+            Self::Admit(AdmitError::Stale(stale)) => Some(stale),
+            _ => None,
+        }
+    }
+
+    /// The type of problem it is answered with.
+    #[must_use]
+    pub const fn problem_type(&self) -> ProblemType {
+        match self {
+            Self::TokenRequired => ProblemType::TokenRequired,
+            Self::Malformed(_) => ProblemType::MalformedToken,
+            Self::WrongResource { .. } => ProblemType::WrongResource,
+            Self::Resource(error) => match error {
+                ResourceError::Invalid(_) | ResourceError::NotOneHeader(_) => {
+                    ProblemType::InvalidRequest
+                }
+                ResourceError::NoRoute => ProblemType::UnknownRoute,
+                ResourceError::NoPathParam(_) => ProblemType::Misconfigured,
+            },
+            Self::Body(error) => match error {
+                BodyError::TooLarge { .. } => ProblemType::BodyTooLarge,
+                BodyError::TimedOut { .. } => ProblemType::BodyTimeout,
+                BodyError::Malformed => ProblemType::MalformedBody,
+            },
+            Self::Admit(error) => match error {
+                AdmitError::Stale(_) => ProblemType::StaleToken,
+                AdmitError::Busy(_) => ProblemType::FenceBusy,
+                AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
+            },
+            Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
+            Self::Commit(error) => match error {
+                CommitError::Aborted(_) | CommitError::Unfinished => {
+                    ProblemType::TransactionAborted
+                }
+                CommitError::Busy(_) => ProblemType::FenceBusy,
+                CommitError::Escaped => ProblemType::TransactionEscaped,
+                CommitError::OutcomeUnknown(_) => ProblemType::OutcomeUnknown,
+            },
+        }
+    }
+
+    /// Writes one line about the refusal. Sources go to the log, never to the client.
+    fn log(&self) {
+        let problem = self.problem_type().name();
+        if let Some(stale) = self.stale() {
+            tracing::warn!(
+                problem,
+                resource = %stale.resource,
+                presented_token = stale.presented.get(),
+                max_token = stale.max_token,
+                "refused a stale writer"
+            );
+        } else if self.problem_type().status().is_server_error() {
+            let source = self.source().map(tracing::field::display);
+            tracing::error!(problem, error = %self, source, "refused a write");
+        } else {
+            tracing::info!(problem, error = %self, "refused a write");
+        }
+    }
+}
+
+impl From<&Rejection> for Problem {
+    fn from(rejection: &Rejection) -> Self {
+        let problem = Self::new(rejection.problem_type()).detail(rejection.to_string());
+        match rejection {
+            Rejection::Admit(AdmitError::Stale(stale)) => problem
+                .member("resource", stale.resource.as_str())
+                .member("presented_token", stale.presented.get())
+                .member("max_token", stale.max_token),
+            Rejection::Resource(ResourceError::Invalid(_)) => problem.member("field", "resource"),
+            Rejection::Resource(ResourceError::NotOneHeader(name)) => {
+                problem.member("field", name.as_str())
+            }
+            Rejection::Body(error) => Self::from(error),
+            _ if problem.status().as_u16() == 503 => problem.retry_after(Duration::from_secs(1)),
+            _ => problem,
+        }
+    }
+}
+
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        self.log();
+        let mut response = Problem::from(&self).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}

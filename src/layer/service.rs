@@ -1,0 +1,246 @@
+//! The service: header → token → admission → handler → COMMIT → response.
+
+use std::{
+    any::Any,
+    mem,
+    panic::{AssertUnwindSafe, resume_unwind},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{HeaderName, Request, request::Parts};
+use tokio::time::timeout;
+use tower_service::Service;
+
+use super::{rejection::Rejection, resource::ResourceFrom};
+use crate::{
+    body,
+    fence::{Admitted, Closed, CommitError, Fence, FenceDatabase, Loan, TokenUse},
+    header::{self, FencingToken, MalformedToken},
+    token::{Resource, Token},
+};
+
+/// What the layer and its services share.
+pub(super) struct Config<DB: FenceDatabase, R> {
+    pub(super) fence: Fence<DB>,
+    pub(super) resource_from: R,
+    pub(super) header: HeaderName,
+    pub(super) token_use: TokenUse,
+    pub(super) body_limit_bytes: usize,
+    pub(super) body_wait: Duration,
+}
+
+impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
+    fn clone(&self) -> Self {
+        Self {
+            fence: self.fence.clone(),
+            resource_from: self.resource_from.clone(),
+            header: self.header.clone(),
+            ..*self
+        }
+    }
+}
+
+/// The service that [`FenceLayer`](super::FenceLayer) makes.
+pub struct FenceService<S, DB: FenceDatabase, R> {
+    pub(super) inner: S,
+    pub(super) config: Config<DB, R>,
+}
+
+impl<S: Clone, DB: FenceDatabase, R: Clone> Clone for FenceService<S, DB, R> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            config: self.config.clone(),
+        }
+    }
+}
+
+impl<S, DB, R> Service<Request<Body>> for FenceService<S, DB, R>
+where
+    S: Service<Request<Body>> + Clone + Send + 'static,
+    S::Response: IntoResponse,
+    S::Future: Send,
+    S::Error: Send,
+    DB: FenceDatabase,
+    R: ResourceFrom,
+{
+    type Response = Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Response, S::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The service that was polled ready is the one to call; its clone is not ready yet.
+        let clone = self.inner.clone();
+        let inner = mem::replace(&mut self.inner, clone);
+        let config = self.config.clone();
+        Box::pin(async move {
+            let (mut parts, body) = request.into_parts();
+            let (resource, token) = match config.identify(&mut parts).await {
+                Ok(Some(identified)) => identified,
+                Ok(None) => return unfenced(inner, Request::from_parts(parts, body)).await,
+                Err(rejection) => return Ok(rejection.into_response()),
+            };
+            if parts.method.is_safe() {
+                if let Err(error) = config.fence.raise(&resource, token).await {
+                    return Ok(Rejection::from(error).into_response());
+                }
+                parts.extensions.insert(Admitted { resource, token });
+                return unfenced(inner, Request::from_parts(parts, body)).await;
+            }
+            match config.admit(&resource, token, body).await {
+                Ok((loan, body)) => {
+                    parts.extensions.insert(loan.admitted().clone());
+                    parts.extensions.insert(loan.clone());
+                    let handler = run(inner, Request::from_parts(parts, body));
+                    config.settle(loan, handler).await
+                }
+                Err(rejection) => Ok(rejection.into_response()),
+            }
+        })
+    }
+}
+
+impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
+    /// Reads the resource and the token; `None` for a safe method without a token.
+    async fn identify(&self, parts: &mut Parts) -> Result<Option<(Resource, Token)>, Rejection> {
+        let tokens = header::parse(parts.headers.get_all(&self.header))?;
+        if tokens.is_empty() && parts.method.is_safe() {
+            return Ok(None);
+        }
+        let resource = self.resource_from.resource_from(parts).await?;
+        let token = single(tokens, &resource)?;
+        Ok(Some((resource, token)))
+    }
+
+    /// Reads the body, while nothing is held for it yet; then admits the token.
+    async fn admit(
+        &self,
+        resource: &Resource,
+        token: Token,
+        body: Body,
+    ) -> Result<(Loan<DB>, Body), Rejection> {
+        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
+        let tx = self.fence.begin(resource, token, self.token_use).await?;
+        Ok((Loan::new(tx), Body::new(body)))
+    }
+
+    /// Runs the handler and ends its transaction; only then is there a response.
+    async fn settle<E>(
+        &self,
+        loan: Loan<DB>,
+        handler: impl Future<Output = Ended<E>>,
+    ) -> Result<Response, E> {
+        let hold = self.fence.limits().hold;
+        // Where the client goes away, this future is dropped: whatever is still out is called in.
+        let loan = CloseOnDrop(loan);
+        let ended = timeout(hold, handler).await;
+        let success = matches!(&ended, Ok(Ended::Response(response))
+            if !response.status().is_client_error() && !response.status().is_server_error());
+        let settled = self.end_transaction(&loan.0, success).await;
+        match (ended, settled) {
+            (Ok(Ended::Response(response)), Ok(())) => Ok(response),
+            (Ok(Ended::Response(_)), Err(rejection)) => Ok(rejection.into_response()),
+            (Err(_), Ok(())) => Ok(Rejection::HandlerTimeout(hold).into_response()),
+            (Err(_), Err(rejection)) => Ok(rejection.into_response()),
+            (Ok(Ended::Error(error)), _) => Err(error),
+            (Ok(Ended::Panic(payload)), _) => resume_unwind(payload),
+        }
+    }
+
+    /// Commits after a success. Otherwise rolls back and raises the fence: once the token was
+    /// admitted, everyone older is dead before any response leaves.
+    async fn end_transaction(&self, loan: &Loan<DB>, success: bool) -> Result<(), Rejection> {
+        let error = match loan.close() {
+            Closed::Home(tx) if success => match tx.commit().await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            },
+            Closed::Home(tx) => return Ok(self.fence.fail(tx).await?),
+            Closed::Settled(Ok(())) => return Ok(()),
+            // The handler knows that its own COMMIT failed, and answers for it.
+            Closed::Settled(Err(_)) if !success => {
+                return Ok(self.fence.fail_lost(loan.admitted()).await?);
+            }
+            Closed::Settled(Err(error)) => error,
+            Closed::Escaped(server_process) => {
+                self.fence.terminate(server_process).await;
+                CommitError::Escaped
+            }
+            Closed::EscapedCommitting => CommitError::OutcomeUnknown(Arc::new(
+                sqlx::Error::Protocol("the handler answered while it was committing".into()),
+            )),
+        };
+        if let Err(raise) = self.fence.fail_lost(loan.admitted()).await {
+            tracing::error!(error = %raise, "the fence could not be raised");
+        }
+        Err(error.into())
+    }
+}
+
+/// Nothing that is still out can commit once this is gone.
+struct CloseOnDrop<DB: FenceDatabase>(Loan<DB>);
+
+impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
+    fn drop(&mut self) {
+        drop(self.0.close());
+    }
+}
+
+/// The one token of the field, made for this resource or for any.
+fn single(tokens: Vec<FencingToken>, resource: &Resource) -> Result<Token, Rejection> {
+    let found = tokens.len();
+    let mut tokens = tokens.into_iter();
+    let token = match (tokens.next(), tokens.next()) {
+        (Some(token), None) => token,
+        (None, _) => return Err(Rejection::TokenRequired),
+        (Some(_), Some(_)) => return Err(MalformedToken::Count { found }.into()),
+    };
+    match token.resource {
+        Some(token_resource) if token_resource != *resource => Err(Rejection::WrongResource {
+            resource: resource.clone(),
+            token_resource,
+        }),
+        _ => Ok(token.token),
+    }
+}
+
+/// How a handler ended.
+enum Ended<E> {
+    Response(Response),
+    Error(E),
+    Panic(Box<dyn Any + Send>),
+}
+
+/// Runs the handler. A panic is held back until its transaction is ended.
+async fn run<S>(mut inner: S, request: Request<Body>) -> Ended<S::Error>
+where
+    S: Service<Request<Body>>,
+    S::Response: IntoResponse,
+{
+    let response = AssertUnwindSafe(async move { inner.call(request).await });
+    match response.catch_unwind().await {
+        Ok(Ok(response)) => Ended::Response(response.into_response()),
+        Ok(Err(error)) => Ended::Error(error),
+        Err(payload) => Ended::Panic(payload),
+    }
+}
+
+/// Runs the handler without a transaction.
+async fn unfenced<S>(mut inner: S, request: Request<Body>) -> Result<Response, S::Error>
+where
+    S: Service<Request<Body>>,
+    S::Response: IntoResponse,
+{
+    Ok(inner.call(request).await?.into_response())
+}

@@ -1,0 +1,289 @@
+//! The lock side, without HTTP: [`Leases`] grants leases with strictly increasing tokens.
+//!
+//! 1. A lease is a time-bounded grant on a resource to one holder. It ends by release or by time.
+//! 2. Each grant carries a token that is higher than that of every grant of the resource before
+//!    it, whatever the store has lost meanwhile.
+//! 3. A grant is idempotent by its lease id: asking again with the same id, while the lease is
+//!    held, returns the same token and starts its time anew. So an answer that was lost costs
+//!    nothing.
+//! 4. Only the lease id renews and releases.
+//!
+//! A lease alone protects nothing: its holder may be paused past its end. The resource does, by
+//! refusing tokens that are not newer than what it has seen.
+//!
+//! # Example
+//!
+//! ```
+//! # #[cfg(all(feature = "sqlite", feature = "embedded"))]
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! use std::time::Duration;
+//! use tower_fence::{Fence, Resource, lease::{Acquire, EmbeddedLeases, LeaseError, Leases}};
+//!
+//! # let pool = sqlx::sqlite::SqlitePoolOptions::new()
+//! #     .max_connections(1)
+//! #     .connect("sqlite::memory:")
+//! #     .await?;
+//! let fence = Fence::new(pool);
+//! fence.migrate().await?;
+//! let leases = EmbeddedLeases::new(fence);
+//!
+//! let sku = Resource::new("sku-1")?;
+//! let first = leases.acquire(&sku, Acquire::new(Duration::from_secs(30))).await?;
+//! let second = leases.acquire(&sku, Acquire::new(Duration::from_secs(30))).await;
+//! assert!(matches!(second, Err(LeaseError::Held { .. })));
+//!
+//! leases.release(&sku, &first.id).await?;
+//! let second = leases.acquire(&sku, Acquire::new(Duration::from_secs(30))).await?;
+//! assert!(second.token > first.token);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#[cfg(feature = "embedded")]
+mod embedded;
+mod id;
+#[cfg(feature = "redis")]
+mod redis;
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+#[cfg(feature = "embedded")]
+pub use self::embedded::EmbeddedLeases;
+pub use self::id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner};
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisLeases, RedisLeasesBuilder};
+use crate::{
+    header::FencingToken,
+    token::{Resource, Token},
+};
+
+/// A store of leases.
+pub trait Leases: Send + Sync + 'static {
+    /// Grants a lease, at once or not at all.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Held`] when somebody else holds the lease.
+    /// - [`LeaseError::Unavailable`] when the store or its epochs cannot be reached. The lease may
+    ///   have been granted all the same; asking again with the same lease id tells.
+    fn acquire(
+        &self,
+        resource: &Resource,
+        request: Acquire,
+    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
+
+    /// Makes a held lease last `ttl` from now. Its token stays.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Lost`] when the lease is not held under this id.
+    /// - [`LeaseError::Unavailable`] when the store cannot be reached.
+    fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        ttl: Duration,
+    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
+
+    /// Ends a held lease.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Lost`] when the lease is not held under this id. Whoever holds it now keeps
+    ///   it.
+    /// - [`LeaseError::Unavailable`] when the store cannot be reached.
+    fn release(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+    ) -> impl Future<Output = Result<(), LeaseError>> + Send;
+
+    /// Tells who holds the lease; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] when the store cannot be reached.
+    fn inspect(
+        &self,
+        resource: &Resource,
+    ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send;
+}
+
+/// What is asked of [`Leases::acquire`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Acquire {
+    /// How long the lease lasts. Stores round it up to whole milliseconds, at least 1.
+    pub ttl: Duration,
+    /// Who asks, for operators. Default: nobody in particular.
+    pub owner: Option<Owner>,
+    /// The id of the lease. Default: a random one.
+    pub lease_id: LeaseId,
+}
+
+impl Acquire {
+    /// A lease of this length.
+    #[must_use]
+    pub fn new(ttl: Duration) -> Self {
+        Self {
+            ttl,
+            owner: None,
+            lease_id: LeaseId::random(),
+        }
+    }
+
+    /// Says who asks.
+    #[must_use]
+    pub fn owner(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// Chooses the id of the lease, so that the request can be repeated.
+    #[must_use]
+    pub fn lease_id(mut self, id: LeaseId) -> Self {
+        self.lease_id = id;
+        self
+    }
+}
+
+/// A lease that is held, as its holder sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lease {
+    /// The resource.
+    pub resource: Resource,
+    /// What renews and releases it. A secret.
+    pub id: LeaseId,
+    /// The token of the grant.
+    pub token: Token,
+    /// How long the lease lasts from the moment when the store answered.
+    pub ttl: Duration,
+}
+
+impl Lease {
+    /// The value of the `Fencing-Token` header for writes under this lease.
+    #[must_use]
+    pub fn fencing_token(&self) -> FencingToken {
+        FencingToken::new(self.token).with_resource(self.resource.clone())
+    }
+}
+
+/// A lease that is held, as everybody may see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Held {
+    /// The token of the grant.
+    pub token: Token,
+    /// Who holds it.
+    pub owner: Option<Owner>,
+    /// What is left of its time.
+    pub ttl: Duration,
+}
+
+/// Why a store did not do what it was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// Somebody else holds the lease.
+    #[error("the lease on {resource} is held by another")]
+    Held {
+        /// The resource.
+        resource: Resource,
+        /// What is left of the lease's time, unless it is renewed or released.
+        retry_after: Duration,
+    },
+    /// The lease is not held under this id: it was released, it ran out, or it never was.
+    #[error("the lease on {resource} is not held under this id")]
+    Lost {
+        /// The resource.
+        resource: Resource,
+    },
+    /// The store, or the source of its epochs, cannot be reached.
+    #[error("the lease store is unavailable")]
+    Unavailable(#[source] Arc<dyn Error + Send + Sync>),
+}
+
+impl LeaseError {
+    #[cfg(any(feature = "redis", feature = "embedded"))]
+    fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
+        Self::Unavailable(Arc::new(cause))
+    }
+}
+
+impl<L: Leases> Leases for Arc<L> {
+    fn acquire(
+        &self,
+        resource: &Resource,
+        request: Acquire,
+    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send {
+        L::acquire(self, resource, request)
+    }
+
+    fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        ttl: Duration,
+    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send {
+        L::renew(self, resource, id, ttl)
+    }
+
+    fn release(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+    ) -> impl Future<Output = Result<(), LeaseError>> + Send {
+        L::release(self, resource, id)
+    }
+
+    fn inspect(
+        &self,
+        resource: &Resource,
+    ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send {
+        L::inspect(self, resource)
+    }
+}
+
+/// The partition of a resource: one of 256. This must never change between versions, or a
+/// resource would meet a clock that knows nothing of its earlier tokens.
+#[cfg(any(feature = "redis", feature = "embedded"))]
+fn partition(resource: &Resource) -> u8 {
+    // The low byte of the CRC-32 (IEEE 802.3) of the name.
+    crc32fast::hash(resource.as_str().as_bytes()).to_le_bytes()[0]
+}
+
+/// Whole milliseconds, rounded up, at least 1.
+#[cfg(any(feature = "redis", feature = "embedded"))]
+fn whole_ms(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_nanos().div_ceil(1_000_000))
+        .map_or(i64::MAX as u64 / 2, |ms| ms.clamp(1, i64::MAX as u64 / 2))
+}
+
+#[cfg(all(test, any(feature = "redis", feature = "embedded")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_never_change() {
+        // From `zlib.crc32(name) & 255` of Python.
+        for (name, expected) in PARTITIONS {
+            assert_eq!(partition(&Resource::new(name).unwrap()), expected, "{name}");
+        }
+    }
+
+    const PARTITIONS: [(&str, u8); 4] = [
+        ("sku-1", 0x6e),
+        ("sku-2", 0xd4),
+        ("123456789", 0x26),
+        ("é", 0x3e),
+    ];
+
+    #[test]
+    fn a_ttl_is_rounded_up_and_never_overflows() {
+        assert_eq!(whole_ms(Duration::ZERO), 1);
+        assert_eq!(whole_ms(Duration::from_micros(1_001)), 2);
+        assert!(whole_ms(Duration::MAX) < i64::MAX as u64);
+    }
+}

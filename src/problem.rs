@@ -1,0 +1,241 @@
+//! Refusals on the wire: [RFC 9457] `application/problem+json`, and the table of its types.
+//!
+//! Every refusal of this crate is one of [`ProblemType`]: a stable `type` of
+//! `urn:tower-fence:problem:NAME` and one status. Match on the `type`; titles and details are for
+//! people and may change.
+//!
+//! [RFC 9457]: https://www.rfc-editor.org/rfc/rfc9457
+
+use std::{borrow::Cow, time::Duration};
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+macro_rules! table {
+    ($($(#[$doc:meta])* $variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
+        /// The types of problem: name, status and title of each.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum ProblemType {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl ProblemType {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The last part of the `type`, such as `stale-token`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The whole `type`, such as `urn:tower-fence:problem:stale-token`.
+            #[must_use]
+            pub const fn urn(self) -> &'static str {
+                match self { $(Self::$variant => concat!("urn:tower-fence:problem:", $name),)* }
+            }
+
+            /// The status it is answered with.
+            #[must_use]
+            pub const fn status(self) -> StatusCode {
+                match self { $(Self::$variant => StatusCode::$status,)* }
+            }
+
+            /// A short text for people.
+            #[must_use]
+            pub const fn title(self) -> &'static str {
+                match self { $(Self::$variant => $title,)* }
+            }
+        }
+    };
+}
+
+table! {
+    /// 428: a write without a fencing token.
+    TokenRequired = PRECONDITION_REQUIRED, "token-required", "A fencing token is required";
+    /// 400: the field is malformed, a number is out of range, a member is missing or double.
+    MalformedToken = BAD_REQUEST, "malformed-token", "The fencing token is malformed";
+    /// 403: the token was made for another resource.
+    WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
+    /// 412: a newer token was seen, or this one was already used. Members: `resource`,
+    /// `presented_token`, `max_token`.
+    StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
+    /// 409: somebody else holds the lease. Members: `resource`, `retry_after_ms`.
+    LockHeld = CONFLICT, "lock-held", "The lock is held";
+    /// 409: the lease to renew or release is not held under this lease id. Member: `resource`.
+    LeaseLost = CONFLICT, "lease-lost", "The lease is not held";
+    /// 422: a part of the request has no valid value. Member: `field`.
+    InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
+    /// 404: no route, and so no resource, belongs to the path.
+    UnknownRoute = NOT_FOUND, "unknown-route", "No such route";
+    /// 413: the body is longer than the limit. Member: `limit_bytes`.
+    BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large";
+    /// 408: the body did not arrive in time.
+    BodyTimeout = REQUEST_TIMEOUT, "body-timeout", "The body did not arrive in time";
+    /// 400: the body broke off.
+    MalformedBody = BAD_REQUEST, "malformed-body", "The body could not be read";
+    /// 503: the wait for the row lock or for a connection ran out. Nothing was written.
+    FenceBusy = SERVICE_UNAVAILABLE, "fence-busy", "The resource is busy";
+    /// 503: a store cannot be reached. Nothing was written.
+    StoreUnavailable = SERVICE_UNAVAILABLE, "store-unavailable", "A store is unavailable";
+    /// 503: the handler took longer than the hold limit. Nothing was written.
+    HandlerTimeout = SERVICE_UNAVAILABLE, "handler-timeout", "The request took too long";
+    /// 503: the answer to COMMIT was lost. The write may or may not be there.
+    OutcomeUnknown = SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is unknown";
+    /// 500: the transaction could not be committed, for example since the handler swallowed the
+    /// error of a statement. Nothing was written.
+    TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
+    /// 500: the handler let the transaction outlive its response. Nothing was written.
+    TransactionEscaped = INTERNAL_SERVER_ERROR, "transaction-escaped", "The transaction escaped";
+    /// 500: a layer or a path parameter is missing. Nothing was written.
+    Misconfigured = INTERNAL_SERVER_ERROR, "misconfigured", "The service is misconfigured";
+}
+
+/// A problem document, ready to be answered: `application/problem+json` with `Cache-Control:
+/// no-store`.
+///
+/// ```
+/// use tower_fence::problem::{Problem, ProblemType};
+///
+/// let problem = Problem::new(ProblemType::StaleToken)
+///     .detail("token 41 is not newer than 42")
+///     .member("max_token", 42);
+/// assert_eq!(problem.status(), 412);
+/// assert_eq!(
+///     serde_json::to_value(&problem)?,
+///     serde_json::json!({
+///         "type": "urn:tower-fence:problem:stale-token",
+///         "title": "The fencing token is stale",
+///         "status": 412,
+///         "detail": "token 41 is not newer than 42",
+///         "max_token": 42,
+///     })
+/// );
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, Serialize)]
+pub struct Problem {
+    #[serde(rename = "type")]
+    urn: Cow<'static, str>,
+    title: Cow<'static, str>,
+    #[serde(serialize_with = "status_code")]
+    status: StatusCode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+    #[serde(flatten)]
+    members: Map<String, Value>,
+    #[serde(skip)]
+    retry_after: Option<Duration>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks for a reference"
+)]
+fn status_code<S: serde::Serializer>(status: &StatusCode, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u16(status.as_u16())
+}
+
+impl Problem {
+    /// A problem of one of this crate's types.
+    #[must_use]
+    pub fn new(kind: ProblemType) -> Self {
+        Self::custom(kind.urn(), kind.status(), kind.title())
+    }
+
+    /// A problem of the application's own type.
+    #[must_use]
+    pub fn custom(
+        urn: impl Into<Cow<'static, str>>,
+        status: StatusCode,
+        title: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self {
+            urn: urn.into(),
+            title: title.into(),
+            status,
+            detail: None,
+            members: Map::new(),
+            retry_after: None,
+        }
+    }
+
+    /// What went wrong this time, for people.
+    #[must_use]
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// Adds a member beside the standard ones.
+    #[must_use]
+    pub fn member(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.members.insert(name.into(), value.into());
+        self
+    }
+
+    /// Adds a `Retry-After` header, in whole seconds rounded up, at least 1.
+    #[must_use]
+    pub const fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// The status it is answered with.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let headers = [
+            (
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/problem+json"),
+            ),
+            (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        ];
+        // Maps with text keys and plain values always serialize.
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = (self.status, headers, body).into_response();
+        if let Some(wait) = self.retry_after {
+            let seconds = wait
+                .as_millis()
+                .div_ceil(1_000)
+                .clamp(1, u128::from(u32::MAX));
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds as u32));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_types_share_a_name() {
+        let mut names: Vec<_> = ProblemType::ALL.iter().map(|kind| kind.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ProblemType::ALL.len());
+    }
+
+    #[test]
+    fn retry_after_is_rounded_up_to_whole_seconds() {
+        for (millis, seconds) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
+            let response = Problem::new(ProblemType::FenceBusy)
+                .retry_after(Duration::from_millis(millis))
+                .into_response();
+            assert_eq!(response.headers()[header::RETRY_AFTER], seconds);
+            assert_eq!(response.headers()[header::CACHE_CONTROL], "no-store");
+        }
+    }
+}

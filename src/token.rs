@@ -1,0 +1,230 @@
+//! The two validated values that everything else speaks: [`Token`] and [`Resource`].
+//!
+//! Both are parsed once, at the edge, and cannot hold an invalid value afterwards.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+/// A fencing token: an integer from 1 to [`Token::MAX`], strictly increasing over the grants of
+/// one resource.
+///
+/// The upper bound, 999 999 999 999 999, is that of an [RFC 9651] Integer; it also fits an `i64`
+/// and a JavaScript number. Any issuer of increasing integers can make tokens: this crate's, etcd
+/// revisions, ZooKeeper zxids.
+///
+/// ```
+/// use tower_fence::Token;
+///
+/// let token = Token::new(42)?;
+/// assert_eq!(token.get(), 42);
+/// assert!(Token::new(0).is_err());
+/// # Ok::<(), tower_fence::InvalidToken>(())
+/// ```
+///
+/// [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651#section-3.3.1
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub struct Token(i64);
+
+impl Token {
+    /// The lowest token.
+    pub const MIN: Self = Self(1);
+    /// The highest token.
+    pub const MAX: Self = Self(999_999_999_999_999);
+
+    /// Checks that `value` is in range.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidToken`] when it is below 1 or above [`Token::MAX`].
+    pub const fn new(value: i64) -> Result<Self, InvalidToken> {
+        if value < Self::MIN.0 || value > Self::MAX.0 {
+            return Err(InvalidToken { value });
+        }
+        Ok(Self(value))
+    }
+
+    /// The integer.
+    #[must_use]
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for Token {
+    type Error = InvalidToken;
+
+    fn try_from(value: i64) -> Result<Self, Self::Error> {
+        Self::new(value)
+    }
+}
+
+impl From<Token> for i64 {
+    fn from(token: Token) -> Self {
+        token.0
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An integer that is no [`Token`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a fencing token is an integer from 1 to 999999999999999, not {value}")]
+pub struct InvalidToken {
+    /// The integer that was refused.
+    pub value: i64,
+}
+
+/// The name of the thing that is protected: 1 to 255 bytes of UTF-8 without control characters.
+///
+/// Cheap to clone.
+///
+/// ```
+/// use tower_fence::Resource;
+///
+/// let sku: Resource = "sku-1".parse()?;
+/// assert_eq!(sku.as_str(), "sku-1");
+/// assert!(Resource::new("two\nlines").is_err());
+/// # Ok::<(), tower_fence::InvalidResource>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Resource(Arc<str>);
+
+impl Resource {
+    /// The greatest length of a name, in bytes.
+    pub const MAX_BYTES: usize = 255;
+
+    /// Checks that `name` can name a resource.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidResource`] when it is empty, longer than 255 bytes, or has a control character.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidResource> {
+        let name = name.as_ref();
+        if name.is_empty() {
+            return Err(InvalidResource::Empty);
+        }
+        if name.len() > Self::MAX_BYTES {
+            return Err(InvalidResource::TooLong { bytes: name.len() });
+        }
+        if name.chars().any(char::is_control) {
+            return Err(InvalidResource::ControlCharacter);
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Resource {
+    type Err = InvalidResource;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<String> for Resource {
+    type Error = InvalidResource;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        Self::new(name)
+    }
+}
+
+impl AsRef<str> for Resource {
+    fn as_ref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A text that cannot name a [`Resource`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidResource {
+    /// The text is empty.
+    #[error("a resource name cannot be empty")]
+    Empty,
+    /// The text is longer than [`Resource::MAX_BYTES`].
+    #[error("a resource name has at most 255 bytes, not {bytes}")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The text has a control character.
+    #[error("a resource name has no control characters")]
+    ControlCharacter,
+    /// The bytes are not UTF-8.
+    #[error("a resource name is UTF-8")]
+    NotUtf8,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_bounds_of_a_token_are_in_and_their_neighbours_are_out() {
+        assert!(Token::new(1).is_ok() && Token::new(999_999_999_999_999).is_ok());
+        for value in [i64::MIN, -1, 0, 1_000_000_000_000_000, i64::MAX] {
+            assert_eq!(Token::new(value), Err(InvalidToken { value }));
+        }
+    }
+
+    #[test]
+    fn the_bounds_of_a_resource_are_in_bytes() {
+        assert!(Resource::new("x").is_ok() && Resource::new("x".repeat(255)).is_ok());
+        assert_eq!(Resource::new(""), Err(InvalidResource::Empty));
+        // 128 two-byte characters.
+        assert_eq!(
+            Resource::new("é".repeat(128)),
+            Err(InvalidResource::TooLong { bytes: 256 })
+        );
+        for text in ["\0", "a\tb", "a\u{7f}", "a\u{85}"] {
+            assert_eq!(Resource::new(text), Err(InvalidResource::ControlCharacter));
+        }
+    }
+
+    #[test]
+    fn deserializing_validates() {
+        assert!(serde_json::from_str::<Token>("0").is_err());
+        assert!(serde_json::from_str::<Token>("1.5").is_err());
+        assert_eq!(
+            serde_json::to_string(&Token::MAX).unwrap(),
+            "999999999999999"
+        );
+        assert!(serde_json::from_str::<Resource>(r#""""#).is_err());
+        assert_eq!(
+            serde_json::from_str::<Resource>(r#""sku-1""#)
+                .unwrap()
+                .as_str(),
+            "sku-1"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_resource_is_exactly_what_the_rule_says(text in "\\PC{0,90}|[\\x00-\\x20a-c]{0,4}") {
+            let valid = (1..=255).contains(&text.len()) && !text.chars().any(char::is_control);
+            prop_assert_eq!(Resource::new(&text).is_ok(), valid);
+        }
+    }
+}
