@@ -105,6 +105,13 @@ pub(crate) struct Limits {
     pub(crate) answer_wait: Duration,
 }
 
+impl Limits {
+    /// How long a statement of the fence may take, the wait for the row lock included.
+    const fn statement(self) -> Duration {
+        self.lock_wait.saturating_add(self.answer_wait)
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -152,9 +159,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// How long a transaction may hold the row lock. Default: 10 s. At least 1 ms.
     ///
     /// `FenceLayer` ends a handler that takes longer. On Postgres the server sees to it as well,
-    /// so that a process that is frozen loses its transaction: it ends a transaction that is idle
-    /// for that long and a statement that runs for that long, and from Postgres 17 on a
-    /// transaction that lasts longer than this and [`lock_wait`](Self::lock_wait) together.
+    /// so that a process that is frozen loses its transaction: it ends one that is idle for this
+    /// long, and a statement that takes longer than this and [`lock_wait`](Self::lock_wait)
+    /// together; from Postgres 17 on, any transaction that takes longer than both together.
     #[must_use]
     pub const fn hold_limit(mut self, limit: Duration) -> Self {
         self.limits.hold = limit;

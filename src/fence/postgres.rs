@@ -1,5 +1,7 @@
 //! The fence in Postgres.
 
+use std::time::Duration;
+
 use sqlx::{
     AssertSqlSafe, Executor, PgConnection, Postgres, SqlSafeStr,
     migrate::MigrateError,
@@ -27,18 +29,19 @@ const PROVE_AND_COMMIT: &str = "\
 
 impl Backend for Postgres {
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
-        let lock_ms = limits.lock_wait.as_millis().clamp(1, i32::MAX as u128);
-        let hold_ms = limits.hold.as_millis().clamp(1, i32::MAX as u128);
+        let ms = |limit: Duration| limit.as_millis().clamp(1, i32::MAX as u128);
+        let (lock_ms, hold_ms) = (ms(limits.lock_wait), ms(limits.hold));
+        // A statement may wait for a lock first, and so may the admission.
+        let whole_ms = ms(limits.lock_wait.saturating_add(limits.hold));
         let mut sql = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED; \
              SET LOCAL lock_timeout = {lock_ms}; \
-             SET LOCAL statement_timeout = {hold_ms}; \
+             SET LOCAL statement_timeout = {whole_ms}; \
              SET LOCAL idle_in_transaction_session_timeout = {hold_ms}; \
              SET LOCAL {MARK} = 'on'"
         );
         // From Postgres 17 on, the server also bounds a transaction that is never idle.
         if conn.server_version_num() >= Some(17_00_00) {
-            let whole_ms = (lock_ms + hold_ms).min(i32::MAX as u128);
             sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
         }
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await

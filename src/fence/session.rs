@@ -56,7 +56,7 @@ impl<DB: Backend> Session<DB> {
         };
         self.roll_back();
         self.phase = Phase::Beginning;
-        let within = self.limits.lock_wait + self.limits.answer_wait;
+        let within = self.limits.statement();
         match timeout(within, DB::begin(self.connection_mut(), limits)).await {
             Ok(Ok(())) => {
                 self.phase = Phase::Open;
@@ -75,7 +75,7 @@ impl<DB: Backend> Session<DB> {
         &mut self,
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
     ) -> Result<T, AdmitError> {
-        let within = self.limits.lock_wait + self.limits.answer_wait;
+        let within = self.limits.statement();
         match timeout(within, statements(self.connection_mut())).await {
             Ok(outcome) => outcome.map_err(refusal::<DB>),
             Err(_) => {
@@ -151,12 +151,16 @@ impl<DB: Backend> Drop for Session<DB> {
             Phase::Open => {
                 // A statement may still be under way, and wait for a lock. The pool would wait
                 // for its answer without a limit.
-                let within = self.limits.lock_wait + self.limits.hold + self.limits.answer_wait;
+                let within = self.limits.statement().saturating_add(self.limits.hold);
                 let Ok(runtime) = tokio::runtime::Handle::try_current() else {
                     return;
                 };
                 runtime.spawn(async move {
-                    if !matches!(timeout(within, conn.ping()).await, Ok(Ok(()))) {
+                    let answered = matches!(timeout(within, conn.ping()).await, Ok(Ok(())));
+                    // SQLite: where the handler had ended the transaction by hand, the rollback
+                    // failed and was not counted.
+                    let depth = DB::TransactionManager::get_transaction_depth(&conn);
+                    if !answered || depth > 0 {
                         conn.close_on_drop();
                     }
                 });

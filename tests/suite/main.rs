@@ -1,0 +1,15 @@
+//! The tests that need servers. `tests/run` starts them.
+//!
+//! One suite runs over both databases of the fence, and one over both lease stores.
+
+mod support;
+
+mod cancellation;
+mod exclusion;
+mod fence;
+mod inventory;
+mod issuer;
+mod layer;
+mod leases;
+mod redis_loss;
+mod wire;

@@ -1,0 +1,220 @@
+//! A fresh database for each test, in Postgres or in SQLite.
+
+use std::time::Duration;
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Sqlite,
+    postgres::PgPoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+};
+use tower_fence::{Fence, fence::FenceDatabase};
+
+/// A database that the suites run over.
+pub trait TestDatabase: FenceDatabase {
+    /// Whether the failure of a statement aborts its transaction.
+    const ABORTS_ON_ERROR: bool;
+
+    /// A database of its own, with the fence's tables and those of [`TABLES`].
+    fn fresh(max_connections: u32) -> impl Future<Output = Fresh<Self>> + Send;
+
+    /// Runs statements.
+    fn execute(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Reads one number.
+    fn number(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Opens a savepoint, writes `entry` in it, and ends it as it is told.
+    fn nested(
+        conn: &mut Self::Connection,
+        entry: i64,
+        end: Nested,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+}
+
+#[derive(Clone, Copy)]
+pub enum Nested {
+    Commit,
+    Drop,
+    Forget,
+}
+
+/// What the handlers of the tests write to.
+pub const TABLES: &str = "
+    CREATE TABLE ledger (entry BIGINT UNIQUE);
+    CREATE TABLE stock (sku TEXT PRIMARY KEY, n BIGINT NOT NULL);
+    CREATE TABLE parent (id BIGINT PRIMARY KEY);
+    CREATE TABLE child (
+        parent BIGINT REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED
+    );
+";
+
+pub struct Fresh<DB: FenceDatabase> {
+    pub pool: Pool<DB>,
+    pub url: String,
+    _guard: Guard,
+}
+
+impl<DB: TestDatabase> Fresh<DB> {
+    pub fn fence(&self) -> Fence<DB> {
+        Fence::new(self.pool.clone())
+    }
+
+    pub async fn execute(&self, sql: &str) {
+        DB::execute(&mut self.pool.acquire().await.unwrap(), sql)
+            .await
+            .unwrap();
+    }
+
+    pub async fn number(&self, sql: &str) -> i64 {
+        DB::number(&mut self.pool.acquire().await.unwrap(), sql)
+            .await
+            .unwrap()
+    }
+
+    /// How many entries the ledger has.
+    pub async fn entries(&self) -> i64 {
+        self.number("SELECT count(*) FROM ledger").await
+    }
+
+    async fn prepare(self) -> Self {
+        self.fence().migrate().await.unwrap();
+        self.execute(TABLES).await;
+        self
+    }
+}
+
+enum Guard {
+    Postgres { name: String },
+    Sqlite { _folder: tempfile::TempDir },
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let Self::Postgres { name } = self else {
+            return;
+        };
+        let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+        let drop_it = async move {
+            let mut conn = PgConnection::connect(&super::variable("TEST_DATABASE_URL")).await?;
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await
+        };
+        // A runtime of its own: the test's may be shutting down.
+        let thread = std::thread::spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.unwrap().block_on(drop_it)
+        });
+        let _ = thread.join();
+    }
+}
+
+macro_rules! statements {
+    () => {
+        async fn execute(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<()> {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await?;
+            Ok(())
+        }
+
+        async fn number(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<i64> {
+            sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(conn).await
+        }
+
+        async fn nested(conn: &mut Self::Connection, entry: i64, end: Nested) -> sqlx::Result<()> {
+            let mut nested = conn.begin().await?;
+            sqlx::query("INSERT INTO ledger VALUES ($1)")
+                .bind(entry)
+                .execute(&mut *nested)
+                .await?;
+            match end {
+                Nested::Commit => nested.commit().await?,
+                Nested::Drop => drop(nested),
+                Nested::Forget => std::mem::forget(nested),
+            }
+            Ok(())
+        }
+    };
+}
+
+impl TestDatabase for Postgres {
+    const ABORTS_ON_ERROR: bool = true;
+
+    async fn fresh(max_connections: u32) -> Fresh<Self> {
+        let server = super::variable("TEST_DATABASE_URL");
+        let name = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+        let mut conn = PgConnection::connect(&server).await.unwrap();
+        let create = format!("CREATE DATABASE {name}");
+        sqlx::raw_sql(AssertSqlSafe(create))
+            .execute(&mut conn)
+            .await
+            .unwrap();
+        let mut url = reqwest::Url::parse(&server).unwrap();
+        url.set_path(&name);
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(Duration::from_secs(20))
+            .connect(url.as_str())
+            .await
+            .unwrap();
+        let fresh = Fresh {
+            pool,
+            url: url.into(),
+            _guard: Guard::Postgres { name },
+        };
+        fresh.prepare().await
+    }
+
+    statements!();
+}
+
+impl TestDatabase for Sqlite {
+    const ABORTS_ON_ERROR: bool = false;
+
+    async fn fresh(max_connections: u32) -> Fresh<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("test.db");
+        let options = SqliteConnectOptions::new()
+            .filename(&file)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal);
+        let pool = SqlitePoolOptions::new()
+            .max_connections(max_connections)
+            .connect_with(options)
+            .await
+            .unwrap();
+        let fresh = Fresh {
+            pool,
+            url: format!("sqlite://{}", file.display()),
+            _guard: Guard::Sqlite { _folder: folder },
+        };
+        fresh.prepare().await
+    }
+
+    statements!();
+}
+
+/// Runs each of these functions, generic over the database, as one test per database.
+macro_rules! on_both_databases {
+    ($($name:ident),* $(,)?) => {
+        mod on_postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name::<sqlx::Postgres>().await;
+            })*
+        }
+        mod on_sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name::<sqlx::Sqlite>().await;
+            })*
+        }
+    };
+}
+
+pub(crate) use on_both_databases;

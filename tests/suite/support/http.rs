@@ -1,0 +1,95 @@
+//! A server on a real socket, and what the tests say to it.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use reqwest::{Client, RequestBuilder, Response};
+use serde_json::Value;
+use tokio::{net::TcpListener, task::JoinHandle};
+
+/// An axum server in this process, until it is dropped.
+pub struct Server {
+    pub addr: SocketAddr,
+    pub client: Client,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    pub async fn start(app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self {
+            addr,
+            client: Client::new(),
+            task,
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
+    }
+
+    pub fn post(&self, path: &str) -> RequestBuilder {
+        self.client.post(self.url(path))
+    }
+
+    pub fn get(&self, path: &str) -> RequestBuilder {
+        self.client.get(self.url(path))
+    }
+
+    /// A fenced POST without a body.
+    pub async fn write(&self, path: &str, token: impl ToString) -> Answer {
+        let request = self.post(path).header("Fencing-Token", token.to_string());
+        Answer::to(request).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub async fn to(request: RequestBuilder) -> Self {
+        Self::read(request.send().await.unwrap()).await
+    }
+
+    async fn read(response: Response) -> Self {
+        Self {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            text: response.text().await.unwrap(),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    /// Checks that this is the problem `name` with this status, in the documented form.
+    #[track_caller]
+    pub fn is_problem(&self, status: u16, name: &str) -> Value {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.headers["content-type"], "application/problem+json");
+        assert_eq!(self.headers["cache-control"], "no-store");
+        let body = self.json();
+        assert_eq!(
+            body["type"],
+            format!("urn:tower-fence:problem:{name}"),
+            "{self:?}"
+        );
+        assert_eq!(body["status"], status);
+        assert!(body["title"].is_string());
+        body
+    }
+}

@@ -1,0 +1,25 @@
+//! Databases, servers and clients for the tests.
+
+pub mod database;
+pub mod http;
+pub mod process;
+pub mod redis;
+
+use std::time::Duration;
+
+/// Waits until `condition` holds. A test that waits longer than this has failed.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while !condition().await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "never happened: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The variable that `tests/run` sets.
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: use tests/run"))
+}

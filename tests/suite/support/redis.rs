@@ -1,0 +1,114 @@
+//! Redis: the shared one, and one that a test may stop and flush.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+};
+
+use tempfile::TempDir;
+
+/// The shared server. Tests use a key prefix of their own on it, and never flush it.
+pub fn shared_url() -> String {
+    super::variable("TEST_REDIS_URL")
+}
+
+/// A prefix that nobody else uses.
+pub fn fresh_prefix() -> String {
+    format!("test-{:016x}", rand::random::<u64>())
+}
+
+/// A server of this test's own.
+pub struct RedisServer {
+    port: u16,
+    folder: TempDir,
+    options: Vec<String>,
+    child: Option<Child>,
+}
+
+impl RedisServer {
+    /// Starts a server on a free port, with these options.
+    pub async fn start(options: &[&str]) -> Self {
+        for _ in 0..10 {
+            let port = free_port();
+            let mut server = Self {
+                port,
+                folder: tempfile::tempdir().unwrap(),
+                options: options.iter().map(|option| (*option).to_owned()).collect(),
+                child: None,
+            };
+            if server.try_start().await {
+                return server;
+            }
+        }
+        panic!("redis-server could not be started: use tests/run");
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Kills the server as `kill -9` does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Starts the server again, on the same port and in the same folder.
+    pub async fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it runs");
+        assert!(self.try_start().await, "redis-server did not start again");
+    }
+
+    /// Runs one command on a connection of its own.
+    pub async fn command(&self, words: &[&str]) -> redis::Value {
+        let client = redis::Client::open(self.url()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut command = redis::cmd(words[0]);
+        command
+            .arg(&words[1..])
+            .query_async(&mut connection)
+            .await
+            .unwrap()
+    }
+
+    async fn try_start(&mut self) -> bool {
+        let child = Command::new("redis-server")
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--logfile", "redis.log", "--save", ""])
+            .args(&self.options)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        self.child = Some(child.expect("redis-server is not installed: use tests/run"));
+        for _ in 0..500 {
+            if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
+                self.child = None;
+                return false;
+            }
+            let client = redis::Client::open(self.url()).unwrap();
+            if let Ok(mut connection) = client.get_multiplexed_async_connection().await {
+                let pong: redis::RedisResult<String> =
+                    redis::cmd("PING").query_async(&mut connection).await;
+                if pong.is_ok() {
+                    return true;
+                }
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        false
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
