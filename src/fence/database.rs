@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{Database, pool::PoolConnection};
+use sqlx::Database;
 
 use crate::token::{Resource, Token};
 
@@ -45,8 +45,8 @@ pub trait Backend: Database {
         limits: TransactionLimits,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Makes a connection safe whose [`Backend::begin`] did not return.
-    fn abandon_begin(conn: &mut PoolConnection<Self>);
+    /// Rolls back a [`Backend::begin`] that did not return.
+    fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Checks that the transaction of [`Backend::begin`] is whole, and commits it. `Ok` means
     /// that the writes are there.

@@ -5,7 +5,6 @@ use std::time::Duration;
 use sqlx::{
     AssertSqlSafe, Executor, PgConnection, Postgres, SqlSafeStr,
     migrate::MigrateError,
-    pool::PoolConnection,
     postgres::{PgDatabaseError, PgSeverity, PgTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -47,10 +46,11 @@ impl Backend for Postgres {
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    fn abandon_begin(conn: &mut PoolConnection<Self>) {
-        // BEGIN may have been sent without sqlx having counted it. Given back to the pool, the
-        // connection would stay in that transaction.
-        conn.close_on_drop();
+    async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // BEGIN may have been sent without sqlx having counted it. Given back to the pool as it
+        // is, the connection would stay in that transaction.
+        conn.execute("ROLLBACK").await?;
+        Ok(())
     }
 
     async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {

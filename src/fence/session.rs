@@ -138,32 +138,39 @@ impl<DB: Backend> Session<DB> {
 
 impl<DB: Backend> Drop for Session<DB> {
     fn drop(&mut self) {
-        if self.phase == Phase::Open {
+        let phase = self.phase;
+        if phase == Phase::Open {
             self.roll_back();
         }
         let Some(mut conn) = self.conn.take() else {
             return;
         };
-        match self.phase {
+        match phase {
             Phase::Ended => {}
-            Phase::Beginning => DB::abandon_begin(&mut conn),
             Phase::Broken => conn.close_on_drop(),
-            Phase::Open => {
+            Phase::Beginning | Phase::Open => {
                 // A statement may still be under way, and wait for a lock. The pool would wait
                 // for its answer without a limit.
                 let within = self.limits.statement().saturating_add(self.limits.hold);
-                let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-                    return;
-                };
-                runtime.spawn(async move {
-                    let answered = matches!(timeout(within, conn.ping()).await, Ok(Ok(())));
+                let clean_up = async move {
+                    let cleaned = timeout(within, async {
+                        if phase == Phase::Beginning {
+                            DB::abandon_begin(&mut conn).await?;
+                        }
+                        conn.ping().await
+                    });
+                    let cleaned = matches!(cleaned.await, Ok(Ok(())));
                     // SQLite: where the handler had ended the transaction by hand, the rollback
                     // failed and was not counted.
                     let depth = DB::TransactionManager::get_transaction_depth(&conn);
-                    if !answered || depth > 0 {
+                    if !cleaned || depth > 0 {
                         conn.close_on_drop();
                     }
-                });
+                };
+                // Without a runtime there is no pool either: the connection is dropped, and closed.
+                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                    runtime.spawn(clean_up);
+                }
             }
         }
     }
@@ -174,10 +181,15 @@ pub(super) async fn acquire<DB: Backend>(
     pool: &Pool<DB>,
     pool_wait: Duration,
 ) -> Result<PoolConnection<DB>, AdmitError> {
-    let error = match timeout(pool_wait, pool.acquire()).await {
-        Ok(Ok(conn)) => return Ok(conn),
-        Ok(Err(error)) => error,
-        Err(_) => sqlx::Error::PoolTimedOut,
+    // In a task of its own, which goes on when the caller is dropped: sqlx closes a connection
+    // that is dropped while it is opened or tested, and clients that come and go would keep the
+    // pool empty. What nobody takes goes back to the pool.
+    let acquiring = tokio::spawn(timeout(pool_wait, pool.acquire()));
+    let error = match acquiring.await {
+        Ok(Ok(Ok(conn))) => return Ok(conn),
+        Ok(Ok(Err(error))) => error,
+        Ok(Err(_)) => sqlx::Error::PoolTimedOut,
+        Err(_) => sqlx::Error::PoolClosed,
     };
     // sqlx tries to connect until the time is up. Only a pool that is full was busy.
     let full = pool.size() >= pool.options().get_max_connections();

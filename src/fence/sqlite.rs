@@ -6,7 +6,7 @@
 
 use sqlx::{
     AssertSqlSafe, SqlSafeStr, Sqlite, SqliteConnection, migrate::MigrateError,
-    pool::PoolConnection, sqlite::SqliteTransactionManager,
+    sqlite::SqliteTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager;
 
@@ -22,8 +22,9 @@ impl Backend for Sqlite {
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    fn abandon_begin(_: &mut PoolConnection<Self>) {
+    async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
         // sqlx's worker rolls back a BEGIN whose answer nobody took.
+        Ok(())
     }
 
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {

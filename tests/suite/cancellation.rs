@@ -1,1 +1,260 @@
+//! A thousand clients that go away at any moment leave nothing behind.
 
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    routing::post,
+};
+use futures_util::{StreamExt, future::join_all, stream};
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, is_autocommitted},
+    eventually,
+    http::Server,
+};
+
+const CONNECTIONS: u32 = 5;
+
+/// Makes each message to and from Postgres take a while, so that clients go away in every phase.
+/// Counts the connections.
+async fn slow_proxy(to: SocketAddr, connects: Arc<AtomicU64>) -> (SocketAddr, JoinHandle<()>) {
+    async fn pass(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + Unpin) {
+        let mut buffer = vec![0; 16 * 1024];
+        while let Ok(length @ 1..) = from.read(&mut buffer).await {
+            sleep(Duration::from_millis(1)).await;
+            if to.write_all(&buffer[..length]).await.is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown().await;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let accept = tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(server) = TcpStream::connect(to).await else {
+                continue;
+            };
+            connects.fetch_add(1, Relaxed);
+            let (client_read, client_write) = client.into_split();
+            let (server_read, server_write) = server.into_split();
+            tokio::spawn(pass(client_read, server_write));
+            tokio::spawn(pass(server_read, client_write));
+        }
+    });
+    (addr, accept)
+}
+
+/// A pool of the application under test, through the proxy.
+async fn slow_pool(db: &Fresh<Postgres>, test: bool) -> (PgPool, Arc<AtomicU64>, JoinHandle<()>) {
+    let mut url = reqwest::Url::parse(&db.url).unwrap();
+    let server = url.socket_addrs(|| Some(5432)).unwrap()[0];
+    let connects = Arc::new(AtomicU64::new(0));
+    let (addr, proxy) = slow_proxy(server, connects.clone()).await;
+    url.set_ip_host(addr.ip()).unwrap();
+    url.set_port(Some(addr.port())).unwrap();
+    url.query_pairs_mut()
+        .append_pair("application_name", "under-test");
+    let options = PgPoolOptions::new()
+        .max_connections(CONNECTIONS)
+        .test_before_acquire(test)
+        .acquire_timeout(Duration::from_secs(20));
+    (
+        options.connect(url.as_str()).await.unwrap(),
+        connects,
+        proxy,
+    )
+}
+
+/// Sends requests under rising tokens and goes away after up to 100 ms. Every third one is for a
+/// resource whose row lock somebody else takes again and again.
+async fn disturb(server: &Server, count: i64, tokens: &AtomicI64) {
+    let one = |n: i64| async move {
+        let sku = if n % 3 == 0 { "hot" } else { "cold" };
+        let token = tokens.fetch_add(1, Relaxed);
+        let request = format!(
+            "POST /{sku}/write HTTP/1.1\r\nHost: x\r\nFencing-Token: {token}\r\n\
+             Content-Length: 0\r\n\r\n"
+        );
+        let mut stream = TcpStream::connect(server.addr).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        sleep(Duration::from_micros(rand::random_range(0..100_000))).await;
+    };
+    stream::iter(0..count).for_each_concurrent(20, one).await;
+}
+
+/// Sessions of the application that are neither idle nor gone.
+async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
+    db.number(&format!(
+        "SELECT count(*) FROM pg_stat_activity \
+         WHERE datname = current_database() AND application_name = 'under-test' AND {condition}"
+    ))
+    .await
+}
+
+/// Counts handlers that were dropped before their end.
+struct Cut<'a>(Option<&'a AtomicU64>);
+
+impl Drop for Cut<'_> {
+    fn drop(&mut self) {
+        if let Some(count) = self.0 {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_clients_that_go_away_leave_nothing_behind() {
+    async fn write(mut tx: FencedTx, State(cut): State<Arc<AtomicU64>>) {
+        let mut cut = Cut(Some(&cut));
+        let token = tx.admitted().token;
+        for n in 0..3 {
+            let entry = token.get() * 10 + n;
+            Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
+                .await
+                .unwrap();
+        }
+        cut.0 = None;
+    }
+
+    let db = Postgres::fresh(4).await;
+    let (pool, connects, proxy) = slow_pool(&db, true).await;
+    let fence = Fence::new(pool.clone());
+    let cut = Arc::new(AtomicU64::new(0));
+    let app = Router::new()
+        .route("/{sku}/write", post(write))
+        .route_layer(FenceLayer::new(fence, PathParam("sku")))
+        .with_state(cut.clone());
+    let server = Server::start(app).await;
+
+    // Takes the row lock for a while, again and again, on a connection of its own.
+    let over = Arc::new(AtomicBool::new(false));
+    let blocker = tokio::spawn({
+        let (fence, over) = (db.fence(), over.clone());
+        async move {
+            let hot = Resource::new("hot").unwrap();
+            while !over.load(Relaxed) {
+                // Reusable, and below all others: it holds the lock and changes nothing.
+                let mut lock = fence.pool().begin().await.unwrap();
+                let one = Token::new(1).unwrap();
+                let _ = fence.admit(&mut lock, &hot, one, TokenUse::Reusable).await;
+                sleep(Duration::from_millis(20)).await;
+                lock.rollback().await.unwrap();
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+    });
+    let waited = tokio::spawn({
+        let over = over.clone();
+        let observer = PgPoolOptions::new().connect(&db.url).await.unwrap();
+        async move {
+            let mut seen = 0;
+            while !over.load(Relaxed) {
+                seen += sqlx::query_scalar::<_, i64>(
+                    "SELECT count(*) FROM pg_stat_activity \
+                     WHERE application_name = 'under-test' AND wait_event_type = 'Lock'",
+                )
+                .fetch_one(&observer)
+                .await
+                .unwrap();
+                sleep(Duration::from_millis(10)).await;
+            }
+            seen
+        }
+    });
+    let tokens = AtomicI64::new(2);
+    disturb(&server, 1_000, &tokens).await;
+    over.store(true, Relaxed);
+    blocker.await.unwrap();
+    let (waited, cut) = (waited.await.unwrap(), cut.load(Relaxed));
+    println!("{cut} handlers were cut off, {waited} waits for a lock were seen");
+    assert!(
+        cut > 0 && waited > 0,
+        "the clients did not go away where it matters"
+    );
+
+    eventually("no session is in a transaction", async || {
+        busy_sessions(&db, "state <> 'idle'").await == 0
+    })
+    .await;
+    let connects = connects.load(Relaxed);
+    assert!(
+        connects <= 2 * u64::from(CONNECTIONS),
+        "{connects} connections were opened"
+    );
+    // All at once, so that each is a different connection.
+    let connections = join_all((0..CONNECTIONS).map(|_| pool.acquire())).await;
+    let mut observer = db.pool.acquire().await.unwrap();
+    for (entry, connection) in (-1_000..).zip(connections) {
+        is_autocommitted::<Postgres>(&mut connection.unwrap(), &mut observer, entry).await;
+    }
+    db.execute("DELETE FROM ledger WHERE entry < 0").await;
+    for sku in ["hot", "cold"] {
+        let path = format!("/{sku}/write");
+        let next = server.write(&path, tokens.fetch_add(1, Relaxed));
+        let next = timeout(Duration::from_secs(2), next)
+            .await
+            .expect("at once");
+        assert_eq!(next.status, 200, "{next:?}");
+    }
+    // What was written is whole: three entries for each token, or none.
+    let torn = "SELECT count(*) FROM \
+                (SELECT entry / 10 FROM ledger GROUP BY 1 HAVING count(*) <> 3) AS torn";
+    assert_eq!(db.number(torn).await, 0);
+    proxy.abort();
+}
+
+/// The same clients find the guard that opens its transaction with `pool.begin()`: a BEGIN whose
+/// answer nobody took stays open in the pool.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
+    async fn write(State(fence): State<Fence<Postgres>>, Path(sku): Path<String>) {
+        let mut tx = fence.pool().begin().await.unwrap();
+        let sku = Resource::new(sku).unwrap();
+        let token = Token::new(rand::random_range(1..1_000_000)).unwrap();
+        let _ = fence.admit(&mut tx, &sku, token, TokenUse::SingleUse).await;
+        tx.commit().await.unwrap();
+    }
+    let db = Postgres::fresh(4).await;
+    // Without the test, since a connection that is dropped in it is closed, and tells nothing.
+    let (pool, _, proxy) = slow_pool(&db, false).await;
+    let app = Router::new()
+        .route("/{sku}/write", post(write))
+        .with_state(Fence::new(pool));
+    let server = Server::start(app).await;
+    let mut caught = false;
+    for _ in 0..20 {
+        disturb(&server, 100, &AtomicI64::new(1)).await;
+        eventually("no statement runs", async || {
+            busy_sessions(&db, "state = 'active'").await == 0
+        })
+        .await;
+        sleep(Duration::from_millis(300)).await;
+        if busy_sessions(&db, "state LIKE 'idle in transaction%'").await > 0 {
+            caught = true;
+            break;
+        }
+    }
+    proxy.abort();
+    assert!(
+        caught,
+        "two thousand clients found nothing: they prove nothing"
+    );
+}

@@ -11,7 +11,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Nested, TestDatabase, on_both_databases},
+    database::{Nested, TestDatabase, is_autocommitted, on_both_databases},
     eventually,
     redis::free_port,
 };
@@ -511,19 +511,6 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
     let (mut one, mut two) = (one.unwrap(), two.unwrap());
     is_autocommitted::<DB>(&mut one, &mut two, 1_001).await;
     is_autocommitted::<DB>(&mut two, &mut one, 1_002).await;
-}
-
-/// What one connection writes outside a transaction, another sees at once.
-async fn is_autocommitted<DB: TestDatabase>(
-    writer: &mut DB::Connection,
-    reader: &mut DB::Connection,
-    entry: i64,
-) {
-    DB::execute(writer, &format!("INSERT INTO ledger VALUES ({entry})"))
-        .await
-        .unwrap();
-    let seen = format!("SELECT count(*) FROM ledger WHERE entry = {entry}");
-    assert_eq!(DB::number(reader, &seen).await.unwrap(), 1);
 }
 
 #[tokio::test]

@@ -12,4 +12,3 @@ mod issuer;
 mod layer;
 mod leases;
 mod redis_loss;
-mod wire;

@@ -1,1 +1,313 @@
+//! What Redis loses, and what that does to tokens. Each test has a server of its own.
 
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::Sqlite;
+use tokio::time::timeout;
+use tower_fence::{
+    Resource, Token,
+    epochs::{Epoch, EpochError, EpochFuture, Epochs},
+    lease::{Acquire, LeaseError, Leases, RedisLeases},
+};
+
+use crate::{
+    leases::{grant, is_lost, sku},
+    support::{
+        database::{Fresh, TestDatabase},
+        eventually,
+        redis::RedisServer,
+    },
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
+    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    builder.connect(&server.url()).await.unwrap()
+}
+
+async fn grant_and_release(leases: &RedisLeases) -> Token {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease.token
+}
+
+/// The counter that a user would write by hand.
+async fn naive_token(server: &RedisServer) -> i64 {
+    redis::from_redis_value(server.command(&["INCR", "naive"]).await).unwrap()
+}
+
+#[tokio::test]
+async fn a_grant_after_flushall_outranks_all_before() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let (mut last, mut naive) = (grant_and_release(&leases).await, naive_token(&server).await);
+    for _ in 0..3 {
+        let held = grant(&leases, &sku(), LONG).await;
+        naive = naive.max(naive_token(&server).await);
+        server.command(&["FLUSHALL"]).await;
+        is_lost(leases.renew(&sku(), &held.id, LONG).await);
+        is_lost(leases.release(&sku(), &held.id).await);
+        last = last.max(held.token);
+        let next = grant_and_release(&leases).await;
+        assert!(next > last, "{next} is not above {last}");
+        // A plain counter is caught by the same loss.
+        assert!(naive_token(&server).await <= naive);
+        last = next;
+    }
+}
+
+#[tokio::test]
+async fn a_grant_after_a_restart_outranks_all_before() {
+    for (options, remembers) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
+        let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
+        let leases = connect(&server, &db).await;
+        grant_and_release(&leases).await;
+        let held = grant(&leases, &sku(), LONG).await;
+        // What was written to the file is with the kernel: only the process is killed.
+        server.kill();
+        let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+        assert!(
+            matches!(refused, Err(LeaseError::Unavailable(_))),
+            "{refused:?}"
+        );
+        server.start_again().await;
+        // The same store goes on by itself.
+        eventually("the store is back", async || {
+            leases.inspect(&sku()).await.is_ok()
+        })
+        .await;
+        let still_held = leases.inspect(&sku()).await.unwrap().is_some();
+        assert_eq!(still_held, remembers, "the lease itself");
+        if remembers {
+            leases.release(&sku(), &held.id).await.unwrap();
+        }
+        let next = grant_and_release(&leases).await;
+        assert!(next > held.token, "{next} is not above {}", held.token);
+    }
+}
+
+#[tokio::test]
+async fn a_grant_after_the_clock_was_deleted_outranks_all_before() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant_and_release(&leases).await;
+    server.command(&["DEL", "tower-fence:{110}:clock"]).await;
+    assert!(grant_and_release(&leases).await > first);
+}
+
+#[tokio::test]
+async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    grant_and_release(&leases).await;
+    server
+        .command(&["HSET", "tower-fence:{110}:clock", "n", "999999998"])
+        .await;
+    let last = Epoch::FIRST.token(Epoch::SIZE - 1).unwrap();
+    assert_eq!(grant_and_release(&leases).await, last);
+    let first = Epoch::new(2).unwrap().token(1).unwrap();
+    assert_eq!(grant_and_release(&leases).await, first);
+}
+
+#[tokio::test]
+async fn a_database_that_is_behind_the_clock_does_not_lower_the_epoch() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    grant_and_release(&leases).await;
+    // The clock is far ahead, and of another history; the database knows epoch 1.
+    let clock = "tower-fence:{110}:clock";
+    server
+        .command(&["HSET", clock, "epoch", "70", "history", "0"])
+        .await;
+    assert_eq!(
+        grant_and_release(&leases).await,
+        Epoch::new(71).unwrap().token(1).unwrap()
+    );
+}
+
+#[tokio::test]
+async fn issuers_that_race_for_an_epoch_never_repeat_a_token() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
+    let mut last = 0;
+    for _ in 0..10 {
+        let asking = (0..16).map(|n| {
+            let leases = if n % 2 == 0 { &one } else { &two };
+            async move {
+                let mut tokens = vec![];
+                while tokens.len() < 3 {
+                    if let Ok(lease) = leases.acquire(&sku(), Acquire::new(LONG)).await {
+                        tokens.push(lease.token.get());
+                        leases.release(&sku(), &lease.id).await.unwrap();
+                    }
+                }
+                tokens
+            }
+        });
+        let mut tokens = join_all(asking).await.concat();
+        tokens.sort_unstable();
+        assert!(tokens[0] > last, "{} is not above {last}", tokens[0]);
+        assert!(
+            tokens.is_sorted_by(|a, b| a < b),
+            "a token was repeated: {tokens:?}"
+        );
+        last = tokens[tokens.len() - 1];
+        server.command(&["FLUSHALL"]).await;
+    }
+}
+
+#[tokio::test]
+async fn scripts_that_redis_forgot_are_loaded_again() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    for _ in 0..2 {
+        let lease = grant(&leases, &sku(), LONG).await;
+        server.command(&["SCRIPT", "FLUSH"]).await;
+        leases.renew(&sku(), &lease.id, LONG).await.unwrap();
+        server.command(&["SCRIPT", "FLUSH"]).await;
+        leases.inspect(&sku()).await.unwrap().unwrap();
+        server.command(&["SCRIPT", "FLUSH"]).await;
+        leases.release(&sku(), &lease.id).await.unwrap();
+        server.command(&["SCRIPT", "FLUSH"]).await;
+    }
+}
+
+#[tokio::test]
+async fn redis_holds_memory_for_held_leases_only() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    for n in 0..600 {
+        let resource = Resource::new(format!("sku-{n}")).unwrap();
+        let lease = grant(&leases, &resource, LONG).await;
+        leases.release(&resource, &lease.id).await.unwrap();
+    }
+    let keys: Vec<String> = redis::from_redis_value(server.command(&["KEYS", "*"]).await).unwrap();
+    assert!(keys.len() <= 256, "{} keys", keys.len());
+    assert!(keys.iter().all(|key| key.ends_with(":clock")), "{keys:?}");
+}
+
+/// A server in cluster mode refuses a script whose keys are in different slots.
+#[tokio::test]
+async fn the_keys_of_a_script_share_a_slot() {
+    let (server, db) = (
+        RedisServer::start(&["--cluster-enabled", "yes"]).await,
+        Sqlite::fresh(2).await,
+    );
+    server
+        .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
+        .await;
+    eventually("the cluster is up", async || {
+        let info: String =
+            redis::from_redis_value(server.command(&["CLUSTER", "INFO"]).await).unwrap();
+        info.contains("cluster_state:ok")
+    })
+    .await;
+    let leases = connect(&server, &db).await;
+    for name in ["a", "sku-1", "{a}b", "}{", "é"] {
+        let resource = Resource::new(name).unwrap();
+        let lease = grant(&leases, &resource, LONG).await;
+        leases.renew(&resource, &lease.id, LONG).await.unwrap();
+        leases.inspect(&resource).await.unwrap().unwrap();
+        leases.release(&resource, &lease.id).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
+    let (mut server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let lease = grant(&leases, &sku(), LONG).await;
+    server.kill();
+    let calls = async {
+        let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+        assert!(
+            matches!(refused, Err(LeaseError::Unavailable(_))),
+            "{refused:?}"
+        );
+        let refused = leases.renew(&sku(), &lease.id, LONG).await;
+        assert!(
+            matches!(refused, Err(LeaseError::Unavailable(_))),
+            "{refused:?}"
+        );
+        let refused = leases.release(&sku(), &lease.id).await;
+        assert!(
+            matches!(refused, Err(LeaseError::Unavailable(_))),
+            "{refused:?}"
+        );
+        let refused = leases.inspect(&sku()).await;
+        assert!(
+            matches!(refused, Err(LeaseError::Unavailable(_))),
+            "{refused:?}"
+        );
+    };
+    timeout(Duration::from_secs(10), calls)
+        .await
+        .expect("no call hangs");
+    let url = server.url().replace("//", "//user:sesame@");
+    let refused = RedisLeases::builder(db.fence())
+        .command_wait(Duration::from_millis(200))
+        .connect(&url);
+    let refused = timeout(Duration::from_secs(10), refused)
+        .await
+        .expect("nor does connecting");
+    assert!(
+        !format!("{:?}", refused.unwrap_err()).contains("sesame"),
+        "no password in an error"
+    );
+}
+
+#[tokio::test]
+async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+    struct Unreachable;
+
+    impl Epochs for Unreachable {
+        fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+            let cause = std::io::Error::other("down");
+            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+        }
+    }
+
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    let cut_off = RedisLeases::connect(&server.url(), Unreachable)
+        .await
+        .unwrap();
+    cut_off.renew(&sku(), &held.id, LONG).await.unwrap();
+    server.command(&["FLUSHALL"]).await;
+    let refused = cut_off.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    assert_eq!(cut_off.inspect(&sku()).await.unwrap(), None);
+    assert!(grant(&leases, &sku(), LONG).await.token > held.token);
+}
+
+#[tokio::test]
+async fn keys_that_something_else_wrote_do_no_harm() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let key = "tower-fence:{110}:lease:sku-1";
+    server.command(&["SET", key, "gibberish"]).await;
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Held { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+    server.command(&["DEL", key]).await;
+    server.command(&["LPUSH", key, "gibberish"]).await;
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    server.command(&["DEL", key]).await;
+    server
+        .command(&["HSET", "tower-fence:{110}:clock", "epoch", "x", "n", "y"])
+        .await;
+    grant_and_release(&leases).await;
+}

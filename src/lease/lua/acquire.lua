@@ -17,13 +17,14 @@ if not history then
   return redis.error_reply('NOHISTORY this server does not tell its master_replid')
 end
 local clock = redis.call('HMGET', KEYS[1], 'history', 'epoch', 'n')
-local epoch, n = tonumber(clock[2] or 0), tonumber(clock[3] or 0) + 1
-if clock[1] ~= history or n >= tonumber(ARGV[4]) then
-  return {'epoch', history, string.format('%.0f', epoch)}
+local epoch, n = tonumber(clock[2] or ''), tonumber(clock[3] or '')
+local size = tonumber(ARGV[4])
+if clock[1] ~= history or not epoch or not n or n + 1 >= size then
+  return {'epoch', history, string.format('%.0f', epoch or 0)}
 end
 
 -- tostring would round a number of 15 digits.
-local token = string.format('%.0f', epoch * tonumber(ARGV[4]) + n)
+local token = string.format('%.0f', epoch * size + n + 1)
 redis.call('SET', KEYS[2], token .. ':' .. ARGV[1] .. ':' .. ARGV[3], 'NX', 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 'n', string.format('%.0f', n))
+redis.call('HINCRBY', KEYS[1], 'n', 1)
 return {'granted', token}

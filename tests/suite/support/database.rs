@@ -199,6 +199,19 @@ impl TestDatabase for Sqlite {
     statements!();
 }
 
+/// What one connection writes outside a transaction, another sees at once.
+pub async fn is_autocommitted<DB: TestDatabase>(
+    writer: &mut DB::Connection,
+    reader: &mut DB::Connection,
+    entry: i64,
+) {
+    DB::execute(writer, &format!("INSERT INTO ledger VALUES ({entry})"))
+        .await
+        .unwrap();
+    let seen = format!("SELECT count(*) FROM ledger WHERE entry = {entry}");
+    assert_eq!(DB::number(reader, &seen).await.unwrap(), 1);
+}
+
 /// Runs each of these functions, generic over the database, as one test per database.
 macro_rules! on_both_databases {
     ($($name:ident),* $(,)?) => {
