@@ -1,4 +1,95 @@
-//! x
+//! Fencing tokens for axum: the half of a distributed lock that makes it safe.
+//!
+//! A lock with a timeout is a lease. A holder that is paused for longer than its lease wakes up,
+//! still believes that it holds the lock, and overwrites its successor. No lock service can
+//! prevent that; only the resource that is written can, by refusing every token that is not newer
+//! than what it has seen.
+//!
+//! - [`FenceLayer`] makes the resource safe: it reads the `Fencing-Token` header, checks the token
+//!   in Postgres (or SQLite) in **one transaction** with the handler's own writes, and refuses
+//!   stale writers. It takes the tokens of any issuer of increasing integers.
+//! - [`issuer::router`] makes the tokens: leases in Redis (or in the process), each grant with a
+//!   token that is higher than all before it, whatever Redis has lost.
+//!
+//! Each half works without the other, and [`Fence`] works without HTTP.
+//!
+//! # Rules
+//!
+//! 1. Check and write are one transaction.
+//! 2. A token is admissible when it is greater than the resource's `max_token`. After a single-use
+//!    write (the default) `max_token` is the token; after a reusable one it is one below.
+//! 3. Once a request was admitted and answered, even with a failure, everyone older is dead. A
+//!    failed handler's writes are rolled back, and its token stays usable.
+//! 4. Success is never claimed without a confirmed COMMIT.
+//! 5. A client that goes away leaves no open transaction and no held lock behind.
+//! 6. Tokens never repeat and never go back.
+//! 7. No safety rests on a clock: time limits decide how long someone waits, never who may write.
+//! 8. No database, no write; no Redis, no new lease.
+//! 9. Every wait has a limit.
+//!
+//! # Example
+//!
+//! ```
+//! use axum::{Router, body::Body, extract::Path, http::{Request, StatusCode}, routing::post};
+//! use sqlx::{Sqlite, sqlite::SqlitePoolOptions};
+//! use tower::ServiceExt;
+//! use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, issuer, lease::EmbeddedLeases};
+//!
+//! async fn decrement(mut tx: FencedTx<Sqlite>, Path(sku): Path<String>) -> StatusCode {
+//!     // What is done on `tx` commits together with the check of the token, or not at all.
+//!     let update = sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = $1 AND n > 0");
+//!     match update.bind(sku).execute(&mut *tx).await {
+//!         Ok(done) if done.rows_affected() == 1 => StatusCode::NO_CONTENT,
+//!         Ok(_) => StatusCode::CONFLICT,
+//!         Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+//!     }
+//! }
+//!
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+//! sqlx::raw_sql("CREATE TABLE stock (sku TEXT, n INTEGER); INSERT INTO stock VALUES ('a', 9)")
+//!     .execute(&pool)
+//!     .await?;
+//! let fence = Fence::new(pool);
+//! fence.migrate().await?;
+//!
+//! let app: Router = Router::new()
+//!     .route("/stock/{sku}/decrement", post(decrement))
+//!     .route_layer(FenceLayer::new(fence.clone(), PathParam("sku")))
+//!     .nest("/locks", issuer::router(EmbeddedLeases::new(fence)));
+//!
+//! // The first holder gets a lease of 100 ms and is paused for longer.
+//! let acquire = || Request::post("/locks/a").body(Body::from(r#"{"ttl_ms": 100}"#));
+//! let first = app.clone().oneshot(acquire()?).await?;
+//! tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+//! let second = app.clone().oneshot(acquire()?).await?;
+//!
+//! // The second one writes; then the first one wakes up.
+//! let write = |lease: &axum::response::Response| {
+//!     let token = lease.headers()["fencing-token"].clone();
+//!     Request::post("/stock/a/decrement").header("Fencing-Token", token).body(Body::empty())
+//! };
+//! assert_eq!(app.clone().oneshot(write(&second)?).await?.status(), 204);
+//! assert_eq!(app.clone().oneshot(write(&first)?).await?.status(), 412);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Features
+//!
+//! | feature | default | what |
+//! |---|---|---|
+//! | `postgres` | yes | the fence in Postgres |
+//! | `redis` | yes | the lease store in Redis |
+//! | `sqlite` | | the fence in SQLite, for one machine |
+//! | `embedded` | | the lease store in the process, for one process |
+//!
+//! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …) or `redis`
+//! (`tokio-rustls-comp`, …) in your own `Cargo.toml`.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod body;
 pub mod epochs;
 #[cfg(feature = "_fence")]
@@ -9,9 +100,16 @@ pub mod issuer;
 pub mod layer;
 pub mod lease;
 pub mod problem;
-pub mod token;
+mod token;
+
+pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]
-pub use fence::{AdmitError, Admitted, CommitError, Fence, FencedTx, Stale, TokenUse};
-#[cfg(feature = "_fence")]
-pub use layer::{FenceLayer, HeaderField, PathParam};
-pub use token::*;
+pub use self::{
+    fence::{AdmitError, Admitted, CommitError, Fence, FencedTx, Stale, TokenUse},
+    layer::{FenceLayer, HeaderField, PathParam},
+};
+
+/// The code in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -13,7 +13,6 @@
 //! A consumer of a queue, without any HTTP:
 //!
 //! ```
-//! # #[cfg(feature = "sqlite")]
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 //!

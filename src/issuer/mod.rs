@@ -20,7 +20,6 @@
 //! # Example
 //!
 //! ```
-//! # #[cfg(all(feature = "sqlite", feature = "embedded"))]
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use axum::{Router, body::Body, http::Request};
 //! use tower::ServiceExt;

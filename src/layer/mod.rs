@@ -14,7 +14,6 @@
 //! # Example
 //!
 //! ```
-//! # #[cfg(feature = "sqlite")]
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use axum::{Router, body::Body, extract::Path, http::Request, routing::post};
 //! use sqlx::Sqlite;

@@ -14,7 +14,6 @@
 //! # Example
 //!
 //! ```
-//! # #[cfg(all(feature = "sqlite", feature = "embedded"))]
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use std::time::Duration;
 //! use tower_fence::{Fence, Resource, lease::{Acquire, EmbeddedLeases, LeaseError, Leases}};

@@ -26,7 +26,8 @@ use crate::{
 
 /// Leases in a Redis server, reconnecting by itself. Cheap to clone; clones share one connection.
 ///
-/// Redis 6.2 or later; the versions before do not tell their `master_replid` inside a script.
+/// The server must tell its `master_replid` (`INFO replication`) inside a script. Tested with
+/// Redis 7.0.
 #[derive(Clone)]
 pub struct RedisLeases {
     connection: ConnectionManager,

@@ -8,7 +8,7 @@ use axum::{
     extract::Path,
     http::{HeaderName, StatusCode, request::Parts},
     response::{IntoResponse, Response},
-    routing::{any, get, post},
+    routing::{any, post},
 };
 use reqwest::header::HeaderValue;
 use tokio::sync::Notify;

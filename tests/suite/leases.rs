@@ -223,22 +223,22 @@ async fn inspection_tells_the_holder_but_not_the_id<L: TestStore>() {
 async fn of_many_at_once_exactly_one_is_granted<L: TestStore>() {
     let (one, two, _db) = L::fresh().await;
     let asking = (0..64).map(|n| {
-        let leases = if n % 2 == 0 { &one } else { &two };
+        let leases = [&one, &two][n % 2];
         async move { leases.acquire(&sku(), Acquire::new(LONG)).await }
     });
     let (granted, refused): (Vec<_>, Vec<_>) =
         join_all(asking).await.into_iter().partition(Result::is_ok);
     assert_eq!((granted.len(), refused.len()), (1, 63));
-    refused
-        .into_iter()
-        .for_each(|refusal| drop(is_held(refusal)));
+    for refusal in refused {
+        is_held(refusal);
+    }
 }
 
 async fn tokens_go_up_in_the_order_of_the_grants<L: TestStore>() {
     let (one, two, _db) = L::fresh().await;
     let grants: Mutex<HashMap<Resource, Vec<Token>>> = Mutex::default();
     let worker = async |n: usize| {
-        let leases = if n % 2 == 0 { &one } else { &two };
+        let leases = [&one, &two][n % 2];
         let resource = Resource::new(format!("sku-{}", n % 3)).unwrap();
         let mut done = 0;
         while done < 25 {

@@ -134,7 +134,7 @@ async fn issuers_that_race_for_an_epoch_never_repeat_a_token() {
     let mut last = 0;
     for _ in 0..10 {
         let asking = (0..16).map(|n| {
-            let leases = if n % 2 == 0 { &one } else { &two };
+            let leases = [&one, &two][n % 2];
             async move {
                 let mut tokens = vec![];
                 while tokens.len() < 3 {
