@@ -270,14 +270,10 @@ impl<DB: FenceDatabase> Fence<DB> {
         if let Some(mut session) = tx.take_session()
             && session.restart().await.is_ok()
         {
-            let raised = self
-                .raise_on(session, &admitted.resource, admitted.token)
-                .await;
-            // Where the connection was lost with its transaction, another one may do.
-            if !matches!(raised, Err(AdmitError::Unavailable(_))) {
-                return outranked_or(raised);
-            }
+            let Admitted { resource, token } = &admitted;
+            return outranked_or(self.raise_on(session, resource, *token).await);
         }
+        // The connection was lost with its transaction; another one may do.
         self.fail_lost(&admitted).await
     }
 

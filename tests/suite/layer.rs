@@ -11,6 +11,7 @@ use axum::{
     routing::{any, post},
 };
 use reqwest::header::HeaderValue;
+use sqlx::Postgres;
 use tokio::sync::Notify;
 use tower_fence::{
     Admitted, CommitError, Fence, FenceLayer, FencedTx, HeaderField, InvalidResource, PathParam,
@@ -67,6 +68,7 @@ fn app<DB: TestDatabase>(fence: Fence<DB>, plan: Plan) -> Router {
         .route("/{sku}/spawn", post(spawn::<DB>))
         .route("/{sku}/stream", post(stream::<DB>))
         .route("/{sku}/defer", post(defer::<DB>))
+        .route("/{sku}/lose", post(lose::<DB>))
         .route("/{sku}/forget", post(forget::<DB>))
         .route("/{sku}/commit", post(commit::<DB>))
         .route("/{sku}/echo", post(|body: Bytes| async { body }))
@@ -137,6 +139,14 @@ async fn defer<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
         .await
         .unwrap();
     StatusCode::OK
+}
+
+/// Loses its connection.
+async fn lose<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
+    insert(&mut tx).await;
+    let kill = "SELECT pg_terminate_backend(pg_backend_pid())";
+    DB::execute(&mut tx, kill).await.unwrap_err();
+    StatusCode::SERVICE_UNAVAILABLE
 }
 
 async fn forget<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
@@ -241,6 +251,14 @@ async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>
     let answer = server.write("/a/slow", 5).await;
     answer.is_problem(503, "handler-timeout");
     assert_eq!(answer.headers["retry-after"], "1");
+    nothing_but_the_fence_has_moved(&db, &server).await;
+}
+
+#[tokio::test]
+async fn a_handler_that_lost_its_connection_kills_older_ones_through_another() {
+    let db = Postgres::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/lose", 5).await.status, 503);
     nothing_but_the_fence_has_moved(&db, &server).await;
 }
 
