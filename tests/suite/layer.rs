@@ -12,7 +12,7 @@ use axum::{
 };
 use reqwest::header::HeaderValue;
 use sqlx::Postgres;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 use tower_fence::{
     Admitted, CommitError, Fence, FenceLayer, FencedTx, HeaderField, InvalidResource, PathParam,
     Resource, Token, TokenUse, layer::Rejection,
@@ -286,7 +286,8 @@ async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
         .is_problem(500, "transaction-escaped");
     // Only now the task goes on: its commit is refused.
     plan.done.notify_one();
-    plan.done.notified().await;
+    let refused = timeout(Duration::from_secs(10), plan.done.notified());
+    refused.await.expect("the task's commit was not refused");
     if DB::ABORTS_ON_ERROR {
         nothing_but_the_fence_has_moved(&db, &server).await;
     } else {
