@@ -311,10 +311,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
-        let mut session = Session::begin(&self.pool, self.limits).await?;
-        session
-            .run(async |conn| DB::max_token(conn, resource).await)
-            .await
+        let mut conn = acquire(&self.pool, self.limits.pool_wait).await?;
+        let reading = DB::max_token(&mut conn, resource);
+        match tokio::time::timeout(self.limits.answer_wait, reading).await {
+            Ok(outcome) => outcome.map_err(session::refusal::<DB>),
+            Err(_) => {
+                conn.close_on_drop();
+                Err(AdmitError::Unavailable(error::no_answer().into()))
+            }
+        }
     }
 
     /// Ends the session of a server process from outside, where the database can do that. Where

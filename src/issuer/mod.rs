@@ -5,13 +5,13 @@
 //!
 //! | call | success | body |
 //! |---|---|---|
-//! | `POST /{resource}` with `{"ttl_ms", "wait_ms", "owner", "lease_id"}` | 201 | `{"resource", "lease_id", "token", "fencing_token", "ttl_ms"}`, and the header `Fencing-Token` |
-//! | `PUT /{resource}` with `Lease-Id` and `{"ttl_ms"}` | 200 | the same members |
+//! | `POST /{resource}` with `{"ttl_ms", "wait_ms", "lock_delay_ms", "owner", "lease_id"}` | 201 | `{"resource", "lease_id", "token", "fencing_token", "ttl_ms"}`, and the header `Fencing-Token` |
+//! | `PUT /{resource}` with `Lease-Id` and `{"ttl_ms", "new_token"}` | 200 | the same members |
 //! | `DELETE /{resource}` with `Lease-Id` | 204 | |
 //! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `ttl_ms` (what is left) |
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write, `token` the bare
-//! integer. `wait_ms` is 0: the answer comes at once.
+//! integer. With `wait_ms` (default 0) the call waits in line, first come, first served.
 //!
 //! Refusals are problem+json: 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409
 //! `lease-lost`, 422 `invalid-request` (with `field`), 413, 408 and 400 for the body, 503
@@ -57,7 +57,7 @@ use http::{HeaderMap, StatusCode};
 
 use self::request::{Members, Named, invalid, lease_id};
 pub use self::response::Refusal;
-use crate::lease::{Acquire, Leases};
+use crate::lease::{Acquire, Leases, Renew};
 
 /// The router with the default limits. See [`Issuer`] to change them.
 pub fn router<L: Leases, S: Clone + Send + Sync + 'static>(leases: L) -> Router<S> {
@@ -70,7 +70,11 @@ pub struct Issuer<L> {
     leases: L,
     ttl: Duration,
     ttl_limits: RangeInclusive<Duration>,
+    wait_limit: Duration,
 }
+
+/// How long a resource may stay closed after a lease has ended by time.
+const LOCK_DELAY_LIMIT: Duration = Duration::from_secs(60);
 
 impl<L: Leases> Issuer<L> {
     /// The default limits.
@@ -79,6 +83,7 @@ impl<L: Leases> Issuer<L> {
             leases,
             ttl: Duration::from_secs(30),
             ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
+            wait_limit: Duration::from_secs(60),
         }
     }
 
@@ -93,6 +98,13 @@ impl<L: Leases> Issuer<L> {
     #[must_use]
     pub fn ttl_limits(mut self, limits: RangeInclusive<Duration>) -> Self {
         self.ttl_limits = limits;
+        self
+    }
+
+    /// How long a request may wait in line. Default: 60 s.
+    #[must_use]
+    pub const fn wait_limit(mut self, limit: Duration) -> Self {
+        self.wait_limit = limit;
         self
     }
 
@@ -130,15 +142,8 @@ async fn acquire<L: Leases>(
 ) -> Result<Response, Refusal> {
     let mut members = Members::read(body).await?;
     let mut request = Acquire::new(issuer.take_ttl(&mut members)?);
-    if members
-        .take_ms("wait_ms")?
-        .is_some_and(|wait| !wait.is_zero())
-    {
-        return Err(invalid(
-            "wait_ms",
-            "`wait_ms` is 0: waiting is not supported",
-        ));
-    }
+    request.wait = members.take_ms_up_to("wait_ms", issuer.wait_limit)?;
+    request.lock_delay = members.take_ms_up_to("lock_delay_ms", LOCK_DELAY_LIMIT)?;
     if let Some(owner) = members.take_owner()? {
         request = request.owner(owner);
     }
@@ -159,9 +164,10 @@ async fn renew<L: Leases>(
 ) -> Result<Response, Refusal> {
     let id = lease_id(&headers)?;
     let mut members = Members::read(body).await?;
-    let ttl = issuer.take_ttl(&mut members)?;
+    let mut request = Renew::new(issuer.take_ttl(&mut members)?);
+    request.new_token = members.take_bool("new_token")?.unwrap_or(false);
     members.finish()?;
-    let lease = issuer.leases.renew(&resource, &id, ttl).await?;
+    let lease = issuer.leases.renew(&resource, &id, request).await?;
     Ok(response::lease(StatusCode::OK, &lease))
 }
 

@@ -104,6 +104,29 @@ impl Members {
         })
     }
 
+    /// A number of milliseconds from 0, which is the default, to `limit`.
+    pub(super) fn take_ms_up_to(
+        &mut self,
+        name: &'static str,
+        limit: Duration,
+    ) -> Result<Duration, Refusal> {
+        let time = self.take_ms(name)?.unwrap_or_default();
+        if time > limit {
+            let limit = limit.as_millis();
+            return Err(invalid(name, format!("`{name}` is from 0 to {limit}")));
+        }
+        Ok(time)
+    }
+
+    /// Yes or no.
+    pub(super) fn take_bool(&mut self, name: &'static str) -> Result<Option<bool>, Refusal> {
+        self.take(name, |value| {
+            value
+                .as_bool()
+                .ok_or_else(|| format!("`{name}` is true or false"))
+        })
+    }
+
     /// The lease id that the client chose.
     pub(super) fn take_lease_id(&mut self) -> Result<Option<LeaseId>, Refusal> {
         self.take("lease_id", |value| {

@@ -59,20 +59,26 @@ use crate::{
 
 /// A store of leases.
 pub trait Leases: Send + Sync + 'static {
-    /// Grants a lease, at once or not at all.
+    /// Grants a lease: at once, or within [`Acquire::wait`] in the order in which it was asked for.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Held`] when somebody else holds the lease.
+    /// - [`LeaseError::Held`] when somebody else holds the lease, and the wait ran out.
     /// - [`LeaseError::Unavailable`] when the store or its epochs cannot be reached. The lease may
     ///   have been granted all the same; asking again with the same lease id tells.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while it waits, it leaves the line; a lease that was granted to it meanwhile goes
+    /// to the next in line.
     fn acquire(
         &self,
         resource: &Resource,
         request: Acquire,
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
 
-    /// Makes a held lease last `ttl` from now. Its token stays.
+    /// Makes a held lease last [`Renew::ttl`] from now. Its token stays, unless a new one is asked
+    /// for.
     ///
     /// # Errors
     ///
@@ -82,7 +88,7 @@ pub trait Leases: Send + Sync + 'static {
         &self,
         resource: &Resource,
         id: &LeaseId,
-        ttl: Duration,
+        request: Renew,
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
 
     /// Ends a held lease.
@@ -119,6 +125,14 @@ pub struct Acquire {
     pub owner: Option<Owner>,
     /// The id of the lease. Default: a random one.
     pub lease_id: LeaseId,
+    /// How long to wait in line. Default: not at all.
+    pub wait: Duration,
+    /// How long the resource stays closed when the lease ends by time and not by release. Default:
+    /// not at all.
+    ///
+    /// For those who also protect something that cannot check tokens: it gives a holder that is
+    /// late some time to notice. (The lock-delay of Chubby and of Consul.)
+    pub lock_delay: Duration,
 }
 
 impl Acquire {
@@ -129,7 +143,23 @@ impl Acquire {
             ttl,
             owner: None,
             lease_id: LeaseId::random(),
+            wait: Duration::ZERO,
+            lock_delay: Duration::ZERO,
         }
+    }
+
+    /// Waits in line for up to this long.
+    #[must_use]
+    pub const fn wait(mut self, limit: Duration) -> Self {
+        self.wait = limit;
+        self
+    }
+
+    /// Keeps the resource closed for this long when the lease ends by time.
+    #[must_use]
+    pub const fn lock_delay(mut self, delay: Duration) -> Self {
+        self.lock_delay = delay;
+        self
     }
 
     /// Says who asks.
@@ -143,6 +173,34 @@ impl Acquire {
     #[must_use]
     pub fn lease_id(mut self, id: LeaseId) -> Self {
         self.lease_id = id;
+        self
+    }
+}
+
+/// What is asked of [`Leases::renew`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Renew {
+    /// How long the lease lasts from now. Stores round it up to whole milliseconds, at least 1.
+    pub ttl: Duration,
+    /// Whether to take a new token, for another single-use write under the same lease. Default: no.
+    pub new_token: bool,
+}
+
+impl Renew {
+    /// A lease of this length from now, with the token it has.
+    #[must_use]
+    pub const fn new(ttl: Duration) -> Self {
+        Self {
+            ttl,
+            new_token: false,
+        }
+    }
+
+    /// Asks for a new token.
+    #[must_use]
+    pub const fn new_token(mut self) -> Self {
+        self.new_token = true;
         self
     }
 }
@@ -179,6 +237,8 @@ pub struct Held {
     pub owner: Option<Owner>,
     /// What is left of its time.
     pub ttl: Duration,
+    /// How many wait in line for it.
+    pub waiters: u64,
 }
 
 /// Why a store did not do what it was asked.
@@ -190,7 +250,8 @@ pub enum LeaseError {
     Held {
         /// The resource.
         resource: Resource,
-        /// What is left of the lease's time, unless it is renewed or released.
+        /// What is left of the lease's time and of its lock delay, unless it is renewed or
+        /// released.
         retry_after: Duration,
     },
     /// The lease is not held under this id: it was released, it ran out, or it never was.
@@ -224,9 +285,9 @@ impl<L: Leases> Leases for Arc<L> {
         &self,
         resource: &Resource,
         id: &LeaseId,
-        ttl: Duration,
+        request: Renew,
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send {
-        L::renew(self, resource, id, ttl)
+        L::renew(self, resource, id, request)
     }
 
     fn release(
@@ -258,6 +319,14 @@ fn partition(resource: &Resource) -> u8 {
 fn whole_ms(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_nanos().div_ceil(1_000_000))
         .map_or(i64::MAX as u64 / 2, |ms| ms.clamp(1, i64::MAX as u64 / 2))
+}
+
+/// This long from now; a century for what no clock can count.
+#[cfg(any(feature = "redis", feature = "embedded"))]
+fn after(time: Duration) -> tokio::time::Instant {
+    let now = tokio::time::Instant::now();
+    let century = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    now.checked_add(time.min(century)).unwrap_or(now)
 }
 
 #[cfg(all(test, any(feature = "redis", feature = "embedded")))]

@@ -186,7 +186,9 @@ async fn each_wrong_request_has_its_answer<L: TestStore>() {
         (json!({ "ttl_ms": 1_000.5 }), "ttl_ms"),
         (json!({ "ttl_ms": "1000" }), "ttl_ms"),
         (json!({ "ttl_ms": u64::MAX }), "ttl_ms"),
-        (json!({ "wait_ms": 1 }), "wait_ms"),
+        (json!({ "wait_ms": 60_001 }), "wait_ms"),
+        (json!({ "lock_delay_ms": 60_001 }), "lock_delay_ms"),
+        (json!({ "new_token": true }), "new_token"),
         (json!({ "wait_ms": "0" }), "wait_ms"),
         (json!({ "owner": 7 }), "owner"),
         (json!({ "owner": too_long }), "owner"),
@@ -236,7 +238,11 @@ async fn each_wrong_request_has_its_answer<L: TestStore>() {
         assert_eq!(problem["field"], "lease-id");
     }
     let id = "x".repeat(22);
-    for body in [json!({ "ttl_ms": 1 }), json!({ "wait_ms": 0 })] {
+    for body in [
+        json!({ "ttl_ms": 1 }),
+        json!({ "wait_ms": 0 }),
+        json!({ "new_token": 1 }),
+    ] {
         server
             .renew("/locks/a", &id, body)
             .await

@@ -1,13 +1,19 @@
 //! The lease stores, one suite over both.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use sqlx::Sqlite;
-use tokio::{sync::Mutex, time::sleep};
+use tokio::{
+    sync::Mutex,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, EmbeddedLeases, Lease, LeaseError, LeaseId, Leases, Owner, RedisLeases},
+    lease::{
+        Acquire, EmbeddedLeases, Lease, LeaseError, LeaseId, Leases, Owner, RedisLeases, Renew,
+    },
 };
 
 use crate::support::{
@@ -74,6 +80,16 @@ on_both_stores!(
     of_many_at_once_exactly_one_is_granted,
     tokens_go_up_in_the_order_of_the_grants,
     resources_do_not_know_each_other,
+    a_waiter_is_granted_when_the_lease_is_released,
+    a_waiter_is_granted_when_the_lease_ends_by_itself,
+    a_wait_that_runs_out_leaves_the_line,
+    waiters_are_served_in_the_order_in_which_they_came,
+    a_newcomer_does_not_overtake,
+    a_waiter_that_goes_away_is_skipped,
+    a_waiter_that_goes_away_gives_back_what_it_was_granted,
+    a_thousand_waiters_are_served_in_order_though_half_of_them_go_away,
+    a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only,
+    a_renewal_may_take_a_new_token,
 );
 
 const LONG: Duration = Duration::from_secs(60);
@@ -141,7 +157,7 @@ async fn a_lease_ends_by_itself_and_the_next_token_is_higher<L: TestStore>() {
     is_held(two.acquire(&sku(), Acquire::new(SHORT)).await);
     let second = next_grant(&two, LONG).await;
     assert!(second.token > first.token);
-    is_lost(one.renew(&sku(), &first.id, LONG).await);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
 }
 
 async fn asking_again_with_the_same_id_returns_the_same_grant<L: TestStore>() {
@@ -160,15 +176,15 @@ async fn asking_again_with_the_same_id_returns_the_same_grant<L: TestStore>() {
 async fn only_the_lease_id_renews_and_releases<L: TestStore>() {
     let (one, two, _db) = L::fresh().await;
     let stranger = LeaseId::random();
-    is_lost(one.renew(&sku(), &stranger, LONG).await);
+    is_lost(one.renew(&sku(), &stranger, Renew::new(LONG)).await);
     is_lost(one.release(&sku(), &stranger).await);
     let lease = grant(&one, &sku(), LONG).await;
-    is_lost(two.renew(&sku(), &stranger, LONG).await);
+    is_lost(two.renew(&sku(), &stranger, Renew::new(LONG)).await);
     is_lost(two.release(&sku(), &stranger).await);
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
     one.release(&sku(), &lease.id).await.unwrap();
     is_lost(one.release(&sku(), &lease.id).await);
-    is_lost(one.renew(&sku(), &lease.id, LONG).await);
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
 }
 
 async fn a_late_release_or_renewal_does_not_touch_the_successor<L: TestStore>() {
@@ -176,7 +192,7 @@ async fn a_late_release_or_renewal_does_not_touch_the_successor<L: TestStore>() 
     let first = grant(&one, &sku(), SHORT).await;
     let second = next_grant(&two, LONG).await;
     is_lost(one.release(&sku(), &first.id).await);
-    is_lost(one.renew(&sku(), &first.id, SHORT).await);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(SHORT)).await);
     let held = one.inspect(&sku()).await.unwrap().unwrap();
     assert_eq!(held.token, second.token);
     assert!(held.ttl > LONG / 2, "{held:?}");
@@ -186,7 +202,10 @@ async fn a_late_release_or_renewal_does_not_touch_the_successor<L: TestStore>() 
 async fn renewal_starts_the_time_anew_and_keeps_the_token<L: TestStore>() {
     let (one, two, _db) = L::fresh().await;
     let lease = grant(&one, &sku(), SHORT).await;
-    let renewed = two.renew(&sku(), &lease.id, LONG).await.unwrap();
+    let renewed = two
+        .renew(&sku(), &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
     assert_eq!(
         (renewed.token, renewed.ttl, &renewed.id),
         (lease.token, LONG, &lease.id)
@@ -194,7 +213,9 @@ async fn renewal_starts_the_time_anew_and_keeps_the_token<L: TestStore>() {
     sleep(2 * SHORT).await;
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
     // Shorter works as well.
-    one.renew(&sku(), &lease.id, SHORT).await.unwrap();
+    one.renew(&sku(), &lease.id, Renew::new(SHORT))
+        .await
+        .unwrap();
     let next = next_grant(&two, LONG).await;
     assert!(next.token > lease.token);
 }
@@ -286,4 +307,226 @@ async fn resources_do_not_know_each_other<L: TestStore>() {
             lease.token
         );
     }
+}
+
+/// How many wait in line.
+async fn waiters<L: Leases>(leases: &L) -> u64 {
+    leases
+        .inspect(&sku())
+        .await
+        .unwrap()
+        .map_or(0, |held| held.waiters)
+}
+
+/// Joins the line in a task of its own, and returns when it is in line.
+async fn wait<L: TestStore>(leases: &L, ttl: Duration) -> JoinHandle<Result<Lease, LeaseError>> {
+    let before = waiters(leases).await;
+    let waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), Acquire::new(ttl).wait(LONG)).await }
+    });
+    eventually("it is in line", async || waiters(leases).await > before).await;
+    waiting
+}
+
+async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
+    let granted = timeout(Duration::from_secs(5), waiting);
+    granted
+        .await
+        .expect("it was never granted")
+        .unwrap()
+        .unwrap()
+}
+
+async fn a_waiter_is_granted_when_the_lease_is_released<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let mut last = grant(&one, &sku(), LONG).await;
+    for leases in [&two, &one, &two] {
+        let waiting = wait(leases, LONG).await;
+        one.release(&sku(), &last.id).await.unwrap();
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        let held = one.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!((held.token, held.waiters), (lease.token, 0));
+        assert!(held.ttl > LONG / 2, "the whole time: {held:?}");
+        last = lease;
+    }
+}
+
+async fn a_waiter_is_granted_when_the_lease_ends_by_itself<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let ttl = Duration::from_millis(400);
+    let first = grant(&one, &sku(), ttl).await;
+    let granted_at = Instant::now();
+    let waiting = wait(&two, LONG).await;
+    let second = granted(waiting).await;
+    assert!(
+        granted_at.elapsed() >= ttl - Duration::from_millis(5),
+        "before the end"
+    );
+    assert!(second.token > first.token);
+    // A renewal to a shorter time moves the end for those who wait.
+    let waiting = wait(&one, LONG).await;
+    two.renew(&sku(), &second.id, Renew::new(SHORT))
+        .await
+        .unwrap();
+    granted(waiting).await;
+}
+
+async fn a_wait_that_runs_out_leaves_the_line<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let lease = grant(&one, &sku(), LONG).await;
+    let request = Acquire::new(LONG).wait(SHORT);
+    let asked_at = Instant::now();
+    let retry_after = is_held(two.acquire(&sku(), request).await);
+    assert!(asked_at.elapsed() >= SHORT && retry_after > LONG / 2);
+    assert_eq!(waiters(&one).await, 0);
+    one.release(&sku(), &lease.id).await.unwrap();
+    assert_eq!(one.inspect(&sku()).await.unwrap(), None);
+}
+
+async fn waiters_are_served_in_the_order_in_which_they_came<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let mut last = grant(&one, &sku(), LONG).await;
+    let mut line = vec![];
+    for n in 0..10 {
+        line.push(wait([&one, &two][n % 2], LONG).await);
+    }
+    for waiting in line {
+        one.release(&sku(), &last.id).await.unwrap();
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        last = lease;
+    }
+}
+
+async fn a_newcomer_does_not_overtake<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let waiting = wait(&two, LONG).await;
+    // With each release the turn is taken already; whoever comes next finds it held.
+    one.release(&sku(), &first.id).await.unwrap();
+    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+    let second = granted(waiting).await;
+    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+    two.release(&sku(), &second.id).await.unwrap();
+    grant(&one, &sku(), LONG).await;
+}
+
+async fn a_waiter_that_goes_away_is_skipped<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let gone = wait(&two, LONG).await;
+    let stays = wait(&one, LONG).await;
+    gone.abort();
+    eventually("it has left the line", async || waiters(&one).await == 1).await;
+    one.release(&sku(), &first.id).await.unwrap();
+    granted(stays).await;
+}
+
+async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    for _ in 0..20 {
+        let first = grant(&one, &sku(), LONG).await;
+        let gone = wait(&two, LONG).await;
+        let stays = wait(&one, LONG).await;
+        one.release(&sku(), &first.id).await.unwrap();
+        // It may have been granted already, and may know it or not.
+        gone.abort();
+        if let Ok(Ok(lease)) = gone.await {
+            two.release(&sku(), &lease.id).await.unwrap();
+        }
+        let stays = granted(stays).await;
+        one.release(&sku(), &stays.id).await.unwrap();
+    }
+}
+
+async fn a_thousand_waiters_are_served_in_order_though_half_of_them_go_away<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let served = Arc::new(Mutex::new(vec![]));
+    let mut line = vec![];
+    for n in 0..1_000 {
+        let (leases, served) = ([&one, &two][n % 2].clone(), served.clone());
+        line.push(tokio::spawn(async move {
+            let lease = leases
+                .acquire(&sku(), Acquire::new(LONG).wait(LONG))
+                .await
+                .unwrap();
+            served.lock().await.push((n, lease.token));
+            leases.release(&sku(), &lease.id).await.unwrap();
+        }));
+        // One after the other, so that their order is known.
+        while waiters(&one).await <= n as u64 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let (gone, stay): (Vec<_>, Vec<_>) = line.into_iter().enumerate().partition(|(n, _)| n % 4 > 1);
+    let staying: Vec<_> = stay.iter().map(|(n, _)| *n).collect();
+    for (_, waiting) in &gone {
+        waiting.abort();
+    }
+    one.release(&sku(), &first.id).await.unwrap();
+    for (_, waiting) in stay {
+        timeout(LONG, waiting)
+            .await
+            .expect("it was never granted")
+            .unwrap();
+    }
+    let served = served.lock().await;
+    let order: Vec<_> = served.iter().map(|(n, _)| *n).collect();
+    let order: Vec<_> = order.into_iter().filter(|n| n % 4 <= 1).collect();
+    assert_eq!(order, staying);
+    assert!(served.is_sorted_by_key(|(_, token)| *token));
+    eventually("nobody holds it", async || {
+        one.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+}
+
+async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let delayed = || Acquire::new(SHORT).lock_delay(5 * SHORT);
+    let lease = one.acquire(&sku(), delayed()).await.unwrap();
+    one.release(&sku(), &lease.id).await.unwrap();
+    let lease = one.acquire(&sku(), delayed()).await.unwrap();
+    let granted_at = Instant::now();
+    eventually("the lease ends", async || {
+        one.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+    // Nobody holds it, and nobody can have it, not even its last holder.
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    is_lost(one.release(&sku(), &lease.id).await);
+    let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    assert!(retry_after <= 5 * SHORT, "{retry_after:?}");
+    two.acquire(&sku(), Acquire::new(LONG).wait(LONG))
+        .await
+        .unwrap();
+    assert!(granted_at.elapsed() >= 6 * SHORT - Duration::from_millis(5));
+}
+
+async fn a_renewal_may_take_a_new_token<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let lease = grant(&one, &sku(), LONG).await;
+    let renewed = two
+        .renew(&sku(), &lease.id, Renew::new(LONG).new_token())
+        .await
+        .unwrap();
+    assert!(renewed.token > lease.token);
+    let kept = one
+        .renew(&sku(), &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    assert_eq!(kept.token, renewed.token);
+    assert_eq!(
+        one.inspect(&sku()).await.unwrap().unwrap().token,
+        renewed.token
+    );
+    one.release(&sku(), &lease.id).await.unwrap();
+    assert!(grant(&one, &sku(), LONG).await.token > renewed.token);
+    is_lost(
+        one.renew(&sku(), &lease.id, Renew::new(LONG).new_token())
+            .await,
+    );
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tower_fence::{
     Resource, Token,
     epochs::{Epoch, EpochError, EpochFuture, Epochs},
-    lease::{Acquire, LeaseError, Leases, RedisLeases},
+    lease::{Acquire, LeaseError, Leases, RedisLeases, Renew},
 };
 
 use crate::{
@@ -47,7 +47,7 @@ async fn a_grant_after_flushall_outranks_all_before() {
         let held = grant(&leases, &sku(), LONG).await;
         naive = naive.max(naive_token(&server).await);
         server.command(&["FLUSHALL"]).await;
-        is_lost(leases.renew(&sku(), &held.id, LONG).await);
+        is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
         is_lost(leases.release(&sku(), &held.id).await);
         last = last.max(held.token);
         let next = grant_and_release(&leases).await;
@@ -165,7 +165,10 @@ async fn scripts_that_redis_forgot_are_loaded_again() {
     for _ in 0..2 {
         let lease = grant(&leases, &sku(), LONG).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
-        leases.renew(&sku(), &lease.id, LONG).await.unwrap();
+        leases
+            .renew(&sku(), &lease.id, Renew::new(LONG))
+            .await
+            .unwrap();
         server.command(&["SCRIPT", "FLUSH"]).await;
         leases.inspect(&sku()).await.unwrap().unwrap();
         server.command(&["SCRIPT", "FLUSH"]).await;
@@ -208,7 +211,10 @@ async fn the_keys_of_a_script_share_a_slot() {
     for name in ["a", "sku-1", "{a}b", "}{", "é"] {
         let resource = Resource::new(name).unwrap();
         let lease = grant(&leases, &resource, LONG).await;
-        leases.renew(&resource, &lease.id, LONG).await.unwrap();
+        leases
+            .renew(&resource, &lease.id, Renew::new(LONG))
+            .await
+            .unwrap();
         leases.inspect(&resource).await.unwrap().unwrap();
         leases.release(&resource, &lease.id).await.unwrap();
     }
@@ -226,7 +232,7 @@ async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
             matches!(refused, Err(LeaseError::Unavailable(_))),
             "{refused:?}"
         );
-        let refused = leases.renew(&sku(), &lease.id, LONG).await;
+        let refused = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert!(
             matches!(refused, Err(LeaseError::Unavailable(_))),
             "{refused:?}"
@@ -275,7 +281,10 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
     let cut_off = RedisLeases::connect(&server.url(), Unreachable)
         .await
         .unwrap();
-    cut_off.renew(&sku(), &held.id, LONG).await.unwrap();
+    cut_off
+        .renew(&sku(), &held.id, Renew::new(LONG))
+        .await
+        .unwrap();
     server.command(&["FLUSHALL"]).await;
     let refused = cut_off.acquire(&sku(), Acquire::new(LONG)).await;
     assert!(

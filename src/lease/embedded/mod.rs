@@ -1,0 +1,229 @@
+//! Leases inside the process: no server, for one process and for trying things out.
+
+mod partition;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, sleep_until},
+};
+
+use self::partition::{Asked, Partition};
+use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, Renew, after, partition};
+use crate::{
+    epochs::{Epoch, Epochs},
+    token::Resource,
+};
+
+/// Leases in the memory of this process, with tokens that go on increasing after a restart. Cheap
+/// to clone; clones are one store.
+///
+/// Leases end with the process. Two processes do not see each other's leases: where more than one
+/// grants leases on the same resources, use `RedisLeases`.
+#[derive(Clone)]
+pub struct EmbeddedLeases {
+    partitions: Arc<[Mutex<Partition>]>,
+    epochs: Arc<dyn Epochs>,
+}
+
+impl EmbeddedLeases {
+    /// An empty store. Each partition takes a new epoch at its first grant.
+    pub fn new(epochs: impl Epochs + 'static) -> Self {
+        Self {
+            partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
+            epochs: Arc::new(epochs),
+        }
+    }
+
+    /// Ends the lease on a resource by force, whoever holds it; true when there was one. The next
+    /// grant outranks it. For operators.
+    #[must_use]
+    pub fn break_lease(&self, resource: &Resource) -> bool {
+        self.partition(resource).end(resource)
+    }
+
+    fn partition(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
+        // Nothing panics while the lock is held.
+        self.partitions[usize::from(partition(resource))]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an epoch above one that has no token left.
+    async fn begin_epoch(&self, resource: &Resource, last: i64) -> Result<(), LeaseError> {
+        let at_least = Epoch::new(last + 1).map_err(LeaseError::unavailable)?;
+        let epoch = self.epochs.next_epoch(partition(resource), at_least).await;
+        let epoch = epoch.map_err(LeaseError::unavailable)?;
+        self.partition(resource).begin_epoch(epoch);
+        Ok(())
+    }
+}
+
+impl Leases for EmbeddedLeases {
+    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        let deadline = after(request.wait);
+        let place = Place {
+            leases: self,
+            resource,
+            id: &request.lease_id,
+            called: Arc::default(),
+        };
+        loop {
+            let late = Instant::now() >= deadline;
+            let line = (!late).then_some(&place.called);
+            let asked = self.partition(resource).ask(resource, &request, line);
+            match asked {
+                Asked::Granted(lease) => return Ok(lease),
+                Asked::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
+                Asked::Held { left } if late => {
+                    return Err(LeaseError::Held {
+                        resource: resource.clone(),
+                        retry_after: left,
+                    });
+                }
+                // It may be our turn, or the lease may have ended by itself: asking again tells.
+                Asked::Held { left } => tokio::select! {
+                    () = place.called.notified() => {}
+                    () = sleep(left) => {}
+                    () = sleep_until(deadline) => {}
+                },
+            }
+        }
+    }
+
+    async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        request: Renew,
+    ) -> Result<Lease, LeaseError> {
+        loop {
+            let renewed = self.partition(resource).renew(resource, id, request)?;
+            match renewed {
+                Asked::Granted(lease) => return Ok(lease),
+                Asked::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
+                Asked::Held { .. } => return Err(lost(resource)),
+            }
+        }
+    }
+
+    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        self.partition(resource).release(resource, id)
+    }
+
+    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        Ok(self.partition(resource).inspect(resource))
+    }
+}
+
+fn lost(resource: &Resource) -> LeaseError {
+    LeaseError::Lost {
+        resource: resource.clone(),
+    }
+}
+
+/// A request that is under way. When it is over, or dropped, it leaves the line; what was granted
+/// to it, and not taken, goes to the next.
+struct Place<'a> {
+    leases: &'a EmbeddedLeases,
+    resource: &'a Resource,
+    id: &'a LeaseId,
+    called: Arc<Notify>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut partition = self.leases.partition(self.resource);
+        partition.leave(self.resource, self.id, &self.called);
+    }
+}
+
+impl fmt::Debug for EmbeddedLeases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedLeases").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{epochs::EpochFuture, token::Token};
+
+    struct Counter(std::sync::atomic::AtomicI64);
+
+    impl Epochs for Counter {
+        fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+            let next = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+            Box::pin(async move { Epoch::new(next.max(at_least.get())) })
+        }
+    }
+
+    fn leases() -> EmbeddedLeases {
+        EmbeddedLeases::new(Counter(0.into()))
+    }
+
+    fn resource(name: &str) -> Resource {
+        Resource::new(name).unwrap()
+    }
+
+    async fn grant(leases: &EmbeddedLeases, name: &str, ttl: Duration) -> Lease {
+        leases
+            .acquire(&resource(name), Acquire::new(ttl))
+            .await
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
+        let (leases, sku) = (leases(), resource("sku-1"));
+        leases.partition(&sku).begin_epoch(Epoch::FIRST);
+        leases.partition(&sku).use_up(1);
+        let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
+        assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
+        // A release cannot grant to those who wait: the first of them begins the epoch.
+        let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
+        let waiting = tokio::spawn({
+            let (leases, sku) = (leases.clone(), sku.clone());
+            async move { leases.acquire(&sku, acquire).await.unwrap() }
+        });
+        while leases.inspect(&sku).await.unwrap().unwrap().waiters == 0 {
+            tokio::task::yield_now().await;
+        }
+        leases.release(&sku, &last.id).await.unwrap();
+        let second: Token = waiting.await.unwrap().token;
+        assert_eq!(Some(second), Epoch::new(2).unwrap().token(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_held_for_held_leases_only() {
+        let leases = leases();
+        for n in 0..20_000 {
+            grant(&leases, &n.to_string(), Duration::from_millis(10)).await;
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let kept: usize = (leases.partitions.iter())
+            .map(|partition| partition.lock().unwrap().grants())
+            .sum();
+        assert!(kept <= 256 * 16, "{kept} grants are kept, 10 are held");
+    }
+
+    #[tokio::test]
+    async fn a_ttl_beyond_any_clock_does_not_panic() {
+        let leases = leases();
+        let acquire = Acquire::new(Duration::MAX)
+            .wait(Duration::MAX)
+            .lock_delay(Duration::MAX);
+        let lease = leases.acquire(&resource("a"), acquire).await.unwrap();
+        leases
+            .renew(&resource("a"), &lease.id, Renew::new(Duration::MAX))
+            .await
+            .unwrap();
+        leases.inspect(&resource("a")).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,305 @@
+//! One partition: its clock, its leases, and the lines of those who wait.
+//!
+//! The steps are those of the Redis scripts, under a mutex instead of in a script.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use super::lost;
+use crate::{
+    epochs::Epoch,
+    lease::{Acquire, Held, Lease, LeaseError, LeaseId, Owner, Renew, after, whole_ms},
+    token::{Resource, Token},
+};
+
+/// How long a waiter may take to claim the lease that was granted to it.
+const CLAIM: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct Partition {
+    clock: Option<Clock>,
+    grants: HashMap<Resource, Grant>,
+    lines: HashMap<Resource, VecDeque<Waiter>>,
+    /// How many grants there were after the last sweep.
+    swept: usize,
+}
+
+/// The token that was granted last is `epoch.token(n)`.
+struct Clock {
+    epoch: Epoch,
+    n: i64,
+}
+
+struct Grant {
+    id: LeaseId,
+    token: Token,
+    owner: Option<Owner>,
+    /// When the lease ends.
+    ends: Instant,
+    /// When the resource is open again, if the lease ends by time.
+    opens: Instant,
+    lock_delay: Duration,
+    /// Whether its holder knows of it.
+    claimed: bool,
+}
+
+struct Waiter {
+    id: LeaseId,
+    owner: Option<Owner>,
+    called: Arc<Notify>,
+}
+
+/// What became of a request.
+pub(super) enum Asked {
+    Granted(Lease),
+    Held { left: Duration },
+    NeedsEpoch { last: i64 },
+}
+
+impl Partition {
+    /// Grants a lease, or joins the line, or says what is in the way.
+    pub(super) fn ask(
+        &mut self,
+        resource: &Resource,
+        request: &Acquire,
+        line: Option<&Arc<Notify>>,
+    ) -> Asked {
+        if self.current(resource).is_none() {
+            if let Some(last) = self.used_up() {
+                return Asked::NeedsEpoch { last };
+            }
+            if !self.hand_over(resource) {
+                // Nobody was before us.
+                self.put(resource, &request.lease_id, request.owner.as_ref());
+            }
+        }
+        let Some(grant) = self.current(resource) else {
+            return Asked::Held {
+                left: Duration::ZERO,
+            };
+        };
+        if grant.id == request.lease_id && grant.holds() {
+            // New, a repeated request, or the claim of what was granted in line.
+            grant.claimed = true;
+            grant.owner.clone_from(&request.owner);
+            grant.lock_delay = request.lock_delay;
+            let lease = grant.start(resource, request.ttl);
+            self.announce(resource);
+            return Asked::Granted(lease);
+        }
+        let left = grant.opens.saturating_duration_since(Instant::now());
+        if let Some(called) = line {
+            let line = self.lines.entry(resource.clone()).or_default();
+            if !line
+                .iter()
+                .any(|waiter| Arc::ptr_eq(&waiter.called, called))
+            {
+                line.push_back(Waiter {
+                    id: request.lease_id.clone(),
+                    owner: request.owner.clone(),
+                    called: Arc::clone(called),
+                });
+            }
+        }
+        Asked::Held { left }
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        resource: &Resource,
+        id: &LeaseId,
+        request: Renew,
+    ) -> Result<Asked, LeaseError> {
+        self.held_under(resource, id)?;
+        let token = if request.new_token {
+            match self.next_token() {
+                Ok(token) => Some(token),
+                Err(last) => return Ok(Asked::NeedsEpoch { last }),
+            }
+        } else {
+            None
+        };
+        let grant = self.held_under(resource, id)?;
+        grant.token = token.unwrap_or(grant.token);
+        let lease = grant.start(resource, request.ttl);
+        self.announce(resource);
+        Ok(Asked::Granted(lease))
+    }
+
+    pub(super) fn release(&mut self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        self.held_under(resource, id)?;
+        self.end(resource);
+        Ok(())
+    }
+
+    /// Ends whatever lease there is; then the next in line has it.
+    pub(super) fn end(&mut self, resource: &Resource) -> bool {
+        let ended = self.current(resource).is_some();
+        self.grants.remove(resource);
+        if self.used_up().is_none() {
+            self.hand_over(resource);
+        } else {
+            // The first in line begins an epoch.
+            self.announce(resource);
+        }
+        ended
+    }
+
+    /// Leaves the line, and gives back what was granted and not claimed.
+    pub(super) fn leave(&mut self, resource: &Resource, id: &LeaseId, called: &Arc<Notify>) {
+        if let Some(line) = self.lines.get_mut(resource) {
+            line.retain(|waiter| !Arc::ptr_eq(&waiter.called, called));
+            if line.is_empty() {
+                self.lines.remove(resource);
+            }
+        }
+        if self
+            .current(resource)
+            .is_some_and(|grant| grant.id == *id && !grant.claimed)
+        {
+            self.end(resource);
+        }
+    }
+
+    pub(super) fn inspect(&mut self, resource: &Resource) -> Option<Held> {
+        let waiters = self.lines.get(resource).map_or(0, VecDeque::len) as u64;
+        let grant = self.current(resource).filter(|grant| grant.holds())?;
+        Some(Held {
+            token: grant.token,
+            owner: grant.owner.clone(),
+            ttl: grant.ends.saturating_duration_since(Instant::now()),
+            waiters,
+        })
+    }
+
+    /// Begins an epoch, unless another caller was faster.
+    pub(super) fn begin_epoch(&mut self, epoch: Epoch) {
+        if self.used_up().is_some_and(|last| last < epoch.get()) {
+            self.clock = Some(Clock { epoch, n: 0 });
+        }
+    }
+
+    /// Has the first in line look how long the resource stays closed.
+    fn announce(&self, resource: &Resource) {
+        if let Some(first) = self.lines.get(resource).and_then(VecDeque::front) {
+            first.called.notify_one();
+        }
+    }
+
+    /// Grants a free lease to the first in line, who claims it by asking again.
+    fn hand_over(&mut self, resource: &Resource) -> bool {
+        let Some(line) = self.lines.get_mut(resource) else {
+            return false;
+        };
+        let first = line.pop_front();
+        if line.is_empty() {
+            self.lines.remove(resource);
+        }
+        let Some(first) = first else {
+            return false;
+        };
+        self.put(resource, &first.id, first.owner.as_ref());
+        first.called.notify_one();
+        true
+    }
+
+    /// Grants a lease for a moment, to be claimed.
+    fn put(&mut self, resource: &Resource, id: &LeaseId, owner: Option<&Owner>) {
+        let Ok(token) = self.next_token() else {
+            return;
+        };
+        self.sweep();
+        let ends = after(CLAIM);
+        let grant = Grant {
+            id: id.clone(),
+            token,
+            owner: owner.cloned(),
+            ends,
+            opens: ends,
+            lock_delay: Duration::ZERO,
+            claimed: false,
+        };
+        self.grants.insert(resource.clone(), grant);
+    }
+
+    /// The last epoch (0: none), where it has no token left.
+    fn used_up(&self) -> Option<i64> {
+        let Some(clock) = &self.clock else {
+            return Some(0);
+        };
+        let next = clock.epoch.token(clock.n + 1);
+        next.is_none().then_some(clock.epoch.get())
+    }
+
+    fn next_token(&mut self) -> Result<Token, i64> {
+        let Some(clock) = &mut self.clock else {
+            return Err(0);
+        };
+        let token = clock.epoch.token(clock.n + 1).ok_or(clock.epoch.get())?;
+        clock.n += 1;
+        Ok(token)
+    }
+
+    /// The lease that is held, or keeps the resource closed.
+    fn current(&mut self, resource: &Resource) -> Option<&mut Grant> {
+        let open = |grant: &Grant| grant.opens <= Instant::now();
+        if self.grants.get(resource).is_some_and(open) {
+            self.grants.remove(resource);
+        }
+        self.grants.get_mut(resource)
+    }
+
+    fn held_under(&mut self, resource: &Resource, id: &LeaseId) -> Result<&mut Grant, LeaseError> {
+        self.current(resource)
+            .filter(|grant| grant.id == *id && grant.holds())
+            .ok_or_else(|| lost(resource))
+    }
+
+    /// Forgets leases that have ended, each time their number may have doubled: memory is held
+    /// for held leases only, at a constant cost per grant.
+    fn sweep(&mut self) {
+        if self.grants.len() >= 2 * self.swept + 16 {
+            let now = Instant::now();
+            self.grants.retain(|_, grant| grant.opens > now);
+            self.grants.shrink_to(2 * self.grants.len());
+            self.swept = self.grants.len();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn grants(&self) -> usize {
+        self.grants.len()
+    }
+
+    /// Leaves so many tokens in the epoch.
+    #[cfg(test)]
+    pub(super) fn use_up(&mut self, left: i64) {
+        if let Some(clock) = &mut self.clock {
+            clock.n = Epoch::SIZE - 1 - left;
+        }
+    }
+}
+
+impl Grant {
+    fn holds(&self) -> bool {
+        self.ends > Instant::now()
+    }
+
+    /// Starts the lease's time anew.
+    fn start(&mut self, resource: &Resource, ttl: Duration) -> Lease {
+        let ttl = Duration::from_millis(whole_ms(ttl));
+        self.ends = after(ttl);
+        self.opens = after(ttl.saturating_add(self.lock_delay));
+        Lease {
+            resource: resource.clone(),
+            id: self.id.clone(),
+            token: self.token,
+            ttl,
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The issuer's side of a line: who of this process waits, and how they hear of their turn.
+//!
+//! 1. A waiter stands in line in Redis, under the channel of its issuer.
+//! 2. The script that ends a lease grants it to the first in line and publishes that on the
+//!    channel of its issuer; where nobody listens there, the issuer has died, and the next one has
+//!    it. The waiter claims the lease by asking again; unclaimed, it ends after a second.
+//! 3. Each grant and each renewal is also published to all issuers that have waiters in the
+//!    partition, with the time it lasts. When that time is over, each of them looks once per
+//!    resource; the first one hands the lease over. Nobody polls.
+//! 4. When the connection that listens is lost, every waiter asks again: it finds its place, its
+//!    grant, or an error.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use futures_util::StreamExt;
+use redis::{Client, aio::PubSub};
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::scripts::{Answer, Scripts, parse_ms};
+use crate::{
+    lease::{LeaseError, LeaseId, partition},
+    token::Resource,
+};
+
+/// The lines in which somebody of this process waits.
+pub(super) struct Lines {
+    scripts: Arc<Scripts>,
+    channel: Box<str>,
+    lines: Mutex<HashMap<Box<str>, Line>>,
+    subscriptions: mpsc::UnboundedSender<Subscription>,
+}
+
+/// Those who wait for one resource, by lease id.
+struct Line {
+    waiters: HashMap<Box<str>, Arc<Notify>>,
+    /// When the lease ends that is in the way.
+    ends: watch::Sender<Instant>,
+}
+
+/// A partition to listen to, and who waits for that.
+type Subscription = (u8, oneshot::Sender<()>);
+
+impl Lines {
+    pub(super) fn new(client: Client, scripts: Arc<Scripts>) -> Arc<Self> {
+        let issuer = LeaseId::random();
+        let (subscriptions, wanted) = mpsc::unbounded_channel();
+        let lines = Arc::new(Self {
+            channel: scripts.own_channel(issuer.expose()).into(),
+            scripts,
+            lines: Mutex::default(),
+            subscriptions,
+        });
+        tokio::spawn(listen(client, Arc::downgrade(&lines), wanted));
+        lines
+    }
+
+    /// The channel on which this issuer listens.
+    pub(super) fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    /// Makes sure that this issuer listens to the partition of a resource.
+    pub(super) async fn listen(&self, resource: &Resource) -> Result<(), LeaseError> {
+        let (done, listening) = oneshot::channel();
+        let _ = self.subscriptions.send((partition(resource), done));
+        match timeout(self.scripts.command_wait(), listening).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(LeaseError::unavailable(std::io::Error::from(
+                std::io::ErrorKind::TimedOut,
+            ))),
+        }
+    }
+
+    /// Notes that somebody of this process waits.
+    pub(super) fn join(self: &Arc<Self>, resource: &Resource, id: &LeaseId) -> Place {
+        let key: Box<str> = self.scripts.lease_key(resource).into();
+        let called = Arc::new(Notify::new());
+        let mut lines = self.lock();
+        let line = lines.entry(key.clone()).or_insert_with(|| {
+            let far = Instant::now() + Duration::from_secs(3_600);
+            let (ends, watched) = watch::channel(far);
+            tokio::spawn(watch_line(Arc::downgrade(self), resource.clone(), watched));
+            Line {
+                waiters: HashMap::new(),
+                ends,
+            }
+        });
+        line.waiters.insert(id.expose().into(), Arc::clone(&called));
+        drop(lines);
+        Place {
+            lines: Arc::clone(self),
+            resource: resource.clone(),
+            id: id.clone(),
+            key,
+            called,
+            arrived: false,
+        }
+    }
+
+    /// Hands on what was published.
+    fn published(&self, channel: &str, message: &str) {
+        let Some((first, key)) = message.split_once(' ') else {
+            return;
+        };
+        let lines = self.lock();
+        let Some(line) = lines.get(key) else {
+            return;
+        };
+        if channel != &*self.channel {
+            line.ends.send_replace(Instant::now() + parse_ms(first));
+        } else if let Some(waiter) = line.waiters.get(first) {
+            waiter.notify_one();
+        }
+    }
+
+    /// Has every waiter ask again.
+    fn call_all(&self, key: Option<&str>) {
+        for (name, line) in &*self.lock() {
+            if key.is_none_or(|key| **name == *key) {
+                line.waiters.values().for_each(|waiter| waiter.notify_one());
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Line>> {
+        // Nothing panics while the lock is held.
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place in line. Dropped before it has arrived, it is given up, in Redis too.
+pub(super) struct Place {
+    lines: Arc<Lines>,
+    resource: Resource,
+    id: LeaseId,
+    key: Box<str>,
+    called: Arc<Notify>,
+    arrived: bool,
+}
+
+impl Place {
+    /// Waits until asking again may help.
+    pub(super) async fn called(&self) {
+        self.called.notified().await;
+    }
+
+    /// Notes how long the resource stays closed.
+    pub(super) fn closed_for(&self, left: Duration) {
+        if let Some(line) = self.lines.lock().get(&self.key) {
+            line.ends.send_replace(Instant::now() + left);
+        }
+    }
+
+    /// The wait is over, and Redis knows.
+    pub(super) fn arrived(mut self) {
+        self.arrived = true;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut lines = self.lines.lock();
+        if let Some(line) = lines.get_mut(&self.key) {
+            // Two requests may share an id; only the later one is called.
+            if line
+                .waiters
+                .get(self.id.expose())
+                .is_some_and(|w| Arc::ptr_eq(w, &self.called))
+            {
+                line.waiters.remove(self.id.expose());
+            }
+            if line.waiters.is_empty() {
+                lines.remove(&self.key);
+            }
+        }
+        drop(lines);
+        if self.arrived {
+            return;
+        }
+        let (lines, resource, id) = (self.lines.clone(), self.resource.clone(), self.id.clone());
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { lines.scripts.release(&resource, &id).await });
+        }
+    }
+}
+
+/// Looks when the lease that is in the way has ended, as long as somebody waits.
+async fn watch_line(lines: Weak<Lines>, resource: Resource, mut ends: watch::Receiver<Instant>) {
+    loop {
+        let end = *ends.borrow_and_update();
+        tokio::select! {
+            // Redis counts whole milliseconds.
+            () = sleep_until(end + Duration::from_millis(1)) => {}
+            changed = ends.changed() => match changed {
+                Ok(()) => continue,
+                Err(_) => return,
+            },
+        }
+        let Some(lines) = lines.upgrade() else {
+            return;
+        };
+        let scripts = &lines.scripts;
+        let next_look = match scripts.tick(&resource).await {
+            Ok(Answer::Watched { left, waiters }) => {
+                if waiters == 0 {
+                    // Whoever waits here is not in line any more: the line was lost.
+                    lines.call_all(Some(&scripts.lease_key(&resource)));
+                }
+                left
+            }
+            Ok(_) => {
+                lines.call_all(Some(&scripts.lease_key(&resource)));
+                scripts.command_wait()
+            }
+            Err(_) => scripts.command_wait(),
+        };
+        if let Some(line) = lines.lock().get(&*scripts.lease_key(&resource)) {
+            line.ends.send_replace(Instant::now() + next_look);
+        }
+    }
+}
+
+/// Listens on one connection for all lines, and connects again when it is lost.
+async fn listen(
+    client: Client,
+    lines: Weak<Lines>,
+    mut wanted: mpsc::UnboundedReceiver<Subscription>,
+) {
+    let mut partitions = BTreeSet::new();
+    let mut first: Option<Subscription> = None;
+    loop {
+        // Without waiters there is no connection.
+        if partitions.is_empty() && first.is_none() {
+            first = wanted.recv().await;
+            if first.is_none() {
+                return;
+            }
+        }
+        let Some(command_wait) = lines.upgrade().map(|lines| lines.scripts.command_wait()) else {
+            return;
+        };
+        let connected = timeout(command_wait, subscribed(&client, &lines, &partitions)).await;
+        let Ok(Some(pubsub)) = connected else {
+            // Those who wait find out by themselves what there is.
+            first = None;
+            while wanted.try_recv().is_ok() {}
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        if let Some(lines) = lines.upgrade() {
+            lines.call_all(None);
+        }
+        let (mut sink, mut messages) = pubsub.split();
+        loop {
+            let next = match first.take() {
+                Some(subscription) => Some(subscription),
+                None => tokio::select! {
+                    subscription = wanted.recv() => match subscription {
+                        Some(subscription) => Some(subscription),
+                        None => return,
+                    },
+                    message = messages.next() => match message {
+                        Some(message) => {
+                            let payload: Result<String, _> = message.get_payload();
+                            if let (Some(lines), Ok(payload)) = (lines.upgrade(), payload) {
+                                lines.published(message.get_channel_name(), &payload);
+                            }
+                            None
+                        }
+                        None => break,
+                    },
+                },
+            };
+            let Some((partition, done)) = next else {
+                continue;
+            };
+            if !partitions.contains(&partition) {
+                let Some(channel) = lines.upgrade().map(|l| l.scripts.everybody(partition)) else {
+                    return;
+                };
+                if !matches!(
+                    timeout(command_wait, sink.subscribe(channel)).await,
+                    Ok(Ok(()))
+                ) {
+                    break;
+                }
+                partitions.insert(partition);
+            }
+            let _ = done.send(());
+        }
+        if let Some(lines) = lines.upgrade() {
+            lines.call_all(None);
+        }
+    }
+}
+
+/// A connection that listens on this issuer's channel and to these partitions.
+async fn subscribed(
+    client: &Client,
+    lines: &Weak<Lines>,
+    partitions: &BTreeSet<u8>,
+) -> Option<PubSub> {
+    let mut pubsub = client.get_async_pubsub().await.ok()?;
+    let channels: Vec<String> = {
+        let lines = lines.upgrade()?;
+        let everybody = partitions
+            .iter()
+            .map(|partition| lines.scripts.everybody(*partition));
+        everybody.chain([lines.channel().to_owned()]).collect()
+    };
+    pubsub.subscribe(&channels[..]).await.ok()?;
+    Some(pubsub)
+}

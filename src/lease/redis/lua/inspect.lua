@@ -1,0 +1,7 @@
+-- Tells who holds a lease, and how many wait for it.
+-- Answers {token, owner, ms left, how many wait}, or nil.
+local held = current()
+if not held or not held.token or not held.holds then
+  return false
+end
+return {held.token, held.owner, string.format('%.0f', held.left - held.delay), tostring(redis.call('ZCARD', QUEUE))}

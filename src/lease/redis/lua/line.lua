@@ -1,0 +1,95 @@
+-- What all scripts share: the lease of a resource, the clock of its partition, and the line of
+-- those who wait for it.
+--
+-- KEYS: clock, lease, queue, waiters; all in one slot.
+-- ARGV[1]: how many tokens an epoch has. ARGV[2]: the channel of all issuers that have waiters in
+-- this partition. What a script needs beside these follows.
+local CLOCK, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local SIZE, EVERYBODY = tonumber(ARGV[1]), ARGV[2]
+
+-- How long a waiter may take to claim the lease that was granted to it.
+local CLAIM_MS = 1000
+
+-- The lease as it stands, or nil. The key outlives the lease by its lock delay: `holds` tells
+-- whether the holder still has it, `left` how long the resource stays closed.
+local function current()
+  local value = redis.call('GET', LEASE)
+  if not value then
+    return nil
+  end
+  local token, id, delay, owner = string.match(value, '^(%d+):([^:]*):(%d+):(.*)$')
+  local left = redis.call('PTTL', LEASE)
+  delay = tonumber(delay or 0)
+  return {token = token, id = id, delay = delay, owner = owner, left = left, holds = left >= delay}
+end
+
+-- Tells the issuers that have waiters how long the resource stays closed.
+local function announce(left)
+  if redis.call('EXISTS', QUEUE) == 1 then
+    redis.call('PUBLISH', EVERYBODY, left .. ' ' .. LEASE)
+  end
+end
+
+local function put(token, id, delay, owner, ttl)
+  local value = table.concat({token, id, string.format('%.0f', delay), owner}, ':')
+  redis.call('SET', LEASE, value, 'PX', string.format('%.0f', ttl + delay))
+  announce(string.format('%.0f', ttl + delay))
+end
+
+local function leave(id)
+  redis.call('ZREM', QUEUE, id)
+  redis.call('HDEL', WAITERS, id)
+end
+
+-- The clock, where it belongs to the history of this server and has a token left. The history
+-- changes at each restart and at each promotion of a replica.
+local function clock()
+  local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  local found = redis.call('HMGET', CLOCK, 'history', 'epoch', 'n')
+  local epoch, n = tonumber(found[2] or ''), tonumber(found[3] or '')
+  local usable = history and found[1] == history and epoch and n and n + 1 < SIZE
+  return {history = history, epoch = epoch or 0, n = n, usable = usable}
+end
+
+-- The answer where a grant needs an epoch first. Nothing has changed for it.
+local function needs_epoch(now)
+  if not now.history then
+    return redis.error_reply('NOHISTORY this server does not tell its master_replid')
+  end
+  return {'epoch', now.history, string.format('%.0f', now.epoch)}
+end
+
+-- Takes the next token of a usable clock. tostring would round a number of 15 digits.
+local function next_token(now)
+  now.n = redis.call('HINCRBY', CLOCK, 'n', 1)
+  return string.format('%.0f', now.epoch * SIZE + now.n)
+end
+
+-- Grants a free lease to the first in line whose issuer still listens, and returns its id. It is
+-- granted for a moment only: the waiter claims it, by asking again.
+local function hand_over(now)
+  while true do
+    local id = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    if not id then
+      return nil
+    end
+    local channel, owner = string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n(.*)$')
+    leave(id)
+    if channel and redis.call('PUBLISH', channel, id .. ' ' .. LEASE) > 0 then
+      put(next_token(now), id, 0, owner, CLAIM_MS)
+      return id
+    end
+  end
+end
+
+-- Hands a free lease over, if anybody waits. Answers nil, or that it needs an epoch first.
+local function pass_on()
+  if redis.call('EXISTS', QUEUE) == 1 then
+    local now = clock()
+    if not now.usable then
+      return needs_epoch(now)
+    end
+    hand_over(now)
+  end
+  return nil
+end

@@ -1,0 +1,13 @@
+-- Looks whether the lease has ended by itself; then the next in line has it.
+-- Answers {'held', ms left, how many wait}, {'free'}, or {'epoch', history, epoch}.
+if redis.call('EXISTS', LEASE) == 0 then
+  local epoch = pass_on()
+  if epoch then
+    return epoch
+  end
+end
+local held = current()
+if not held then
+  return {'free'}
+end
+return {'held', string.format('%.0f', held.left), tostring(redis.call('ZCARD', QUEUE))}

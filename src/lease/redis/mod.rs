@@ -1,0 +1,269 @@
+//! Leases in Redis, each step one Lua script.
+//!
+//! Resources hash into 256 partitions. A partition has one clock, `{history, epoch, n}`, and a
+//! key per held lease, all under one hash tag. A grant increments `n`; there is no counter per
+//! resource, so memory is held for held leases, and for those who wait.
+//!
+//! A token is `epoch * 1_000_000_000 + n`, and an epoch is tied to one history of one server:
+//! `master_replid`, read inside the script, which changes at each restart and at each promotion of
+//! a replica. Where the clock is missing (FLUSHALL, eviction) or belongs to another history (a
+//! restart, a failover, an old snapshot), the script grants nothing; a new epoch comes from
+//! [`Epochs`], outside of Redis, and outranks all that was granted before.
+//!
+//! Who waits is in line in Redis. The script that releases grants to the first in line, token
+//! included, and publishes that to its issuer; see [`line`].
+
+mod line;
+mod scripts;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use redis::{
+    Client, ErrorKind, RedisError,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
+use tokio::time::{Instant, sleep_until};
+
+use self::{
+    line::Lines,
+    scripts::{Answer, Scripts},
+};
+use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, Renew, after, whole_ms};
+use crate::{
+    epochs::Epochs,
+    token::{Resource, Token},
+};
+
+/// Leases in a Redis server, reconnecting by itself. Cheap to clone; clones share their
+/// connections.
+///
+/// The server must tell its `master_replid` (`INFO replication`) inside a script. Tested with
+/// Redis 7.0.
+#[derive(Clone)]
+pub struct RedisLeases {
+    scripts: Arc<Scripts>,
+    lines: Arc<Lines>,
+}
+
+/// Settings of [`RedisLeases`], from [`RedisLeases::builder`].
+pub struct RedisLeasesBuilder {
+    epochs: Arc<dyn Epochs>,
+    key_prefix: String,
+    command_wait: Duration,
+}
+
+impl RedisLeasesBuilder {
+    /// What the names of all keys begin with. Default: `tower-fence`.
+    ///
+    /// Stores with different prefixes are different stores; they may share one source of epochs.
+    #[must_use]
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.key_prefix = prefix.into();
+        self
+    }
+
+    /// How long to wait for the answer to a command, reconnection included. Default: 2 s.
+    #[must_use]
+    pub const fn command_wait(mut self, limit: Duration) -> Self {
+        self.command_wait = limit;
+        self
+    }
+
+    /// Connects to `url`, such as `redis://127.0.0.1:6379`.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] when the URL is not one, when the server does not answer, or
+    /// when it does not tell its history.
+    pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
+        let client = Client::open(url).map_err(LeaseError::unavailable)?;
+        // Each caller waits no longer than `command_wait`; the next one tries again.
+        let config = ConnectionManagerConfig::new()
+            .set_connection_timeout(Some(self.command_wait))
+            .set_response_timeout(Some(self.command_wait))
+            .set_number_of_retries(1);
+        let connection = ConnectionManager::new_with_config(client.clone(), config)
+            .await
+            .map_err(LeaseError::unavailable)?;
+        let scripts = Arc::new(Scripts::new(
+            connection,
+            self.epochs,
+            &self.key_prefix,
+            self.command_wait,
+        ));
+        scripts.check_server().await?;
+        Ok(RedisLeases {
+            lines: Lines::new(client, Arc::clone(&scripts)),
+            scripts,
+        })
+    }
+}
+
+impl RedisLeases {
+    /// Connects with the default settings. `epochs` is a `Fence`, or another durable source.
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisLeasesBuilder::connect`].
+    pub async fn connect(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
+        Self::builder(epochs).connect(url).await
+    }
+
+    /// Settings, to be changed before connecting.
+    pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
+        RedisLeasesBuilder {
+            epochs: Arc::new(epochs),
+            key_prefix: "tower-fence".into(),
+            command_wait: Duration::from_secs(2),
+        }
+    }
+
+    /// Asks for a lease once: to be granted, refused, or, with a `wait`, put in line.
+    async fn ask(
+        &self,
+        resource: &Resource,
+        request: &Acquire,
+        wait: Duration,
+    ) -> Result<Asked, LeaseError> {
+        let channel = self.lines.channel();
+        match self
+            .scripts
+            .acquire(resource, request, wait, channel)
+            .await?
+        {
+            Answer::Granted(token) => {
+                let id = &request.lease_id;
+                Ok(Asked::Granted(lease(resource, id, token, request.ttl)))
+            }
+            Answer::Held { left } => Ok(Asked::Held { left }),
+            Answer::Queued { left } => Ok(Asked::Queued { left }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn wait_in_line(
+        &self,
+        resource: &Resource,
+        request: &Acquire,
+        deadline: Instant,
+    ) -> Result<Lease, LeaseError> {
+        let place = self.lines.join(resource, &request.lease_id);
+        loop {
+            // Nobody is granted anything whose issuer does not listen.
+            self.lines.listen(resource).await?;
+            let wait = deadline.saturating_duration_since(Instant::now());
+            match self.ask(resource, request, wait).await? {
+                Asked::Granted(lease) => {
+                    place.arrived();
+                    return Ok(lease);
+                }
+                Asked::Queued { left } => place.closed_for(left),
+                Asked::Held { left } => {
+                    place.arrived();
+                    return Err(held(resource, left));
+                }
+            }
+            tokio::select! {
+                // It may be our turn, or the line may be lost: asking again tells.
+                () = place.called() => {}
+                // The last time without a wait, which leaves the line.
+                () = sleep_until(deadline) => {}
+            }
+        }
+    }
+
+    /// Ends the lease on a resource by force, whoever holds it; true when there was one. The next
+    /// grant outranks it. For operators.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] when the store cannot be reached.
+    pub async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
+        self.scripts.break_lease(resource).await
+    }
+}
+
+/// What became of a request for a lease.
+enum Asked {
+    Granted(Lease),
+    Held { left: Duration },
+    Queued { left: Duration },
+}
+
+impl Leases for RedisLeases {
+    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        let deadline = after(request.wait);
+        match self.ask(resource, &request, Duration::ZERO).await? {
+            Asked::Granted(lease) => Ok(lease),
+            _ if !request.wait.is_zero() => self.wait_in_line(resource, &request, deadline).await,
+            Asked::Held { left } | Asked::Queued { left } => Err(held(resource, left)),
+        }
+    }
+
+    async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        request: Renew,
+    ) -> Result<Lease, LeaseError> {
+        match self.scripts.renew(resource, id, request).await? {
+            Answer::Granted(token) => Ok(lease(resource, id, token, request.ttl)),
+            Answer::Lost => Err(lost(resource)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        let released = self.scripts.release(resource, id).await?;
+        released.then_some(()).ok_or_else(|| lost(resource))
+    }
+
+    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        self.scripts.inspect(resource).await
+    }
+}
+
+fn lease(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Lease {
+    Lease {
+        resource: resource.clone(),
+        id: id.clone(),
+        token,
+        ttl: Duration::from_millis(whole_ms(ttl)),
+    }
+}
+
+fn held(resource: &Resource, left: Duration) -> LeaseError {
+    LeaseError::Held {
+        resource: resource.clone(),
+        retry_after: left,
+    }
+}
+
+fn lost(resource: &Resource) -> LeaseError {
+    LeaseError::Lost {
+        resource: resource.clone(),
+    }
+}
+
+/// Keys that something else has written.
+fn unexpected() -> LeaseError {
+    LeaseError::unavailable(RedisError::from((
+        ErrorKind::UnexpectedReturnType,
+        "the script's answer makes no sense",
+    )))
+}
+
+impl fmt::Debug for RedisLeases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLeases").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for RedisLeasesBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLeasesBuilder")
+            .field("key_prefix", &self.key_prefix)
+            .field("command_wait", &self.command_wait)
+            .finish_non_exhaustive()
+    }
+}
