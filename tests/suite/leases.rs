@@ -370,7 +370,12 @@ async fn a_waiter_is_granted_when_the_lease_ends_by_itself<L: TestStore>() {
     two.renew(&sku(), &second.id, Renew::new(SHORT))
         .await
         .unwrap();
-    granted(waiting).await;
+    let third = granted(waiting).await;
+    // So does a holder with a shorter time that comes in between.
+    let (short, last) = (wait(&two, SHORT).await, wait(&one, LONG).await);
+    one.release(&sku(), &third.id).await.unwrap();
+    granted(short).await;
+    granted(last).await;
 }
 
 async fn a_wait_that_runs_out_leaves_the_line<L: TestStore>() {
