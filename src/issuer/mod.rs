@@ -8,7 +8,14 @@
 //! | `POST /{resource}` with `{"ttl_ms", "wait_ms", "lock_delay_ms", "owner", "lease_id"}` | 201 | `{"resource", "lease_id", "token", "fencing_token", "ttl_ms"}`, and the header `Fencing-Token` |
 //! | `PUT /{resource}` with `Lease-Id` and `{"ttl_ms", "new_token"}` | 200 | the same members |
 //! | `DELETE /{resource}` with `Lease-Id` | 204 | |
-//! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `ttl_ms` (what is left) |
+//! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `ttl_ms` (what is left), `waiters` |
+//!
+//! For operators, where [`Issuer::operator_router`] is used:
+//!
+//! | call | success | body |
+//! |---|---|---|
+//! | `GET /?limit=100&cursor=` | 200 | `{"leases": [{"resource", "token", "owner", "ttl_ms", "waiters"}], "cursor"}`; `cursor` is null on the last page |
+//! | `POST /{resource}/break` | 204 | |
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write, `token` the bare
 //! integer. With `wait_ms` (default 0) the call waits in line, first come, first served.
@@ -47,17 +54,24 @@
 //! The router asks nobody who they are: whoever reaches it can take a lock. Put authentication
 //! in front of it, as for any other part of the service.
 
+mod operators;
 mod request;
 mod response;
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, extract::State, response::Response, routing::post};
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    response::Response,
+    routing::{get, post},
+};
 use http::{HeaderMap, StatusCode};
 
 use self::request::{Members, Named, invalid, lease_id};
 pub use self::response::Refusal;
-use crate::lease::{Acquire, Leases, Renew};
+use crate::lease::{Acquire, Leases, Operate, Renew};
 
 /// The router with the default limits. See [`Issuer`] to change them.
 pub fn router<L: Leases, S: Clone + Send + Sync + 'static>(leases: L) -> Router<S> {
@@ -67,7 +81,7 @@ pub fn router<L: Leases, S: Clone + Send + Sync + 'static>(leases: L) -> Router<
 /// Settings of the router.
 #[derive(Clone, Debug)]
 pub struct Issuer<L> {
-    leases: L,
+    leases: Arc<L>,
     ttl: Duration,
     ttl_limits: RangeInclusive<Duration>,
     wait_limit: Duration,
@@ -78,9 +92,9 @@ const LOCK_DELAY_LIMIT: Duration = Duration::from_secs(60);
 
 impl<L: Leases> Issuer<L> {
     /// The default limits.
-    pub const fn new(leases: L) -> Self {
+    pub fn new(leases: L) -> Self {
         Self {
-            leases,
+            leases: Arc::new(leases),
             ttl: Duration::from_secs(30),
             ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
             wait_limit: Duration::from_secs(60),
@@ -119,6 +133,19 @@ impl<L: Leases> Issuer<L> {
                     .get(inspect::<L>),
             )
             .with_state(Arc::new(self))
+    }
+
+    /// Adds the routes for operators: `GET /` lists the held leases, `POST /{resource}/break` ends
+    /// one by force. Whoever reaches the router can then do so.
+    pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
+    where
+        L: Operate,
+    {
+        let operators = Router::new()
+            .route("/", get(operators::list::<L>))
+            .route("/{resource}/break", post(operators::break_lease::<L>))
+            .with_state(Arc::clone(&self.leases));
+        self.router().merge(operators)
     }
 
     fn take_ttl(&self, members: &mut Members) -> Result<Duration, Refusal> {

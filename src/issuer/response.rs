@@ -7,12 +7,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderValue, StatusCode, header::CACHE_CONTROL};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     body::BodyError,
     header::FENCING_TOKEN,
-    lease::{Held, Lease, LeaseError, Owner},
+    lease::{Held, Lease, LeaseError, Owner, Page},
     problem::{Problem, ProblemType},
     token::Resource,
 };
@@ -43,15 +43,36 @@ pub(super) fn lease(status: StatusCode, lease: &Lease) -> Response {
 pub(super) fn state(resource: &Resource, held: Option<&Held>) -> Response {
     let body = match held {
         None => json!({ "resource": resource, "held": false }),
-        Some(held) => json!({
-            "resource": resource,
-            "held": true,
-            "token": held.token,
-            "owner": held.owner.as_ref().map(Owner::as_str),
-            "ttl_ms": whole_ms(held.ttl),
-        }),
+        Some(held) => {
+            let mut body = holder(resource, held);
+            body["held"] = true.into();
+            body
+        }
     };
     ([NO_STORE], Json(body)).into_response()
+}
+
+/// A page of leases, to operators.
+pub(super) fn page(page: &Page) -> Response {
+    let leases = page.leases.iter();
+    let leases: Vec<_> = leases
+        .map(|(resource, held)| holder(resource, held))
+        .collect();
+    (
+        [NO_STORE],
+        Json(json!({ "leases": leases, "cursor": page.cursor })),
+    )
+        .into_response()
+}
+
+fn holder(resource: &Resource, held: &Held) -> Value {
+    json!({
+        "resource": resource,
+        "token": held.token,
+        "owner": held.owner.as_ref().map(Owner::as_str),
+        "ttl_ms": whole_ms(held.ttl),
+        "waiters": held.waiters,
+    })
 }
 
 /// A release.

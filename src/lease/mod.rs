@@ -42,6 +42,7 @@
 #[cfg(feature = "embedded")]
 mod embedded;
 mod id;
+mod operate;
 #[cfg(feature = "redis")]
 mod redis;
 
@@ -50,6 +51,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLeases;
 pub use self::id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner};
+pub use self::operate::{ListError, Operate, Page};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
 use crate::{

@@ -8,7 +8,10 @@ use tower_fence::issuer::{self, Issuer};
 
 use crate::{
     leases::{TestStore, on_both_stores},
-    support::http::{Answer, Server},
+    support::{
+        eventually,
+        http::{Answer, Server},
+    },
 };
 
 on_both_stores!(
@@ -18,6 +21,10 @@ on_both_stores!(
     a_stranger_can_neither_renew_nor_release,
     each_wrong_request_has_its_answer,
     the_limits_can_be_set,
+    a_call_waits_in_line,
+    a_renewal_may_take_a_new_token,
+    operators_list_and_break,
+    without_operators_there_are_no_routes_for_them,
 );
 
 async fn start<L: TestStore>(leases: L) -> Server {
@@ -84,7 +91,12 @@ async fn the_life_of_a_lease<L: TestStore>() {
     let left = held["ttl_ms"].take().as_u64().unwrap();
     assert!((10_000..=20_000).contains(&left), "{left}");
     let expected = json!({
-        "resource": "café/1", "held": true, "token": token, "owner": "worker-7", "ttl_ms": null,
+        "resource": "café/1",
+        "held": true,
+        "token": token,
+        "owner": "worker-7",
+        "ttl_ms": null,
+        "waiters": 0,
     });
     assert_eq!(held, expected);
 
@@ -271,4 +283,127 @@ async fn the_limits_can_be_set<L: TestStore>() {
         let refused = server.acquire("/b", json!({ "ttl_ms": ttl_ms })).await;
         refused.is_problem(422, "invalid-request");
     }
+}
+
+async fn a_call_waits_in_line<L: TestStore>() {
+    let (leases, _, _db) = L::fresh().await;
+    let server = start(leases).await;
+    let first = server.acquire("/locks/a", json!({})).await.json();
+    let refused = server.acquire("/locks/a", json!({ "wait_ms": 100 })).await;
+    refused.is_problem(409, "lock-held");
+    let waiting = server
+        .post("/locks/a")
+        .json(&json!({ "wait_ms": 30_000, "ttl_ms": 5_000 }));
+    let waiting = tokio::spawn(Answer::to(waiting));
+    eventually("it waits", async || {
+        server.inspect("/locks/a").await["waiters"] == 1
+    })
+    .await;
+    // A client that goes away is skipped.
+    let gone = server.post("/locks/a").json(&json!({ "wait_ms": 30_000 }));
+    let gone = tokio::spawn(Answer::to(gone));
+    eventually("it waits", async || {
+        server.inspect("/locks/a").await["waiters"] == 2
+    })
+    .await;
+    gone.abort();
+    eventually("it is gone", async || {
+        server.inspect("/locks/a").await["waiters"] == 1
+    })
+    .await;
+    let id = first["lease_id"].as_str().unwrap();
+    assert_eq!(server.release("/locks/a", id).await.status, 204);
+    let second = waiting.await.unwrap();
+    assert_eq!(
+        (second.status, second.json()["ttl_ms"].as_u64()),
+        (201, Some(5_000))
+    );
+    assert!(second.json()["token"].as_i64() > first["token"].as_i64());
+}
+
+async fn a_renewal_may_take_a_new_token<L: TestStore>() {
+    let (leases, _, _db) = L::fresh().await;
+    let server = start(leases).await;
+    let lease = server.acquire("/locks/a", json!({})).await.json();
+    let id = lease["lease_id"].as_str().unwrap();
+    let renewed = server
+        .renew("/locks/a", id, json!({ "new_token": true }))
+        .await;
+    assert!(renewed.json()["token"].as_i64() > lease["token"].as_i64());
+    let field = renewed.json()["fencing_token"].as_str().unwrap().to_owned();
+    assert_eq!(renewed.headers["fencing-token"], field.as_str());
+    let kept = server
+        .renew("/locks/a", id, json!({ "new_token": false }))
+        .await;
+    assert_eq!(kept.json()["token"], renewed.json()["token"]);
+}
+
+async fn operators_list_and_break<L: TestStore>() {
+    let (leases, _, _db) = L::fresh().await;
+    let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());
+    let server = Server::start(app).await;
+    let list = async |query: &str| Answer::to(server.get(&format!("/locks{query}"))).await;
+    assert_eq!(
+        list("").await.json(),
+        json!({ "leases": [], "cursor": null })
+    );
+    for name in ["a", "b", "c"] {
+        let body = json!({ "owner": format!("owner of {name}") });
+        assert_eq!(
+            server.acquire(&format!("/locks/{name}"), body).await.status,
+            201
+        );
+    }
+    let answer = list("?limit=1000").await;
+    assert_eq!(answer.headers["cache-control"], "no-store");
+    assert!(!answer.text.contains("lease_id"), "{answer:?}");
+    let mut leases = answer.json()["leases"].as_array().unwrap().clone();
+    leases.sort_by_key(|lease| lease["resource"].as_str().unwrap().to_owned());
+    assert_eq!(leases.len(), 3);
+    assert_eq!(leases[1]["resource"], "b");
+    assert_eq!(leases[1]["owner"], "owner of b");
+    assert_eq!(leases[1]["waiters"], 0);
+    assert!(leases[1]["token"].is_i64() && leases[1]["ttl_ms"].as_u64() > Some(10_000));
+
+    let mut names = vec![];
+    let mut cursor = String::new();
+    for _ in 0..1_000 {
+        let page = list(&format!("?limit=1&cursor={cursor}")).await.json();
+        let page_leases = page["leases"].as_array().unwrap();
+        assert!(page_leases.len() <= 1);
+        names.extend(
+            page_leases
+                .iter()
+                .map(|lease| lease["resource"].to_string()),
+        );
+        match page["cursor"].as_str() {
+            Some(next) => cursor = next.to_owned(),
+            None => break,
+        }
+    }
+    names.sort_unstable();
+    assert_eq!(names, ["\"a\"", "\"b\"", "\"c\""]);
+    for query in [
+        "?limit=0",
+        "?limit=1001",
+        "?limit=x",
+        "?limit=-1",
+        "?cursor=x",
+    ] {
+        list(query).await.is_problem(422, "invalid-request");
+    }
+
+    let end = || Answer::to(server.post("/locks/b/break"));
+    assert_eq!(end().await.status, 204);
+    assert_eq!(end().await.is_problem(409, "lease-lost")["resource"], "b");
+    assert_eq!(server.inspect("/locks/b").await["held"], false);
+}
+
+async fn without_operators_there_are_no_routes_for_them<L: TestStore>() {
+    let (leases, _, _db) = L::fresh().await;
+    let server = start(leases).await;
+    server.acquire("/locks/a", json!({})).await;
+    assert_eq!(Answer::to(server.get("/locks")).await.status, 404);
+    assert_eq!(Answer::to(server.post("/locks/a/break")).await.status, 404);
+    assert_eq!(server.inspect("/locks/a").await["held"], true);
 }

@@ -12,7 +12,8 @@ use tokio::{
 use tower_fence::{
     Resource, Token,
     lease::{
-        Acquire, EmbeddedLeases, Lease, LeaseError, LeaseId, Leases, Owner, RedisLeases, Renew,
+        Acquire, EmbeddedLeases, Lease, LeaseError, LeaseId, Leases, Operate, Owner, RedisLeases,
+        Renew,
     },
 };
 
@@ -23,7 +24,7 @@ use crate::support::{
 };
 
 /// A store that the suites run over.
-pub trait TestStore: Leases + Clone {
+pub trait TestStore: Operate + Clone {
     /// A store of its own, seen from two issuers; and the database of its epochs.
     fn fresh() -> impl Future<Output = (Self, Self, Fresh<Sqlite>)> + Send;
 }
@@ -90,6 +91,8 @@ on_both_stores!(
     a_thousand_waiters_are_served_in_order_though_half_of_them_go_away,
     a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only,
     a_renewal_may_take_a_new_token,
+    a_broken_lease_goes_to_the_next_in_line,
+    every_held_lease_is_on_a_page,
 );
 
 const LONG: Duration = Duration::from_secs(60);
@@ -534,4 +537,59 @@ async fn a_renewal_may_take_a_new_token<L: TestStore>() {
         one.renew(&sku(), &lease.id, Renew::new(LONG).new_token())
             .await,
     );
+}
+
+async fn a_broken_lease_goes_to_the_next_in_line<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    assert!(!one.break_lease(&sku()).await.unwrap());
+    let first = grant(&one, &sku(), LONG).await;
+    let waiting = wait(&two, LONG).await;
+    assert!(two.break_lease(&sku()).await.unwrap());
+    let second = granted(waiting).await;
+    assert!(second.token > first.token);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
+    // Force ends a lock delay as well.
+    assert!(one.break_lease(&sku()).await.unwrap());
+    let delayed = Acquire::new(SHORT).lock_delay(LONG);
+    let third = one.acquire(&sku(), delayed).await.unwrap();
+    eventually("the lease ends", async || {
+        one.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+    assert!(one.break_lease(&sku()).await.unwrap());
+    assert!(grant(&two, &sku(), LONG).await.token > third.token);
+}
+
+async fn every_held_lease_is_on_a_page<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let all = async |limit: usize| {
+        let (mut listed, mut cursor) = (HashMap::new(), None);
+        loop {
+            let page = two.list(limit, cursor.as_deref()).await.unwrap();
+            assert!(page.leases.len() <= limit);
+            let tokens = page.leases.into_iter();
+            listed.extend(tokens.map(|(resource, held)| (resource, held.token)));
+            cursor = page.cursor;
+            if cursor.is_none() {
+                return listed;
+            }
+        }
+    };
+    assert_eq!(all(10).await, HashMap::new());
+    let mut expected = HashMap::new();
+    for n in 0..60 {
+        let resource = Resource::new(format!("sku-{n}}}:lease:*")).unwrap();
+        let lease = grant(&one, &resource, LONG).await;
+        if n % 3 == 0 {
+            one.release(&resource, &lease.id).await.unwrap();
+        } else {
+            expected.insert(resource, lease.token);
+        }
+    }
+    for limit in [1, 7, 1_000] {
+        assert_eq!(all(limit).await, expected, "with {limit} on a page");
+    }
+    for cursor in ["", "x", "1", "-", "999-", ":", "300:a"] {
+        one.list(1, Some(cursor)).await.unwrap_err();
+    }
 }

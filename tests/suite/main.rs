@@ -11,4 +11,5 @@ mod inventory;
 mod issuer;
 mod layer;
 mod leases;
+mod redis_line;
 mod redis_loss;

@@ -13,7 +13,10 @@ use tokio::{
 };
 
 use self::partition::{Asked, Partition};
-use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, Renew, after, partition};
+use super::{
+    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
+    partition,
+};
 use crate::{
     epochs::{Epoch, Epochs},
     token::Resource,
@@ -37,13 +40,6 @@ impl EmbeddedLeases {
             partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
             epochs: Arc::new(epochs),
         }
-    }
-
-    /// Ends the lease on a resource by force, whoever holds it; true when there was one. The next
-    /// grant outranks it. For operators.
-    #[must_use]
-    pub fn break_lease(&self, resource: &Resource) -> bool {
-        self.partition(resource).end(resource)
     }
 
     fn partition(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
@@ -117,6 +113,41 @@ impl Leases for EmbeddedLeases {
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
         Ok(self.partition(resource).inspect(resource))
+    }
+}
+
+impl Operate for EmbeddedLeases {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+        // A cursor is a partition, and the last name that was listed of it.
+        let (first, mut after) = match cursor {
+            None => (0, String::new()),
+            Some(cursor) => {
+                let (partition, name) = cursor.split_once(':').ok_or(ListError::Cursor)?;
+                let partition: u8 = partition.parse().map_err(|_| ListError::Cursor)?;
+                (usize::from(partition), name.to_owned())
+            }
+        };
+        let mut page = Page::default();
+        for (index, partition) in self.partitions.iter().enumerate().skip(first) {
+            let held = partition
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .list(&after);
+            for (resource, held) in held {
+                if page.leases.len() == limit {
+                    page.cursor = Some(format!("{index}:{after}"));
+                    return Ok(page);
+                }
+                after = resource.to_string();
+                page.leases.push((resource, held));
+            }
+            after.clear();
+        }
+        Ok(page)
+    }
+
+    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
+        Ok(self.partition(resource).end(resource))
     }
 }
 

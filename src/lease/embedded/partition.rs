@@ -177,6 +177,15 @@ impl Partition {
         })
     }
 
+    /// The leases that are held on resources whose names come after this one, in order.
+    pub(super) fn list(&mut self, after: &str) -> Vec<(Resource, Held)> {
+        let names = self.grants.keys().filter(|name| name.as_str() > after);
+        let mut names: Vec<Resource> = names.cloned().collect();
+        names.sort_unstable();
+        let held = |name: Resource| self.inspect(&name).map(|held| (name, held));
+        names.into_iter().filter_map(held).collect()
+    }
+
     /// Begins an epoch, unless another caller was faster.
     pub(super) fn begin_epoch(&mut self, epoch: Epoch) {
         if self.used_up().is_some_and(|last| last < epoch.get()) {

@@ -14,6 +14,7 @@
 //! included, and publishes that to its issuer; see [`line`].
 
 mod line;
+mod list;
 mod scripts;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -28,7 +29,10 @@ use self::{
     line::Lines,
     scripts::{Answer, Scripts},
 };
-use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, Renew, after, whole_ms};
+use super::{
+    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
+    whole_ms,
+};
 use crate::{
     epochs::Epochs,
     token::{Resource, Token},
@@ -171,16 +175,6 @@ impl RedisLeases {
             }
         }
     }
-
-    /// Ends the lease on a resource by force, whoever holds it; true when there was one. The next
-    /// grant outranks it. For operators.
-    ///
-    /// # Errors
-    ///
-    /// [`LeaseError::Unavailable`] when the store cannot be reached.
-    pub async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.scripts.break_lease(resource).await
-    }
 }
 
 /// What became of a request for a lease.
@@ -220,6 +214,16 @@ impl Leases for RedisLeases {
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
         self.scripts.inspect(resource).await
+    }
+}
+
+impl Operate for RedisLeases {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+        list::list(self, limit, cursor).await
+    }
+
+    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
+        self.scripts.break_lease(resource).await
     }
 }
 

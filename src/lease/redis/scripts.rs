@@ -81,6 +81,14 @@ impl Scripts {
         }
     }
 
+    pub(super) fn connection(&self) -> ConnectionManager {
+        self.connection.clone()
+    }
+
+    pub(super) fn key_prefix(&self) -> &str {
+        &self.key_prefix
+    }
+
     pub(super) const fn command_wait(&self) -> Duration {
         self.command_wait
     }

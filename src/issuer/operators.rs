@@ -1,0 +1,49 @@
+//! The routes for operators.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Query, State, rejection::QueryRejection},
+    response::Response,
+};
+use serde::Deserialize;
+
+use super::{
+    request::{Named, invalid},
+    response::{self, Refusal},
+};
+use crate::lease::{LeaseError, ListError, Operate};
+
+#[derive(Deserialize)]
+pub(super) struct Paging {
+    limit: Option<usize>,
+    cursor: Option<String>,
+}
+
+pub(super) async fn list<L: Operate>(
+    State(leases): State<Arc<L>>,
+    paging: Result<Query<Paging>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(paging) = paging.map_err(|error| invalid("limit", error.body_text()))?;
+    let limit = paging.limit.unwrap_or(100);
+    if !(1..=1_000).contains(&limit) {
+        return Err(invalid("limit", "`limit` is from 1 to 1000"));
+    }
+    let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());
+    match leases.list(limit, cursor.as_deref()).await {
+        Ok(page) => Ok(response::page(&page)),
+        Err(ListError::Cursor) => Err(invalid("cursor", ListError::Cursor)),
+        Err(ListError::Lease(error)) => Err(error.into()),
+    }
+}
+
+pub(super) async fn break_lease<L: Operate>(
+    State(leases): State<Arc<L>>,
+    Named(resource): Named,
+) -> Result<Response, Refusal> {
+    if leases.break_lease(&resource).await? {
+        tracing::warn!(%resource, "ended a lease by force");
+        return Ok(response::released());
+    }
+    Err(LeaseError::Lost { resource }.into())
+}

@@ -1,0 +1,55 @@
+//! What operators need beside the holders: who holds what, and an end by force.
+
+use super::{Held, LeaseError, Leases};
+use crate::token::Resource;
+
+/// A store that lists its leases and ends them by force.
+pub trait Operate: Leases {
+    /// Lists held leases, at most `limit` of them, from where the last page ended.
+    ///
+    /// A lease that is held all the while is on one of the pages; one that comes or goes meanwhile
+    /// may be. On Redis a page may be short, or empty, without being the last.
+    ///
+    /// # Errors
+    ///
+    /// - [`ListError::Cursor`] when `cursor` is not that of a page.
+    /// - [`ListError::Lease`] when the store cannot be reached.
+    fn list(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> impl Future<Output = Result<Page, ListError>> + Send;
+
+    /// Ends the lease on a resource, whoever holds it, and its lock delay. The next grant outranks
+    /// it. False when there was none.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] when the store cannot be reached.
+    fn break_lease(
+        &self,
+        resource: &Resource,
+    ) -> impl Future<Output = Result<bool, LeaseError>> + Send;
+}
+
+/// Some of the leases that are held.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Page {
+    /// The leases, without their ids.
+    pub leases: Vec<(Resource, Held)>,
+    /// Where the next page begins; `None` on the last one.
+    pub cursor: Option<String>,
+}
+
+/// Why there is no page.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListError {
+    /// The cursor is not one that a page had.
+    #[error("the cursor is not that of a page")]
+    Cursor,
+    /// The store cannot be reached.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+}
