@@ -4,13 +4,17 @@ use std::time::Duration;
 
 use axum::{
     Json, Router,
-    extract::{Path, State, rejection::JsonRejection},
+    extract::{
+        Path, State,
+        rejection::{JsonRejection, PathRejection},
+    },
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use serde::{Deserialize, Serialize};
 use sqlx::Pool;
+use tokio::time::timeout;
 use tower_fence::{
     Fence, FenceLayer, FencedTx, PathParam, Resource, issuer,
     lease::Leases,
@@ -34,6 +38,9 @@ pub fn router<DB: Stock, L: Leases + Clone>(fence: Fence<DB>, leases: L) -> Rout
         .nest("/locks", issuer::router(leases))
 }
 
+/// How long a read may take.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+
 #[derive(Serialize)]
 struct Level {
     sku: String,
@@ -52,12 +59,21 @@ struct Order {
     quantity: u32,
 }
 
+/// The layer has checked the name of what is fenced; a plain read brings any.
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
-    Path(sku): Path<String>,
+    sku: Result<Path<Resource>, PathRejection>,
 ) -> Result<Json<Level>, Error> {
-    let mut conn = pool.acquire().await?;
-    let stock = DB::get(&mut conn, &sku).await?.ok_or(Error::NotFound)?;
+    let Path(sku) = sku.map_err(|_| Error::Sku)?;
+    let reading = async {
+        let mut conn = pool.acquire().await?;
+        DB::get(&mut conn, sku.as_str())
+            .await?
+            .ok_or(Error::NotFound)
+    };
+    let read = timeout(READ_LIMIT, reading).await;
+    let stock = read.unwrap_or(Err(Error::Unavailable))?;
+    let sku = sku.to_string();
     Ok(Json(Level { sku, stock }))
 }
 
@@ -104,13 +120,14 @@ async fn health<DB: Stock, L: Leases + Clone>(
             .map_err(|_| Error::Unavailable)?;
         Ok(Json(serde_json::json!({ "status": "ok" })))
     };
-    let answer = tokio::time::timeout(Duration::from_secs(3), stores).await;
+    let answer = timeout(READ_LIMIT, stores).await;
     answer.unwrap_or(Err(Error::Unavailable))
 }
 
 enum Error {
     NotFound,
     OutOfStock { stock: i64 },
+    Sku,
     Quantity,
     Body(JsonRejection),
     Database(sqlx::Error),
@@ -147,6 +164,7 @@ impl IntoResponse for Error {
                 "Not enough in stock",
             )
             .member("stock", stock),
+            Self::Sku => invalid("resource").detail("this cannot name a SKU"),
             Self::Quantity => invalid("quantity").detail("`quantity` is at least 1"),
             Self::Body(rejection) => invalid("body").detail(rejection.body_text()),
             Self::Database(error) => {

@@ -34,7 +34,7 @@ use tower_fence::{
 use tracing_subscriber::EnvFilter;
 
 /// How long requests that are under way may take after a signal to stop.
-const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -55,6 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => {
             let pool = PgPoolOptions::new()
                 .max_connections(16)
+                .acquire_timeout(Duration::from_secs(5))
                 .connect(&url)
                 .await?;
             run(listener, addr, pool, "Postgres").await
@@ -132,6 +133,14 @@ async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>>
         }
         tracing::info!("stopping: requests under way finish first");
         stopping.send_replace(true);
+        // A second signal ends at once.
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            std::process::exit(1);
+        });
     });
     let drain_limit = async {
         let _ = stopped.wait_for(|stopped| *stopped).await;

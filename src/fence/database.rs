@@ -30,6 +30,14 @@ pub enum Fault {
     Lost,
 }
 
+/// A transaction whose writes are there.
+pub enum Committed {
+    /// The connection can be used again.
+    Clean,
+    /// The connection failed right after it had confirmed.
+    Broken,
+}
+
 /// The time limits of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub struct TransactionLimits {
@@ -50,7 +58,7 @@ pub trait Backend: Database {
 
     /// Checks that the transaction of [`Backend::begin`] is whole, and commits it. `Ok` means
     /// that the writes are there.
-    fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+    fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Committed>> + Send;
 
     /// What an error says about the statement it answers.
     fn fault(error: &sqlx::Error) -> Fault;

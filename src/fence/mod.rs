@@ -322,18 +322,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Ends the session of a server process from outside, where the database can do that. Where
-    /// it cannot, the transaction's own limits end it.
+    /// Ends a transaction that is out of reach.
     pub(crate) async fn terminate(&self, server_process: i32) {
-        let Ok(mut conn) = acquire(&self.pool, self.limits.pool_wait).await else {
-            return;
-        };
-        let within = self.limits.answer_wait;
-        match tokio::time::timeout(within, DB::terminate(&mut conn, server_process)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "an escaped transaction was not ended"),
-            Err(_) => conn.close_on_drop(),
-        }
+        session::terminate(&self.pool, self.limits, server_process).await;
     }
 }
 

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Executor, PgConnection, Postgres, SqlSafeStr,
+    AssertSqlSafe, Either, Executor, PgConnection, Postgres, SqlSafeStr,
     migrate::MigrateError,
     postgres::{PgDatabaseError, PgSeverity, PgTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::database::{Admission, Backend, Fault, TransactionLimits, migrator, statements};
+use super::database::{
+    Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+};
 use crate::token::{Resource, Token};
 
 /// A setting that lives as long as the transaction in which it was made. At COMMIT its absence
@@ -53,10 +56,21 @@ impl Backend for Postgres {
         Ok(())
     }
 
-    async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
-        conn.execute(PROVE_AND_COMMIT).await?;
+    async fn commit(conn: &mut PgConnection) -> sqlx::Result<Committed> {
+        let mut confirmed = 0;
+        let mut answers = conn.fetch_many(PROVE_AND_COMMIT);
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(Either::Left(_)) => confirmed += 1,
+                Ok(Either::Right(_)) => {}
+                // A cancellation that arrives during COMMIT is only noticed at BEGIN.
+                Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
+                Err(error) => return Err(error),
+            }
+        }
+        drop(answers);
         PgTransactionManager::start_rollback(conn);
-        Ok(())
+        Ok(Committed::Clean)
     }
 
     fn fault(error: &sqlx::Error) -> Fault {

@@ -11,12 +11,13 @@ use tokio::time::timeout;
 
 use super::{
     Limits,
-    database::{Backend, Fault, TransactionLimits},
+    database::{Backend, Committed, Fault, TransactionLimits},
     error::{AdmitError, CommitError, no_answer},
 };
 
 pub(super) struct Session<DB: Backend> {
     conn: Option<PoolConnection<DB>>,
+    pool: Pool<DB>,
     phase: Phase,
     limits: Limits,
     /// The server process that holds the row lock; 0 where there is none.
@@ -40,6 +41,7 @@ impl<DB: Backend> Session<DB> {
     pub(super) async fn begin(pool: &Pool<DB>, limits: Limits) -> Result<Self, AdmitError> {
         let mut session = Self {
             conn: Some(acquire(pool, limits.pool_wait).await?),
+            pool: pool.clone(),
             phase: Phase::Ended,
             limits,
             server_process: 0,
@@ -55,6 +57,16 @@ impl<DB: Backend> Session<DB> {
             hold: self.limits.hold,
         };
         self.roll_back();
+        if self.phase == Phase::Open
+            && !matches!(
+                timeout(GRACE, self.connection_mut().ping()).await,
+                Ok(Ok(()))
+            )
+        {
+            self.phase = Phase::Broken;
+            terminate(&self.pool, self.limits, self.server_process).await;
+            return Err(AdmitError::Unavailable(Arc::new(no_answer())));
+        }
         self.phase = Phase::Beginning;
         let within = self.limits.statement();
         match timeout(within, DB::begin(self.connection_mut(), limits)).await {
@@ -97,8 +109,11 @@ impl<DB: Backend> Session<DB> {
             return Err(CommitError::OutcomeUnknown(Arc::new(no_answer())));
         };
         match outcome {
-            Ok(()) => {
-                self.phase = Phase::Ended;
+            Ok(committed) => {
+                self.phase = match committed {
+                    Committed::Clean => Phase::Ended,
+                    Committed::Broken => Phase::Broken,
+                };
                 Ok(())
             }
             Err(error) => Err(match DB::fault(&error) {
@@ -149,30 +164,68 @@ impl<DB: Backend> Drop for Session<DB> {
             Phase::Ended => {}
             Phase::Broken => conn.close_on_drop(),
             Phase::Beginning | Phase::Open => {
-                // A statement may still be under way, and wait for a lock. The pool would wait
-                // for its answer without a limit.
-                let within = self.limits.statement().saturating_add(self.limits.hold);
-                let clean_up = async move {
-                    let cleaned = timeout(within, async {
-                        if phase == Phase::Beginning {
-                            DB::abandon_begin(&mut conn).await?;
-                        }
-                        conn.ping().await
-                    });
-                    let cleaned = matches!(cleaned.await, Ok(Ok(())));
-                    // SQLite: where the handler had ended the transaction by hand, the rollback
-                    // failed and was not counted.
-                    let depth = DB::TransactionManager::get_transaction_depth(&conn);
-                    if !cleaned || depth > 0 {
-                        conn.close_on_drop();
-                    }
-                };
+                let clean_up = clean_up(
+                    conn,
+                    phase,
+                    self.pool.clone(),
+                    self.limits,
+                    self.server_process,
+                );
                 // Without a runtime there is no pool either: the connection is dropped, and closed.
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                     runtime.spawn(clean_up);
                 }
             }
         }
+    }
+}
+
+/// How long a statement that was cut off may go on before its server process is ended.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Sees a rollback through that is queued on a connection, and gives it back to the pool.
+async fn clean_up<DB: Backend>(
+    mut conn: PoolConnection<DB>,
+    phase: Phase,
+    pool: Pool<DB>,
+    limits: Limits,
+    server_process: i32,
+) {
+    let rolled_back = async {
+        if phase == Phase::Beginning {
+            DB::abandon_begin(&mut conn).await?;
+        }
+        conn.ping().await
+    };
+    let mut outcome = timeout(GRACE, rolled_back).await;
+    if outcome.is_err() {
+        // A statement is still under way. With the row lock, it must not keep others waiting;
+        // without, it waits for that lock, no longer than for its limit. The pool would wait for
+        // its answer without a limit.
+        terminate(&pool, limits, server_process).await;
+        outcome = timeout(limits.statement(), conn.ping()).await;
+    }
+    // SQLite: where the handler had ended the transaction by hand, the rollback failed and was not
+    // counted.
+    let depth = DB::TransactionManager::get_transaction_depth(&conn);
+    if !matches!(outcome, Ok(Ok(()))) || depth > 0 {
+        conn.close_on_drop();
+    }
+}
+
+/// Ends the session of a server process from outside, where the database can do that. Where it
+/// cannot (SQLite), the statement or the task that holds the transaction has to end by itself.
+pub(super) async fn terminate<DB: Backend>(pool: &Pool<DB>, limits: Limits, server_process: i32) {
+    if server_process == 0 {
+        return;
+    }
+    let Ok(mut conn) = acquire(pool, limits.pool_wait).await else {
+        return;
+    };
+    match timeout(limits.answer_wait, DB::terminate(&mut conn, server_process)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::error!(%error, "a transaction was not ended"),
+        Err(_) => conn.close_on_drop(),
     }
 }
 

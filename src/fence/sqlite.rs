@@ -5,20 +5,23 @@
 //! away.
 
 use sqlx::{
-    AssertSqlSafe, SqlSafeStr, Sqlite, SqliteConnection, migrate::MigrateError,
+    AssertSqlSafe, Executor, SqlSafeStr, Sqlite, SqliteConnection, migrate::MigrateError,
     sqlite::SqliteTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::database::{Admission, Backend, Fault, TransactionLimits, migrator, statements};
+use super::database::{
+    Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+};
 use crate::token::{Resource, Token};
 
 impl Backend for Sqlite {
     async fn begin(conn: &mut SqliteConnection, limits: TransactionLimits) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
-        // later with SQLITE_BUSY, without any wait.
+        // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
         let lock_ms = limits.lock_wait.as_millis().clamp(1, i32::MAX as u128);
-        let sql = format!("PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE");
+        let sql =
+            format!("PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT tower_fence");
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
@@ -27,9 +30,12 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // Fails where a statement had ended the transaction (`INSERT OR ROLLBACK`, a full disk).
-        SqliteTransactionManager::commit(conn).await
+    async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<Committed> {
+        // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
+        // full disk), or by hand.
+        conn.execute("RELEASE tower_fence").await?;
+        SqliteTransactionManager::commit(conn).await?;
+        Ok(Committed::Clean)
     }
 
     fn fault(error: &sqlx::Error) -> Fault {

@@ -101,7 +101,8 @@ impl<L: Leases> Issuer<L> {
         }
     }
 
-    /// How long a lease lasts when the request does not say. Default: 30 s.
+    /// How long a lease lasts when the request does not say. Default: 30 s, or what is next to it
+    /// within the limits.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
@@ -149,12 +150,13 @@ impl<L: Leases> Issuer<L> {
     }
 
     fn take_ttl(&self, members: &mut Members) -> Result<Duration, Refusal> {
-        let ttl = members.take_ms("ttl_ms")?.unwrap_or(self.ttl);
+        let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
+        let default = || self.ttl.min(longest).max(shortest);
+        let ttl = members.take_ms("ttl_ms")?.unwrap_or_else(default);
         if self.ttl_limits.contains(&ttl) {
             return Ok(ttl);
         }
-        let (from, to) = (self.ttl_limits.start(), self.ttl_limits.end());
-        let (from, to) = (from.as_millis(), to.as_millis());
+        let (from, to) = (shortest.as_millis(), longest.as_millis());
         Err(invalid(
             "ttl_ms",
             format!("`ttl_ms` is from {from} to {to}"),

@@ -1,7 +1,9 @@
 //! What a handler can ask for: the transaction, and what was admitted.
 
+use std::convert::Infallible;
+
 use axum::{
-    extract::FromRequestParts,
+    extract::{FromRequestParts, OptionalFromRequestParts},
     response::{IntoResponse, Response},
 };
 use http::request::Parts;
@@ -27,17 +29,34 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     }
 }
 
-/// The resource and the token of this request: of a write, or of a fenced read.
+/// The resource and the token of this request: of a write, or of a fenced read. A handler of
+/// plain reads as well takes `Option<Admitted>`.
 impl<S: Sync> FromRequestParts<S> for Admitted {
     type Rejection = NoTransaction;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let admitted = parts.extensions.get::<Self>().cloned();
-        admitted.ok_or(NoTransaction::NoLayer)
+        admitted.ok_or(if parts.extensions.get::<PlainRead>().is_some() {
+            NoTransaction::PlainRead
+        } else {
+            NoTransaction::NoLayer
+        })
     }
 }
 
-/// Why a handler cannot have the transaction: an error of the service, answered with 500.
+impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned())
+    }
+}
+
+/// Marks a safe request that went through the layer without a token.
+#[derive(Clone, Copy)]
+pub(super) struct PlainRead;
+
+/// Why a handler cannot have what it asked for: an error of the service, answered with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTransaction {
@@ -47,6 +66,9 @@ pub enum NoTransaction {
     /// The handler serves a safe method, which has no transaction.
     #[error("a safe method has no fenced transaction: take the pool from the state instead")]
     SafeMethod,
+    /// The handler serves fenced reads only, and the request has no token: answered with 428.
+    #[error("this read needs a fencing token")]
+    PlainRead,
     /// The transaction was extracted before and is not back, or was committed already.
     #[error("the fenced transaction was already taken by another extractor")]
     Taken,
@@ -54,9 +76,12 @@ pub enum NoTransaction {
 
 impl IntoResponse for NoTransaction {
     fn into_response(self) -> Response {
-        tracing::error!(error = %self, "a handler got no fenced transaction");
-        Problem::new(ProblemType::Misconfigured)
-            .detail(self.to_string())
-            .into_response()
+        let kind = if matches!(self, Self::PlainRead) {
+            ProblemType::TokenRequired
+        } else {
+            tracing::error!(error = %self, "a handler got no fenced transaction");
+            ProblemType::Misconfigured
+        };
+        Problem::new(kind).detail(self.to_string()).into_response()
     }
 }

@@ -1,8 +1,8 @@
 //! The resource side, as a tower layer: [`FenceLayer`] refuses stale writers before the handler
 //! runs, and commits the handler's writes together with the check.
 //!
-//! 1. An unsafe method needs one token for its resource. A safe one (GET, HEAD, OPTIONS, TRACE)
-//!    may carry it: then everyone older is dead before the handler reads (a *fenced read*).
+//! 1. An unsafe method needs one token for its resource. A safe one (GET, HEAD, OPTIONS, TRACE,
+//!    QUERY) may carry it: then everyone older is dead before the handler reads (a *fenced read*).
 //! 2. The body is read first, bounded in size and time, so that a slow client holds neither a
 //!    connection nor a row lock.
 //! 3. The token is admitted in a transaction, which the handler gets from the extractor
@@ -61,6 +61,9 @@
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer` the layer also sees requests that match no route: unsafe ones are
 //!   answered 404 before the fallback is reached, where the resource is a [`PathParam`].
+//! - A handler of a safe method is not timed.
+//! - Each resource that was named with an admissible token keeps a row, also where the handler then
+//!   failed: put authentication, and checks of names that anybody may invent, in front.
 //! - 503 answers promise nothing about older tokens: where the database is out of reach, the
 //!   fence cannot be raised.
 

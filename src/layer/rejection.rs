@@ -47,6 +47,9 @@ pub enum Rejection {
     /// The request has no resource.
     #[error(transparent)]
     Resource(#[from] ResourceError),
+    /// Another `FenceLayer` has admitted this request already; this one would wait for its lock.
+    #[error("there are two fences around this handler; a request passes one `FenceLayer`")]
+    TwoLayers,
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
@@ -85,6 +88,7 @@ impl Rejection {
                 ResourceError::NoRoute => ProblemType::UnknownRoute,
                 ResourceError::NoPathParam(_) => ProblemType::Misconfigured,
             },
+            Self::TwoLayers => ProblemType::Misconfigured,
             Self::Body(error) => match error {
                 BodyError::TooLarge { .. } => ProblemType::BodyTooLarge,
                 BodyError::TimedOut { .. } => ProblemType::BodyTimeout,

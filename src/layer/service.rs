@@ -18,7 +18,7 @@ use http::{HeaderName, Request, request::Parts};
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::{rejection::Rejection, resource::ResourceFrom};
+use super::{extract::PlainRead, rejection::Rejection, resource::ResourceFrom};
 use crate::{
     body,
     fence::{Admitted, Closed, CommitError, Fence, FenceDatabase, Loan, TokenUse},
@@ -88,7 +88,10 @@ where
             let (mut parts, body) = request.into_parts();
             let (resource, token) = match config.identify(&mut parts).await {
                 Ok(Some(identified)) => identified,
-                Ok(None) => return unfenced(inner, Request::from_parts(parts, body)).await,
+                Ok(None) => {
+                    parts.extensions.insert(PlainRead);
+                    return unfenced(inner, Request::from_parts(parts, body)).await;
+                }
                 Err(rejection) => return Ok(rejection.into_response()),
             };
             if parts.method.is_safe() {
@@ -118,6 +121,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if tokens.is_empty() && parts.method.is_safe() {
             return Ok(None);
         }
+        if parts.extensions.get::<Loan<DB>>().is_some() {
+            return Err(Rejection::TwoLayers);
+        }
         let resource = self.resource_from.resource_from(parts).await?;
         let token = single(tokens, &resource)?;
         Ok(Some((resource, token)))
@@ -146,7 +152,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let loan = CloseOnDrop(loan);
         let ended = timeout(hold, handler).await;
         let success = matches!(&ended, Ok(Ended::Response(response))
-            if !response.status().is_client_error() && !response.status().is_server_error());
+            if response.status().as_u16() < 400);
         let settled = self.end_transaction(&loan.0, success).await;
         match (ended, settled) {
             (Ok(Ended::Response(response)), Ok(())) => Ok(response),

@@ -164,10 +164,10 @@ impl Acquire {
         self
     }
 
-    /// Says who asks.
+    /// Says who asks. An empty text says nothing.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
-        self.owner = Some(owner);
+        self.owner = Some(owner).filter(|owner| !owner.as_str().is_empty());
         self
     }
 

@@ -28,6 +28,7 @@ on_both_databases!(
     admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens,
     a_swallowed_error_is_never_a_false_success,
     a_transaction_that_was_ended_by_hand_is_never_a_false_success,
+    a_transaction_that_was_replaced_by_hand_is_never_a_false_success,
     a_deferred_constraint_that_fails_at_commit_writes_nothing,
     a_nested_commit_is_part_of_the_outer_transaction,
     a_nested_rollback_leaves_the_outer_transaction_whole,
@@ -327,12 +328,11 @@ async fn a_transaction_that_was_ended_by_hand_is_never_a_false_success<DB: TestD
     write(&fence, 5).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_transaction_that_was_replaced_by_hand_is_never_a_false_success_on_postgres() {
-    let db = Postgres::fresh(2).await;
-    for replacement in ["ROLLBACK; BEGIN", "COMMIT; BEGIN"] {
-        let mut tx = begin(&db.fence(), 5).await;
-        Postgres::execute(&mut tx, replacement).await.unwrap();
+async fn a_transaction_that_was_replaced_by_hand_is_never_a_false_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    for (value, replacement) in [(5, "ROLLBACK; BEGIN"), (6, "COMMIT; BEGIN")] {
+        let mut tx = begin(&db.fence(), value).await;
+        DB::execute(&mut tx, replacement).await.unwrap();
         let outcome = tx.commit().await;
         assert!(
             matches!(outcome, Err(CommitError::Aborted(_))),

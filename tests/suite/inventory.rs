@@ -151,6 +151,10 @@ async fn each_call_answers_as_documented() {
         .get("/inventory/sku-1")
         .await
         .is_problem(404, "not-found");
+    for path in ["/inventory/%00", "/inventory/%FF"] {
+        let problem = caller.get(path).await.is_problem(422, "invalid-request");
+        assert_eq!(problem["field"], "resource");
+    }
     let token = caller.acquire("sku-1", 30_000).await;
     let decrement = async |body: Value| caller.decrement("sku-1", &token, body).await;
     decrement(json!({ "quantity": 1 }))

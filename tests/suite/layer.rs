@@ -8,7 +8,7 @@ use axum::{
     extract::Path,
     http::{HeaderName, StatusCode, request::Parts},
     response::{IntoResponse, Response},
-    routing::{any, post},
+    routing::{any, get, post},
 };
 use reqwest::header::HeaderValue;
 use sqlx::Postgres;
@@ -46,6 +46,8 @@ on_both_databases!(
     a_busy_fence_says_when_to_come_back,
     a_handler_without_a_layer_is_told_what_is_missing,
     the_typed_error_reaches_an_outer_layer,
+    a_read_that_needs_its_token_asks_for_it,
+    two_layers_are_a_mistake_of_the_service,
 );
 
 type Plan = Arc<Shared>;
@@ -199,6 +201,13 @@ async fn a_handler_that_ignores_the_transaction_is_protected<DB: TestDatabase>()
         .write("/a/plain", 2)
         .await
         .is_problem(412, "stale-token");
+    for status in [500, 600, 999] {
+        assert_eq!(
+            server.write(&format!("/a/status/{status}"), 3).await.status,
+            status
+        );
+        assert_eq!(max_token(&db).await, Some(2));
+    }
     for status in [204, 302] {
         assert_eq!(
             server
@@ -648,4 +657,69 @@ async fn the_typed_error_reaches_an_outer_layer<DB: TestDatabase>() {
     let answer = server.write("/a/plain", 4).await;
     assert_eq!((answer.status, answer.text.as_str()), (418, "5"));
     assert_eq!(server.write("/a/plain", "").await.text, "0");
+}
+
+async fn a_read_that_needs_its_token_asks_for_it<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let strict = |admitted: Admitted| async move { admitted.token.to_string() };
+    let lenient = |admitted: Option<Admitted>| async move { format!("{:?}", admitted.is_some()) };
+    let app = Router::new()
+        .route("/{sku}/strict", get(strict))
+        .route("/{sku}/lenient", get(lenient))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
+    let server = Server::start(app).await;
+    Answer::to(server.get("/a/strict"))
+        .await
+        .is_problem(428, "token-required");
+    assert_eq!(Answer::to(server.get("/a/lenient")).await.text, "false");
+    for (path, text) in [("/a/strict", "5"), ("/a/lenient", "true")] {
+        let read = server.get(path).header("Fencing-Token", "5");
+        assert_eq!(Answer::to(read).await.text, text);
+    }
+}
+
+async fn two_layers_are_a_mistake_of_the_service<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let app = Router::new()
+        .route("/{sku}/plain", post(|| async {}))
+        .route_layer(layer.clone())
+        .route_layer(layer);
+    let server = Server::start(app).await;
+    server
+        .write("/a/plain", 5)
+        .await
+        .is_problem(500, "misconfigured");
+    assert_eq!(max_token(&db).await, Some(4));
+}
+
+/// The statement of a handler whose client went away ends with it, and so does the row lock.
+#[tokio::test]
+async fn a_statement_that_was_cut_off_does_not_keep_the_lock() {
+    async fn sleepy(mut tx: FencedTx) {
+        let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
+    }
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence().hold_limit(Duration::from_secs(2));
+    let app = Router::new()
+        .route("/{sku}/sleepy", post(sleepy))
+        .route("/{sku}/plain", post(|| async {}))
+        .route_layer(FenceLayer::new(fence, PathParam("sku")));
+    let server = Server::start(app).await;
+    let gone = server.post("/a/sleepy").header("Fencing-Token", "5");
+    timeout(Duration::from_millis(300), gone.send())
+        .await
+        .unwrap_err();
+    // Within the wait for the row lock, which is 5 s.
+    assert_eq!(server.write("/a/plain", 5).await.status, 200);
+    // The same where the handler runs out of its time.
+    server
+        .write("/a/sleepy", 7)
+        .await
+        .is_problem(503, "handler-timeout");
+    server
+        .write("/a/plain", 6)
+        .await
+        .is_problem(412, "stale-token");
+    assert_eq!(server.write("/a/plain", 7).await.status, 200);
 }

@@ -11,5 +11,7 @@ mod inventory;
 mod issuer;
 mod layer;
 mod leases;
+mod lost_answers;
+mod redis_history;
 mod redis_line;
 mod redis_loss;

@@ -18,7 +18,7 @@ use super::{
     partition,
 };
 use crate::{
-    epochs::{Epoch, Epochs},
+    epochs::{Epoch, EpochError, Epochs},
     token::Resource,
 };
 
@@ -54,6 +54,10 @@ impl EmbeddedLeases {
         let at_least = Epoch::new(last + 1).map_err(LeaseError::unavailable)?;
         let epoch = self.epochs.next_epoch(partition(resource), at_least).await;
         let epoch = epoch.map_err(LeaseError::unavailable)?;
+        if epoch.get() <= last {
+            // The source does not keep its word, and would be asked for ever.
+            return Err(LeaseError::unavailable(EpochError::Exhausted));
+        }
         self.partition(resource).begin_epoch(epoch);
         Ok(())
     }
@@ -74,7 +78,9 @@ impl Leases for EmbeddedLeases {
             let asked = self.partition(resource).ask(resource, &request, line);
             match asked {
                 Asked::Granted(lease) => return Ok(lease),
-                Asked::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
+                Asked::NeedsEpoch { last } => {
+                    self.begin_epoch(resource, last).await?;
+                }
                 Asked::Held { left } if late => {
                     return Err(LeaseError::Held {
                         resource: resource.clone(),

@@ -1,7 +1,8 @@
 //! Redis: the shared one, and one that a test may stop and flush.
 
 use std::{
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -47,6 +48,27 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    pub fn addr(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
+    }
+
+    /// The append-only files as they are now.
+    pub fn append_only_files(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let folder = self.folder.path().join("appendonlydir");
+        let files = std::fs::read_dir(folder).unwrap();
+        let paths = files.map(|file| file.unwrap().path());
+        paths
+            .map(|path| (path.clone(), std::fs::read(&path).unwrap()))
+            .collect()
+    }
+
+    /// Puts files back as they were. The server must not run.
+    pub fn restore(&self, files: Vec<(PathBuf, Vec<u8>)>) {
+        for (path, bytes) in files {
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
+
     /// Kills the server as `kill -9` does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -63,14 +85,15 @@ impl RedisServer {
 
     /// Runs one command on a connection of its own.
     pub async fn command(&self, words: &[&str]) -> redis::Value {
+        self.try_command(words).await.unwrap()
+    }
+
+    /// Runs one command that may fail.
+    pub async fn try_command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
         let client = redis::Client::open(self.url()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
         let mut command = redis::cmd(words[0]);
-        command
-            .arg(&words[1..])
-            .query_async(&mut connection)
-            .await
-            .unwrap()
+        command.arg(&words[1..]).query_async(&mut connection).await
     }
 
     async fn try_start(&mut self) -> bool {
