@@ -29,7 +29,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    redis::RedisServer,
+    redis::{RedisServer, Sentinel},
 };
 
 const RESOURCES: usize = 3;
@@ -363,4 +363,79 @@ async fn a_failover_to_a_replica_that_lags() {
             assert!(out_of_order(&new).is_none() && out_of_order(&old).is_none());
         }
     }
+}
+
+/// A master behind sentinels is killed; its replica is promoted, and found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_by_sentinels() {
+    let db = Sqlite::fresh(2).await;
+    let (mut master, replica) = (
+        RedisServer::start(&[]).await,
+        RedisServer::start(&["--replica-announce-ip", "127.0.0.1"]).await,
+    );
+    let port = master.addr().port().to_string();
+    replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+    eventually("the replica is in step", async || {
+        let info = replica.command(&["INFO", "replication"]).await;
+        let info: String = redis::from_redis_value(info).unwrap();
+        info.contains("master_link_status:up")
+    })
+    .await;
+    let sentinel = Sentinel::start(&master);
+    let connected = std::cell::RefCell::new(None);
+    eventually(
+        "the sentinel knows its master and the replica",
+        async || {
+            let client = redis::Client::open(sentinel.url()).unwrap();
+            let Ok(mut connection) = client.get_multiplexed_async_connection().await else {
+                return false;
+            };
+            let mut replicas = redis::cmd("SENTINEL");
+            replicas.arg("replicas").arg("the-master");
+            let known: redis::RedisResult<Vec<redis::Value>> =
+                replicas.query_async(&mut connection).await;
+            if known.is_ok_and(|known| known.len() == 1) {
+                let builder = RedisLeases::builder(db.fence());
+                let builder = builder.command_wait(Duration::from_millis(500));
+                let leases = builder
+                    .connect_sentinels(&[&sentinel.url()], "the-master")
+                    .await;
+                *connected.borrow_mut() = leases.ok();
+            }
+            connected.borrow().is_some()
+        },
+    )
+    .await;
+    let leases = connected.into_inner().unwrap();
+    let load = Load::start(&Issuer::Ours(leases.clone()));
+    load.more(60).await;
+    master.kill();
+    load.more(60).await;
+    let grants = load.stop().await;
+    assert_eq!(out_of_order(&grants).map(|pair| format!("{pair:?}")), None);
+
+    // Waiting works on the new master, too.
+    let sku = Resource::new("sku-9").unwrap();
+    let long = Duration::from_secs(30);
+    let first = leases.acquire(&sku, Acquire::new(long)).await.unwrap();
+    let waiting = tokio::spawn({
+        let (leases, sku) = (leases.clone(), sku.clone());
+        async move { leases.acquire(&sku, Acquire::new(long).wait(long)).await }
+    });
+    eventually("it is in line", async || {
+        leases
+            .inspect(&sku)
+            .await
+            .unwrap()
+            .is_some_and(|held| held.waiters == 1)
+    })
+    .await;
+    leases.release(&sku, &first.id).await.unwrap();
+    assert!(waiting.await.unwrap().unwrap().token > first.token);
+
+    let (url, builder) = (sentinel.url(), RedisLeases::builder(db.fence()));
+    builder
+        .connect_sentinels(&[&url], "nobody")
+        .await
+        .unwrap_err();
 }

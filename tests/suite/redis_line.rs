@@ -289,3 +289,22 @@ async fn an_end_by_time_is_noticed_at_once() {
         "{late:?}"
     );
 }
+
+#[tokio::test]
+async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    // Ended, as by eviction, and nobody has noticed yet.
+    server
+        .command(&["DEL", "tower-fence:{110}:lease:sku-1"])
+        .await;
+    let newcomer = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(newcomer, Err(LeaseError::Held { .. })),
+        "{newcomer:?}"
+    );
+    let second = timeout(Duration::from_secs(5), waiting).await.unwrap();
+    assert!(second.unwrap().unwrap().token > first.token);
+}

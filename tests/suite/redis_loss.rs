@@ -1,10 +1,20 @@
 //! What Redis loses, and what that does to tokens. Each test has a server of its own.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use sqlx::Sqlite;
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
 use tower_fence::{
     Resource, Token,
     epochs::{Epoch, EpochError, EpochFuture, Epochs},
@@ -319,4 +329,57 @@ async fn keys_that_something_else_wrote_do_no_harm() {
         .command(&["HSET", "tower-fence:{110}:clock", "epoch", "x", "n", "y"])
         .await;
     grant_and_release(&leases).await;
+}
+
+#[tokio::test]
+async fn a_server_that_hides_its_history_is_refused() {
+    let server = RedisServer::start(&["--rename-command", "INFO", ""]).await;
+    let db = Sqlite::fresh(2).await;
+    let refused = RedisLeases::connect(&server.url(), db.fence())
+        .await
+        .unwrap_err();
+    let LeaseError::Unavailable(cause) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(cause.to_string().contains("master_replid"), "{cause}");
+}
+
+/// The connection is cut after the server has done what it was asked.
+#[tokio::test]
+async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let cut = Arc::new(AtomicBool::new(false));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    tokio::spawn({
+        let (to, cut) = (server.addr(), cut.clone());
+        async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let upstream = TcpStream::connect(to).await.unwrap();
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = upstream.into_split();
+                tokio::spawn(async move {
+                    let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
+                });
+                let cut = cut.clone();
+                tokio::spawn(async move {
+                    let mut buffer = vec![0; 64 * 1024];
+                    while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
+                        let lost = cut.swap(false, Relaxed);
+                        if lost || to_client.write_all(&buffer[..length]).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let first = grant_and_release(&leases).await;
+    cut.store(true, Relaxed);
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert!(!cut.load(Relaxed), "nothing was cut");
+    // Granted once: the repetition found its own grant.
+    assert_eq!(lease.token.get(), first.get() + 1);
+    leases.release(&sku(), &lease.id).await.unwrap();
 }

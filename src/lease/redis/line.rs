@@ -17,7 +17,7 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use redis::{Client, aio::PubSub};
+use redis::aio::PubSub;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -48,7 +48,7 @@ struct Line {
 type Subscription = (u8, oneshot::Sender<()>);
 
 impl Lines {
-    pub(super) fn new(client: Client, scripts: Arc<Scripts>) -> Arc<Self> {
+    pub(super) fn new(scripts: Arc<Scripts>) -> Arc<Self> {
         let issuer = LeaseId::random();
         let (subscriptions, wanted) = mpsc::unbounded_channel();
         let lines = Arc::new(Self {
@@ -57,7 +57,7 @@ impl Lines {
             lines: Mutex::default(),
             subscriptions,
         });
-        tokio::spawn(listen(client, Arc::downgrade(&lines), wanted));
+        tokio::spawn(listen(Arc::downgrade(&lines), wanted));
         lines
     }
 
@@ -70,7 +70,7 @@ impl Lines {
     pub(super) async fn listen(&self, resource: &Resource) -> Result<(), LeaseError> {
         let (done, listening) = oneshot::channel();
         let _ = self.subscriptions.send((partition(resource), done));
-        match timeout(self.scripts.command_wait(), listening).await {
+        match timeout(self.scripts.server().command_wait(), listening).await {
             Ok(Ok(())) => Ok(()),
             _ => Err(LeaseError::unavailable(std::io::Error::from(
                 std::io::ErrorKind::TimedOut,
@@ -126,6 +126,28 @@ impl Lines {
             if key.is_none_or(|key| **name == *key) {
                 line.waiters.values().for_each(|waiter| waiter.notify_one());
             }
+        }
+    }
+
+    /// A connection that listens on this issuer's channel and to these partitions.
+    async fn connect(&self, partitions: &BTreeSet<u8>) -> Option<PubSub> {
+        let server = self.scripts.server();
+        let connect = async {
+            let mut pubsub = server.client().await?.get_async_pubsub().await?;
+            let everybody = partitions
+                .iter()
+                .map(|partition| self.scripts.everybody(*partition));
+            let channels: Vec<String> = everybody.chain([self.channel().to_owned()]).collect();
+            pubsub.subscribe(&channels[..]).await?;
+            Ok::<_, redis::RedisError>(pubsub)
+        };
+        match timeout(server.command_wait(), connect).await {
+            Ok(Ok(pubsub)) => Some(pubsub),
+            Ok(Err(error)) => {
+                server.failed(&error).await;
+                None
+            }
+            Err(_) => None,
         }
     }
 
@@ -217,9 +239,9 @@ async fn watch_line(lines: Weak<Lines>, resource: Resource, mut ends: watch::Rec
             }
             Ok(_) => {
                 lines.call_all(Some(&scripts.lease_key(&resource)));
-                scripts.command_wait()
+                scripts.server().command_wait()
             }
-            Err(_) => scripts.command_wait(),
+            Err(_) => scripts.server().command_wait(),
         };
         if let Some(line) = lines.lock().get(&*scripts.lease_key(&resource)) {
             line.ends.send_replace(Instant::now() + next_look);
@@ -228,11 +250,7 @@ async fn watch_line(lines: Weak<Lines>, resource: Resource, mut ends: watch::Rec
 }
 
 /// Listens on one connection for all lines, and connects again when it is lost.
-async fn listen(
-    client: Client,
-    lines: Weak<Lines>,
-    mut wanted: mpsc::UnboundedReceiver<Subscription>,
-) {
+async fn listen(lines: Weak<Lines>, mut wanted: mpsc::UnboundedReceiver<Subscription>) {
     let mut partitions = BTreeSet::new();
     let mut first: Option<Subscription> = None;
     loop {
@@ -243,78 +261,80 @@ async fn listen(
                 return;
             }
         }
-        let Some(command_wait) = lines.upgrade().map(|lines| lines.scripts.command_wait()) else {
+        let Some(connecting) = lines.upgrade() else {
             return;
         };
-        let connected = timeout(command_wait, subscribed(&client, &lines, &partitions)).await;
-        let Ok(Some(pubsub)) = connected else {
-            // Those who wait find out by themselves what there is.
-            first = None;
-            while wanted.try_recv().is_ok() {}
-            sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        if let Some(lines) = lines.upgrade() {
-            lines.call_all(None);
-        }
-        let (mut sink, mut messages) = pubsub.split();
-        loop {
-            let next = match first.take() {
-                Some(subscription) => Some(subscription),
-                None => tokio::select! {
-                    subscription = wanted.recv() => match subscription {
-                        Some(subscription) => Some(subscription),
-                        None => return,
-                    },
-                    message = messages.next() => match message {
-                        Some(message) => {
-                            let payload: Result<String, _> = message.get_payload();
-                            if let (Some(lines), Ok(payload)) = (lines.upgrade(), payload) {
-                                lines.published(message.get_channel_name(), &payload);
-                            }
-                            None
-                        }
-                        None => break,
-                    },
-                },
-            };
-            let Some((partition, done)) = next else {
-                continue;
-            };
-            if !partitions.contains(&partition) {
-                let Some(channel) = lines.upgrade().map(|l| l.scripts.everybody(partition)) else {
+        let mut changes = connecting.scripts.server().changes();
+        let connected = connecting.connect(&partitions).await;
+        // Whoever waits asks again: for its place, or for an error.
+        connecting.call_all(None);
+        drop(connecting);
+        match connected {
+            Some(pubsub) => {
+                let over = hear(
+                    pubsub,
+                    &lines,
+                    &mut wanted,
+                    &mut changes,
+                    &mut partitions,
+                    first.take(),
+                );
+                if over.await {
                     return;
-                };
-                if !matches!(
-                    timeout(command_wait, sink.subscribe(channel)).await,
-                    Ok(Ok(()))
-                ) {
-                    break;
                 }
-                partitions.insert(partition);
+                sleep(Duration::from_millis(10)).await;
             }
-            let _ = done.send(());
-        }
-        if let Some(lines) = lines.upgrade() {
-            lines.call_all(None);
+            None => {
+                first = None;
+                while wanted.try_recv().is_ok() {}
+                sleep(Duration::from_millis(100)).await;
+            }
         }
     }
 }
 
-/// A connection that listens on this issuer's channel and to these partitions.
-async fn subscribed(
-    client: &Client,
+/// Hands on what is published, until the connection is lost or leads to the wrong server; true
+/// when nobody needs it any more.
+async fn hear(
+    pubsub: PubSub,
     lines: &Weak<Lines>,
-    partitions: &BTreeSet<u8>,
-) -> Option<PubSub> {
-    let mut pubsub = client.get_async_pubsub().await.ok()?;
-    let channels: Vec<String> = {
-        let lines = lines.upgrade()?;
-        let everybody = partitions
-            .iter()
-            .map(|partition| lines.scripts.everybody(*partition));
-        everybody.chain([lines.channel().to_owned()]).collect()
-    };
-    pubsub.subscribe(&channels[..]).await.ok()?;
-    Some(pubsub)
+    wanted: &mut mpsc::UnboundedReceiver<Subscription>,
+    changes: &mut watch::Receiver<u64>,
+    partitions: &mut BTreeSet<u8>,
+    mut first: Option<Subscription>,
+) -> bool {
+    let (mut sink, mut messages) = pubsub.split();
+    loop {
+        let subscription = match first.take() {
+            Some(subscription) => Some(subscription),
+            None => tokio::select! {
+                subscription = wanted.recv() => subscription,
+                message = messages.next() => {
+                    let (Some(message), Some(lines)) = (message, lines.upgrade()) else {
+                        return false;
+                    };
+                    if let Ok(payload) = message.get_payload::<String>() {
+                        lines.published(message.get_channel_name(), &payload);
+                    }
+                    continue;
+                }
+                _ = changes.changed() => return false,
+            },
+        };
+        let Some((partition, done)) = subscription else {
+            return true;
+        };
+        if !partitions.contains(&partition) {
+            let Some(lines) = lines.upgrade() else {
+                return true;
+            };
+            let subscribing = sink.subscribe(lines.scripts.everybody(partition));
+            let within = lines.scripts.server().command_wait();
+            if !matches!(timeout(within, subscribing).await, Ok(Ok(()))) {
+                return false;
+            }
+            partitions.insert(partition);
+        }
+        let _ = done.send(());
+    }
 }

@@ -86,9 +86,12 @@ impl Scripts {
             .arg(format!("{pattern}:{{*}}:lease:*"))
             .arg("COUNT")
             .arg(count.max(1));
-        let mut connection = self.connection();
+        let scan = async {
+            let mut connection = self.server().connection().await?;
+            command.query_async(&mut connection).await
+        };
         let scanned: RedisResult<(u64, Vec<Vec<u8>>)> =
-            match timeout(self.command_wait(), command.query_async(&mut connection)).await {
+            match timeout(self.server().command_wait(), scan).await {
                 Ok(scanned) => scanned,
                 Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             };

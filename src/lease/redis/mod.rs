@@ -16,18 +16,17 @@
 mod line;
 mod list;
 mod scripts;
+mod server;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use redis::{
-    Client, ErrorKind, RedisError,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-};
+use redis::{ErrorKind, RedisError};
 use tokio::time::{Instant, sleep_until};
 
 use self::{
     line::Lines,
     scripts::{Answer, Scripts},
+    server::Server,
 };
 use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
@@ -73,31 +72,38 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Connects to `url`, such as `redis://127.0.0.1:6379`.
+    /// Connects to a server that stands alone: `redis://127.0.0.1:6379`, for example.
     ///
     /// # Errors
     ///
     /// [`LeaseError::Unavailable`] when the URL is not one, when the server does not answer, or
     /// when it does not tell its history.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        let client = Client::open(url).map_err(LeaseError::unavailable)?;
-        // Each caller waits no longer than `command_wait`; the next one tries again.
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(self.command_wait))
-            .set_response_timeout(Some(self.command_wait))
-            .set_number_of_retries(1);
-        let connection = ConnectionManager::new_with_config(client.clone(), config)
+        let server = Server::alone(url, self.command_wait).map_err(LeaseError::unavailable)?;
+        self.connect_to(server).await
+    }
+
+    /// Connects to the master that sentinels name, and follows it through failovers. `sentinels`
+    /// are URLs such as `redis://127.0.0.1:26379`, `service` is the master's name there.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect), and when no sentinel knows a master.
+    pub async fn connect_sentinels(
+        self,
+        sentinels: &[&str],
+        service: &str,
+    ) -> Result<RedisLeases, LeaseError> {
+        let server = Server::behind_sentinels(sentinels, service, self.command_wait);
+        self.connect_to(server.map_err(LeaseError::unavailable)?)
             .await
-            .map_err(LeaseError::unavailable)?;
-        let scripts = Arc::new(Scripts::new(
-            connection,
-            self.epochs,
-            &self.key_prefix,
-            self.command_wait,
-        ));
+    }
+
+    async fn connect_to(self, server: Server) -> Result<RedisLeases, LeaseError> {
+        let scripts = Arc::new(Scripts::new(server, self.epochs, &self.key_prefix));
         scripts.check_server().await?;
         Ok(RedisLeases {
-            lines: Lines::new(client, Arc::clone(&scripts)),
+            lines: Lines::new(Arc::clone(&scripts)),
             scripts,
         })
     }

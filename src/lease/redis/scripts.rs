@@ -2,12 +2,14 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use redis::{
-    FromRedisValue, RedisError, RedisResult, Script, ScriptInvocation, aio::ConnectionManager,
-};
+use redis::{FromRedisValue, RedisError, RedisResult, Script, ScriptInvocation};
 use tokio::time::timeout;
 
-use super::{Token, unexpected};
+use super::{
+    Token,
+    server::{Server, is_read_only},
+    unexpected,
+};
 use crate::{
     epochs::{Epoch, Epochs},
     lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, partition, whole_ms},
@@ -22,10 +24,9 @@ macro_rules! script {
 }
 
 pub(super) struct Scripts {
-    connection: ConnectionManager,
+    server: Server,
     epochs: Arc<dyn Epochs>,
     key_prefix: Box<str>,
-    command_wait: Duration,
     acquire: Script,
     begin_epoch: Script,
     break_lease: Script,
@@ -60,17 +61,11 @@ pub(super) struct Seen {
 const EPOCH_ATTEMPTS: usize = 8;
 
 impl Scripts {
-    pub(super) fn new(
-        connection: ConnectionManager,
-        epochs: Arc<dyn Epochs>,
-        key_prefix: &str,
-        command_wait: Duration,
-    ) -> Self {
+    pub(super) fn new(server: Server, epochs: Arc<dyn Epochs>, key_prefix: &str) -> Self {
         Self {
-            connection,
+            server,
             epochs,
             key_prefix: key_prefix.into(),
-            command_wait,
             acquire: script!("lua/acquire.lua"),
             begin_epoch: script!("lua/begin_epoch.lua"),
             break_lease: script!("lua/break.lua"),
@@ -81,16 +76,12 @@ impl Scripts {
         }
     }
 
-    pub(super) fn connection(&self) -> ConnectionManager {
-        self.connection.clone()
+    pub(super) const fn server(&self) -> &Server {
+        &self.server
     }
 
     pub(super) fn key_prefix(&self) -> &str {
         &self.key_prefix
-    }
-
-    pub(super) const fn command_wait(&self) -> Duration {
-        self.command_wait
     }
 
     /// The channel of a partition on which all issuers that have waiters listen.
@@ -267,18 +258,28 @@ impl Scripts {
 
     /// Runs a script, within the time limit.
     async fn once<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
-        let mut connection = self.connection.clone();
-        match timeout(self.command_wait, script.invoke_async(&mut connection)).await {
+        let run = async {
+            let mut connection = self.server.connection().await?;
+            script.invoke_async(&mut connection).await
+        };
+        let outcome = match timeout(self.server.command_wait(), run).await {
             Ok(outcome) => outcome,
             Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        };
+        if let Err(error) = &outcome {
+            self.server.failed(error).await;
         }
+        outcome
     }
 
-    /// Runs a script that may run twice. The first use of a connection that has died in the
-    /// meantime fails, and opens a new one.
+    /// Runs a script that may run twice: where the answer was lost, and where the connection has
+    /// died in the meantime or leads to a master that was deposed.
     async fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Result<T, LeaseError> {
         let outcome = match self.once(script).await {
-            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
+            Err(error)
+                if is_read_only(&error)
+                    || error.is_unrecoverable_error() && !error.is_timeout() =>
+            {
                 self.once(script).await
             }
             outcome => outcome,

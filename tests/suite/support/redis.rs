@@ -125,6 +125,51 @@ impl RedisServer {
     }
 }
 
+/// A sentinel that watches one master, alone.
+pub struct Sentinel {
+    port: u16,
+    _folder: TempDir,
+    child: Child,
+}
+
+impl Sentinel {
+    pub fn start(master: &RedisServer) -> Self {
+        let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+        let file = folder.path().join("sentinel.conf");
+        let config = format!(
+            "port {port}\nbind 127.0.0.1\nlogfile sentinel.log\ndir {}\n\
+             sentinel monitor the-master 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds the-master 300\n\
+             sentinel failover-timeout the-master 2000\n",
+            folder.path().display(),
+            master.port,
+        );
+        std::fs::write(&file, config).unwrap();
+        let child = Command::new("redis-server")
+            .arg(&file)
+            .arg("--sentinel")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        Self {
+            port,
+            _folder: folder,
+            child: child.expect("redis-server is not installed: use tests/run"),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();

@@ -1,4 +1,7 @@
 -- Whether the server tells its history inside a script, and what it does when memory runs out.
-local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-local policy = string.match(redis.call('INFO', 'memory'), 'maxmemory_policy:(%S+)')
-return {history and 1 or 0, policy or ''}
+local function info(section, pattern)
+  local text = redis.pcall('INFO', section)
+  return type(text) == 'string' and string.match(text, pattern) or ''
+end
+local history = info('replication', 'master_replid:(%x+)')
+return {history ~= '' and 1 or 0, info('memory', 'maxmemory_policy:(%S+)')}
