@@ -24,7 +24,12 @@ pub(super) async fn list<L: Operate>(
     State(leases): State<Arc<L>>,
     paging: Result<Query<Paging>, QueryRejection>,
 ) -> Result<Response, Refusal> {
-    let Query(paging) = paging.map_err(|error| invalid("limit", error.body_text()))?;
+    let Query(paging) = paging.map_err(|_| {
+        invalid(
+            "query",
+            "the query is `limit`, a number, and `cursor`, each once",
+        )
+    })?;
     let limit = paging.limit.unwrap_or(100);
     if !(1..=1_000).contains(&limit) {
         return Err(invalid("limit", "`limit` is from 1 to 1000"));

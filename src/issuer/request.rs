@@ -79,9 +79,12 @@ impl Members {
             return Ok(Self(Map::new()));
         }
         let members = serde_json::from_slice::<Map<String, Value>>(bytes);
-        members
-            .map(Self)
-            .map_err(|error| invalid("body", format!("the body is no JSON object: {error}")))
+        members.map(Self).map_err(|error| {
+            // Not the error's own text, which may quote a secret.
+            let (line, column) = (error.line(), error.column());
+            let why = format!("the body is no JSON object (line {line}, column {column})");
+            invalid("body", why)
+        })
     }
 
     fn take<T>(

@@ -135,6 +135,8 @@ pub struct Acquire {
     /// For those who also protect something that cannot check tokens: it gives a holder that is
     /// late some time to notice. (The lock-delay of Chubby and of Consul.)
     pub lock_delay: Duration,
+    /// Whether the id is known to the one who asks, who may then ask again.
+    pub(crate) chosen_id: bool,
 }
 
 impl Acquire {
@@ -147,6 +149,7 @@ impl Acquire {
             lease_id: LeaseId::random(),
             wait: Duration::ZERO,
             lock_delay: Duration::ZERO,
+            chosen_id: false,
         }
     }
 
@@ -175,6 +178,7 @@ impl Acquire {
     #[must_use]
     pub fn lease_id(mut self, id: LeaseId) -> Self {
         self.lease_id = id;
+        self.chosen_id = true;
         self
     }
 }
@@ -316,19 +320,22 @@ fn partition(resource: &Resource) -> u8 {
     crc32fast::hash(resource.as_str().as_bytes()).to_le_bytes()[0]
 }
 
-/// Whole milliseconds, rounded up, at least 1.
+/// More than any clock has to count.
 #[cfg(any(feature = "redis", feature = "embedded"))]
-fn whole_ms(ttl: Duration) -> u64 {
-    u64::try_from(ttl.as_nanos().div_ceil(1_000_000))
-        .map_or(i64::MAX as u64 / 2, |ms| ms.clamp(1, i64::MAX as u64 / 2))
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// Whole milliseconds, rounded up, at least 1, at most a century.
+#[cfg(any(feature = "redis", feature = "embedded"))]
+fn whole_ms(time: Duration) -> u64 {
+    let ms = time.min(CENTURY).as_nanos().div_ceil(1_000_000);
+    u64::try_from(ms).unwrap_or(u64::MAX).max(1)
 }
 
-/// This long from now; a century for what no clock can count.
+/// This long from now, at most a century.
 #[cfg(any(feature = "redis", feature = "embedded"))]
 fn after(time: Duration) -> tokio::time::Instant {
     let now = tokio::time::Instant::now();
-    let century = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-    now.checked_add(time.min(century)).unwrap_or(now)
+    now.checked_add(time.min(CENTURY)).unwrap_or(now)
 }
 
 #[cfg(all(test, any(feature = "redis", feature = "embedded")))]
@@ -354,6 +361,6 @@ mod tests {
     fn a_ttl_is_rounded_up_and_never_overflows() {
         assert_eq!(whole_ms(Duration::ZERO), 1);
         assert_eq!(whole_ms(Duration::from_micros(1_001)), 2);
-        assert!(whole_ms(Duration::MAX) < i64::MAX as u64);
+        assert_eq!(u128::from(whole_ms(Duration::MAX)), CENTURY.as_millis());
     }
 }

@@ -92,6 +92,8 @@ on_both_stores!(
     a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only,
     a_renewal_may_take_a_new_token,
     a_broken_lease_goes_to_the_next_in_line,
+    a_repeated_request_keeps_its_place_and_its_lease,
+    a_shorter_lease_is_known_to_whoever_is_first_now,
     every_held_lease_is_on_a_page,
 );
 
@@ -586,10 +588,70 @@ async fn every_held_lease_is_on_a_page<L: TestStore>() {
             expected.insert(resource, lease.token);
         }
     }
+    // The keys of a line are no leases, whatever the name.
+    let tricky = Resource::new("x}:lease:sku-1").unwrap();
+    expected.insert(tricky.clone(), grant(&one, &tricky, LONG).await.token);
+    let waiting = tokio::spawn({
+        let (one, tricky) = (one.clone(), tricky.clone());
+        async move { one.acquire(&tricky, Acquire::new(LONG).wait(LONG)).await }
+    });
+    eventually("it is in line", async || {
+        one.inspect(&tricky).await.unwrap().unwrap().waiters == 1
+    })
+    .await;
     for limit in [1, 7, 1_000] {
         assert_eq!(all(limit).await, expected, "with {limit} on a page");
     }
-    for cursor in ["", "x", "1", "-", "999-", ":", "300:a"] {
+    waiting.abort();
+    for cursor in ["", "x", "1", "-", ":", "300:a"] {
         one.list(1, Some(cursor)).await.unwrap_err();
     }
+}
+
+/// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its
+/// first request takes nothing from the second.
+async fn a_repeated_request_keeps_its_place_and_its_lease<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    for other in [&one, &two] {
+        let first = grant(&one, &sku(), LONG).await;
+        let id = LeaseId::random();
+        let ask = |leases: &L| {
+            let (leases, id) = (leases.clone(), id.clone());
+            let request = Acquire::new(LONG).wait(LONG).lease_id(id);
+            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+        };
+        let given_up = ask(&one);
+        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        let again = ask(other);
+        sleep(SHORT).await;
+        given_up.abort();
+        sleep(SHORT).await;
+        assert_eq!(
+            waiters(&one).await,
+            1,
+            "the second request has lost its place"
+        );
+        one.release(&sku(), &first.id).await.unwrap();
+        let lease = granted(again).await;
+
+        // The same when the first request ends after the second one was granted.
+        let late = ask(&one);
+        let again = granted(late).await;
+        assert_eq!(again.token, lease.token);
+        let held = one.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!(held.token, lease.token);
+        one.release(&sku(), &id).await.unwrap();
+    }
+}
+
+async fn a_shorter_lease_is_known_to_whoever_is_first_now<L: TestStore>() {
+    let (one, two, _db) = L::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let leaves = wait(&two, LONG).await;
+    let stays = wait(&one, LONG).await;
+    one.renew(&sku(), &first.id, Renew::new(10 * SHORT))
+        .await
+        .unwrap();
+    leaves.abort();
+    granted(stays).await;
 }

@@ -1,11 +1,19 @@
 //! Lines in Redis: who dies while waiting, what a hand-off costs, and what is left behind.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use serde_json::json;
 use sqlx::{Postgres, Sqlite};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
@@ -82,19 +90,23 @@ async fn waiters_of_an_issuer_that_died_are_skipped_at_once() {
 }
 
 #[tokio::test]
-async fn a_waiter_of_a_frozen_process_delays_the_next_by_a_moment() {
+async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
+    const DOOMED: u64 = 6;
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let variables = [
         ("DATABASE_URL", db.url.as_str()),
         ("REDIS_URL", &redis.url()),
     ];
-    let (frozen, other) = (
-        Inventory::start(&variables).await,
-        Inventory::start(&variables).await,
-    );
+    let frozen = Inventory::start(&variables).await;
+    let other = Inventory::start(&variables).await;
     let client = reqwest::Client::new();
     let acquire = |service: &Inventory, body: serde_json::Value| {
         Answer::to(client.post(service.url("/locks/sku-1")).json(&body))
+    };
+    let release = async |lease: &serde_json::Value| {
+        let release = client.delete(other.url("/locks/sku-1"));
+        let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+        assert_eq!(Answer::to(release).await.status, 204);
     };
     let line = async |length: u64| {
         eventually("it is in line", async || {
@@ -106,28 +118,44 @@ async fn a_waiter_of_a_frozen_process_delays_the_next_by_a_moment() {
         .await;
     };
     let first = acquire(&other, json!({})).await.json();
-    let doomed = tokio::spawn(acquire(&frozen, json!({ "wait_ms": 60_000 })));
-    line(1).await;
+    let mut doomed = vec![];
+    for n in 1..=DOOMED {
+        doomed.push(tokio::spawn(acquire(&frozen, json!({ "wait_ms": 60_000 }))));
+        line(n).await;
+    }
     let next = tokio::spawn(acquire(&other, json!({ "wait_ms": 60_000 })));
-    line(2).await;
+    line(DOOMED + 1).await;
     frozen.signal("-STOP");
-    let release = client.delete(other.url("/locks/sku-1"));
-    let release = release.header("Lease-Id", first["lease_id"].as_str().unwrap());
-    assert_eq!(Answer::to(release).await.status, 204);
+    release(&first).await;
+    let released_at = Instant::now();
     let next = timeout(Duration::from_secs(10), next)
         .await
-        .expect("it waits for the frozen one");
+        .expect("it waits for the frozen");
     let next = next.unwrap();
     assert_eq!(next.status, 201);
-    // When it wakes up, the frozen one finds that its turn is over, and stands in line again.
+    // One of them delays by a second; each of them would by six.
+    assert!(
+        released_at.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        released_at.elapsed()
+    );
+    // When they wake up, they find that their turn is over, and stand in line again.
     frozen.signal("-CONT");
-    line(1).await;
-    let release = client.delete(other.url("/locks/sku-1"));
-    let id = next.json()["lease_id"].as_str().unwrap().to_owned();
-    assert_eq!(Answer::to(release.header("Lease-Id", id)).await.status, 204);
-    let woken = doomed.await.unwrap();
-    assert_eq!(woken.status, 201);
-    assert!(woken.json()["token"].as_i64() > next.json()["token"].as_i64());
+    line(DOOMED).await;
+    let mut last = next.json();
+    release(&last).await;
+    for _ in 0..DOOMED {
+        let (woken, _, rest) = futures_util::future::select_all(doomed).await;
+        let woken = woken.unwrap();
+        assert_eq!(woken.status, 201);
+        assert!(woken.json()["token"].as_i64() > last["token"].as_i64());
+        last = woken.json();
+        release(&last).await;
+        doomed = rest;
+        if doomed.is_empty() {
+            break;
+        }
+    }
 }
 
 #[tokio::test]
@@ -233,7 +261,9 @@ async fn commands(server: &RedisServer) -> i64 {
     let calls = |line: &str| {
         let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
         // What looking costs does not count.
-        let ours = !matches!(name, "info" | "hello" | "client|setinfo" | "ping");
+        let looking = matches!(name, "info" | "hello" | "client|setinfo" | "ping");
+        // The heartbeat of an issuer's one connection, however many wait.
+        let ours = !looking && name != "subscribe";
         ours.then(|| rest.split(',').next().unwrap().parse::<i64>().unwrap())
     };
     stats.lines().filter_map(calls).sum()
@@ -307,4 +337,105 @@ async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
     );
     let second = timeout(Duration::from_secs(5), waiting).await.unwrap();
     assert!(second.unwrap().unwrap().token > first.token);
+}
+
+#[tokio::test]
+async fn a_line_that_was_lost_while_others_wait_forms_again() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
+    grant(&one, &sku(), LONG).await;
+    let forgotten = wait(&two, LONG).await;
+    server.command(&["FLUSHALL"]).await;
+    // Others come first, and their line hides the loss.
+    let short = Acquire::new(Duration::from_millis(500));
+    one.acquire(&sku(), short.clone()).await.unwrap();
+    let others: Vec<_> = [wait(&one, LONG).await, wait(&one, LONG).await].into();
+    for other in others {
+        let lease = timeout(Duration::from_secs(10), other)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        one.release(&sku(), &lease.id).await.unwrap();
+    }
+    let forgotten = timeout(Duration::from_secs(20), forgotten).await;
+    forgotten.expect("it was forgotten").unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_whose_client_has_gone_is_given_back() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    grant(&leases, &sku(), Duration::from_millis(1)).await;
+    for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
+        server.command(&["CLIENT", "PAUSE", "400", "ALL"]).await;
+        let sku = sku();
+        let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
+        gone.await.unwrap_err();
+        // Granted when the pause is over, to nobody.
+        sleep(Duration::from_millis(500)).await;
+        eventually("it is given back", async || {
+            leases.inspect(&sku).await.unwrap().is_none()
+        })
+        .await;
+    }
+}
+
+/// A connection that is cut without a word: it goes on, and brings nothing.
+#[tokio::test]
+async fn a_connection_that_hears_nothing_is_noticed() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let deaf = Arc::new(AtomicBool::new(false));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let (to, is_deaf) = (server.addr(), deaf.clone());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let upstream = TcpStream::connect(to).await.unwrap();
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = upstream.into_split();
+            let subscribed = Arc::new(AtomicBool::new(false));
+            let subscribes = subscribed.clone();
+            let was_deaf = is_deaf.load(Relaxed);
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 64 * 1024];
+                while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
+                    if buffer[..length].windows(9).any(|word| word == b"SUBSCRIBE") {
+                        subscribes.store(true, Relaxed);
+                    }
+                    let _ = to_server.write_all(&buffer[..length]).await;
+                }
+            });
+            let is_deaf = is_deaf.clone();
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 64 * 1024];
+                while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
+                    // Only connections that were there before.
+                    if is_deaf.load(Relaxed) && subscribed.load(Relaxed) && !was_deaf {
+                        continue;
+                    }
+                    let _ = to_client.write_all(&buffer[..length]).await;
+                }
+            });
+        }
+    });
+    let leases = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    let leases = leases.connect(&url).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
+    deaf.store(true, Relaxed);
+    leases.release(&sku(), &first.id).await.unwrap();
+    // In whatever order they come back.
+    let (lease, _, rest) = timeout(
+        Duration::from_secs(15),
+        futures_util::future::select_all(line),
+    )
+    .await
+    .expect("they hear nothing");
+    leases
+        .release(&sku(), &lease.unwrap().unwrap().id)
+        .await
+        .unwrap();
+    let rest = timeout(Duration::from_secs(15), join_all(rest)).await;
+    rest.expect("one hears nothing").remove(0).unwrap().unwrap();
 }

@@ -140,7 +140,7 @@ impl Operate for EmbeddedLeases {
                 .unwrap_or_else(PoisonError::into_inner)
                 .list(&after);
             for (resource, held) in held {
-                if page.leases.len() == limit {
+                if page.leases.len() == limit.max(1) {
                     page.cursor = Some(format!("{index}:{after}"));
                     return Ok(page);
                 }

@@ -158,10 +158,10 @@ impl Partition {
                 self.lines.remove(resource);
             }
         }
-        if self
-            .current(resource)
-            .is_some_and(|grant| grant.id == *id && !grant.claimed)
-        {
+        // Whoever is first now may not know when the lease ends.
+        self.announce(resource);
+        let unclaimed = |grant: &&mut Grant| grant.id == *id && !grant.claimed;
+        if self.current(resource).filter(unclaimed).is_some() {
             self.end(resource);
         }
     }

@@ -7,8 +7,9 @@
 //! 3. Each grant and each renewal is also published to all issuers that have waiters in the
 //!    partition, with the time it lasts. When that time is over, each of them looks once per
 //!    resource; the first one hands the lease over. Nobody polls.
-//! 4. When the connection that listens is lost, every waiter asks again: it finds its place, its
-//!    grant, or an error.
+//!    As a safety net, each issuer also looks every ten seconds, whatever the number of waiters.
+//! 4. When the connection that listens is lost, or silent, every waiter asks again: it finds its
+//!    place, its grant, or an error.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -39,10 +40,18 @@ pub(super) struct Lines {
 
 /// Those who wait for one resource, by lease id.
 struct Line {
-    waiters: HashMap<Box<str>, Arc<Notify>>,
+    /// More than one where a request is repeated while the first one still waits.
+    waiters: HashMap<Box<str>, Vec<Arc<Notify>>>,
     /// When the lease ends that is in the way.
     ends: watch::Sender<Instant>,
 }
+
+/// How long to sleep where nothing is known, or the end is far: so late a line is found that was
+/// lost without a word (FLUSHALL).
+const FAR: Duration = Duration::from_secs(10);
+
+/// How often to make sure that the connection still hears, while somebody waits.
+const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// A partition to listen to, and who waits for that.
 type Subscription = (u8, oneshot::Sender<()>);
@@ -78,28 +87,15 @@ impl Lines {
         }
     }
 
-    /// Notes that somebody of this process waits.
-    pub(super) fn join(self: &Arc<Self>, resource: &Resource, id: &LeaseId) -> Place {
-        let key: Box<str> = self.scripts.lease_key(resource).into();
-        let called = Arc::new(Notify::new());
-        let mut lines = self.lock();
-        let line = lines.entry(key.clone()).or_insert_with(|| {
-            let far = Instant::now() + Duration::from_secs(3_600);
-            let (ends, watched) = watch::channel(far);
-            tokio::spawn(watch_line(Arc::downgrade(self), resource.clone(), watched));
-            Line {
-                waiters: HashMap::new(),
-                ends,
-            }
-        });
-        line.waiters.insert(id.expose().into(), Arc::clone(&called));
-        drop(lines);
+    /// A request that begins.
+    pub(super) fn enter(self: &Arc<Self>, resource: &Resource, id: &LeaseId) -> Place {
         Place {
             lines: Arc::clone(self),
             resource: resource.clone(),
             id: id.clone(),
-            key,
-            called,
+            key: self.scripts.lease_key(resource).into(),
+            called: Arc::default(),
+            ticket: rand::random(),
             arrived: false,
         }
     }
@@ -114,9 +110,14 @@ impl Lines {
             return;
         };
         if channel != &*self.channel {
-            line.ends.send_replace(Instant::now() + parse_ms(first));
-        } else if let Some(waiter) = line.waiters.get(first) {
-            waiter.notify_one();
+            line.ends
+                .send_replace(Instant::now() + parse_ms(first).min(FAR));
+        } else if let Some(same_id) = line.waiters.get(first) {
+            same_id.iter().for_each(|waiter| waiter.notify_one());
+        } else if first == "*" {
+            // All that were passed over.
+            let waiters = line.waiters.values().flatten();
+            waiters.for_each(|waiter| waiter.notify_one());
         }
     }
 
@@ -124,7 +125,8 @@ impl Lines {
     fn call_all(&self, key: Option<&str>) {
         for (name, line) in &*self.lock() {
             if key.is_none_or(|key| **name == *key) {
-                line.waiters.values().for_each(|waiter| waiter.notify_one());
+                let waiters = line.waiters.values().flatten();
+                waiters.for_each(|waiter| waiter.notify_one());
             }
         }
     }
@@ -157,17 +159,45 @@ impl Lines {
     }
 }
 
-/// A place in line. Dropped before it has arrived, it is given up, in Redis too.
+/// A request that is under way. Dropped before it has arrived, it leaves the line and gives back
+/// what was granted to it, in Redis too.
 pub(super) struct Place {
     lines: Arc<Lines>,
     resource: Resource,
     id: LeaseId,
     key: Box<str>,
     called: Arc<Notify>,
+    ticket: u64,
     arrived: bool,
 }
 
 impl Place {
+    /// What tells this request from others under the same lease id.
+    pub(super) const fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    /// Notes that somebody of this process waits, to be called.
+    pub(super) fn join(&mut self) {
+        let mut lines = self.lines.lock();
+        let line = lines.entry(self.key.clone()).or_insert_with(|| {
+            let (ends, watched) = watch::channel(Instant::now() + FAR);
+            let lines = Arc::downgrade(&self.lines);
+            tokio::spawn(watch_line(lines, self.resource.clone(), watched));
+            Line {
+                waiters: HashMap::new(),
+                ends,
+            }
+        });
+        let same_id = line.waiters.entry(self.id.expose().into()).or_default();
+        if !same_id
+            .iter()
+            .any(|waiter| Arc::ptr_eq(waiter, &self.called))
+        {
+            same_id.push(Arc::clone(&self.called));
+        }
+    }
+
     /// Waits until asking again may help.
     pub(super) async fn called(&self) {
         self.called.notified().await;
@@ -176,11 +206,11 @@ impl Place {
     /// Notes how long the resource stays closed.
     pub(super) fn closed_for(&self, left: Duration) {
         if let Some(line) = self.lines.lock().get(&self.key) {
-            line.ends.send_replace(Instant::now() + left);
+            line.ends.send_replace(Instant::now() + left.min(FAR));
         }
     }
 
-    /// The wait is over, and Redis knows.
+    /// The request is over, and Redis knows.
     pub(super) fn arrived(mut self) {
         self.arrived = true;
     }
@@ -188,28 +218,36 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut lines = self.lines.lock();
-        if let Some(line) = lines.get_mut(&self.key) {
-            // Two requests may share an id; only the later one is called.
-            if line
-                .waiters
-                .get(self.id.expose())
-                .is_some_and(|w| Arc::ptr_eq(w, &self.called))
-            {
-                line.waiters.remove(self.id.expose());
-            }
-            if line.waiters.is_empty() {
-                lines.remove(&self.key);
-            }
-        }
-        drop(lines);
-        if self.arrived {
+        if self.leave() || self.arrived {
             return;
         }
         let (lines, resource, id) = (self.lines.clone(), self.resource.clone(), self.id.clone());
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { lines.scripts.release(&resource, &id).await });
+            let ticket = self.ticket;
+            runtime.spawn(async move { lines.scripts.abandon(&resource, &id, ticket).await });
         }
+    }
+}
+
+impl Place {
+    /// Leaves the line of this process; true when a request with the same id still waits.
+    fn leave(&self) -> bool {
+        let mut lines = self.lines.lock();
+        let Some(line) = lines.get_mut(&self.key) else {
+            return false;
+        };
+        let Some(same_id) = line.waiters.get_mut(self.id.expose()) else {
+            return false;
+        };
+        same_id.retain(|waiter| !Arc::ptr_eq(waiter, &self.called));
+        if !same_id.is_empty() {
+            return true;
+        }
+        line.waiters.remove(self.id.expose());
+        if line.waiters.is_empty() {
+            lines.remove(&self.key);
+        }
+        false
     }
 }
 
@@ -229,21 +267,29 @@ async fn watch_line(lines: Weak<Lines>, resource: Resource, mut ends: watch::Rec
             return;
         };
         let scripts = &lines.scripts;
-        let next_look = match scripts.tick(&resource).await {
-            Ok(Answer::Watched { left, waiters }) => {
-                if waiters == 0 {
-                    // Whoever waits here is not in line any more: the line was lost.
-                    lines.call_all(Some(&scripts.lease_key(&resource)));
+        let key = scripts.lease_key(&resource);
+        let some_waiter = {
+            let lines = lines.lock();
+            let waiters = lines.get(&*key).and_then(|line| line.waiters.keys().next());
+            waiters.cloned().unwrap_or_default()
+        };
+        let next_look = match scripts.tick(&resource, &some_waiter).await {
+            Ok(Answer::Watched { left, in_line }) => {
+                if !in_line {
+                    // Passed over, or the line was lost.
+                    lines.call_all(Some(&key));
                 }
                 left
             }
             Ok(_) => {
-                lines.call_all(Some(&scripts.lease_key(&resource)));
+                lines.call_all(Some(&key));
                 scripts.server().command_wait()
             }
             Err(_) => scripts.server().command_wait(),
         };
-        if let Some(line) = lines.lock().get(&*scripts.lease_key(&resource)) {
+        if let Some(line) = lines.lock().get(&*key) {
+            // A key without an end is none of ours; looking at it all the time does not help.
+            let next_look = next_look.clamp(Duration::from_millis(20), FAR);
             line.ends.send_replace(Instant::now() + next_look);
         }
     }
@@ -254,7 +300,7 @@ async fn listen(lines: Weak<Lines>, mut wanted: mpsc::UnboundedReceiver<Subscrip
     let mut partitions = BTreeSet::new();
     let mut first: Option<Subscription> = None;
     loop {
-        // Without waiters there is no connection.
+        // Before the first waiter there is no connection.
         if partitions.is_empty() && first.is_none() {
             first = wanted.recv().await;
             if first.is_none() {
@@ -319,6 +365,19 @@ async fn hear(
                     continue;
                 }
                 _ = changes.changed() => return false,
+                () = sleep(HEARTBEAT) => {
+                    let Some(lines) = lines.upgrade() else {
+                        return true;
+                    };
+                    // Subscribing again changes nothing, and is answered.
+                    let heard = sink.subscribe(lines.channel());
+                    let within = lines.scripts.server().command_wait();
+                    let waits = !lines.lock().is_empty();
+                    if waits && !matches!(timeout(within, heard).await, Ok(Ok(()))) {
+                        return false;
+                    }
+                    continue;
+                }
             },
         };
         let Some((partition, done)) = subscription else {

@@ -5,43 +5,45 @@ use tokio::time::timeout;
 
 use super::{RedisLeases, scripts::Scripts};
 use crate::{
-    lease::{LeaseError, Leases, ListError, Page},
+    lease::{LeaseError, Leases, ListError, Page, partition},
     token::Resource,
 };
 
-/// Where a page begins: the cursor of a SCAN, and how many of its keys were listed before. One
-/// SCAN may find more than was asked for.
+/// Where a page begins: the cursor of a SCAN, and the name that was listed last of what it finds.
+/// One SCAN may find more than a page holds.
+#[derive(Default)]
 struct Cursor {
     scan: u64,
-    skip: usize,
+    after: String,
+}
+
+impl Cursor {
+    fn parse(text: &str) -> Result<Self, ListError> {
+        let (scan, after) = text.split_once('-').ok_or(ListError::Cursor)?;
+        Ok(Self {
+            scan: scan.parse().map_err(|_| ListError::Cursor)?,
+            after: after.to_owned(),
+        })
+    }
 }
 
 /// How many times to look on while a page is empty: other keys may lie between the leases.
 const SCANS_PER_PAGE: usize = 100;
-
-impl Cursor {
-    fn parse(text: Option<&str>) -> Result<Self, ListError> {
-        let Some(text) = text else {
-            return Ok(Self { scan: 0, skip: 0 });
-        };
-        let (scan, skip) = text.split_once('-').ok_or(ListError::Cursor)?;
-        Ok(Self {
-            scan: scan.parse().map_err(|_| ListError::Cursor)?,
-            skip: skip.parse().map_err(|_| ListError::Cursor)?,
-        })
-    }
-}
 
 pub(super) async fn list(
     leases: &RedisLeases,
     limit: usize,
     cursor: Option<&str>,
 ) -> Result<Page, ListError> {
-    let mut at = Cursor::parse(cursor)?;
+    let limit = limit.max(1);
+    let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
     let mut page = Page::default();
     for _ in 0..SCANS_PER_PAGE {
-        let (next, names) = leases.scripts.scan(at.scan, limit).await?;
-        for name in names.iter().skip(at.skip).take(limit) {
+        let (next, mut names) = leases.scripts.scan(at.scan, limit).await?;
+        names.sort_unstable();
+        names.retain(|name| *name > at.after);
+        let rest = names.split_off(names.len().min(limit));
+        for name in &names {
             // A lease may have ended since, or be in its lock delay.
             if let Ok(resource) = Resource::new(name)
                 && let Some(held) = leases.inspect(&resource).await?
@@ -49,17 +51,15 @@ pub(super) async fn list(
                 page.leases.push((resource, held));
             }
         }
-        let done = at.skip.saturating_add(limit);
-        at = if done < names.len() {
-            Cursor { skip: done, ..at }
-        } else {
-            Cursor {
+        at = match names.pop().filter(|_| !rest.is_empty()) {
+            Some(after) => Cursor { after, ..at },
+            None => Cursor {
                 scan: next,
-                skip: 0,
-            }
+                after: String::new(),
+            },
         };
-        let last = at.scan == 0 && at.skip == 0;
-        page.cursor = (!last).then(|| format!("{}-{}", at.scan, at.skip));
+        let last = at.scan == 0 && at.after.is_empty();
+        page.cursor = (!last).then(|| format!("{}-{}", at.scan, at.after));
         if last || !page.leases.is_empty() {
             break;
         }
@@ -98,8 +98,13 @@ impl Scripts {
         let (next, keys) = scanned.map_err(LeaseError::unavailable)?;
         let names = keys.into_iter().filter_map(|key| {
             let key = String::from_utf8(key).ok()?;
-            let (_, name) = key.strip_prefix(prefix)?.split_once("}:lease:")?;
-            Some(name.to_owned())
+            let (digits, name) = key
+                .strip_prefix(prefix)?
+                .strip_prefix(":{")?
+                .split_once("}:lease:")?;
+            // Names may hold anything; a queue of such a name is no lease.
+            let resource = Resource::new(name).ok()?;
+            (partition(&resource).to_string() == digits).then(|| name.to_owned())
         });
         Ok((next, names.collect()))
     }

@@ -133,12 +133,13 @@ impl RedisLeases {
         &self,
         resource: &Resource,
         request: &Acquire,
+        ticket: u64,
         wait: Duration,
     ) -> Result<Asked, LeaseError> {
         let channel = self.lines.channel();
         match self
             .scripts
-            .acquire(resource, request, wait, channel)
+            .acquire(resource, request, ticket, wait, channel)
             .await?
         {
             Answer::Granted(token) => {
@@ -148,37 +149,6 @@ impl RedisLeases {
             Answer::Held { left } => Ok(Asked::Held { left }),
             Answer::Queued { left } => Ok(Asked::Queued { left }),
             _ => Err(unexpected()),
-        }
-    }
-
-    async fn wait_in_line(
-        &self,
-        resource: &Resource,
-        request: &Acquire,
-        deadline: Instant,
-    ) -> Result<Lease, LeaseError> {
-        let place = self.lines.join(resource, &request.lease_id);
-        loop {
-            // Nobody is granted anything whose issuer does not listen.
-            self.lines.listen(resource).await?;
-            let wait = deadline.saturating_duration_since(Instant::now());
-            match self.ask(resource, request, wait).await? {
-                Asked::Granted(lease) => {
-                    place.arrived();
-                    return Ok(lease);
-                }
-                Asked::Queued { left } => place.closed_for(left),
-                Asked::Held { left } => {
-                    place.arrived();
-                    return Err(held(resource, left));
-                }
-            }
-            tokio::select! {
-                // It may be our turn, or the line may be lost: asking again tells.
-                () = place.called() => {}
-                // The last time without a wait, which leaves the line.
-                () = sleep_until(deadline) => {}
-            }
         }
     }
 }
@@ -193,10 +163,40 @@ enum Asked {
 impl Leases for RedisLeases {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let deadline = after(request.wait);
-        match self.ask(resource, &request, Duration::ZERO).await? {
-            Asked::Granted(lease) => Ok(lease),
-            _ if !request.wait.is_zero() => self.wait_in_line(resource, &request, deadline).await,
-            Asked::Held { left } | Asked::Queued { left } => Err(held(resource, left)),
+        let mut place = self.lines.enter(resource, &request.lease_id);
+        // The first time without a wait: most locks are free.
+        let mut wait = Duration::ZERO;
+        loop {
+            match self.ask(resource, &request, place.ticket(), wait).await {
+                Ok(Asked::Granted(lease)) => {
+                    place.arrived();
+                    return Ok(lease);
+                }
+                Ok(Asked::Held { left }) if Instant::now() >= deadline => {
+                    place.arrived();
+                    return Err(held(resource, left));
+                }
+                Ok(Asked::Held { .. }) => place.join(),
+                Ok(Asked::Queued { left }) => {
+                    place.closed_for(left);
+                    tokio::select! {
+                        // It may be our turn, or the line may be lost: asking again tells.
+                        () = place.called() => {}
+                        // The last time without a wait, which leaves the line.
+                        () = sleep_until(deadline) => {}
+                    }
+                }
+                Err(error) => {
+                    // It may have been granted. Who chose the id may ask again.
+                    if request.chosen_id {
+                        place.arrived();
+                    }
+                    return Err(error);
+                }
+            }
+            // Nobody is granted anything whose issuer does not listen.
+            self.lines.listen(resource).await?;
+            wait = deadline.saturating_duration_since(Instant::now());
         }
     }
 

@@ -27,6 +27,7 @@ pub(super) struct Scripts {
     server: Server,
     epochs: Arc<dyn Epochs>,
     key_prefix: Box<str>,
+    abandon: Script,
     acquire: Script,
     begin_epoch: Script,
     break_lease: Script,
@@ -42,7 +43,7 @@ pub(super) enum Answer {
     Granted(Token),
     Held { left: Duration },
     Queued { left: Duration },
-    Watched { left: Duration, waiters: u64 },
+    Watched { left: Duration, in_line: bool },
     Free,
     Released,
     Lost,
@@ -66,6 +67,7 @@ impl Scripts {
             server,
             epochs,
             key_prefix: key_prefix.into(),
+            abandon: script!("lua/abandon.lua"),
             acquire: script!("lua/acquire.lua"),
             begin_epoch: script!("lua/begin_epoch.lua"),
             break_lease: script!("lua/break.lua"),
@@ -123,6 +125,7 @@ impl Scripts {
         &self,
         resource: &Resource,
         request: &Acquire,
+        ticket: u64,
         wait: Duration,
         channel: &str,
     ) -> Result<Answer, LeaseError> {
@@ -132,6 +135,7 @@ impl Scripts {
         let mut script = self.invoke(&self.acquire, resource);
         script
             .arg(request.lease_id.expose())
+            .arg(ticket)
             .arg(whole_ms(request.ttl))
             .arg(delay_ms)
             .arg(request.owner.as_ref().map_or("", Owner::as_str))
@@ -154,7 +158,19 @@ impl Scripts {
         self.granting(&script, resource).await
     }
 
-    /// Releases, or leaves the line; true when the lease was held under this id.
+    /// Leaves the line, and gives back what was granted to this request.
+    pub(super) async fn abandon(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        ticket: u64,
+    ) -> Result<bool, LeaseError> {
+        let mut script = self.invoke(&self.abandon, resource);
+        self.ending(script.arg(id.expose()).arg(ticket), resource)
+            .await
+    }
+
+    /// Releases; true when the lease was held under this id.
     pub(super) async fn release(
         &self,
         resource: &Resource,
@@ -170,10 +186,11 @@ impl Scripts {
             .await
     }
 
-    /// Looks whether the lease has ended by itself, and hands it over.
-    pub(super) async fn tick(&self, resource: &Resource) -> Result<Answer, LeaseError> {
-        self.granting(&self.invoke(&self.tick, resource), resource)
-            .await
+    /// Looks whether the lease has ended by itself, and hands it over; and whether a waiter is
+    /// still in line.
+    pub(super) async fn tick(&self, resource: &Resource, id: &str) -> Result<Answer, LeaseError> {
+        let mut script = self.invoke(&self.tick, resource);
+        self.granting(script.arg(id), resource).await
     }
 
     pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
@@ -220,7 +237,7 @@ impl Scripts {
                 // The lease has ended; the next in line needs an epoch first. Where that fails,
                 // the watch of the line sees to it.
                 if self.begin_epoch(resource, &seen).await.is_ok() {
-                    let _ = self.tick(resource).await;
+                    let _ = self.tick(resource, "").await;
                 }
                 Ok(true)
             }
@@ -296,9 +313,9 @@ impl Answer {
             ["held", left] => Self::Held {
                 left: parse_ms(left),
             },
-            ["held", left, waiters] => Self::Watched {
+            ["held", left, in_line] => Self::Watched {
                 left: parse_ms(left),
-                waiters: waiters.parse().map_err(|_| unexpected())?,
+                in_line: in_line == "1",
             },
             ["queued", left] => Self::Queued {
                 left: parse_ms(left),

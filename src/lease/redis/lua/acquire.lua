@@ -1,7 +1,9 @@
 -- Grants a lease, or joins the line, or says what is in the way.
--- ARGV: …, lease id, ttl in ms, lock delay in ms, owner, wait in ms (0: do not wait), own channel.
+-- ARGV: …, lease id, ticket of the request, ttl in ms, lock delay in ms, owner, wait in ms (0: do not
+-- wait), own channel.
 -- Answers {'granted', token}, {'held', ms left}, {'queued', ms left}, or {'epoch', history, epoch}.
-local id, ttl, delay, owner, wait = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local id, ticket, owner = ARGV[3], ARGV[4], ARGV[7]
+local ttl, delay, wait = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
 
 local held = current()
 if not held then
@@ -12,7 +14,7 @@ if not held then
   if not hand_over(now) then
     -- Nobody was before us.
     local token = next_token(now)
-    put(token, id, delay, owner, ttl)
+    put(token, id, ticket, delay, owner, ttl)
     return {'granted', token}
   end
   held = current()
@@ -21,24 +23,23 @@ end
 if held.id == id and held.holds then
   -- A repeated request, or the claim of what was granted in line.
   leave(id)
-  put(held.token, id, delay, owner, ttl)
+  redis.call('HDEL', WAITERS, CLAIM)
+  put(held.token, id, ticket, delay, owner, ttl)
   return {'granted', held.token}
 end
 
 local left = string.format('%.0f', held.left)
 if wait == 0 then
-  leave(id)
+  if waiter(id) == ticket then
+    leave(id)
+  end
   return {'held', left}
 end
 if not redis.call('ZSCORE', QUEUE, id) then
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', QUEUE, string.format('%.0f', tonumber(last or 0) + 1), id)
 end
-redis.call('HSET', WAITERS, id, ARGV[8] .. '\n' .. owner)
--- A line whose issuers have all died disappears by itself.
-for _, key in ipairs({QUEUE, WAITERS}) do
-  if redis.call('PTTL', key) < wait + 10000 then
-    redis.call('PEXPIRE', key, string.format('%.0f', wait + 10000))
-  end
-end
+redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[9], owner}, '\n'))
+keep(QUEUE, wait + 10000)
+keep(WAITERS, wait + 10000)
 return {'queued', left}

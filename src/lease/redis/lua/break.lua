@@ -1,7 +1,7 @@
 -- Ends whatever lease there is, by force; then the next in line has it.
 -- Answers {'released'}, {'lost'} where there was none, or {'epoch', history, epoch}: released, but
 -- the next in line needs an epoch first.
-if redis.call('DEL', LEASE) == 0 then
+if redis.call('EXISTS', LEASE) == 0 then
   return {'lost'}
 end
-return pass_on() or {'released'}
+return end_lease()

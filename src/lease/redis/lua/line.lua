@@ -9,18 +9,25 @@ local SIZE, EVERYBODY = tonumber(ARGV[1]), ARGV[2]
 
 -- How long a waiter may take to claim the lease that was granted to it.
 local CLAIM_MS = 1000
+-- Where the channel of its issuer is noted meanwhile, among the waiters. No lease id is empty.
+local CLAIM = ''
 
 -- The lease as it stands, or nil. The key outlives the lease by its lock delay: `holds` tells
--- whether the holder still has it, `left` how long the resource stays closed.
+-- whether the holder still has it, `left` how long the resource stays closed. The ticket is that
+-- of the request that asked last under the lease's id.
 local function current()
   local value = redis.call('GET', LEASE)
   if not value then
     return nil
   end
-  local token, id, delay, owner = string.match(value, '^(%d+):([^:]*):(%d+):(.*)$')
+  local pattern = '^(%d+):([^:]*):([^:]*):(%d+):(.*)$'
+  local token, id, ticket, delay, owner = string.match(value, pattern)
   local left = redis.call('PTTL', LEASE)
   delay = tonumber(delay or 0)
-  return {token = token, id = id, delay = delay, owner = owner, left = left, holds = left >= delay}
+  return {
+    token = token, id = id, ticket = ticket, delay = delay, owner = owner,
+    left = left, holds = left >= delay,
+  }
 end
 
 -- Tells the issuers that have waiters how long the resource stays closed.
@@ -30,10 +37,24 @@ local function announce(left)
   end
 end
 
-local function put(token, id, delay, owner, ttl)
-  local value = table.concat({token, id, string.format('%.0f', delay), owner}, ':')
-  redis.call('SET', LEASE, value, 'PX', string.format('%.0f', ttl + delay))
-  announce(string.format('%.0f', ttl + delay))
+local function put(token, id, ticket, delay, owner, ttl)
+  local value = table.concat({token, id, ticket, string.format('%.0f', delay), owner}, ':')
+  local ms = string.format('%.0f', ttl + delay)
+  redis.call('SET', LEASE, value, 'PX', ms)
+  announce(ms)
+end
+
+-- Who waits under an id: the ticket of the request that asked last, the channel of its issuer, and
+-- the owner.
+local function waiter(id)
+  return string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n([^\n]*)\n(.*)$')
+end
+
+-- A line whose issuers have all died disappears by itself.
+local function keep(key, ms)
+  if redis.call('PTTL', key) < ms then
+    redis.call('PEXPIRE', key, string.format('%.0f', ms))
+  end
 end
 
 local function leave(id)
@@ -66,17 +87,26 @@ local function next_token(now)
 end
 
 -- Grants a free lease to the first in line whose issuer still listens, and returns its id. It is
--- granted for a moment only: the waiter claims it, by asking again.
+-- granted for a moment only: the waiter claims it, by asking again. Where that moment went by
+-- unclaimed, the issuer hears but does not answer, and all its waiters are passed over; it is told,
+-- so that they ask again once it answers again.
 local function hand_over(now)
+  local lapsed = redis.call('HGET', WAITERS, CLAIM)
+  if lapsed then
+    redis.call('HDEL', WAITERS, CLAIM)
+    redis.call('PUBLISH', lapsed, '* ' .. LEASE)
+  end
   while true do
     local id = redis.call('ZRANGE', QUEUE, 0, 0)[1]
     if not id then
       return nil
     end
-    local channel, owner = string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n(.*)$')
+    local ticket, channel, owner = waiter(id)
     leave(id)
-    if channel and redis.call('PUBLISH', channel, id .. ' ' .. LEASE) > 0 then
-      put(next_token(now), id, 0, owner, CLAIM_MS)
+    if channel and channel ~= lapsed and redis.call('PUBLISH', channel, id .. ' ' .. LEASE) > 0 then
+      redis.call('HSET', WAITERS, CLAIM, channel)
+      keep(WAITERS, 60000)
+      put(next_token(now), id, ticket, 0, owner, CLAIM_MS)
       return id
     end
   end
@@ -92,4 +122,11 @@ local function pass_on()
     hand_over(now)
   end
   return nil
+end
+
+-- Ends the lease, which somebody answers for; then the next in line has it.
+local function end_lease()
+  redis.call('DEL', LEASE)
+  redis.call('HDEL', WAITERS, CLAIM)
+  return pass_on() or {'released'}
 end

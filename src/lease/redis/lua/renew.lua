@@ -13,5 +13,5 @@ if ARGV[5] == '1' then
   end
   token = next_token(now)
 end
-put(token, held.id, held.delay, held.owner, tonumber(ARGV[4]))
+put(token, held.id, held.ticket, held.delay, held.owner, tonumber(ARGV[4]))
 return {'granted', token}
