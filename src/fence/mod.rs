@@ -48,6 +48,7 @@
 
 mod database;
 mod error;
+mod limits;
 mod loan;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -60,6 +61,7 @@ use std::{fmt, time::Duration};
 
 use sqlx::{Pool, migrate::MigrateError};
 
+pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
 use self::{
     database::Admission,
@@ -91,33 +93,6 @@ impl TokenUse {
         match self {
             Self::SingleUse => token.get(),
             Self::Reusable => token.get() - 1,
-        }
-    }
-}
-
-/// The time limits of a fence.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub(crate) pool_wait: Duration,
-    pub(crate) lock_wait: Duration,
-    pub(crate) hold: Duration,
-    pub(crate) answer_wait: Duration,
-}
-
-impl Limits {
-    /// How long a statement of the fence may take, the wait for the row lock included.
-    const fn statement(self) -> Duration {
-        self.lock_wait.saturating_add(self.answer_wait)
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            pool_wait: Duration::from_secs(5),
-            lock_wait: Duration::from_secs(5),
-            hold: Duration::from_secs(10),
-            answer_wait: Duration::from_secs(5),
         }
     }
 }

@@ -45,6 +45,7 @@ mod id;
 mod operate;
 #[cfg(feature = "redis")]
 mod redis;
+mod request;
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -54,6 +55,7 @@ pub use self::id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner};
 pub use self::operate::{ListError, Operate, Page};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
+pub use self::request::{Acquire, Renew};
 use crate::{
     header::FencingToken,
     token::{Resource, Token},
@@ -115,100 +117,6 @@ pub trait Leases: Send + Sync + 'static {
         &self,
         resource: &Resource,
     ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send;
-}
-
-/// What is asked of [`Leases::acquire`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Acquire {
-    /// How long the lease lasts. Stores round it up to whole milliseconds, at least 1.
-    pub ttl: Duration,
-    /// Who asks, for operators. Default: nobody in particular.
-    pub owner: Option<Owner>,
-    /// The id of the lease. Default: a random one.
-    pub lease_id: LeaseId,
-    /// How long to wait in line. Default: not at all.
-    pub wait: Duration,
-    /// How long the resource stays closed when the lease ends by time and not by release. Default:
-    /// not at all.
-    ///
-    /// For those who also protect something that cannot check tokens: it gives a holder that is
-    /// late some time to notice. (The lock-delay of Chubby and of Consul.)
-    pub lock_delay: Duration,
-    /// Whether the id is known to the one who asks, who may then ask again.
-    pub(crate) chosen_id: bool,
-}
-
-impl Acquire {
-    /// A lease of this length.
-    #[must_use]
-    pub fn new(ttl: Duration) -> Self {
-        Self {
-            ttl,
-            owner: None,
-            lease_id: LeaseId::random(),
-            wait: Duration::ZERO,
-            lock_delay: Duration::ZERO,
-            chosen_id: false,
-        }
-    }
-
-    /// Waits in line for up to this long.
-    #[must_use]
-    pub const fn wait(mut self, limit: Duration) -> Self {
-        self.wait = limit;
-        self
-    }
-
-    /// Keeps the resource closed for this long when the lease ends by time.
-    #[must_use]
-    pub const fn lock_delay(mut self, delay: Duration) -> Self {
-        self.lock_delay = delay;
-        self
-    }
-
-    /// Says who asks. An empty text says nothing.
-    #[must_use]
-    pub fn owner(mut self, owner: Owner) -> Self {
-        self.owner = Some(owner).filter(|owner| !owner.as_str().is_empty());
-        self
-    }
-
-    /// Chooses the id of the lease, so that the request can be repeated.
-    #[must_use]
-    pub fn lease_id(mut self, id: LeaseId) -> Self {
-        self.lease_id = id;
-        self.chosen_id = true;
-        self
-    }
-}
-
-/// What is asked of [`Leases::renew`].
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Renew {
-    /// How long the lease lasts from now. Stores round it up to whole milliseconds, at least 1.
-    pub ttl: Duration,
-    /// Whether to take a new token, for another single-use write under the same lease. Default: no.
-    pub new_token: bool,
-}
-
-impl Renew {
-    /// A lease of this length from now, with the token it has.
-    #[must_use]
-    pub const fn new(ttl: Duration) -> Self {
-        Self {
-            ttl,
-            new_token: false,
-        }
-    }
-
-    /// Asks for a new token.
-    #[must_use]
-    pub const fn new_token(mut self) -> Self {
-        self.new_token = true;
-        self
-    }
 }
 
 /// A lease that is held, as its holder sees it.

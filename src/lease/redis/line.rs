@@ -12,19 +12,20 @@
 //!    place, its grant, or an error.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
-use futures_util::StreamExt;
-use redis::aio::PubSub;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
-use super::scripts::{Answer, Scripts, parse_ms};
+use super::{
+    listener::{Subscription, listen},
+    scripts::{Answer, Scripts, parse_ms},
+};
 use crate::{
     lease::{LeaseError, LeaseId, partition},
     token::Resource,
@@ -50,12 +51,6 @@ struct Line {
 /// lost without a word (FLUSHALL).
 const FAR: Duration = Duration::from_secs(10);
 
-/// How often to make sure that the connection still hears, while somebody waits.
-const HEARTBEAT: Duration = Duration::from_secs(2);
-
-/// A partition to listen to, and who waits for that.
-type Subscription = (u8, oneshot::Sender<()>);
-
 impl Lines {
     pub(super) fn new(scripts: Arc<Scripts>) -> Arc<Self> {
         let issuer = LeaseId::random();
@@ -68,6 +63,16 @@ impl Lines {
         });
         tokio::spawn(listen(Arc::downgrade(&lines), wanted));
         lines
+    }
+
+    /// Whether somebody of this process waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// The scripts, and the server that they run on.
+    pub(super) fn scripts(&self) -> &Scripts {
+        &self.scripts
     }
 
     /// The channel on which this issuer listens.
@@ -101,7 +106,7 @@ impl Lines {
     }
 
     /// Hands on what was published.
-    fn published(&self, channel: &str, message: &str) {
+    pub(super) fn published(&self, channel: &str, message: &str) {
         let Some((first, key)) = message.split_once(' ') else {
             return;
         };
@@ -122,34 +127,12 @@ impl Lines {
     }
 
     /// Has every waiter ask again.
-    fn call_all(&self, key: Option<&str>) {
+    pub(super) fn call_all(&self, key: Option<&str>) {
         for (name, line) in &*self.lock() {
             if key.is_none_or(|key| **name == *key) {
                 let waiters = line.waiters.values().flatten();
                 waiters.for_each(|waiter| waiter.notify_one());
             }
-        }
-    }
-
-    /// A connection that listens on this issuer's channel and to these partitions.
-    async fn connect(&self, partitions: &BTreeSet<u8>) -> Option<PubSub> {
-        let server = self.scripts.server();
-        let connect = async {
-            let mut pubsub = server.client().await?.get_async_pubsub().await?;
-            let everybody = partitions
-                .iter()
-                .map(|partition| self.scripts.everybody(*partition));
-            let channels: Vec<String> = everybody.chain([self.channel().to_owned()]).collect();
-            pubsub.subscribe(&channels[..]).await?;
-            Ok::<_, redis::RedisError>(pubsub)
-        };
-        match timeout(server.command_wait(), connect).await {
-            Ok(Ok(pubsub)) => Some(pubsub),
-            Ok(Err(error)) => {
-                server.failed(&error).await;
-                None
-            }
-            Err(_) => None,
         }
     }
 
@@ -292,108 +275,5 @@ async fn watch_line(lines: Weak<Lines>, resource: Resource, mut ends: watch::Rec
             let next_look = next_look.clamp(Duration::from_millis(20), FAR);
             line.ends.send_replace(Instant::now() + next_look);
         }
-    }
-}
-
-/// Listens on one connection for all lines, and connects again when it is lost.
-async fn listen(lines: Weak<Lines>, mut wanted: mpsc::UnboundedReceiver<Subscription>) {
-    let mut partitions = BTreeSet::new();
-    let mut first: Option<Subscription> = None;
-    loop {
-        // Before the first waiter there is no connection.
-        if partitions.is_empty() && first.is_none() {
-            first = wanted.recv().await;
-            if first.is_none() {
-                return;
-            }
-        }
-        let Some(connecting) = lines.upgrade() else {
-            return;
-        };
-        let mut changes = connecting.scripts.server().changes();
-        let connected = connecting.connect(&partitions).await;
-        // Whoever waits asks again: for its place, or for an error.
-        connecting.call_all(None);
-        drop(connecting);
-        match connected {
-            Some(pubsub) => {
-                let over = hear(
-                    pubsub,
-                    &lines,
-                    &mut wanted,
-                    &mut changes,
-                    &mut partitions,
-                    first.take(),
-                );
-                if over.await {
-                    return;
-                }
-                sleep(Duration::from_millis(10)).await;
-            }
-            None => {
-                first = None;
-                while wanted.try_recv().is_ok() {}
-                sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-/// Hands on what is published, until the connection is lost or leads to the wrong server; true
-/// when nobody needs it any more.
-async fn hear(
-    pubsub: PubSub,
-    lines: &Weak<Lines>,
-    wanted: &mut mpsc::UnboundedReceiver<Subscription>,
-    changes: &mut watch::Receiver<u64>,
-    partitions: &mut BTreeSet<u8>,
-    mut first: Option<Subscription>,
-) -> bool {
-    let (mut sink, mut messages) = pubsub.split();
-    loop {
-        let subscription = match first.take() {
-            Some(subscription) => Some(subscription),
-            None => tokio::select! {
-                subscription = wanted.recv() => subscription,
-                message = messages.next() => {
-                    let (Some(message), Some(lines)) = (message, lines.upgrade()) else {
-                        return false;
-                    };
-                    if let Ok(payload) = message.get_payload::<String>() {
-                        lines.published(message.get_channel_name(), &payload);
-                    }
-                    continue;
-                }
-                _ = changes.changed() => return false,
-                () = sleep(HEARTBEAT) => {
-                    let Some(lines) = lines.upgrade() else {
-                        return true;
-                    };
-                    // Subscribing again changes nothing, and is answered.
-                    let heard = sink.subscribe(lines.channel());
-                    let within = lines.scripts.server().command_wait();
-                    let waits = !lines.lock().is_empty();
-                    if waits && !matches!(timeout(within, heard).await, Ok(Ok(()))) {
-                        return false;
-                    }
-                    continue;
-                }
-            },
-        };
-        let Some((partition, done)) = subscription else {
-            return true;
-        };
-        if !partitions.contains(&partition) {
-            let Some(lines) = lines.upgrade() else {
-                return true;
-            };
-            let subscribing = sink.subscribe(lines.scripts.everybody(partition));
-            let within = lines.scripts.server().command_wait();
-            if !matches!(timeout(within, subscribing).await, Ok(Ok(()))) {
-                return false;
-            }
-            partitions.insert(partition);
-        }
-        let _ = done.send(());
     }
 }

@@ -15,6 +15,7 @@
 
 mod line;
 mod list;
+mod listener;
 mod scripts;
 mod server;
 

@@ -1,0 +1,30 @@
+//! The time limits of a fence, and their defaults.
+
+use std::time::Duration;
+
+/// The time limits of a fence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) pool_wait: Duration,
+    pub(crate) lock_wait: Duration,
+    pub(crate) hold: Duration,
+    pub(crate) answer_wait: Duration,
+}
+
+impl Limits {
+    /// How long a statement of the fence may take, the wait for the row lock included.
+    pub(super) const fn statement(self) -> Duration {
+        self.lock_wait.saturating_add(self.answer_wait)
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            pool_wait: Duration::from_secs(5),
+            lock_wait: Duration::from_secs(5),
+            hold: Duration::from_secs(10),
+            answer_wait: Duration::from_secs(5),
+        }
+    }
+}
