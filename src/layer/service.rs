@@ -155,9 +155,15 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             if response.status().as_u16() < 400);
         let settled = self.end_transaction(&loan.0, success).await;
         match (ended, settled) {
-            (Ok(Ended::Response(response)), Ok(())) => Ok(response),
+            (Ok(Ended::Response(response)), Ok(_)) => Ok(response),
             (Ok(Ended::Response(_)), Err(rejection)) => Ok(rejection.into_response()),
-            (Err(_), Ok(())) => Ok(Rejection::HandlerTimeout(hold).into_response()),
+            (Err(_), Ok(Written::Nothing | Written::AsAnswered)) => {
+                Ok(Rejection::HandlerTimeout(hold).into_response())
+            }
+            (Err(_), Ok(Written::ByTheHandler)) => {
+                let error = unknown("the handler committed, and then took too long");
+                Ok(Rejection::from(error).into_response())
+            }
             (Err(_), Err(rejection)) => Ok(rejection.into_response()),
             (Ok(Ended::Error(error)), _) => Err(error),
             (Ok(Ended::Panic(payload)), _) => resume_unwind(payload),
@@ -166,32 +172,47 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
 
     /// Commits after a success. Otherwise rolls back and raises the fence: once the token was
     /// admitted, everyone older is dead before any response leaves.
-    async fn end_transaction(&self, loan: &Loan<DB>, success: bool) -> Result<(), Rejection> {
+    async fn end_transaction(&self, loan: &Loan<DB>, success: bool) -> Result<Written, Rejection> {
         let error = match loan.close() {
             Closed::Home(tx) if success => match tx.commit().await {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(Written::AsAnswered),
                 Err(error) => error,
             },
-            Closed::Home(tx) => return Ok(self.fence.fail(tx).await?),
-            Closed::Settled(Ok(())) => return Ok(()),
+            Closed::Home(tx) => {
+                self.fence.fail(tx).await?;
+                return Ok(Written::Nothing);
+            }
+            Closed::Settled(Ok(())) => return Ok(Written::ByTheHandler),
             // The handler knows that its own COMMIT failed, and answers for it.
             Closed::Settled(Err(_)) if !success => {
-                return Ok(self.fence.fail_lost(loan.admitted()).await?);
+                self.fence.fail_lost(loan.admitted()).await?;
+                return Ok(Written::Nothing);
             }
             Closed::Settled(Err(error)) => error,
             Closed::Escaped(server_process) => {
                 self.fence.terminate(server_process).await;
                 CommitError::Escaped
             }
-            Closed::EscapedCommitting => CommitError::OutcomeUnknown(Arc::new(
-                sqlx::Error::Protocol("the handler answered while it was committing".into()),
-            )),
+            Closed::EscapedCommitting => unknown("the handler answered while it was committing"),
         };
         if let Err(raise) = self.fence.fail_lost(loan.admitted()).await {
             tracing::error!(error = %raise, "the fence could not be raised");
         }
         Err(error.into())
     }
+}
+
+/// What a request has written in the end.
+enum Written {
+    /// What the handler's success claims.
+    AsAnswered,
+    /// What the handler has committed by itself.
+    ByTheHandler,
+    Nothing,
+}
+
+fn unknown(why: &str) -> CommitError {
+    CommitError::OutcomeUnknown(Arc::new(sqlx::Error::Protocol(why.into())))
 }
 
 /// Nothing that is still out can commit once this is gone.

@@ -73,6 +73,7 @@ fn app<DB: TestDatabase>(fence: Fence<DB>, plan: Plan) -> Router {
         .route("/{sku}/lose", post(lose::<DB>))
         .route("/{sku}/forget", post(forget::<DB>))
         .route("/{sku}/commit", post(commit::<DB>))
+        .route("/{sku}/linger", post(linger::<DB>))
         .route("/{sku}/echo", post(|body: Bytes| async { body }))
         .route("/{sku}/status/{status}", post(status))
         .route_layer(layer)
@@ -160,6 +161,12 @@ async fn commit<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
     insert(&mut tx).await;
     tx.commit().await.unwrap();
     StatusCode::IM_A_TEAPOT
+}
+
+async fn linger<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
+    insert(&mut tx).await;
+    tx.commit().await.unwrap();
+    std::future::pending().await
 }
 
 async fn status(Path((_, status)): Path<(String, u16)>) -> StatusCode {
@@ -261,6 +268,12 @@ async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>
     answer.is_problem(503, "handler-timeout");
     assert_eq!(answer.headers["retry-after"], "1");
     nothing_but_the_fence_has_moved(&db, &server).await;
+    // Where it had committed by itself, nobody says that nothing was written.
+    server
+        .write("/a/linger", 6)
+        .await
+        .is_problem(503, "outcome-unknown");
+    assert_eq!(db.entries().await, 2);
 }
 
 #[tokio::test]
