@@ -347,18 +347,15 @@ async fn a_line_that_was_lost_while_others_wait_forms_again() {
     let forgotten = wait(&two, LONG).await;
     server.command(&["FLUSHALL"]).await;
     // Others come first, and their line hides the loss.
-    let short = Acquire::new(Duration::from_millis(500));
-    one.acquire(&sku(), short.clone()).await.unwrap();
-    let others: Vec<_> = [wait(&one, LONG).await, wait(&one, LONG).await].into();
-    for other in others {
-        let lease = timeout(Duration::from_secs(10), other)
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
-        one.release(&sku(), &lease.id).await.unwrap();
-    }
-    let forgotten = timeout(Duration::from_secs(20), forgotten).await;
+    let stranger = grant(&one, &sku(), LONG).await;
+    let other = wait(&one, LONG).await;
+    eventually("it is in line again", async || waiters(&one).await == 2).await;
+    one.release(&sku(), &stranger.id).await.unwrap();
+    let other = timeout(Duration::from_secs(5), other).await.unwrap();
+    one.release(&sku(), &other.unwrap().unwrap().id)
+        .await
+        .unwrap();
+    let forgotten = timeout(Duration::from_secs(5), forgotten).await;
     forgotten.expect("it was forgotten").unwrap().unwrap();
 }
 
@@ -380,6 +377,9 @@ async fn a_grant_whose_client_has_gone_is_given_back() {
         .await;
     }
 }
+
+/// Sooner than by the look of every ten seconds.
+const HEARD_AGAIN: Duration = Duration::from_secs(8);
 
 /// A connection that is cut without a word: it goes on, and brings nothing.
 #[tokio::test]
@@ -426,16 +426,13 @@ async fn a_connection_that_hears_nothing_is_noticed() {
     deaf.store(true, Relaxed);
     leases.release(&sku(), &first.id).await.unwrap();
     // In whatever order they come back.
-    let (lease, _, rest) = timeout(
-        Duration::from_secs(15),
-        futures_util::future::select_all(line),
-    )
-    .await
-    .expect("they hear nothing");
+    let (lease, _, rest) = timeout(HEARD_AGAIN, futures_util::future::select_all(line))
+        .await
+        .expect("they hear nothing");
     leases
         .release(&sku(), &lease.unwrap().unwrap().id)
         .await
         .unwrap();
-    let rest = timeout(Duration::from_secs(15), join_all(rest)).await;
+    let rest = timeout(HEARD_AGAIN, join_all(rest)).await;
     rest.expect("one hears nothing").remove(0).unwrap().unwrap();
 }

@@ -188,8 +188,15 @@ impl Place {
 
     /// Notes how long the resource stays closed.
     pub(super) fn closed_for(&self, left: Duration) {
+        let end = Instant::now() + left.min(FAR);
         if let Some(line) = self.lines.lock().get(&self.key) {
-            line.ends.send_replace(Instant::now() + left.min(FAR));
+            // What was published meanwhile is newer than this answer. To look too early does no
+            // harm.
+            line.ends.send_if_modified(|ends| {
+                let earlier = end < *ends;
+                *ends = end.min(*ends);
+                earlier
+            });
         }
     }
 
@@ -239,12 +246,14 @@ async fn watch_line(lines: Weak<Lines>, resource: Resource, mut ends: watch::Rec
     loop {
         let end = *ends.borrow_and_update();
         tokio::select! {
-            // Redis counts whole milliseconds.
-            () = sleep_until(end + Duration::from_millis(1)) => {}
+            biased;
             changed = ends.changed() => match changed {
                 Ok(()) => continue,
+                // Nobody waits any more.
                 Err(_) => return,
             },
+            // Redis counts whole milliseconds.
+            () = sleep_until(end + Duration::from_millis(1)) => {}
         }
         let Some(lines) = lines.upgrade() else {
             return;
@@ -270,7 +279,11 @@ async fn watch_line(lines: Weak<Lines>, resource: Resource, mut ends: watch::Rec
             }
             Err(_) => scripts.server().command_wait(),
         };
-        if let Some(line) = lines.lock().get(&*key) {
+        let lines = lines.lock();
+        // What was published meanwhile is newer than this answer.
+        if let Some(line) = lines.get(&*key)
+            && !ends.has_changed().unwrap_or(true)
+        {
             // A key without an end is none of ours; looking at it all the time does not help.
             let next_look = next_look.clamp(Duration::from_millis(20), FAR);
             line.ends.send_replace(Instant::now() + next_look);
