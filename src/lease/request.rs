@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{LeaseId, Owner};
 
-/// What is asked of [`Leases::acquire`].
+/// What is asked of [`Leases::acquire`](super::Leases::acquire).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Acquire {
@@ -70,7 +70,7 @@ impl Acquire {
     }
 }
 
-/// What is asked of [`Leases::renew`].
+/// What is asked of [`Leases::renew`](super::Leases::renew).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Renew {
