@@ -270,7 +270,7 @@ async fn clocks_that_are_deleted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eviction() {
-    let options = ["--maxmemory-policy", "allkeys-random"];
+    let options = ["--maxmemory-policy", "allkeys-lru"];
     survives(&options, async |server, _| {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
         eventually("everything is evicted", async || {
