@@ -65,7 +65,8 @@
 //! - Each resource that was named with an admissible token keeps a row, also where the handler then
 //!   failed: put authentication, and checks of names that anybody may invent, in front.
 //! - 503 answers promise nothing about older tokens: where the database is out of reach, the
-//!   fence cannot be raised.
+//!   fence cannot be raised. Nor does a 500 beside which the log says so: a transaction that the
+//!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
 mod extract;
 mod rejection;
