@@ -1,20 +1,21 @@
-//! The issuer over real HTTP, over both stores.
+//! The issuer over real HTTP, over every store.
 
 use std::time::Duration;
 
 use axum::Router;
 use serde_json::json;
-use tower_fence::issuer::{self, Issuer};
-
-use crate::{
-    leases::{TestStore, on_both_stores},
-    support::{
-        eventually,
-        http::{Answer, Server},
-    },
+use tower_fence::{
+    issuer::{self, Issuer},
+    lease::Operate,
 };
 
-on_both_stores!(
+use crate::support::{
+    eventually,
+    http::{Answer, Server},
+    store::{TestStore, on_every_store},
+};
+
+on_every_store!(
     the_life_of_a_lease,
     a_held_lock_says_when_to_come_back,
     a_client_may_choose_the_lease_id,
@@ -27,7 +28,7 @@ on_both_stores!(
     without_operators_there_are_no_routes_for_them,
 );
 
-async fn start<L: TestStore>(leases: L) -> Server {
+async fn start<L: Operate + Clone>(leases: L) -> Server {
     Server::start(Router::new().nest("/locks", issuer::router(leases))).await
 }
 
@@ -53,8 +54,8 @@ impl Server {
     }
 }
 
-async fn the_life_of_a_lease<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn the_life_of_a_lease<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     let path = "/locks/caf%C3%A9%2F1";
     assert_eq!(
@@ -129,8 +130,8 @@ async fn the_life_of_a_lease<L: TestStore>() {
     assert!(next.json()["token"].as_i64().unwrap() > token);
 }
 
-async fn a_held_lock_says_when_to_come_back<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn a_held_lock_says_when_to_come_back<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     assert_eq!(
         server
@@ -152,8 +153,8 @@ async fn a_held_lock_says_when_to_come_back<L: TestStore>() {
     assert_eq!(seconds, left.div_ceil(1_000));
 }
 
-async fn a_client_may_choose_the_lease_id<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn a_client_may_choose_the_lease_id<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     let id = "my-own_lease-id-0123456789";
     let first = server.acquire("/locks/a", json!({ "lease_id": id })).await;
@@ -164,8 +165,8 @@ async fn a_client_may_choose_the_lease_id<L: TestStore>() {
     assert_eq!(server.release("/locks/a", id).await.status, 204);
 }
 
-async fn a_stranger_can_neither_renew_nor_release<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn a_stranger_can_neither_renew_nor_release<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     let lease = server.acquire("/locks/a", json!({})).await.json();
     let stranger = "0123456789012345678901";
@@ -187,8 +188,8 @@ async fn a_stranger_can_neither_renew_nor_release<L: TestStore>() {
     assert_eq!(server.release("/locks/a", id).await.status, 204);
 }
 
-async fn each_wrong_request_has_its_answer<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn each_wrong_request_has_its_answer<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     let too_long = "x".repeat(256);
     for (body, field) in [
@@ -271,8 +272,8 @@ async fn each_wrong_request_has_its_answer<L: TestStore>() {
     assert_eq!(server.inspect("/locks/a").await["held"], false);
 }
 
-async fn the_limits_can_be_set<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn the_limits_can_be_set<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let issuer = Issuer::new(leases)
         .ttl(Duration::from_secs(2))
         .ttl_limits(Duration::from_secs(1)..=Duration::from_secs(3));
@@ -285,8 +286,8 @@ async fn the_limits_can_be_set<L: TestStore>() {
     }
 }
 
-async fn a_call_waits_in_line<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn a_call_waits_in_line<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     let first = server.acquire("/locks/a", json!({})).await.json();
     let refused = server.acquire("/locks/a", json!({ "wait_ms": 100 })).await;
@@ -321,8 +322,8 @@ async fn a_call_waits_in_line<L: TestStore>() {
     assert!(second.json()["token"].as_i64() > first["token"].as_i64());
 }
 
-async fn a_renewal_may_take_a_new_token<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn a_renewal_may_take_a_new_token<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     let lease = server.acquire("/locks/a", json!({})).await.json();
     let id = lease["lease_id"].as_str().unwrap();
@@ -338,8 +339,8 @@ async fn a_renewal_may_take_a_new_token<L: TestStore>() {
     assert_eq!(kept.json()["token"], renewed.json()["token"]);
 }
 
-async fn operators_list_and_break<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn operators_list_and_break<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());
     let server = Server::start(app).await;
     let list = async |query: &str| Answer::to(server.get(&format!("/locks{query}"))).await;
@@ -399,8 +400,8 @@ async fn operators_list_and_break<L: TestStore>() {
     assert_eq!(server.inspect("/locks/b").await["held"], false);
 }
 
-async fn without_operators_there_are_no_routes_for_them<L: TestStore>() {
-    let (leases, _, _db) = L::fresh().await;
+async fn without_operators_there_are_no_routes_for_them<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
     let server = start(leases).await;
     server.acquire("/locks/a", json!({})).await;
     assert_eq!(Answer::to(server.get("/locks")).await.status, 404);

@@ -1,9 +1,8 @@
-//! The lease stores, one suite over both.
+//! The lease stores, one suite over all of them.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use sqlx::Sqlite;
 use tokio::{
     sync::Mutex,
     task::JoinHandle,
@@ -11,66 +10,15 @@ use tokio::{
 };
 use tower_fence::{
     Resource, Token,
-    lease::{
-        Acquire, EmbeddedLeases, Lease, LeaseError, LeaseId, Leases, Operate, Owner, RedisLeases,
-        Renew,
-    },
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Operate, Owner, Renew},
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase},
     eventually,
-    redis::{fresh_prefix, shared_url},
+    store::{TestStore, on_every_store},
 };
 
-/// A store that the suites run over.
-pub trait TestStore: Operate + Clone {
-    /// A store of its own, seen from two issuers; and the database of its epochs.
-    fn fresh() -> impl Future<Output = (Self, Self, Fresh<Sqlite>)> + Send;
-}
-
-impl TestStore for EmbeddedLeases {
-    async fn fresh() -> (Self, Self, Fresh<Sqlite>) {
-        let db = Sqlite::fresh(4).await;
-        let leases = Self::new(db.fence());
-        (leases.clone(), leases, db)
-    }
-}
-
-impl TestStore for RedisLeases {
-    async fn fresh() -> (Self, Self, Fresh<Sqlite>) {
-        let db = Sqlite::fresh(4).await;
-        let prefix = fresh_prefix();
-        let connect = || async {
-            let builder = Self::builder(db.fence()).key_prefix(&prefix);
-            builder.connect(&shared_url()).await.unwrap()
-        };
-        let (one, two) = (connect().await, connect().await);
-        (one, two, db)
-    }
-}
-
-/// Runs each of these functions, generic over the store, as one test per store.
-macro_rules! on_both_stores {
-    ($($name:ident),* $(,)?) => {
-        mod on_redis {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $name() {
-                super::$name::<tower_fence::lease::RedisLeases>().await;
-            })*
-        }
-        mod embedded {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $name() {
-                super::$name::<tower_fence::lease::EmbeddedLeases>().await;
-            })*
-        }
-    };
-}
-
-pub(crate) use on_both_stores;
-
-on_both_stores!(
+on_every_store!(
     a_grant_excludes_others_until_it_is_released,
     a_lease_ends_by_itself_and_the_next_token_is_higher,
     asking_again_with_the_same_id_returns_the_same_grant,
@@ -139,8 +87,8 @@ async fn next_grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
     lease.into_inner().unwrap()
 }
 
-async fn a_grant_excludes_others_until_it_is_released<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_grant_excludes_others_until_it_is_released<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     assert_eq!((&first.resource, first.ttl), (&sku(), LONG));
     for leases in [&one, &two] {
@@ -156,8 +104,8 @@ async fn a_grant_excludes_others_until_it_is_released<L: TestStore>() {
     assert_ne!(second.id, first.id);
 }
 
-async fn a_lease_ends_by_itself_and_the_next_token_is_higher<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_lease_ends_by_itself_and_the_next_token_is_higher<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), SHORT).await;
     is_held(two.acquire(&sku(), Acquire::new(SHORT)).await);
     let second = next_grant(&two, LONG).await;
@@ -165,8 +113,8 @@ async fn a_lease_ends_by_itself_and_the_next_token_is_higher<L: TestStore>() {
     is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
 }
 
-async fn asking_again_with_the_same_id_returns_the_same_grant<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn asking_again_with_the_same_id_returns_the_same_grant<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), SHORT).await;
     let again = Acquire::new(LONG).lease_id(first.id.clone());
     let again = two.acquire(&sku(), again).await.unwrap();
@@ -178,8 +126,8 @@ async fn asking_again_with_the_same_id_returns_the_same_grant<L: TestStore>() {
     is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
-async fn only_the_lease_id_renews_and_releases<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn only_the_lease_id_renews_and_releases<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let stranger = LeaseId::random();
     is_lost(one.renew(&sku(), &stranger, Renew::new(LONG)).await);
     is_lost(one.release(&sku(), &stranger).await);
@@ -192,8 +140,8 @@ async fn only_the_lease_id_renews_and_releases<L: TestStore>() {
     is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
 }
 
-async fn a_late_release_or_renewal_does_not_touch_the_successor<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_late_release_or_renewal_does_not_touch_the_successor<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), SHORT).await;
     let second = next_grant(&two, LONG).await;
     is_lost(one.release(&sku(), &first.id).await);
@@ -204,8 +152,8 @@ async fn a_late_release_or_renewal_does_not_touch_the_successor<L: TestStore>() 
     two.release(&sku(), &second.id).await.unwrap();
 }
 
-async fn renewal_starts_the_time_anew_and_keeps_the_token<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn renewal_starts_the_time_anew_and_keeps_the_token<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), SHORT).await;
     let renewed = two
         .renew(&sku(), &lease.id, Renew::new(LONG))
@@ -225,8 +173,8 @@ async fn renewal_starts_the_time_anew_and_keeps_the_token<L: TestStore>() {
     assert!(next.token > lease.token);
 }
 
-async fn inspection_tells_the_holder_but_not_the_id<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn inspection_tells_the_holder_but_not_the_id<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
     for owner in [None, Some("worker-7"), Some("a:b:c é \"'{}")] {
         let owner = owner.map(|owner| Owner::new(owner).unwrap());
@@ -246,8 +194,8 @@ async fn inspection_tells_the_holder_but_not_the_id<L: TestStore>() {
     .await;
 }
 
-async fn of_many_at_once_exactly_one_is_granted<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn of_many_at_once_exactly_one_is_granted<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let asking = (0..64).map(|n| {
         let leases = [&one, &two][n % 2];
         async move { leases.acquire(&sku(), Acquire::new(LONG)).await }
@@ -260,8 +208,8 @@ async fn of_many_at_once_exactly_one_is_granted<L: TestStore>() {
     }
 }
 
-async fn tokens_go_up_in_the_order_of_the_grants<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn tokens_go_up_in_the_order_of_the_grants<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let grants: Mutex<HashMap<Resource, Vec<Token>>> = Mutex::default();
     let worker = async |n: usize| {
         let leases = [&one, &two][n % 2];
@@ -291,8 +239,8 @@ async fn tokens_go_up_in_the_order_of_the_grants<L: TestStore>() {
     }
 }
 
-async fn resources_do_not_know_each_other<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn resources_do_not_know_each_other<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     for name in [
         "a",
         "b",
@@ -324,7 +272,10 @@ async fn waiters<L: Leases>(leases: &L) -> u64 {
 }
 
 /// Joins the line in a task of its own, and returns when it is in line.
-async fn wait<L: TestStore>(leases: &L, ttl: Duration) -> JoinHandle<Result<Lease, LeaseError>> {
+async fn wait<L: Leases + Clone>(
+    leases: &L,
+    ttl: Duration,
+) -> JoinHandle<Result<Lease, LeaseError>> {
     let before = waiters(leases).await;
     let waiting = tokio::spawn({
         let leases = leases.clone();
@@ -343,8 +294,8 @@ async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
         .unwrap()
 }
 
-async fn a_waiter_is_granted_when_the_lease_is_released<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let mut last = grant(&one, &sku(), LONG).await;
     for leases in [&two, &one, &two] {
         let waiting = wait(leases, LONG).await;
@@ -358,8 +309,8 @@ async fn a_waiter_is_granted_when_the_lease_is_released<L: TestStore>() {
     }
 }
 
-async fn a_waiter_is_granted_when_the_lease_ends_by_itself<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let ttl = Duration::from_millis(400);
     let first = grant(&one, &sku(), ttl).await;
     let granted_at = Instant::now();
@@ -383,8 +334,8 @@ async fn a_waiter_is_granted_when_the_lease_ends_by_itself<L: TestStore>() {
     granted(last).await;
 }
 
-async fn a_wait_that_runs_out_leaves_the_line<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_wait_that_runs_out_leaves_the_line<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), LONG).await;
     let request = Acquire::new(LONG).wait(SHORT);
     let asked_at = Instant::now();
@@ -395,8 +346,8 @@ async fn a_wait_that_runs_out_leaves_the_line<L: TestStore>() {
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
 }
 
-async fn waiters_are_served_in_the_order_in_which_they_came<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn waiters_are_served_in_the_order_in_which_they_came<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let mut last = grant(&one, &sku(), LONG).await;
     let mut line = vec![];
     for n in 0..10 {
@@ -410,8 +361,8 @@ async fn waiters_are_served_in_the_order_in_which_they_came<L: TestStore>() {
     }
 }
 
-async fn a_newcomer_does_not_overtake<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_newcomer_does_not_overtake<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
     // With each release the turn is taken already; whoever comes next finds it held.
@@ -423,8 +374,8 @@ async fn a_newcomer_does_not_overtake<L: TestStore>() {
     grant(&one, &sku(), LONG).await;
 }
 
-async fn a_waiter_that_goes_away_is_skipped<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_waiter_that_goes_away_is_skipped<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let gone = wait(&two, LONG).await;
     let stays = wait(&one, LONG).await;
@@ -434,8 +385,8 @@ async fn a_waiter_that_goes_away_is_skipped<L: TestStore>() {
     granted(stays).await;
 }
 
-async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     for _ in 0..20 {
         let first = grant(&one, &sku(), LONG).await;
         let gone = wait(&two, LONG).await;
@@ -451,8 +402,8 @@ async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<L: TestStore>() 
     }
 }
 
-async fn a_thousand_waiters_are_served_in_order_though_half_of_them_go_away<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_thousand_waiters_are_served_in_order_though_half_of_them_go_away<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let served = Arc::new(Mutex::new(vec![]));
     let mut line = vec![];
@@ -494,8 +445,8 @@ async fn a_thousand_waiters_are_served_in_order_though_half_of_them_go_away<L: T
     .await;
 }
 
-async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let delayed = || Acquire::new(SHORT).lock_delay(5 * SHORT);
     let lease = one.acquire(&sku(), delayed()).await.unwrap();
     one.release(&sku(), &lease.id).await.unwrap();
@@ -516,8 +467,8 @@ async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<L: Tes
     assert!(granted_at.elapsed() >= 6 * SHORT - Duration::from_millis(5));
 }
 
-async fn a_renewal_may_take_a_new_token<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_renewal_may_take_a_new_token<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), LONG).await;
     let renewed = two
         .renew(&sku(), &lease.id, Renew::new(LONG).new_token())
@@ -541,8 +492,8 @@ async fn a_renewal_may_take_a_new_token<L: TestStore>() {
     );
 }
 
-async fn a_broken_lease_goes_to_the_next_in_line<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     assert!(!one.break_lease(&sku()).await.unwrap());
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
@@ -562,8 +513,8 @@ async fn a_broken_lease_goes_to_the_next_in_line<L: TestStore>() {
     assert!(grant(&two, &sku(), LONG).await.token > third.token);
 }
 
-async fn every_held_lease_is_on_a_page<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn every_held_lease_is_on_a_page<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let all = async |limit: usize| {
         let (mut listed, mut cursor) = (HashMap::new(), None);
         loop {
@@ -610,12 +561,12 @@ async fn every_held_lease_is_on_a_page<L: TestStore>() {
 
 /// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its
 /// first request takes nothing from the second.
-async fn a_repeated_request_keeps_its_place_and_its_lease<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     for other in [&one, &two] {
         let first = grant(&one, &sku(), LONG).await;
         let id = LeaseId::random();
-        let ask = |leases: &L| {
+        let ask = |leases: &S::Leases| {
             let (leases, id) = (leases.clone(), id.clone());
             let request = Acquire::new(LONG).wait(LONG).lease_id(id);
             tokio::spawn(async move { leases.acquire(&sku(), request).await })
@@ -656,8 +607,8 @@ async fn a_repeated_request_keeps_its_place_and_its_lease<L: TestStore>() {
     }
 }
 
-async fn a_shorter_lease_is_known_to_whoever_is_first_now<L: TestStore>() {
-    let (one, two, _db) = L::fresh().await;
+async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let leaves = wait(&two, LONG).await;
     let stays = wait(&one, LONG).await;

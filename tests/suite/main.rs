@@ -12,6 +12,8 @@ mod issuer;
 mod layer;
 mod leases;
 mod lost_answers;
+mod redis_cluster;
+mod redis_epochs;
 mod redis_history;
 mod redis_line;
 mod redis_loss;

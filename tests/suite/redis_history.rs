@@ -15,6 +15,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use redis::{aio::ConnectionLike, cluster_async::ClusterConnection};
 use sqlx::Sqlite;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -36,10 +37,11 @@ const RESOURCES: usize = 3;
 
 /// Something that grants tokens.
 #[derive(Clone)]
-enum Issuer {
+pub enum Issuer {
     Ours(RedisLeases),
     /// `SET NX PX` and `INCR`: a clock that trusts its key.
     Naive(redis::aio::ConnectionManager),
+    NaiveInCluster(ClusterConnection),
 }
 
 impl Issuer {
@@ -69,26 +71,29 @@ impl Issuer {
                 let _ = leases.release(&resource, &lease.id).await;
                 Some(lease.token.get())
             }
-            Self::Naive(connection) => {
-                let mut connection = connection.clone();
-                let (lock, counter) = (format!("lock-{resource}"), format!("counter-{resource}"));
-                let script = "if redis.call('SET', KEYS[1], 1, 'NX', 'PX', 500) \
-                              then return redis.call('INCR', KEYS[2]) end";
-                let mut grant = redis::cmd("EVAL");
-                grant.arg(script).arg(2).arg(&lock).arg(counter);
-                let token: Option<i64> = grant.query_async(&mut connection).await.ok()?;
-                let _: redis::RedisResult<()> = redis::cmd("DEL")
-                    .arg(lock)
-                    .query_async(&mut connection)
-                    .await;
-                token
-            }
+            Self::Naive(connection) => naive_grant(connection.clone(), resource).await,
+            Self::NaiveInCluster(connection) => naive_grant(connection.clone(), resource).await,
         }
     }
 }
 
+async fn naive_grant(mut connection: impl ConnectionLike, resource: usize) -> Option<i64> {
+    let (lock, counter) = (
+        format!("{{{resource}}}lock"),
+        format!("{{{resource}}}counter"),
+    );
+    let script = "if redis.call('SET', KEYS[1], 1, 'NX', 'PX', 500) \
+                  then return redis.call('INCR', KEYS[2]) end";
+    let mut grant = redis::cmd("EVAL");
+    grant.arg(script).arg(2).arg(&lock).arg(counter);
+    let token: Option<i64> = grant.query_async(&mut connection).await.ok()?;
+    let release = redis::cmd("DEL").arg(lock).take();
+    let _: redis::RedisResult<()> = release.query_async(&mut connection).await;
+    token
+}
+
 #[derive(Clone, Copy, Debug)]
-struct Grant {
+pub struct Grant {
     resource: usize,
     token: i64,
     began: Instant,
@@ -96,14 +101,14 @@ struct Grant {
 }
 
 /// Eight clients, until they are stopped.
-struct Load {
+pub struct Load {
     grants: Arc<Mutex<Vec<Grant>>>,
     stop: Arc<AtomicBool>,
     clients: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Load {
-    fn start(issuer: &Issuer) -> Self {
+    pub fn start(issuer: &Issuer) -> Self {
         let (grants, stop) = (Arc::default(), Arc::<AtomicBool>::default());
         let client = |n: usize| {
             let (issuer, stop) = (issuer.clone(), stop.clone());
@@ -138,7 +143,7 @@ impl Load {
     }
 
     /// Waits for so many more grants of each resource.
-    async fn more(&self, count: usize) {
+    pub async fn more(&self, count: usize) {
         let counts = || {
             let grants = self.grants.lock().unwrap();
             let count = |resource| grants.iter().filter(|g| g.resource == resource).count();
@@ -154,7 +159,7 @@ impl Load {
         .await;
     }
 
-    async fn stop(self) -> Vec<Grant> {
+    pub async fn stop(self) -> Vec<Grant> {
         self.stop.store(true, Relaxed);
         join_all(self.clients).await;
         std::mem::take(&mut *self.grants.lock().unwrap())
@@ -162,7 +167,7 @@ impl Load {
 }
 
 /// The first pair of grants that are not in order, or share a token.
-fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
+pub fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
     for resource in 0..RESOURCES {
         let mut of_resource: Vec<_> = grants.iter().filter(|g| g.resource == resource).collect();
         of_resource.sort_by_key(|grant| grant.token);
@@ -260,7 +265,7 @@ async fn clocks_that_are_deleted() {
         for key in clocks
             .iter()
             .map(String::as_str)
-            .chain(["counter-0", "counter-1"])
+            .chain(["{0}counter", "{1}counter"])
         {
             server.command(&["DEL", key]).await;
         }

@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
 use sqlx::Sqlite;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -108,67 +107,6 @@ async fn a_grant_after_the_clock_was_deleted_outranks_all_before() {
 }
 
 #[tokio::test]
-async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
-    grant_and_release(&leases).await;
-    server
-        .command(&["HSET", "tower-fence:{110}:clock", "n", "999999998"])
-        .await;
-    let last = Epoch::FIRST.token(Epoch::SIZE - 1).unwrap();
-    assert_eq!(grant_and_release(&leases).await, last);
-    let first = Epoch::new(2).unwrap().token(1).unwrap();
-    assert_eq!(grant_and_release(&leases).await, first);
-}
-
-#[tokio::test]
-async fn a_database_that_is_behind_the_clock_does_not_lower_the_epoch() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
-    grant_and_release(&leases).await;
-    // The clock is far ahead, and of another history; the database knows epoch 1.
-    let clock = "tower-fence:{110}:clock";
-    server
-        .command(&["HSET", clock, "epoch", "70", "history", "0"])
-        .await;
-    assert_eq!(
-        grant_and_release(&leases).await,
-        Epoch::new(71).unwrap().token(1).unwrap()
-    );
-}
-
-#[tokio::test]
-async fn issuers_that_race_for_an_epoch_never_repeat_a_token() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
-    let mut last = 0;
-    for _ in 0..10 {
-        let asking = (0..16).map(|n| {
-            let leases = [&one, &two][n % 2];
-            async move {
-                let mut tokens = vec![];
-                while tokens.len() < 3 {
-                    if let Ok(lease) = leases.acquire(&sku(), Acquire::new(LONG)).await {
-                        tokens.push(lease.token.get());
-                        leases.release(&sku(), &lease.id).await.unwrap();
-                    }
-                }
-                tokens
-            }
-        });
-        let mut tokens = join_all(asking).await.concat();
-        tokens.sort_unstable();
-        assert!(tokens[0] > last, "{} is not above {last}", tokens[0]);
-        assert!(
-            tokens.is_sorted_by(|a, b| a < b),
-            "a token was repeated: {tokens:?}"
-        );
-        last = tokens[tokens.len() - 1];
-        server.command(&["FLUSHALL"]).await;
-    }
-}
-
-#[tokio::test]
 async fn scripts_that_redis_forgot_are_loaded_again() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
@@ -199,35 +137,6 @@ async fn redis_holds_memory_for_held_leases_only() {
     let keys: Vec<String> = redis::from_redis_value(server.command(&["KEYS", "*"]).await).unwrap();
     assert!(keys.len() <= 256, "{} keys", keys.len());
     assert!(keys.iter().all(|key| key.ends_with(":clock")), "{keys:?}");
-}
-
-/// A server in cluster mode refuses a script whose keys are in different slots.
-#[tokio::test]
-async fn the_keys_of_a_script_share_a_slot() {
-    let (server, db) = (
-        RedisServer::start(&["--cluster-enabled", "yes"]).await,
-        Sqlite::fresh(2).await,
-    );
-    server
-        .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
-        .await;
-    eventually("the cluster is up", async || {
-        let info: String =
-            redis::from_redis_value(server.command(&["CLUSTER", "INFO"]).await).unwrap();
-        info.contains("cluster_state:ok")
-    })
-    .await;
-    let leases = connect(&server, &db).await;
-    for name in ["a", "sku-1", "{a}b", "}{", "é"] {
-        let resource = Resource::new(name).unwrap();
-        let lease = grant(&leases, &resource, LONG).await;
-        leases
-            .renew(&resource, &lease.id, Renew::new(LONG))
-            .await
-            .unwrap();
-        leases.inspect(&resource).await.unwrap().unwrap();
-        leases.release(&resource, &lease.id).await.unwrap();
-    }
 }
 
 #[tokio::test]

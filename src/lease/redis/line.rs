@@ -13,13 +13,14 @@
 
 use std::{
     collections::HashMap,
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 
 use super::{
@@ -34,7 +35,7 @@ use crate::{
 /// The lines in which somebody of this process waits.
 pub(super) struct Lines {
     scripts: Arc<Scripts>,
-    channel: Box<str>,
+    issuer: LeaseId,
     lines: Mutex<HashMap<Box<str>, Line>>,
     subscriptions: mpsc::UnboundedSender<Subscription>,
 }
@@ -53,10 +54,9 @@ const FAR: Duration = Duration::from_secs(10);
 
 impl Lines {
     pub(super) fn new(scripts: Arc<Scripts>) -> Arc<Self> {
-        let issuer = LeaseId::random();
         let (subscriptions, wanted) = mpsc::unbounded_channel();
         let lines = Arc::new(Self {
-            channel: scripts.own_channel(issuer.expose()).into(),
+            issuer: LeaseId::random(),
             scripts,
             lines: Mutex::default(),
             subscriptions,
@@ -75,21 +75,25 @@ impl Lines {
         &self.scripts
     }
 
-    /// The channel on which this issuer listens.
-    pub(super) fn channel(&self) -> &str {
-        &self.channel
+    /// The channel on which this issuer alone listens, for a partition.
+    pub(super) fn channel(&self, partition: u8) -> String {
+        self.scripts.own_channel(partition, self.issuer.expose())
+    }
+
+    /// The channel on which all issuers listen that have waiters in a partition.
+    pub(super) fn everybody(&self, partition: u8) -> String {
+        self.scripts.everybody(partition)
     }
 
     /// Makes sure that this issuer listens to the partition of a resource.
     pub(super) async fn listen(&self, resource: &Resource) -> Result<(), LeaseError> {
         let (done, listening) = oneshot::channel();
         let _ = self.subscriptions.send((partition(resource), done));
-        match timeout(self.scripts.server().command_wait(), listening).await {
-            Ok(Ok(())) => Ok(()),
-            _ => Err(LeaseError::unavailable(std::io::Error::from(
-                std::io::ErrorKind::TimedOut,
-            ))),
-        }
+        // Nobody answers where the runtime has ended in which this store was made.
+        let nobody = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        let listening = async { listening.await.unwrap_or_else(|_| nobody()) };
+        let listening = self.scripts.server().in_time(listening).await;
+        listening.map_err(LeaseError::unavailable)
     }
 
     /// A request that begins.
@@ -114,7 +118,7 @@ impl Lines {
         let Some(line) = lines.get(key) else {
             return;
         };
-        if channel != &*self.channel {
+        if !channel.ends_with(self.issuer.expose()) {
             line.ends
                 .send_replace(Instant::now() + parse_ms(first).min(FAR));
         } else if let Some(same_id) = line.waiters.get(first) {

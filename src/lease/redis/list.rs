@@ -1,28 +1,28 @@
-//! Listing, by SCAN over the lease keys.
+//! Listing, by SCAN over the lease keys; in a cluster, on one master after the other.
 
-use redis::RedisResult;
-use tokio::time::timeout;
-
-use super::{RedisLeases, scripts::Scripts};
+use super::{RedisLeases, connection::Connection, scripts::Scripts};
 use crate::{
     lease::{LeaseError, Leases, ListError, Page, partition},
     token::Resource,
 };
 
-/// Where a page begins: the cursor of a SCAN, and the name that was listed last of what it finds.
-/// One SCAN may find more than a page holds.
+/// Where a page begins: at a shard, the cursor of a SCAN there, and the name that was listed last of
+/// what it finds. One SCAN may find more than a page holds.
 #[derive(Default)]
 struct Cursor {
+    shard: usize,
     scan: u64,
     after: String,
 }
 
 impl Cursor {
     fn parse(text: &str) -> Result<Self, ListError> {
-        let (scan, after) = text.split_once('-').ok_or(ListError::Cursor)?;
+        let mut parts = text.splitn(3, '-');
+        let mut next = || parts.next().ok_or(ListError::Cursor);
         Ok(Self {
-            scan: scan.parse().map_err(|_| ListError::Cursor)?,
-            after: after.to_owned(),
+            shard: next()?.parse().map_err(|_| ListError::Cursor)?,
+            scan: next()?.parse().map_err(|_| ListError::Cursor)?,
+            after: next()?.to_owned(),
         })
     }
 }
@@ -39,7 +39,7 @@ pub(super) async fn list(
     let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
     let mut page = Page::default();
     for _ in 0..SCANS_PER_PAGE {
-        let (next, mut names) = leases.scripts.scan(at.scan, limit).await?;
+        let (next, mut names) = leases.scripts.scan(&at, limit).await?;
         names.sort_unstable();
         names.retain(|name| *name > at.after);
         let rest = names.split_off(names.len().min(limit));
@@ -53,13 +53,10 @@ pub(super) async fn list(
         }
         at = match names.pop().filter(|_| !rest.is_empty()) {
             Some(after) => Cursor { after, ..at },
-            None => Cursor {
-                scan: next,
-                after: String::new(),
-            },
+            None => next.unwrap_or_default(),
         };
-        let last = at.scan == 0 && at.after.is_empty();
-        page.cursor = (!last).then(|| format!("{}-{}", at.scan, at.after));
+        let last = at.shard == 0 && at.scan == 0 && at.after.is_empty();
+        page.cursor = (!last).then(|| format!("{}-{}-{}", at.shard, at.scan, at.after));
         if last || !page.leases.is_empty() {
             break;
         }
@@ -68,8 +65,12 @@ pub(super) async fn list(
 }
 
 impl Scripts {
-    /// The names of some resources whose leases have keys, and where to go on (0: nowhere).
-    async fn scan(&self, cursor: u64, count: usize) -> Result<(u64, Vec<String>), LeaseError> {
+    /// The names of some resources whose leases have keys, and where to go on.
+    async fn scan(
+        &self,
+        at: &Cursor,
+        count: usize,
+    ) -> Result<(Option<Cursor>, Vec<String>), LeaseError> {
         let prefix = self.key_prefix();
         // The prefix is literal, whatever Redis's patterns make of its characters.
         let mut pattern = String::new();
@@ -81,21 +82,32 @@ impl Scripts {
         }
         let mut command = redis::cmd("SCAN");
         command
-            .arg(cursor)
+            .arg(at.scan)
             .arg("MATCH")
             .arg(format!("{pattern}:{{*}}:lease:*"))
             .arg("COUNT")
             .arg(count.max(1));
-        let scan = async {
-            let mut connection = self.server().connection().await?;
-            command.query_async(&mut connection).await
-        };
-        let scanned: RedisResult<(u64, Vec<Vec<u8>>)> =
-            match timeout(self.server().command_wait(), scan).await {
-                Ok(scanned) => scanned,
-                Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+        let scan = async |mut connection: Connection| {
+            let shards = connection.shards().await?;
+            let (next, keys) = match shards.get(at.shard) {
+                Some(slot) => connection.ask_shard(*slot, command).await?,
+                // There were more of them before.
+                None => (0, vec![]),
             };
-        let (next, keys) = scanned.map_err(LeaseError::unavailable)?;
+            Ok((shards.len(), next, keys))
+        };
+        let scanned = self.server().run(scan).await;
+        let (shards, scan, keys): (usize, u64, Vec<Vec<u8>>) =
+            scanned.map_err(LeaseError::unavailable)?;
+        let next = match scan {
+            0 => at.shard + 1,
+            _ => at.shard,
+        };
+        let next = (next < shards).then_some(Cursor {
+            shard: next,
+            scan,
+            after: String::new(),
+        });
         let names = keys.into_iter().filter_map(|key| {
             let key = String::from_utf8(key).ok()?;
             let (digits, name) = key

@@ -2,145 +2,122 @@
 
 use std::{collections::BTreeSet, sync::Weak, time::Duration};
 
-use futures_util::StreamExt;
-use redis::aio::PubSub;
+use futures_util::future::try_join_all;
+use redis::{Msg, PushInfo, PushKind, RedisResult};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 
-use super::line::Lines;
+use super::{connection::Ear, line::Lines};
 
 /// How often to make sure that the connection still hears, while somebody waits.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// A partition to listen to, and who waits for that.
-pub(super) type Subscription = (u8, oneshot::Sender<()>);
+pub(super) type Subscription = (u8, oneshot::Sender<RedisResult<()>>);
 
-/// Listens on one connection for all lines, and connects again when it is lost.
+/// Listens on one connection for all lines, and connects again when it is lost. Nobody listens to
+/// any partition then, until a waiter that was called asks for that.
 pub(super) async fn listen(lines: Weak<Lines>, mut wanted: mpsc::UnboundedReceiver<Subscription>) {
-    let mut partitions = BTreeSet::new();
-    let mut first: Option<Subscription> = None;
-    loop {
-        // Before the first waiter there is no connection.
-        if partitions.is_empty() && first.is_none() {
-            first = wanted.recv().await;
-            if first.is_none() {
-                return;
-            }
-        }
+    // Without a waiter there is no connection.
+    while let Some(first) = wanted.recv().await {
         let Some(connecting) = lines.upgrade() else {
             return;
         };
-        let mut changes = connecting.scripts().server().changes();
-        let connected = connect(&connecting, &partitions).await;
-        // Whoever waits asks again: for its place, or for an error.
-        connecting.call_all(None);
-        drop(connecting);
-        match connected {
-            Some(pubsub) => {
-                let over = hear(
-                    pubsub,
-                    &lines,
-                    &mut wanted,
-                    &mut changes,
-                    &mut partitions,
-                    first.take(),
-                );
-                if over.await {
-                    return;
+        let server = connecting.scripts().server();
+        let mut changes = server.changes();
+        let (heard, pushes) = mpsc::unbounded_channel();
+        let ear = match server.in_time(server.listen(heard)).await {
+            Ok(ear) => ear,
+            Err(error) => {
+                // Those that asked meanwhile fail with the first one.
+                let _ = first.1.send(Err(error.clone()));
+                while let Ok((_, done)) = wanted.try_recv() {
+                    let _ = done.send(Err(error.clone()));
                 }
-                sleep(Duration::from_millis(10)).await;
+                continue;
             }
-            None => {
-                first = None;
-                while wanted.try_recv().is_ok() {}
-                sleep(Duration::from_millis(100)).await;
-            }
-        }
+        };
+        drop(connecting);
+        hear(ear, pushes, &lines, &mut wanted, &mut changes, first).await;
+        // Whoever waits asks again: for its place, or for an error.
+        let Some(lines) = lines.upgrade() else {
+            return;
+        };
+        lines.call_all(None);
+        sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Hands on what is published, until the connection is lost or leads to the wrong server; true
-/// when nobody needs it any more.
+/// Hands on what is published, until the connection is lost or leads to the wrong server.
 async fn hear(
-    pubsub: PubSub,
+    ear: Ear,
+    mut pushes: mpsc::UnboundedReceiver<PushInfo>,
     lines: &Weak<Lines>,
     wanted: &mut mpsc::UnboundedReceiver<Subscription>,
     changes: &mut watch::Receiver<u64>,
-    partitions: &mut BTreeSet<u8>,
-    mut first: Option<Subscription>,
-) -> bool {
-    let (mut sink, mut messages) = pubsub.split();
+    first: Subscription,
+) {
+    let mut partitions = BTreeSet::new();
+    let mut first = Some(first);
     let mut next_beat = Instant::now() + HEARTBEAT;
     loop {
         let subscription = match first.take() {
             Some(subscription) => Some(subscription),
             None => tokio::select! {
                 subscription = wanted.recv() => subscription,
-                message = messages.next() => {
-                    let (Some(message), Some(lines)) = (message, lines.upgrade()) else {
-                        return false;
+                push = pushes.recv() => {
+                    let (Some(push), Some(lines)) = (push, lines.upgrade()) else {
+                        return;
                     };
-                    next_beat = Instant::now() + HEARTBEAT;
-                    if let Ok(payload) = message.get_payload::<String>() {
+                    // A slot has moved, or a connection was lost.
+                    if matches!(push.kind, PushKind::Disconnection | PushKind::SUnsubscribe) {
+                        return;
+                    }
+                    if let Some(message) = Msg::from_push_info(push)
+                        && let Ok(payload) = message.get_payload::<String>()
+                    {
                         lines.published(message.get_channel_name(), &payload);
                     }
                     continue;
                 }
-                _ = changes.changed() => return false,
+                _ = changes.changed() => return,
                 () = sleep_until(next_beat) => {
                     let Some(lines) = lines.upgrade() else {
-                        return true;
+                        return;
                     };
-                    // Subscribing again changes nothing, and is answered.
-                    let heard = sink.subscribe(lines.channel());
-                    let within = lines.scripts().server().command_wait();
-                    let waits = !lines.is_empty();
-                    if waits && !matches!(timeout(within, heard).await, Ok(Ok(()))) {
-                        return false;
+                    if !lines.is_empty() && hears(&ear, &lines, &partitions).await.is_err() {
+                        return;
                     }
                     next_beat = Instant::now() + HEARTBEAT;
                     continue;
                 }
             },
         };
-        let Some((partition, done)) = subscription else {
-            return true;
+        let (Some((partition, done)), Some(lines)) = (subscription, lines.upgrade()) else {
+            return;
         };
-        if !partitions.contains(&partition) {
-            let Some(lines) = lines.upgrade() else {
-                return true;
-            };
-            let subscribing = sink.subscribe(lines.scripts().everybody(partition));
-            let within = lines.scripts().server().command_wait();
-            if !matches!(timeout(within, subscribing).await, Ok(Ok(()))) {
-                return false;
-            }
+        if partitions.contains(&partition) {
+            let _ = done.send(Ok(()));
+            continue;
+        }
+        // One that fails is no reason to leave the others: in a cluster they are elsewhere.
+        let heard = hears(&ear, &lines, &[partition].into()).await;
+        if heard.is_ok() {
             partitions.insert(partition);
         }
-        let _ = done.send(());
+        let _ = done.send(heard);
     }
 }
 
-/// A connection that listens on this issuer's channel and to these partitions.
-async fn connect(lines: &Lines, partitions: &BTreeSet<u8>) -> Option<PubSub> {
+/// Subscribes to partitions, or makes sure that this was done and holds.
+async fn hears(ear: &Ear, lines: &Lines, partitions: &BTreeSet<u8>) -> RedisResult<()> {
+    let channels = |partition: &u8| [lines.channel(*partition), lines.everybody(*partition)];
+    let subscribing = partitions
+        .iter()
+        .map(|partition| ear.clone().subscribe(channels(partition)));
     let server = lines.scripts().server();
-    let connect = async {
-        let mut pubsub = server.client().await?.get_async_pubsub().await?;
-        let everybody = partitions
-            .iter()
-            .map(|partition| lines.scripts().everybody(*partition));
-        let channels: Vec<String> = everybody.chain([lines.channel().to_owned()]).collect();
-        pubsub.subscribe(&channels[..]).await?;
-        Ok::<_, redis::RedisError>(pubsub)
-    };
-    match timeout(server.command_wait(), connect).await {
-        Ok(Ok(pubsub)) => Some(pubsub),
-        Ok(Err(error)) => {
-            server.failed(&error).await;
-            None
-        }
-        Err(_) => None,
-    }
+    server.in_time(try_join_all(subscribing)).await?;
+    Ok(())
 }

@@ -13,6 +13,7 @@
 //! Who waits is in line in Redis. The script that releases grants to the first in line, token
 //! included, and publishes that to its issuer; see [`line`].
 
+mod connection;
 mod line;
 mod list;
 mod listener;
@@ -31,7 +32,7 @@ use self::{
 };
 use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
-    whole_ms,
+    partition, whole_ms,
 };
 use crate::{
     epochs::Epochs,
@@ -100,6 +101,20 @@ impl RedisLeasesBuilder {
             .await
     }
 
+    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are
+    /// URLs of some of its nodes; it tells the others.
+    ///
+    /// Resources are spread over 256 slots. While the slot of a resource has no master, or moves
+    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub async fn connect_cluster(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
+        let server = Server::cluster(nodes, self.command_wait).map_err(LeaseError::unavailable)?;
+        self.connect_to(server).await
+    }
+
     async fn connect_to(self, server: Server) -> Result<RedisLeases, LeaseError> {
         let scripts = Arc::new(Scripts::new(server, self.epochs, &self.key_prefix));
         scripts.check_server().await?;
@@ -137,10 +152,10 @@ impl RedisLeases {
         ticket: u64,
         wait: Duration,
     ) -> Result<Asked, LeaseError> {
-        let channel = self.lines.channel();
+        let channel = self.lines.channel(partition(resource));
         match self
             .scripts
-            .acquire(resource, request, ticket, wait, channel)
+            .acquire(resource, request, ticket, wait, &channel)
             .await?
         {
             Answer::Granted(token) => {

@@ -1,13 +1,12 @@
 //! The Lua scripts, their keys, and their answers.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, RedisError, RedisResult, Script, ScriptInvocation};
-use tokio::time::timeout;
 
 use super::{
     Token,
-    server::{Server, is_read_only},
+    server::{Server, is_misdirected},
     unexpected,
 };
 use crate::{
@@ -91,9 +90,9 @@ impl Scripts {
         format!("{}:{{{partition}}}:everybody", self.key_prefix)
     }
 
-    /// The channel on which one issuer listens.
-    pub(super) fn own_channel(&self, issuer: &str) -> String {
-        format!("{}:issuer:{issuer}", self.key_prefix)
+    /// The channel of a partition on which one issuer listens.
+    pub(super) fn own_channel(&self, partition: u8, issuer: &str) -> String {
+        format!("{}:{{{partition}}}:issuer:{issuer}", self.key_prefix)
     }
 
     pub(super) fn lease_key(&self, resource: &Resource) -> String {
@@ -225,14 +224,17 @@ impl Scripts {
     }
 
     /// Runs a script that ends a lease. It is not repeated where the answer is lost: the second
-    /// one would say "lost".
+    /// one would say "lost". Where it was refused, it is.
     async fn ending(
         &self,
         script: &ScriptInvocation<'_>,
         resource: &Resource,
     ) -> Result<bool, LeaseError> {
-        let answer = self.once(script).await.map_err(LeaseError::unavailable)?;
-        match Answer::parse(answer)? {
+        let answer = match self.once(script).await {
+            Err(error) if is_misdirected(&error) => self.once(script).await,
+            answer => answer,
+        };
+        match Answer::parse(answer.map_err(LeaseError::unavailable)?)? {
             Answer::NeedsEpoch(seen) => {
                 // The lease has ended; the next in line needs an epoch first. Where that fails,
                 // the watch of the line sees to it.
@@ -269,32 +271,23 @@ impl Scripts {
             .key(format!("{prefix}:{{{partition}}}:queue:{resource}"))
             .key(format!("{prefix}:{{{partition}}}:waiters:{resource}"))
             .arg(Epoch::SIZE)
+            .arg(self.server.publish())
             .arg(self.everybody(partition));
         invocation
     }
 
     /// Runs a script, within the time limit.
     async fn once<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
-        let run = async {
-            let mut connection = self.server.connection().await?;
-            script.invoke_async(&mut connection).await
-        };
-        let outcome = match timeout(self.server.command_wait(), run).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-        };
-        if let Err(error) = &outcome {
-            self.server.failed(error).await;
-        }
-        outcome
+        let invoke = |mut connection| async move { script.invoke_async(&mut connection).await };
+        self.server.run(invoke).await
     }
 
     /// Runs a script that may run twice: where the answer was lost, and where the connection has
-    /// died in the meantime or leads to a master that was deposed.
+    /// died in the meantime or leads to the wrong server.
     async fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Result<T, LeaseError> {
         let outcome = match self.once(script).await {
             Err(error)
-                if is_read_only(&error)
+                if is_misdirected(&error)
                     || error.is_unrecoverable_error() && !error.is_timeout() =>
             {
                 self.once(script).await

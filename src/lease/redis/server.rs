@@ -1,31 +1,32 @@
-//! The server to talk to: one that stands alone, or the master that sentinels name.
+//! What to talk to: a server that stands alone, the master that sentinels name, or a cluster.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use redis::{
-    Client, ErrorKind, RedisError, RedisResult, ServerErrorKind,
-    aio::{ConnectionManager, ConnectionManagerConfig},
+    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    RedisError, RedisResult, ServerErrorKind,
+    cluster::{ClusterClient, ClusterClientBuilder},
     sentinel::{SentinelClient, SentinelServerType},
 };
-use tokio::sync::{Mutex, watch};
+use tokio::{
+    sync::{Mutex, mpsc, watch},
+    time::timeout,
+};
+
+use super::connection::{Connection, Ear};
 
 pub(super) struct Server {
     source: Source,
-    current: Mutex<Option<Current>>,
-    /// Counts the servers that were talked to.
-    changes: watch::Sender<u64>,
+    current: Mutex<Option<(u64, Connection)>>,
+    /// Counts the connections that were made for commands.
+    connected: watch::Sender<u64>,
     command_wait: Duration,
 }
 
 enum Source {
     Alone(Client),
     Sentinels(Box<Mutex<SentinelClient>>),
-}
-
-#[derive(Clone)]
-struct Current {
-    client: Client,
-    connection: ConnectionManager,
+    Cluster(Vec<redis::ConnectionInfo>),
 }
 
 impl Server {
@@ -45,65 +46,169 @@ impl Server {
         Ok(Self::new(source, command_wait))
     }
 
+    pub(super) fn cluster(nodes: &[&str], command_wait: Duration) -> RedisResult<Self> {
+        let nodes = nodes.iter().map(|url| url.into_connection_info());
+        let source = Source::Cluster(nodes.collect::<RedisResult<_>>()?);
+        Ok(Self::new(source, command_wait))
+    }
+
     fn new(source: Source, command_wait: Duration) -> Self {
         Self {
             source,
             current: Mutex::default(),
-            changes: watch::Sender::new(0),
+            connected: watch::Sender::new(0),
             command_wait,
         }
     }
 
-    /// How long one command may take.
+    /// How long one command may take, its connection included.
     pub(super) const fn command_wait(&self) -> Duration {
         self.command_wait
     }
 
-    /// The connection for commands.
-    pub(super) async fn connection(&self) -> RedisResult<ConnectionManager> {
-        Ok(self.current().await?.connection)
-    }
-
-    /// The server behind it.
-    pub(super) async fn client(&self) -> RedisResult<Client> {
-        Ok(self.current().await?.client)
-    }
-
-    /// Tells when another server is talked to.
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-
-    /// Notes that a command failed. A server that stands alone is connected to again by itself;
-    /// sentinels are asked who is the master now.
-    pub(super) async fn failed(&self, error: &RedisError) {
-        let gone = error.is_io_error() || error.is_unrecoverable_error() || is_read_only(error);
-        if gone && matches!(self.source, Source::Sentinels(_)) {
-            self.current.lock().await.take();
+    /// The command that publishes, and counts who listens. In a cluster PUBLISH counts those on
+    /// one node only; SPUBLISH stays where the slot is, and so do its listeners.
+    pub(super) const fn publish(&self) -> &'static str {
+        match self.source {
+            Source::Cluster(_) => "SPUBLISH",
+            _ => "PUBLISH",
         }
     }
 
-    async fn current(&self) -> RedisResult<Current> {
+    /// Tells when another connection is used for commands, perhaps to another server.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.connected.subscribe()
+    }
+
+    /// Runs a command, within the time limit.
+    pub(super) async fn run<T, F>(&self, command: impl FnOnce(Connection) -> F) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let mut used = None;
+        let run = async {
+            let (number, connection) = self.connection().await?;
+            used = Some(number);
+            command(connection).await
+        };
+        let outcome = self.in_time(run).await;
+        if let (Err(error), Some(number)) = (&outcome, used)
+            && self.is_gone(error)
+        {
+            let mut current = self.current.lock().await;
+            current.take_if(|(current, _)| *current == number);
+        }
+        outcome
+    }
+
+    /// What becomes of a command or a connection within the time limit.
+    pub(super) async fn in_time<T>(
+        &self,
+        outcome: impl Future<Output = RedisResult<T>>,
+    ) -> RedisResult<T> {
+        match timeout(self.command_wait, outcome).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        }
+    }
+
+    /// Whether the connection is not to be used again: it is lost, deaf, or leads to a master that
+    /// was deposed. A cluster's connection sees to its nodes by itself, except where one falls
+    /// silent.
+    fn is_gone(&self, error: &RedisError) -> bool {
+        match self.source {
+            Source::Cluster(_) => error.is_timeout(),
+            _ => error.is_io_error() || error.is_unrecoverable_error() || is_read_only(error),
+        }
+    }
+
+    /// The connection for commands, and its number.
+    async fn connection(&self) -> RedisResult<(u64, Connection)> {
         let mut current = self.current.lock().await;
         if let Some(current) = &*current {
             return Ok(current.clone());
         }
-        let client = match &self.source {
-            Source::Alone(client) => client.clone(),
-            Source::Sentinels(sentinels) => sentinels.lock().await.async_get_client().await?,
+        // Boxed, or every future that may connect would contain all of this.
+        let connection = Box::pin(self.connect()).await?;
+        self.connected.send_modify(|count| *count += 1);
+        let number = *self.connected.borrow();
+        Ok(current.insert((number, connection)).clone())
+    }
+
+    async fn connect(&self) -> RedisResult<Connection> {
+        let Some(client) = self.single().await? else {
+            let connection = self.cluster_client(None)?.get_async_connection().await?;
+            return Ok(Connection::Cluster(connection));
         };
-        // Each caller waits no longer than `command_wait`; the next one tries again.
-        let config = ConnectionManagerConfig::new()
+        let config = self.config();
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        Ok(Connection::Node(connection.await?))
+    }
+
+    /// A connection on which to hear what is published; it comes in at `heard`.
+    pub(super) async fn listen(&self, heard: mpsc::UnboundedSender<PushInfo>) -> RedisResult<Ear> {
+        let Some(client) = self.single().await? else {
+            let client = self.cluster_client(Some(heard))?;
+            return Ok(Ear::Cluster(client.get_async_connection().await?));
+        };
+        // Publications come in beside answers from the third protocol on.
+        let info = client.get_connection_info().clone();
+        let settings = info.redis_settings().clone();
+        let settings = settings.set_protocol(ProtocolVersion::RESP3);
+        let client = Client::open(info.set_redis_settings(settings))?;
+        let config = self.config().set_push_sender(heard);
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        Ok(Ear::Node(connection.await?))
+    }
+
+    /// The one server that has all, unless this is a cluster.
+    async fn single(&self) -> RedisResult<Option<Client>> {
+        match &self.source {
+            Source::Alone(client) => Ok(Some(client.clone())),
+            Source::Sentinels(sentinels) => {
+                let mut sentinels = sentinels.lock().await;
+                sentinels.async_get_client().await.map(Some)
+            }
+            Source::Cluster(_) => Ok(None),
+        }
+    }
+
+    fn config(&self) -> AsyncConnectionConfig {
+        AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.command_wait))
             .set_response_timeout(Some(self.command_wait))
-            .set_number_of_retries(1);
-        let connection = ConnectionManager::new_with_config(client.clone(), config).await?;
-        self.changes.send_modify(|count| *count += 1);
-        Ok(current.insert(Current { client, connection }).clone())
+    }
+
+    fn cluster_client(
+        &self,
+        heard: Option<mpsc::UnboundedSender<PushInfo>>,
+    ) -> RedisResult<ClusterClient> {
+        let Source::Cluster(nodes) = &self.source else {
+            return Err((ErrorKind::InvalidClientConfig, "this is no cluster").into());
+        };
+        // What may be repeated is known here only, so the client repeats nothing. A node that is
+        // silent is waited for twice before the rest of the cluster is found.
+        let mut builder = ClusterClientBuilder::new(nodes.clone())
+            .retries(0)
+            .connection_timeout(self.command_wait / 4)
+            .response_timeout(self.command_wait / 2);
+        if let Some(heard) = heard {
+            builder = builder
+                .use_protocol(ProtocolVersion::RESP3)
+                .push_sender(heard);
+        }
+        builder.build()
     }
 }
 
 /// A master that was deposed, and knows it.
-pub(super) fn is_read_only(error: &RedisError) -> bool {
+fn is_read_only(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+/// Whether the command was refused before it did anything, by a server that was the wrong one.
+pub(super) fn is_misdirected(error: &RedisError) -> bool {
+    is_read_only(error)
+        || error.is_cluster_error()
+        || error.kind() == ErrorKind::ClusterConnectionNotFound
 }

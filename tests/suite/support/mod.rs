@@ -1,9 +1,11 @@
 //! Databases, servers and clients for the tests.
 
+pub mod cluster;
 pub mod database;
 pub mod http;
 pub mod process;
 pub mod redis;
+pub mod store;
 
 use std::time::Duration;
 

@@ -44,6 +44,28 @@ impl RedisServer {
         panic!("redis-server could not be started: use tests/run");
     }
 
+    /// A server that is a cluster, and has all slots.
+    pub async fn cluster_of_one() -> Self {
+        let bus = free_port().to_string();
+        let server = Self::start(&["--cluster-enabled", "yes", "--cluster-port", &bus]).await;
+        let all = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
+        server.command(&all).await;
+        super::eventually("the cluster is up", async || {
+            server
+                .info("CLUSTER INFO")
+                .await
+                .contains("cluster_state:ok")
+        })
+        .await;
+        server
+    }
+
+    /// What a command tells as text.
+    pub async fn info(&self, command: &str) -> String {
+        let words: Vec<&str> = command.split(' ').collect();
+        redis::from_redis_value(self.command(&words).await).unwrap()
+    }
+
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -75,6 +97,13 @@ impl RedisServer {
             child.kill().unwrap();
             child.wait().unwrap();
         }
+    }
+
+    /// Freezes the server with `-STOP`, and has it go on with `-CONT`.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.child.as_ref().expect("it runs").id().to_string();
+        let status = Command::new("kill").args([signal, &pid]).status().unwrap();
+        assert!(status.success());
     }
 
     /// Starts the server again, on the same port and in the same folder.

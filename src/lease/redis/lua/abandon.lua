@@ -1,7 +1,7 @@
 -- Leaves the line, and gives back what was granted there; unless a later request has asked under
 -- the same id.
 -- ARGV: …, lease id, ticket of the request. Answers as release does.
-local id, ticket = ARGV[3], ARGV[4]
+local id, ticket = ARGV[4], ARGV[5]
 if waiter(id) == ticket then
   leave(id)
 end

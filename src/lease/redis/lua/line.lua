@@ -2,10 +2,11 @@
 -- those who wait for it.
 --
 -- KEYS: clock, lease, queue, waiters; all in one slot.
--- ARGV[1]: how many tokens an epoch has. ARGV[2]: the channel of all issuers that have waiters in
--- this partition. What a script needs beside these follows.
+-- ARGV[1]: how many tokens an epoch has. ARGV[2]: PUBLISH, or SPUBLISH in a cluster. ARGV[3]: the
+-- channel of all issuers that have waiters in this partition. What a script needs beside these
+-- follows.
 local CLOCK, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local SIZE, EVERYBODY = tonumber(ARGV[1]), ARGV[2]
+local SIZE, PUBLISH, EVERYBODY = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- How long a waiter may take to claim the lease that was granted to it.
 local CLAIM_MS = 1000
@@ -33,7 +34,7 @@ end
 -- Tells the issuers that have waiters how long the resource stays closed.
 local function announce(left)
   if redis.call('EXISTS', QUEUE) == 1 then
-    redis.call('PUBLISH', EVERYBODY, left .. ' ' .. LEASE)
+    redis.call(PUBLISH, EVERYBODY, left .. ' ' .. LEASE)
   end
 end
 
@@ -94,7 +95,7 @@ local function hand_over(now)
   local lapsed = redis.call('HGET', WAITERS, CLAIM)
   if lapsed then
     redis.call('HDEL', WAITERS, CLAIM)
-    redis.call('PUBLISH', lapsed, '* ' .. LEASE)
+    redis.call(PUBLISH, lapsed, '* ' .. LEASE)
   end
   while true do
     local id = redis.call('ZRANGE', QUEUE, 0, 0)[1]
@@ -103,7 +104,7 @@ local function hand_over(now)
     end
     local ticket, channel, owner = waiter(id)
     leave(id)
-    if channel and channel ~= lapsed and redis.call('PUBLISH', channel, id .. ' ' .. LEASE) > 0 then
+    if channel and channel ~= lapsed and redis.call(PUBLISH, channel, id .. ' ' .. LEASE) > 0 then
       redis.call('HSET', WAITERS, CLAIM, channel)
       keep(WAITERS, 60000)
       put(next_token(now), id, ticket, 0, owner, CLAIM_MS)

@@ -1,0 +1,87 @@
+//! The lease stores that the suites run over.
+
+use std::any::Any;
+
+use sqlx::Sqlite;
+use tower_fence::lease::{EmbeddedLeases, Operate, RedisLeases};
+
+use super::{
+    database::TestDatabase,
+    redis::{RedisServer, fresh_prefix, shared_url},
+};
+
+/// A store, and what must not be dropped before it.
+pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
+
+pub trait TestStore {
+    type Leases: Operate + Clone;
+
+    /// A store of its own, seen from two issuers.
+    fn fresh() -> impl Future<Output = Fresh<Self::Leases>>;
+}
+
+/// The store inside the process.
+pub struct Embedded;
+
+impl TestStore for Embedded {
+    type Leases = EmbeddedLeases;
+
+    async fn fresh() -> Fresh<EmbeddedLeases> {
+        let db = Sqlite::fresh(4).await;
+        let leases = EmbeddedLeases::new(db.fence());
+        (leases.clone(), leases, Box::new(db))
+    }
+}
+
+/// The shared Redis.
+pub struct Redis;
+
+impl TestStore for Redis {
+    type Leases = RedisLeases;
+
+    async fn fresh() -> Fresh<RedisLeases> {
+        let db = Sqlite::fresh(4).await;
+        let prefix = fresh_prefix();
+        let connect = || async {
+            let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
+            builder.connect(&shared_url()).await.unwrap()
+        };
+        (connect().await, connect().await, Box::new(db))
+    }
+}
+
+/// A cluster of one node, talked to as to any cluster.
+pub struct Cluster;
+
+impl TestStore for Cluster {
+    type Leases = RedisLeases;
+
+    async fn fresh() -> Fresh<RedisLeases> {
+        let db = Sqlite::fresh(4).await;
+        let node = RedisServer::cluster_of_one().await;
+        let connect = || async {
+            let builder = RedisLeases::builder(db.fence());
+            builder.connect_cluster(&[&node.url()]).await.unwrap()
+        };
+        (connect().await, connect().await, Box::new((db, node)))
+    }
+}
+
+/// Runs each of these functions, generic over the store, as one test per store.
+macro_rules! on_every_store {
+    ($($name:ident),* $(,)?) => {
+        $crate::support::store::on_every_store!(on_redis: Redis, $($name),*);
+        $crate::support::store::on_every_store!(on_a_cluster: Cluster, $($name),*);
+        $crate::support::store::on_every_store!(embedded: Embedded, $($name),*);
+    };
+    ($module:ident: $store:ident, $($name:ident),*) => {
+        mod $module {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name::<$crate::support::store::$store>().await;
+            })*
+        }
+    };
+}
+
+pub(crate) use on_every_store;
