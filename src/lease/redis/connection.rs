@@ -7,8 +7,6 @@ use redis::{
     cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
 };
 
-use super::server::is_misdirected;
-
 /// A connection for commands. Clones share it.
 #[derive(Clone)]
 pub(super) enum Connection {
@@ -73,13 +71,13 @@ impl Connection {
     pub(super) async fn ask_shard<T: FromRedisValue>(
         &mut self,
         slot: u16,
-        command: Cmd,
+        command: &Cmd,
     ) -> RedisResult<T> {
         let Self::Cluster(connection) = self else {
             return command.query_async(self).await;
         };
         let route = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
-        let answer = connection.route_command(command, RoutingInfo::SingleNode(route));
+        let answer = connection.route_command(command.clone(), RoutingInfo::SingleNode(route));
         Ok(redis::from_redis_value(answer.await?.extract_error()?)?)
     }
 }
@@ -94,14 +92,10 @@ pub(super) enum Ear {
 impl Ear {
     /// Subscribes to channels of one slot, on the server that has it. To subscribe again changes
     /// nothing, and is answered.
-    pub(super) async fn subscribe(mut self, channels: [String; 2]) -> RedisResult<()> {
-        match &mut self {
-            Self::Node(connection) => connection.subscribe(&channels[..]).await,
-            Self::Cluster(connection) => match connection.ssubscribe(&channels[..]).await {
-                // The slot is found anew.
-                Err(error) if is_misdirected(&error) => connection.ssubscribe(&channels[..]).await,
-                subscribed => subscribed,
-            },
+    pub(super) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {
+        match self.clone() {
+            Self::Node(mut connection) => connection.subscribe(channels).await,
+            Self::Cluster(mut connection) => connection.ssubscribe(channels).await,
         }
     }
 }

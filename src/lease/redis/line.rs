@@ -26,6 +26,7 @@ use tokio::{
 use super::{
     listener::{Subscription, listen},
     scripts::{Answer, Scripts, parse_ms},
+    server::in_time,
 };
 use crate::{
     lease::{LeaseError, LeaseId, partition},
@@ -92,7 +93,7 @@ impl Lines {
         // Nobody answers where the runtime has ended in which this store was made.
         let nobody = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         let listening = async { listening.await.unwrap_or_else(|_| nobody()) };
-        let listening = self.scripts.server().in_time(listening).await;
+        let listening = in_time(self.scripts.server().limit(), listening).await;
         listening.map_err(LeaseError::unavailable)
     }
 

@@ -81,13 +81,13 @@ impl Scripts {
             pattern.push(c);
         }
         let mut command = redis::cmd("SCAN");
-        command
+        let command = &*command
             .arg(at.scan)
             .arg("MATCH")
             .arg(format!("{pattern}:{{*}}:lease:*"))
             .arg("COUNT")
             .arg(count.max(1));
-        let scan = async |mut connection: Connection| {
+        let scan = |mut connection: Connection| async move {
             let shards = connection.shards().await?;
             let (next, keys) = match shards.get(at.shard) {
                 Some(slot) => connection.ask_shard(*slot, command).await?,

@@ -28,7 +28,7 @@ pub(super) async fn listen(lines: Weak<Lines>, mut wanted: mpsc::UnboundedReceiv
         let server = connecting.scripts().server();
         let mut changes = server.changes();
         let (heard, pushes) = mpsc::unbounded_channel();
-        let ear = match server.in_time(server.listen(heard)).await {
+        let ear = match server.listen(heard).await {
             Ok(ear) => ear,
             Err(error) => {
                 // Those that asked meanwhile fail with the first one.
@@ -113,11 +113,10 @@ async fn hear(
 
 /// Subscribes to partitions, or makes sure that this was done and holds.
 async fn hears(ear: &Ear, lines: &Lines, partitions: &BTreeSet<u8>) -> RedisResult<()> {
+    let server = lines.scripts().server();
     let channels = |partition: &u8| [lines.channel(*partition), lines.everybody(*partition)];
     let subscribing = partitions
         .iter()
-        .map(|partition| ear.clone().subscribe(channels(partition)));
-    let server = lines.scripts().server();
-    server.in_time(try_join_all(subscribing)).await?;
-    Ok(())
+        .map(|partition| server.subscribe(ear, channels(partition)));
+    try_join_all(subscribing).await.map(drop)
 }

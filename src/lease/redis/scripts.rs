@@ -4,11 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, RedisError, RedisResult, Script, ScriptInvocation};
 
-use super::{
-    Token,
-    server::{Server, is_misdirected},
-    unexpected,
-};
+use super::{Token, server::Server, unexpected};
 use crate::{
     epochs::{Epoch, Epochs},
     lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, partition, whole_ms},
@@ -224,17 +220,14 @@ impl Scripts {
     }
 
     /// Runs a script that ends a lease. It is not repeated where the answer is lost: the second
-    /// one would say "lost". Where it was refused, it is.
+    /// one would say "lost".
     async fn ending(
         &self,
         script: &ScriptInvocation<'_>,
         resource: &Resource,
     ) -> Result<bool, LeaseError> {
-        let answer = match self.once(script).await {
-            Err(error) if is_misdirected(&error) => self.once(script).await,
-            answer => answer,
-        };
-        match Answer::parse(answer.map_err(LeaseError::unavailable)?)? {
+        let answer = self.once(script).await.map_err(LeaseError::unavailable)?;
+        match Answer::parse(answer)? {
             Answer::NeedsEpoch(seen) => {
                 // The lease has ended; the next in line needs an epoch first. Where that fails,
                 // the watch of the line sees to it.
@@ -283,13 +276,10 @@ impl Scripts {
     }
 
     /// Runs a script that may run twice: where the answer was lost, and where the connection has
-    /// died in the meantime or leads to the wrong server.
+    /// died in the meantime.
     async fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Result<T, LeaseError> {
         let outcome = match self.once(script).await {
-            Err(error)
-                if is_misdirected(&error)
-                    || error.is_unrecoverable_error() && !error.is_timeout() =>
-            {
+            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
                 self.once(script).await
             }
             outcome => outcome,

@@ -2,6 +2,7 @@
 
 use std::{io, time::Duration};
 
+use futures_util::future::BoxFuture;
 use redis::{
     AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
     RedisError, RedisResult, ServerErrorKind,
@@ -10,7 +11,7 @@ use redis::{
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
-    time::timeout,
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::connection::{Connection, Ear};
@@ -66,6 +67,17 @@ impl Server {
         self.command_wait
     }
 
+    /// Subscribes to channels of one slot, within the time limit.
+    pub(super) async fn subscribe(&self, ear: &Ear, channels: [String; 2]) -> RedisResult<()> {
+        let until = self.limit();
+        find_server(until, || in_time(until, ear.subscribe(&channels))).await
+    }
+
+    /// Until when a command may take that begins now.
+    pub(super) fn limit(&self) -> Instant {
+        Instant::now() + self.command_wait
+    }
+
     /// The command that publishes, and counts who listens. In a cluster PUBLISH counts those on
     /// one node only; SPUBLISH stays where the slot is, and so do its listeners.
     pub(super) const fn publish(&self) -> &'static str {
@@ -81,7 +93,19 @@ impl Server {
     }
 
     /// Runs a command, within the time limit.
-    pub(super) async fn run<T, F>(&self, command: impl FnOnce(Connection) -> F) -> RedisResult<T>
+    pub(super) async fn run<T, F>(&self, command: impl Fn(Connection) -> F) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let until = self.limit();
+        find_server(until, || self.attempt(&command, until)).await
+    }
+
+    async fn attempt<T, F>(
+        &self,
+        command: impl Fn(Connection) -> F,
+        until: Instant,
+    ) -> RedisResult<T>
     where
         F: Future<Output = RedisResult<T>>,
     {
@@ -91,7 +115,7 @@ impl Server {
             used = Some(number);
             command(connection).await
         };
-        let outcome = self.in_time(run).await;
+        let outcome = in_time(until, run).await;
         if let (Err(error), Some(number)) = (&outcome, used)
             && self.is_gone(error)
         {
@@ -99,17 +123,6 @@ impl Server {
             current.take_if(|(current, _)| *current == number);
         }
         outcome
-    }
-
-    /// What becomes of a command or a connection within the time limit.
-    pub(super) async fn in_time<T>(
-        &self,
-        outcome: impl Future<Output = RedisResult<T>>,
-    ) -> RedisResult<T> {
-        match timeout(self.command_wait, outcome).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-        }
     }
 
     /// Whether the connection is not to be used again: it is lost, deaf, or leads to a master that
@@ -128,8 +141,9 @@ impl Server {
         if let Some(current) = &*current {
             return Ok(current.clone());
         }
-        // Boxed, or every future that may connect would contain all of this.
-        let connection = Box::pin(self.connect()).await?;
+        // Or every future that may connect would contain all of this.
+        let connecting: BoxFuture<'_, _> = Box::pin(self.connect());
+        let connection = connecting.await?;
         self.connected.send_modify(|count| *count += 1);
         let number = *self.connected.borrow();
         Ok(current.insert((number, connection)).clone())
@@ -147,6 +161,10 @@ impl Server {
 
     /// A connection on which to hear what is published; it comes in at `heard`.
     pub(super) async fn listen(&self, heard: mpsc::UnboundedSender<PushInfo>) -> RedisResult<Ear> {
+        in_time(self.limit(), self.connect_ear(heard)).await
+    }
+
+    async fn connect_ear(&self, heard: mpsc::UnboundedSender<PushInfo>) -> RedisResult<Ear> {
         let Some(client) = self.single().await? else {
             let client = self.cluster_client(Some(heard))?;
             return Ok(Ear::Cluster(client.get_async_connection().await?));
@@ -201,13 +219,42 @@ impl Server {
     }
 }
 
+/// How long to leave a server that was asked in vain, while others agree who has the data.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Repeats what was refused because another server has the data now.
+async fn find_server<T, F>(until: Instant, attempt: impl Fn() -> F) -> RedisResult<T>
+where
+    F: Future<Output = RedisResult<T>>,
+{
+    loop {
+        match attempt().await {
+            Err(error) if is_misdirected(&error) && Instant::now() + LOOK_AGAIN < until => {
+                sleep(LOOK_AGAIN).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// What becomes of a command, a connection or a subscription until then.
+pub(super) async fn in_time<T>(
+    until: Instant,
+    outcome: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    match timeout_at(until, outcome).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+    }
+}
+
 /// A master that was deposed, and knows it.
 fn is_read_only(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
 /// Whether the command was refused before it did anything, by a server that was the wrong one.
-pub(super) fn is_misdirected(error: &RedisError) -> bool {
+fn is_misdirected(error: &RedisError) -> bool {
     is_read_only(error)
         || error.is_cluster_error()
         || error.kind() == ErrorKind::ClusterConnectionNotFound

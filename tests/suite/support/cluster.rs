@@ -2,10 +2,7 @@
 
 use std::process::Command;
 
-use super::{
-    eventually,
-    redis::{RedisServer, free_port},
-};
+use super::{eventually, redis::RedisServer};
 
 pub struct RedisCluster {
     pub nodes: Vec<RedisServer>,
@@ -15,9 +12,9 @@ impl RedisCluster {
     pub async fn start() -> Self {
         let mut nodes = vec![];
         for _ in 0..6 {
-            let bus = free_port().to_string();
-            let options = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-            let failover = [
+            let options = [
+                "--cluster-enabled",
+                "yes",
                 "--cluster-node-timeout",
                 "500",
                 // A replica that lags may be promoted all the same.
@@ -26,7 +23,7 @@ impl RedisCluster {
                 "--repl-ping-replica-period",
                 "1",
             ];
-            nodes.push(RedisServer::start(&[&options[..], &failover].concat()).await);
+            nodes.push(RedisServer::start(&options).await);
         }
         let addresses = nodes.iter().map(|node| node.addr().to_string());
         let created = Command::new("redis-cli")

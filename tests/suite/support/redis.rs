@@ -21,6 +21,7 @@ pub fn fresh_prefix() -> String {
 /// A server of this test's own.
 pub struct RedisServer {
     port: u16,
+    cluster_port: u16,
     folder: TempDir,
     options: Vec<String>,
     child: Option<Child>,
@@ -33,6 +34,7 @@ impl RedisServer {
             let port = free_port();
             let mut server = Self {
                 port,
+                cluster_port: free_port(),
                 folder: tempfile::tempdir().unwrap(),
                 options: options.iter().map(|option| (*option).to_owned()).collect(),
                 child: None,
@@ -46,8 +48,7 @@ impl RedisServer {
 
     /// A server that is a cluster, and has all slots.
     pub async fn cluster_of_one() -> Self {
-        let bus = free_port().to_string();
-        let server = Self::start(&["--cluster-enabled", "yes", "--cluster-port", &bus]).await;
+        let server = Self::start(&["--cluster-enabled", "yes"]).await;
         let all = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
         server.command(&all).await;
         super::eventually("the cluster is up", async || {
@@ -128,6 +129,7 @@ impl RedisServer {
     async fn try_start(&mut self) -> bool {
         let child = Command::new("redis-server")
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--cluster-port", &self.cluster_port.to_string()])
             .args(["--logfile", "redis.log", "--save", ""])
             .args(&self.options)
             .current_dir(self.folder.path())
