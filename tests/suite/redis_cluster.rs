@@ -30,7 +30,7 @@ const TAG: &str = "{110}";
 async fn connect(cluster: &RedisCluster, db: &Fresh<Sqlite>) -> RedisLeases {
     let urls = cluster.urls();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
-    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_secs(1));
+    let builder = RedisLeases::builder(db.fence());
     builder.connect_cluster(&urls).await.unwrap()
 }
 

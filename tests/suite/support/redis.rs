@@ -13,6 +13,11 @@ pub fn shared_url() -> String {
     super::variable("TEST_REDIS_URL")
 }
 
+/// The shared cluster, of one node.
+pub fn shared_cluster_url() -> String {
+    super::variable("TEST_REDIS_CLUSTER_URL")
+}
+
 /// A prefix that nobody else uses.
 pub fn fresh_prefix() -> String {
     format!("test-{:016x}", rand::random::<u64>())
@@ -44,21 +49,6 @@ impl RedisServer {
             }
         }
         panic!("redis-server could not be started: use tests/run");
-    }
-
-    /// A server that is a cluster, and has all slots.
-    pub async fn cluster_of_one() -> Self {
-        let server = Self::start(&["--cluster-enabled", "yes"]).await;
-        let all = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
-        server.command(&all).await;
-        super::eventually("the cluster is up", async || {
-            server
-                .info("CLUSTER INFO")
-                .await
-                .contains("cluster_state:ok")
-        })
-        .await;
-        server
     }
 
     /// What a command tells as text.

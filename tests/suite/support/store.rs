@@ -7,7 +7,7 @@ use tower_fence::lease::{EmbeddedLeases, Operate, RedisLeases};
 
 use super::{
     database::TestDatabase,
-    redis::{RedisServer, fresh_prefix, shared_url},
+    redis::{fresh_prefix, shared_cluster_url, shared_url},
 };
 
 /// A store, and what must not be dropped before it.
@@ -57,13 +57,13 @@ impl TestStore for Cluster {
     type Leases = RedisLeases;
 
     async fn fresh() -> Fresh<RedisLeases> {
-        let db = Sqlite::fresh(4).await;
-        let node = RedisServer::cluster_of_one().await;
+        let (db, url) = (Sqlite::fresh(4).await, shared_cluster_url());
+        let prefix = fresh_prefix();
         let connect = || async {
-            let builder = RedisLeases::builder(db.fence());
-            builder.connect_cluster(&[&node.url()]).await.unwrap()
+            let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
+            builder.connect_cluster(&[&url]).await.unwrap()
         };
-        (connect().await, connect().await, Box::new((db, node)))
+        (connect().await, connect().await, Box::new(db))
     }
 }
 
