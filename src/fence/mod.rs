@@ -73,6 +73,7 @@ pub use self::{
     tx::{Admitted, FencedTx},
 };
 use crate::{
+    announce::{Announce, AnnounceError, AnnounceFuture},
     epochs::{Epoch, EpochError, EpochFuture, Epochs},
     token::{Resource, Token},
 };
@@ -317,6 +318,24 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
                 .map_err(unreachable)?;
             commit(session).await.map_err(unreachable)?;
             Epoch::new(epoch)
+        })
+    }
+}
+
+/// A grant raises the fence: everyone older is dead before the new holder hears of it.
+impl<DB: FenceDatabase> Announce for Fence<DB> {
+    fn announce<'a>(&'a self, resource: &'a Resource, token: Token) -> AnnounceFuture<'a> {
+        Box::pin(async move {
+            match self.raise(resource, token).await {
+                Ok(()) => Ok(()),
+                // Announced before, and used since.
+                Err(AdmitError::Stale(stale)) if stale.max_token == token.get() => Ok(()),
+                Err(AdmitError::Stale(stale)) => Err(AnnounceError::Outranked {
+                    token,
+                    max_token: stale.max_token,
+                }),
+                Err(error) => Err(AnnounceError::Unreachable(Box::new(error))),
+            }
         })
     }
 }
