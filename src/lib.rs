@@ -97,6 +97,8 @@ pub mod client;
 pub mod epochs;
 #[cfg(feature = "_fence")]
 pub mod fence;
+#[doc = include_str!("guide.md")]
+pub mod guide {}
 pub mod header;
 pub mod issuer;
 #[cfg(feature = "_fence")]
