@@ -17,3 +17,4 @@ mod redis_epochs;
 mod redis_history;
 mod redis_line;
 mod redis_loss;
+mod several;
