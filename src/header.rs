@@ -213,6 +213,9 @@ pub enum MalformedToken {
     /// Two members name the same resource.
     #[error("two members of the field name the resource {0}")]
     Duplicate(Resource),
+    /// A member does not say which of the request's several resources it is for.
+    #[error("a request for several resources has the parameter `resource` on each member")]
+    Unnamed,
     /// The field has more members than the request has resources.
     #[error("the field has {found} members where one is expected")]
     Count {

@@ -110,7 +110,7 @@ mod token;
 pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]
 pub use self::{
-    fence::{AdmitError, Admitted, CommitError, Fence, FencedTx, Stale, TokenUse},
+    fence::{AdmitError, Admitted, AllAdmitted, CommitError, Fence, FencedTx, Stale, TokenUse},
     layer::{FenceLayer, HeaderField, PathParam},
 };
 

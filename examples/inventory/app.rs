@@ -26,11 +26,17 @@ use crate::stock::Stock;
 /// All routes. The resource of a SKU is the SKU itself.
 pub fn router<DB: Stock, L: Leases + Clone>(fence: Fence<DB>, leases: L) -> Router {
     let pool = fence.pool().clone();
+    // A transfer writes to both SKUs, and needs a token for each.
+    let both = FenceLayer::new(fence.clone(), [PathParam("from"), PathParam("to")]);
+    let transfers = Router::new()
+        .route("/inventory/{from}/transfer/{to}", post(transfer::<DB>))
+        .route_layer(both);
     Router::new()
         .route("/inventory/{sku}", get(show::<DB>).put(set::<DB>))
         .route("/inventory/{sku}/decrement", post(decrement::<DB>))
         .route_layer(FenceLayer::new(fence, PathParam("sku")))
         .with_state(pool.clone())
+        .merge(transfers)
         .route(
             "/healthz",
             get(health::<DB, L>).with_state((pool, leases.clone())),
@@ -45,6 +51,12 @@ const READ_LIMIT: Duration = Duration::from_secs(5);
 struct Level {
     sku: String,
     stock: i64,
+}
+
+#[derive(Serialize)]
+struct Levels {
+    from: Level,
+    to: Level,
 }
 
 #[derive(Deserialize)]
@@ -107,6 +119,34 @@ async fn decrement<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
+/// Takes from one SKU and gives to another: both, or neither.
+async fn transfer<DB: Stock>(
+    mut tx: FencedTx<DB>,
+    Path((from, to)): Path<(String, String)>,
+    body: Result<Json<Order>, JsonRejection>,
+) -> Result<Json<Levels>, Error> {
+    let quantity = i64::from(body?.quantity);
+    if quantity == 0 {
+        return Err(Error::Quantity);
+    }
+    if from == to {
+        return Err(Error::SameSku);
+    }
+    let stock = DB::get(&mut tx, &from).await?.ok_or(Error::NotFound)?;
+    let other = DB::get(&mut tx, &to).await?.ok_or(Error::NotFound)?;
+    if stock < quantity {
+        return Err(Error::OutOfStock { stock });
+    }
+    let (stock, other) = (stock - quantity, other + quantity);
+    DB::set(&mut tx, &from, stock).await?;
+    DB::set(&mut tx, &to, other).await?;
+    let level = |sku, stock| Level { sku, stock };
+    Ok(Json(Levels {
+        from: level(from, stock),
+        to: level(to, other),
+    }))
+}
+
 /// 200 when both stores answer.
 async fn health<DB: Stock, L: Leases + Clone>(
     State((pool, leases)): State<(Pool<DB>, L)>,
@@ -129,6 +169,7 @@ enum Error {
     OutOfStock { stock: i64 },
     Sku,
     Quantity,
+    SameSku,
     Body(JsonRejection),
     Database(sqlx::Error),
     Unavailable,
@@ -166,6 +207,7 @@ impl IntoResponse for Error {
             .member("stock", stock),
             Self::Sku => invalid("resource").detail("this cannot name a SKU"),
             Self::Quantity => invalid("quantity").detail("`quantity` is at least 1"),
+            Self::SameSku => invalid("to").detail("a transfer needs two different SKUs"),
             Self::Body(rejection) => invalid("body").detail(rejection.body_text()),
             Self::Database(error) => {
                 tracing::error!(%error, "the database failed");

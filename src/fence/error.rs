@@ -23,6 +23,9 @@ pub enum AdmitError {
     /// The token is stale.
     #[error(transparent)]
     Stale(#[from] Stale),
+    /// No resource was named.
+    #[error("a fenced transaction needs at least one resource")]
+    NoResource,
     /// The wait for the row lock or for a connection ran out, or the transaction collided with
     /// another one. Trying again may help.
     #[error("the fence is busy")]

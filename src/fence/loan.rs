@@ -3,16 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    database::FenceDatabase,
-    error::CommitError,
-    session::Session,
-    tx::{Admitted, FencedTx},
+    admitted::AllAdmitted, database::FenceDatabase, error::CommitError, session::Session,
+    tx::FencedTx,
 };
 
 /// One transaction on loan. Clones are the same loan.
 pub(crate) struct Loan<DB: FenceDatabase> {
     slot: Arc<Mutex<Slot<DB>>>,
-    admitted: Admitted,
+    admitted: AllAdmitted,
     server_process: i32,
 }
 
@@ -53,7 +51,7 @@ impl<DB: FenceDatabase> Loan<DB> {
         Self {
             server_process: session.as_ref().map_or(0, |session| session.server_process),
             slot: Arc::new(Mutex::new(session.map_or(Slot::Closed, Slot::Home))),
-            admitted: tx.admitted().clone(),
+            admitted: tx.all_admitted().clone(),
         }
     }
 
@@ -84,7 +82,7 @@ impl<DB: FenceDatabase> Loan<DB> {
     }
 
     /// What was admitted.
-    pub(crate) const fn admitted(&self) -> &Admitted {
+    pub(crate) const fn admitted(&self) -> &AllAdmitted {
         &self.admitted
     }
 

@@ -46,6 +46,7 @@
 //!   together.
 //! - Rows are never deleted. A row that is deleted by hand forgets what is dead.
 
+mod admitted;
 mod database;
 mod error;
 mod limits;
@@ -60,17 +61,19 @@ mod tx;
 use std::{fmt, time::Duration};
 
 use sqlx::{Pool, migrate::MigrateError};
+use tokio::time::Instant;
 
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
+pub use self::{
+    admitted::{Admitted, AllAdmitted},
+    database::FenceDatabase,
+    error::{AdmitError, CommitError, Stale},
+    tx::FencedTx,
+};
 use self::{
     database::Admission,
     session::{Session, acquire},
-};
-pub use self::{
-    database::FenceDatabase,
-    error::{AdmitError, CommitError, Stale},
-    tx::{Admitted, FencedTx},
 };
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture},
@@ -187,16 +190,92 @@ impl<DB: FenceDatabase> Fence<DB> {
         token: Token,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        let mut session = Session::begin(&self.pool, self.limits).await?;
-        let admission = session
-            .run(async |conn| DB::admit(conn, resource, token, token_use.floor(token)).await)
-            .await?;
-        session.server_process = admitted(admission, resource, token)?;
-        let admitted = Admitted {
-            resource: resource.clone(),
-            token,
-        };
-        Ok(FencedTx::new(session, admitted, None))
+        let one = AllAdmitted::one(resource.clone(), token);
+        self.begin_admitted(one, token_use).await
+    }
+
+    /// Opens a transaction and admits one token for each of several resources in it: all of them,
+    /// or none.
+    ///
+    /// The row locks are taken in one order, whatever the order of `tokens`, so that two of these
+    /// never wait for each other. They come one after the other, each with a round trip of its own;
+    /// the waits for all of them together are bounded like the wait for one.
+    ///
+    /// Where a resource stands twice, the lower of its tokens is stale; the same token twice counts
+    /// once.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new()?.block_on(async {
+    /// # use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
+    /// # fence.migrate().await?;
+    /// let (from, to) = (Resource::new("sku-1")?, Resource::new("sku-2")?);
+    /// let tokens = [(from.clone(), Token::new(42)?), (to, Token::new(7)?)];
+    /// let mut tx = fence.begin_all(&tokens, TokenUse::SingleUse).await?;
+    /// // … take from the one, give to the other …
+    /// tx.commit().await?;
+    /// assert_eq!(fence.inspect(&from).await?, Some(42));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin): one stale token refuses the whole, and [`Stale`] says which.
+    /// [`AdmitError::NoResource`] when `tokens` is empty.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    pub async fn begin_all(
+        &self,
+        tokens: &[(Resource, Token)],
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let mut named: Vec<Admitted> = Vec::with_capacity(tokens.len());
+        for (resource, token) in tokens {
+            let one = Admitted::new(resource.clone(), *token);
+            if !named.contains(&one) {
+                named.push(one);
+            }
+        }
+        let all = AllAdmitted::new(named).ok_or(AdmitError::NoResource)?;
+        self.begin_admitted(all, token_use).await
+    }
+
+    /// Opens a transaction and admits what is to be admitted.
+    pub(crate) async fn begin_admitted(
+        &self,
+        all: AllAdmitted,
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let session = Session::begin(&self.pool, self.limits).await?;
+        self.admit_all(session, all, token_use).await
+    }
+
+    /// Admits in an open transaction, row lock by row lock.
+    async fn admit_all(
+        &self,
+        mut session: Session<DB>,
+        all: AllAdmitted,
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let deadline = Instant::now() + self.limits.statement();
+        for Admitted { resource, token } in all.in_lock_order() {
+            let floor = token_use.floor(*token);
+            let within = deadline.saturating_duration_since(Instant::now());
+            let admission = session
+                .run_within(within, async |conn| {
+                    DB::admit(conn, resource, *token, floor).await
+                })
+                .await?;
+            // Known from the first one on, so that a wait for the second that is cut off keeps
+            // nobody waiting.
+            session.server_process = admitted(admission, resource, *token)?;
+        }
+        Ok(FencedTx::new(session, all, None))
     }
 
     /// Admits `token` in a transaction of the caller's.
@@ -235,49 +314,59 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// Dropped at any moment, it leaves no open transaction and no lock behind.
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
-        let session = Session::begin(&self.pool, self.limits).await?;
-        self.raise_on(session, resource, token).await
+        self.raise_all(&AllAdmitted::one(resource.clone(), token))
+            .await
     }
 
-    /// Rolls back what was written under an admitted token, and raises the fence instead, so
+    /// Raises several resources in one transaction. Where one is stale, the others are raised all
+    /// the same.
+    pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
+        let session = Session::begin(&self.pool, self.limits).await?;
+        self.raise_on(session, all).await
+    }
+
+    /// Rolls back what was written under admitted tokens, and raises the fence instead, so
     /// that everyone older is dead all the same.
     pub(crate) async fn fail(&self, mut tx: FencedTx<DB>) -> Result<(), AdmitError> {
-        let admitted = tx.admitted().clone();
+        let all = tx.all_admitted().clone();
         if let Some(mut session) = tx.take_session()
             && session.restart().await.is_ok()
         {
-            let Admitted { resource, token } = &admitted;
-            return outranked_or(self.raise_on(session, resource, *token).await);
+            return outranked_or(self.raise_on(session, &all).await);
         }
         // The connection was lost with its transaction; another one may do.
-        self.fail_lost(&admitted).await
+        self.fail_lost(&all).await
     }
 
-    /// Raises the fence for a token that was admitted in a transaction that is out of reach.
-    pub(crate) async fn fail_lost(&self, admitted: &Admitted) -> Result<(), AdmitError> {
-        outranked_or(self.raise(&admitted.resource, admitted.token).await)
+    /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
+    pub(crate) async fn fail_lost(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
+        outranked_or(self.raise_all(all).await)
     }
 
     async fn raise_on(
         &self,
         mut session: Session<DB>,
-        resource: &Resource,
-        token: Token,
+        all: &AllAdmitted,
     ) -> Result<(), AdmitError> {
-        let floor = TokenUse::Reusable.floor(token);
-        let max_token = session
-            .run(async |conn| DB::raise(conn, resource, floor).await)
+        let outranked = session
+            .run(async |conn| {
+                let mut outranked = None;
+                for Admitted { resource, token } in all.in_lock_order() {
+                    let floor = TokenUse::Reusable.floor(*token);
+                    let max_token = DB::raise(conn, resource, floor).await?;
+                    if max_token >= token.get() {
+                        outranked.get_or_insert_with(|| Stale {
+                            resource: resource.clone(),
+                            presented: *token,
+                            max_token,
+                        });
+                    }
+                }
+                Ok(outranked)
+            })
             .await?;
         commit(session).await?;
-        if max_token >= token.get() {
-            return Err(Stale {
-                resource: resource.clone(),
-                presented: token,
-                max_token,
-            }
-            .into());
-        }
-        Ok(())
+        outranked.map_or(Ok(()), |stale| Err(stale.into()))
     }
 
     /// Reads `max_token`: the highest token that is dead; `None` for a resource that was never

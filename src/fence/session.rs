@@ -88,6 +88,15 @@ impl<DB: Backend> Session<DB> {
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
     ) -> Result<T, AdmitError> {
         let within = self.limits.statement();
+        self.run_within(within, statements).await
+    }
+
+    /// Runs statements of the fence on the connection, within a time of their own.
+    pub(super) async fn run_within<T>(
+        &mut self,
+        within: Duration,
+        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, AdmitError> {
         match timeout(within, statements(self.connection_mut())).await {
             Ok(outcome) => outcome.map_err(refusal::<DB>),
             Err(_) => {

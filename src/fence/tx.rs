@@ -5,10 +5,16 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use super::{database::FenceDatabase, error::CommitError, loan::Loan, session::Session};
-use crate::token::{Resource, Token};
+use super::{
+    admitted::{Admitted, AllAdmitted},
+    database::FenceDatabase,
+    error::CommitError,
+    loan::Loan,
+    session::Session,
+};
 
-/// A transaction in which a token was admitted, and which holds the row lock of the resource.
+/// A transaction in which a token was admitted, and which holds the row lock of its resource; or
+/// several, of several resources.
 ///
 /// It derefs to the database's connection: everything that is done on it commits together with
 /// the fence, or not at all. `begin()` on it gives a nested transaction (a savepoint).
@@ -32,23 +38,13 @@ pub struct FencedTx<
 > {
     session: Option<Session<DB>>,
     lender: Option<Loan<DB>>,
-    admitted: Admitted,
-}
-
-/// What a fence has admitted: the resource and the token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Admitted {
-    /// The resource.
-    pub resource: Resource,
-    /// The token.
-    pub token: Token,
+    admitted: AllAdmitted,
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
     pub(super) fn new(
         session: Session<DB>,
-        admitted: Admitted,
+        admitted: AllAdmitted,
         lender: impl Into<Option<Loan<DB>>>,
     ) -> Self {
         Self {
@@ -63,9 +59,15 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         self.session.take()
     }
 
-    /// The resource and the token that were admitted.
+    /// The resource and the token that were admitted; of several, those that were named first.
     #[must_use]
-    pub const fn admitted(&self) -> &Admitted {
+    pub fn admitted(&self) -> &Admitted {
+        self.admitted.first()
+    }
+
+    /// All resources and tokens that were admitted.
+    #[must_use]
+    pub const fn all_admitted(&self) -> &AllAdmitted {
         &self.admitted
     }
 

@@ -9,7 +9,7 @@ use axum::{
 use http::request::Parts;
 
 use crate::{
-    fence::{Admitted, FenceDatabase, FencedTx, Loan},
+    fence::{Admitted, AllAdmitted, FenceDatabase, FencedTx, Loan},
     problem::{Problem, ProblemType},
 };
 
@@ -29,9 +29,9 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     }
 }
 
-/// The resource and the token of this request: of a write, or of a fenced read. A handler of
-/// plain reads as well takes `Option<Admitted>`.
-impl<S: Sync> FromRequestParts<S> for Admitted {
+/// The resources and the tokens of this request: of a write, or of a fenced read. A handler of
+/// plain reads as well takes `Option<AllAdmitted>`.
+impl<S: Sync> FromRequestParts<S> for AllAdmitted {
     type Rejection = NoTransaction;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
@@ -44,11 +44,31 @@ impl<S: Sync> FromRequestParts<S> for Admitted {
     }
 }
 
-impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
+impl<S: Sync> OptionalFromRequestParts<S> for AllAdmitted {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
         Ok(parts.extensions.get::<Self>().cloned())
+    }
+}
+
+/// The resource and the token of this request; of several, those that were named first. A handler
+/// of plain reads as well takes `Option<Admitted>`.
+impl<S: Sync> FromRequestParts<S> for Admitted {
+    type Rejection = NoTransaction;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let all = <AllAdmitted as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        Ok(all.first().clone())
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        let all = parts.extensions.get::<AllAdmitted>();
+        Ok(all.map(|all| all.first().clone()))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The resource side, as a tower layer: [`FenceLayer`] refuses stale writers before the handler
 //! runs, and commits the handler's writes together with the check.
 //!
-//! 1. An unsafe method needs one token for its resource. A safe one (GET, HEAD, OPTIONS, TRACE,
-//!    QUERY) may carry it: then everyone older is dead before the handler reads (a *fenced read*).
+//! 1. An unsafe method needs one token for its resource, or one for each of its resources. A safe
+//!    one (GET, HEAD, OPTIONS, TRACE, QUERY) may carry them: then everyone older is dead before the
+//!    handler reads (a *fenced read*).
 //! 2. The body is read first, bounded in size and time, so that a slow client holds neither a
 //!    connection nor a row lock.
-//! 3. The token is admitted in a transaction, which the handler gets from the extractor
+//! 3. The token is admitted in a transaction (of several tokens all, or none), which the handler gets from the extractor
 //!    [`FencedTx`](crate::FencedTx). A handler that does not ask for it is protected all the same.
 //! 4. A status below 400 commits. Anything else, a panic and a timeout too, rolls back: the token
 //!    stays usable, and everyone older is dead from then on.
@@ -69,6 +70,7 @@
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
 mod extract;
+mod presented;
 mod rejection;
 mod resource;
 mod service;
@@ -82,7 +84,7 @@ use self::service::Config;
 pub use self::{
     extract::NoTransaction,
     rejection::{BodyError, Rejection},
-    resource::{HeaderField, PathParam, ResourceError, ResourceFrom},
+    resource::{HeaderField, PathParam, ResourceError, ResourceFrom, Resources},
     service::FenceService,
 };
 use crate::{
@@ -97,7 +99,8 @@ pub struct FenceLayer<DB: FenceDatabase, R> {
 
 impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// A layer for single-use tokens. `resource_from` says what a request is about: a
-    /// [`PathParam`], a [`HeaderField`], or a closure from the request's parts.
+    /// [`PathParam`], a [`HeaderField`], a closure from the request's parts, or several of those:
+    /// see [`ResourceFrom`].
     pub const fn new(fence: Fence<DB>, resource_from: R) -> Self {
         Self {
             config: Config {

@@ -4,7 +4,7 @@ use std::{error::Error, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 
-use super::resource::ResourceError;
+use super::resource::{ResourceError, Resources};
 pub use crate::body::BodyError;
 use crate::{
     fence::{AdmitError, CommitError, Stale},
@@ -36,11 +36,14 @@ pub enum Rejection {
     /// The field is malformed.
     #[error(transparent)]
     Malformed(#[from] MalformedToken),
-    /// The token was made for another resource.
-    #[error("the token is for {token_resource}, the request for {resource}")]
+    /// A write to several resources, and no token for one of them.
+    #[error("the request needs a fencing token for {0}, too")]
+    TokenMissing(Resource),
+    /// The token was made for a resource that the request does not name.
+    #[error("the token is for {token_resource}, the request for {resources}")]
     WrongResource {
-        /// The resource of the request.
-        resource: Resource,
+        /// The resources of the request.
+        resources: Resources,
         /// The resource of the token.
         token_resource: Resource,
     },
@@ -78,13 +81,13 @@ impl Rejection {
     #[must_use]
     pub const fn problem_type(&self) -> ProblemType {
         match self {
-            Self::TokenRequired => ProblemType::TokenRequired,
+            Self::TokenRequired | Self::TokenMissing(_) => ProblemType::TokenRequired,
             Self::Malformed(_) => ProblemType::MalformedToken,
             Self::WrongResource { .. } => ProblemType::WrongResource,
             Self::Resource(error) => match error {
-                ResourceError::Invalid(_) | ResourceError::NotOneHeader(_) => {
-                    ProblemType::InvalidRequest
-                }
+                ResourceError::Invalid(_)
+                | ResourceError::NotOneHeader(_)
+                | ResourceError::Nothing => ProblemType::InvalidRequest,
                 ResourceError::NoRoute => ProblemType::UnknownRoute,
                 ResourceError::NoPathParam(_) => ProblemType::Misconfigured,
             },
@@ -98,6 +101,7 @@ impl Rejection {
                 AdmitError::Stale(_) => ProblemType::StaleToken,
                 AdmitError::Busy(_) => ProblemType::FenceBusy,
                 AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
+                AdmitError::NoResource => ProblemType::Misconfigured,
             },
             Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
             Self::Commit(error) => match error {
@@ -139,7 +143,10 @@ impl From<&Rejection> for Problem {
                 .member("resource", stale.resource.as_str())
                 .member("presented_token", stale.presented.get())
                 .member("max_token", stale.max_token),
-            Rejection::Resource(ResourceError::Invalid(_)) => problem.member("field", "resource"),
+            Rejection::TokenMissing(resource) => problem.member("resource", resource.as_str()),
+            Rejection::Resource(ResourceError::Invalid(_) | ResourceError::Nothing) => {
+                problem.member("field", "resource")
+            }
             Rejection::Resource(ResourceError::NotOneHeader(name)) => {
                 problem.member("field", name.as_str())
             }

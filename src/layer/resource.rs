@@ -1,4 +1,6 @@
-//! Where the resource's name comes from: a path parameter, a header, or a closure.
+//! Where the names of resources come from: path parameters, headers, or a closure.
+
+use std::{collections::HashSet, fmt};
 
 use axum::{
     RequestPartsExt,
@@ -8,28 +10,82 @@ use http::{HeaderName, request::Parts};
 
 use crate::token::{InvalidResource, Resource};
 
-/// Finds the resource that a request is about.
+/// Finds the resources that a request is about: one, or several.
 ///
-/// Implemented by [`PathParam`], by [`HeaderField`], and by closures from the request's parts:
+/// Implemented by [`PathParam`], by [`HeaderField`], by arrays of those, and by closures from the
+/// request's parts to one resource, to an array or to a `Vec`:
 ///
 /// ```
-/// use tower_fence::{InvalidResource, Resource};
+/// use tower_fence::{InvalidResource, PathParam, Resource};
 ///
+/// // One resource.
 /// let tenant = |parts: &http::request::Parts| -> Result<Resource, InvalidResource> {
 ///     Resource::new(parts.uri.host().unwrap_or_default())
 /// };
-/// # let _ = tenant;
+/// // Two, for the route `/inventory/{from}/transfer/{to}`.
+/// let both = [PathParam("from"), PathParam("to")];
+/// // As many as the request says.
+/// let listed = |parts: &http::request::Parts| -> Result<Vec<Resource>, InvalidResource> {
+///     parts.uri.query().unwrap_or_default().split(',').map(Resource::new).collect()
+/// };
+/// # let _ = (tenant, both, listed);
 /// ```
 pub trait ResourceFrom: Clone + Send + Sync + 'static {
-    /// Finds the resource.
+    /// Finds the resources.
     ///
     /// # Errors
     ///
     /// [`ResourceError`], which is answered before anything else happens.
-    fn resource_from(
+    fn resources_from(
         &self,
         parts: &mut Parts,
-    ) -> impl Future<Output = Result<Resource, ResourceError>> + Send;
+    ) -> impl Future<Output = Result<Resources, ResourceError>> + Send;
+}
+
+/// The resources of a request, in the order in which it names them. One that is named twice counts
+/// once.
+///
+/// It is made from one [`Resource`], from an array, or from a `Vec`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources(Vec<Resource>);
+
+impl Resources {
+    /// The resources.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Resource] {
+        &self.0
+    }
+}
+
+impl From<Resource> for Resources {
+    fn from(resource: Resource) -> Self {
+        Self(vec![resource])
+    }
+}
+
+impl From<Vec<Resource>> for Resources {
+    fn from(mut resources: Vec<Resource>) -> Self {
+        let mut seen = HashSet::with_capacity(resources.len());
+        resources.retain(|resource| seen.insert(resource.clone()));
+        Self(resources)
+    }
+}
+
+impl<const N: usize> From<[Resource; N]> for Resources {
+    fn from(resources: [Resource; N]) -> Self {
+        Self::from(Vec::from(resources))
+    }
+}
+
+/// Writes the names, with a comma between them.
+impl fmt::Display for Resources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, resource) in self.0.iter().enumerate() {
+            f.write_str(if position > 0 { ", " } else { "" })?;
+            resource.fmt(f)?;
+        }
+        Ok(())
+    }
 }
 
 /// The resource is a parameter of the path, percent-decoded: `PathParam("sku")` for the route
@@ -42,7 +98,7 @@ pub trait ResourceFrom: Clone + Send + Sync + 'static {
 pub struct PathParam(pub &'static str);
 
 impl ResourceFrom for PathParam {
-    async fn resource_from(&self, parts: &mut Parts) -> Result<Resource, ResourceError> {
+    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         if parts.extensions.get::<MatchedPath>().is_none() {
             return Err(ResourceError::NoRoute);
         }
@@ -51,7 +107,7 @@ impl ResourceFrom for PathParam {
                 .iter()
                 .find(|(name, _)| *name == self.0)
                 .ok_or(ResourceError::NoPathParam(self.0))
-                .and_then(|(_, value)| Ok(Resource::new(value)?)),
+                .and_then(|(_, value)| Ok(Resource::new(value)?.into())),
             Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => {
                 Err(InvalidResource::NotUtf8.into())
             }
@@ -65,23 +121,35 @@ impl ResourceFrom for PathParam {
 pub struct HeaderField(pub HeaderName);
 
 impl ResourceFrom for HeaderField {
-    async fn resource_from(&self, parts: &mut Parts) -> Result<Resource, ResourceError> {
+    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let mut values = parts.headers.get_all(&self.0).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
             return Err(ResourceError::NotOneHeader(self.0.clone()));
         };
         let name = std::str::from_utf8(value.as_bytes()).map_err(|_| InvalidResource::NotUtf8)?;
-        Ok(Resource::new(name)?)
+        Ok(Resource::new(name)?.into())
     }
 }
 
-impl<F, E> ResourceFrom for F
+/// What each of them finds, in this order.
+impl<R: ResourceFrom, const N: usize> ResourceFrom for [R; N] {
+    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
+        let mut all = Vec::with_capacity(N);
+        for one in self {
+            all.extend(one.resources_from(parts).await?.0);
+        }
+        Ok(all.into())
+    }
+}
+
+impl<F, T, E> ResourceFrom for F
 where
-    F: Fn(&Parts) -> Result<Resource, E> + Clone + Send + Sync + 'static,
+    F: Fn(&Parts) -> Result<T, E> + Clone + Send + Sync + 'static,
+    T: Into<Resources>,
     E: Into<ResourceError>,
 {
-    async fn resource_from(&self, parts: &mut Parts) -> Result<Resource, ResourceError> {
-        self(parts).map_err(Into::into)
+    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
+        self(parts).map(Into::into).map_err(Into::into)
     }
 }
 
@@ -92,6 +160,9 @@ pub enum ResourceError {
     /// Its name is not valid.
     #[error(transparent)]
     Invalid(#[from] InvalidResource),
+    /// It names none.
+    #[error("the request names no resource")]
+    Nothing,
     /// The header that names it is missing, or stands more than once.
     #[error("the header `{0}` must stand exactly once")]
     NotOneHeader(HeaderName),

@@ -18,12 +18,13 @@ use http::{HeaderName, Request, request::Parts};
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::{extract::PlainRead, rejection::Rejection, resource::ResourceFrom};
+use super::{
+    extract::PlainRead, presented::presented, rejection::Rejection, resource::ResourceFrom,
+};
 use crate::{
     body,
-    fence::{Admitted, Closed, CommitError, Fence, FenceDatabase, Loan, TokenUse},
-    header::{self, FencingToken, MalformedToken},
-    token::{Resource, Token},
+    fence::{AllAdmitted, Closed, CommitError, Fence, FenceDatabase, Loan, TokenUse},
+    header,
 };
 
 /// What the layer and its services share.
@@ -86,8 +87,8 @@ where
         let config = self.config.clone();
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
-            let (resource, token) = match config.identify(&mut parts).await {
-                Ok(Some(identified)) => identified,
+            let presented = match config.identify(&mut parts).await {
+                Ok(Some(presented)) => presented,
                 Ok(None) => {
                     parts.extensions.insert(PlainRead);
                     return unfenced(inner, Request::from_parts(parts, body)).await;
@@ -95,13 +96,13 @@ where
                 Err(rejection) => return Ok(rejection.into_response()),
             };
             if parts.method.is_safe() {
-                if let Err(error) = config.fence.raise(&resource, token).await {
+                if let Err(error) = config.fence.raise_all(&presented).await {
                     return Ok(Rejection::from(error).into_response());
                 }
-                parts.extensions.insert(Admitted { resource, token });
+                parts.extensions.insert(presented);
                 return unfenced(inner, Request::from_parts(parts, body)).await;
             }
-            match config.admit(&resource, token, body).await {
+            match config.admit(presented, body).await {
                 Ok((loan, body)) => {
                     parts.extensions.insert(loan.admitted().clone());
                     parts.extensions.insert(loan.clone());
@@ -115,8 +116,8 @@ where
 }
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
-    /// Reads the resource and the token; `None` for a safe method without a token.
-    async fn identify(&self, parts: &mut Parts) -> Result<Option<(Resource, Token)>, Rejection> {
+    /// Reads the resources and their tokens; `None` for a safe method without a token.
+    async fn identify(&self, parts: &mut Parts) -> Result<Option<AllAdmitted>, Rejection> {
         let tokens = header::parse(parts.headers.get_all(&self.header))?;
         if tokens.is_empty() && parts.method.is_safe() {
             return Ok(None);
@@ -124,20 +125,18 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if parts.extensions.get::<Loan<DB>>().is_some() {
             return Err(Rejection::TwoLayers);
         }
-        let resource = self.resource_from.resource_from(parts).await?;
-        let token = single(tokens, &resource)?;
-        Ok(Some((resource, token)))
+        let resources = self.resource_from.resources_from(parts).await?;
+        presented(tokens, resources).map(Some)
     }
 
-    /// Reads the body, while nothing is held for it yet; then admits the token.
+    /// Reads the body, while nothing is held for it yet; then admits what was presented.
     async fn admit(
         &self,
-        resource: &Resource,
-        token: Token,
+        presented: AllAdmitted,
         body: Body,
     ) -> Result<(Loan<DB>, Body), Rejection> {
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
-        let tx = self.fence.begin(resource, token, self.token_use).await?;
+        let tx = self.fence.begin_admitted(presented, self.token_use).await?;
         Ok((Loan::new(tx), Body::new(body)))
     }
 
@@ -221,24 +220,6 @@ struct CloseOnDrop<DB: FenceDatabase>(Loan<DB>);
 impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
     fn drop(&mut self) {
         drop(self.0.close());
-    }
-}
-
-/// The one token of the field, made for this resource or for any.
-fn single(tokens: Vec<FencingToken>, resource: &Resource) -> Result<Token, Rejection> {
-    let found = tokens.len();
-    let mut tokens = tokens.into_iter();
-    let token = match (tokens.next(), tokens.next()) {
-        (Some(token), None) => token,
-        (None, _) => return Err(Rejection::TokenRequired),
-        (Some(_), Some(_)) => return Err(MalformedToken::Count { found }.into()),
-    };
-    match token.resource {
-        Some(token_resource) if token_resource != *resource => Err(Rejection::WrongResource {
-            resource: resource.clone(),
-            token_resource,
-        }),
-        _ => Ok(token.token),
     }
 }
 

@@ -198,6 +198,53 @@ async fn each_call_answers_as_documented() {
 }
 
 #[tokio::test]
+async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
+    let service = Inventory::start(&[]).await;
+    let caller = Caller::of(&service);
+    let transfer = async |path: &str, tokens: &[&str], quantity: i64| {
+        let request = caller.client.post(service.url(path));
+        let request = request.header("Fencing-Token", tokens.join(", "));
+        Answer::to(request.json(&json!({ "quantity": quantity }))).await
+    };
+    caller.set("sku-1", 5).await;
+    let one = caller.acquire("sku-1", 30_000).await;
+    let two = caller.acquire("sku-2", 30_000).await;
+    let there = "/inventory/sku-1/transfer/sku-2";
+    let answer = transfer(there, &[&one, &two], 2).await;
+    answer.is_problem(404, "not-found");
+    let put = caller.client.put(service.url("/inventory/sku-2"));
+    let put = put
+        .header("Fencing-Token", &two)
+        .json(&json!({ "stock": 1 }));
+    assert_eq!(Answer::to(put).await.status, 200);
+
+    // The token of sku-2 is used up: the whole transfer is refused, and the problem says why.
+    let answer = transfer(there, &[&one, &two], 2).await;
+    let problem = answer.is_problem(412, "stale-token");
+    assert_eq!(problem["resource"], "sku-2");
+
+    let same = "/inventory/sku-1/transfer/sku-1";
+    let problem = transfer(same, &[&one], 2)
+        .await
+        .is_problem(422, "invalid-request");
+    assert_eq!(problem["field"], "to");
+    transfer(there, &[&one], 2)
+        .await
+        .is_problem(428, "token-required");
+
+    // A fresh token for sku-2, of another issuer: any higher integer counts.
+    let two = r#"999000000000;resource="sku-2""#;
+    let answer = transfer(there, &[&one, two], 6).await;
+    assert_eq!(answer.is_problem(409, "out-of-stock")["stock"], 5);
+    let answer = transfer(there, &[two, &one], 2).await;
+    let expected = json!({
+        "from": { "sku": "sku-1", "stock": 3 },
+        "to": { "sku": "sku-2", "stock": 3 },
+    });
+    assert_eq!(answer.json(), expected);
+}
+
+#[tokio::test]
 async fn health_follows_the_stores() {
     let (service, _db, mut redis) = on_servers().await;
     let caller = Caller::of(&service);

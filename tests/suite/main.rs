@@ -22,4 +22,5 @@ mod redis_epochs;
 mod redis_history;
 mod redis_line;
 mod redis_loss;
+mod several;
 mod worker;

@@ -1,0 +1,313 @@
+//! Several resources in one write: all of them, or none, and never a deadlock.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    http::{StatusCode, request::Parts},
+    routing::{any, post},
+};
+use futures_util::{StreamExt, stream};
+use sqlx::{PgConnection, Postgres, postgres::PgPoolOptions};
+use tower_fence::{
+    AdmitError, Admitted, AllAdmitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam,
+    Resource, Token, TokenUse, layer::Rejection,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    http::{Answer, Server},
+};
+
+on_both_databases!(
+    all_tokens_are_admitted_and_each_of_them_is_used,
+    one_stale_token_refuses_the_whole_write_and_the_problem_names_it,
+    a_failed_handler_raises_every_resource,
+    a_fenced_read_raises_every_resource,
+    each_wrong_list_has_its_answer,
+    a_resource_that_is_named_twice_counts_once,
+    without_http_all_are_admitted_or_none,
+);
+
+const BOTH: [PathParam; 2] = [PathParam("from"), PathParam("to")];
+
+fn resource(name: &str) -> Resource {
+    Resource::new(name).unwrap()
+}
+
+fn token(value: i64) -> Token {
+    Token::new(value).unwrap()
+}
+
+/// The field's value for tokens of `a` and of `b`.
+fn field(a: i64, b: i64) -> String {
+    format!(r#"{a};resource="a", {b};resource="b""#)
+}
+
+async fn max_tokens<DB: TestDatabase>(db: &Fresh<DB>) -> [Option<i64>; 2] {
+    let fence = db.fence();
+    [
+        fence.inspect(&resource("a")).await.unwrap(),
+        fence.inspect(&resource("b")).await.unwrap(),
+    ]
+}
+
+/// Says what was admitted, in the order of the request; writes one entry.
+async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, all: AllAdmitted, first: Admitted) -> String {
+    assert_eq!(*tx.all_admitted(), all);
+    assert_eq!((tx.admitted(), &all[0]), (&first, &first));
+    let entry = first.token;
+    DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
+        .await
+        .unwrap();
+    let all = all
+        .iter()
+        .map(|one| format!("{}={}", one.resource, one.token));
+    all.collect::<Vec<_>>().join(" ")
+}
+
+async fn fail<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
+    DB::execute(&mut tx, "INSERT INTO ledger VALUES (0)")
+        .await
+        .unwrap();
+    StatusCode::CONFLICT
+}
+
+async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
+    let read = |all: Option<AllAdmitted>| async move { all.map_or(0, |all| all.len()).to_string() };
+    let listed = |parts: &Parts| -> Result<Vec<Resource>, InvalidResource> {
+        let names = parts.uri.query().unwrap_or_default().split_terminator(',');
+        names.map(Resource::new).collect()
+    };
+    let app = Router::new()
+        .route("/{from}/{to}/add", post(add::<DB>))
+        .route("/{from}/{to}/fail", post(fail::<DB>))
+        .route("/{from}/{to}/read", any(read))
+        .route_layer(FenceLayer::new(db.fence(), BOTH))
+        .merge(
+            Router::new()
+                .route("/listed", post(add::<DB>))
+                .route_layer(FenceLayer::new(db.fence(), listed)),
+        );
+    Server::start(app).await
+}
+
+async fn all_tokens_are_admitted_and_each_of_them_is_used<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let answer = server.write("/b/a/add", field(42, 7)).await;
+    assert_eq!((answer.status, answer.text.as_str()), (200, "b=7 a=42"));
+    assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
+    let answer = server.write(
+        "/listed?a,b,c",
+        r#"1;resource="c", 43;resource="a", 8;resource="b""#,
+    );
+    assert_eq!(answer.await.text, "a=43 b=8 c=1");
+    assert_eq!(db.entries().await, 2);
+}
+
+async fn one_stale_token_refuses_the_whole_write_and_the_problem_names_it<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/b/add", field(5, 50)).await.status, 200);
+    for (a, b, name, presented, max) in [(6, 50, "b", 50, 50), (4, 60, "a", 4, 5)] {
+        for path in ["/a/b/add", "/b/a/add"] {
+            let problem = server
+                .write(path, field(a, b))
+                .await
+                .is_problem(412, "stale-token");
+            assert_eq!(problem["resource"], name);
+            assert_eq!(problem["presented_token"], presented);
+            assert_eq!(problem["max_token"], max);
+        }
+    }
+    // The other one has not moved, neither by its admission nor by a raise.
+    assert_eq!(max_tokens(&db).await, [Some(5), Some(50)]);
+    assert_eq!(db.entries().await, 1);
+    assert_eq!(server.write("/a/b/add", field(6, 51)).await.status, 200);
+}
+
+async fn a_failed_handler_raises_every_resource<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/b/fail", field(5, 50)).await.status, 409);
+    assert_eq!(max_tokens(&db).await, [Some(4), Some(49)]);
+    assert_eq!(db.entries().await, 0);
+    assert_eq!(server.write("/a/b/add", field(5, 50)).await.status, 200);
+}
+
+async fn a_fenced_read_raises_every_resource<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let server = start(&db).await;
+    let plain = server.get("/a/b/read");
+    assert_eq!(Answer::to(plain).await.text, "0");
+    let read = |a, b| server.get("/a/b/read").header("Fencing-Token", field(a, b));
+    assert_eq!(Answer::to(read(5, 50)).await.text, "2");
+    assert_eq!(max_tokens(&db).await, [Some(4), Some(49)]);
+    let problem = Answer::to(read(6, 49)).await.is_problem(412, "stale-token");
+    assert_eq!(problem["resource"], "b");
+}
+
+async fn each_wrong_list_has_its_answer<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let server = start(&db).await;
+    let write = |tokens: &'static str| server.write("/a/b/add", tokens);
+    write("").await.is_problem(428, "token-required");
+    let missing = write(r#"1;resource="a""#).await;
+    assert_eq!(missing.is_problem(428, "token-required")["resource"], "b");
+    for wrong in [
+        "1",
+        "1, 2",
+        r#"1, 2;resource="b""#,
+        r#"1;resource="a", 2;resource="a""#,
+        r#"1;resource="a", 2;resource="b", 3"#,
+    ] {
+        write(wrong).await.is_problem(400, "malformed-token");
+    }
+    for wrong in [
+        r#"1;resource="a", 2;resource="c""#,
+        r#"1;resource="a", 2;resource="b", 3;resource="c""#,
+        r#"1;resource="c""#,
+    ] {
+        write(wrong).await.is_problem(403, "wrong-resource");
+    }
+    let nothing = server.write("/listed", 1).await;
+    assert_eq!(
+        nothing.is_problem(422, "invalid-request")["field"],
+        "resource"
+    );
+    assert_eq!(max_tokens(&db).await, [None, None]);
+}
+
+async fn a_resource_that_is_named_twice_counts_once<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/a/add", 5).await.text, "a=5");
+    assert_eq!(
+        server.write("/a/a/add", r#"6;resource="a""#).await.text,
+        "a=6"
+    );
+    let twice = server.write("/a/a/add", r#"7;resource="a", 8;resource="a""#);
+    twice.await.is_problem(400, "malformed-token");
+}
+
+async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let fence = db.fence();
+    let begin = async |tokens: &[(&str, i64)]| {
+        let named = tokens
+            .iter()
+            .map(|(name, value)| (resource(name), token(*value)));
+        let named: Vec<_> = named.collect();
+        fence.begin_all(&named, TokenUse::SingleUse).await
+    };
+    let tx = begin(&[("b", 7), ("a", 42), ("b", 7)]).await.unwrap();
+    assert_eq!(
+        (tx.admitted().token, tx.all_admitted().len()),
+        (token(7), 2)
+    );
+    tx.commit().await.unwrap();
+    assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
+    for tokens in [[("a", 43), ("b", 7)], [("b", 9), ("b", 8)]] {
+        let refused = begin(&tokens).await;
+        assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    }
+    assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
+    let nothing = begin(&[]).await;
+    assert!(
+        matches!(nothing, Err(AdmitError::NoResource)),
+        "{nothing:?}"
+    );
+}
+
+const TRANSFERS: usize = 1_000;
+
+/// Takes one from `from` and gives it to `to`, trusting in the fence's locks alone.
+async fn move_one(conn: &mut PgConnection, from: &str, to: &str) {
+    let level = |sku: &str| format!("SELECT n FROM stock WHERE sku = '{sku}'");
+    let one = Postgres::number(conn, &level(from)).await.unwrap();
+    let other = Postgres::number(conn, &level(to)).await.unwrap();
+    for (sku, n) in [(from, one - 1), (to, other + 1)] {
+        let set = format!("UPDATE stock SET n = {n} WHERE sku = '{sku}'");
+        Postgres::execute(conn, &set).await.unwrap();
+    }
+    Postgres::execute(conn, "INSERT INTO moves VALUES (1)")
+        .await
+        .unwrap();
+}
+
+/// Half of the transfers go one way, half the other. Returns how many were refused; the first
+/// refusal is the last transfer.
+async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
+    let db = Postgres::fresh(2).await;
+    db.execute("INSERT INTO stock VALUES ('a', 5000), ('b', 5000); CREATE TABLE moves (n BIGINT)")
+        .await;
+    let pool = PgPoolOptions::new().max_connections(16);
+    let server = Server::start(app(Fence::new(pool.connect(&db.url).await.unwrap()))).await;
+    let refused = AtomicU64::new(0);
+    let (server, refused_ref) = (&server, &refused);
+    stream::iter(0..TRANSFERS)
+        .for_each_concurrent(16, |n| async move {
+            if refused_ref.load(Relaxed) > 0 {
+                return;
+            }
+            let path = ["/a/b/transfer", "/b/a/transfer"][n % 2];
+            let answer = server.write(path, field(1, 1)).await;
+            if answer.status != 200 {
+                // A deadlock, or one who waited too long behind others that were in one.
+                assert_eq!(answer.status, 503, "{answer:?}");
+                refused_ref.fetch_add(1, Relaxed);
+            }
+        })
+        .await;
+    let refused = refused.into_inner();
+    println!("{refused} of {TRANSFERS} transfers were refused");
+    assert_eq!(
+        db.number("SELECT CAST(sum(n) AS BIGINT) FROM stock").await,
+        10_000
+    );
+    let moves = db.number("SELECT count(*) FROM moves").await;
+    assert!(refused > 0 || moves == TRANSFERS as i64, "{moves} moves");
+    refused
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_transfers_in_both_directions_never_deadlock() {
+    async fn transfer(mut tx: FencedTx, Path((from, to)): Path<(String, String)>) {
+        move_one(&mut tx, &from, &to).await;
+    }
+    let refused = transfers(|fence| {
+        Router::new()
+            .route("/{from}/{to}/transfer", post(transfer))
+            .route_layer(FenceLayer::new(fence, BOTH).reusable())
+    });
+    assert_eq!(refused.await, 0);
+}
+
+/// The same transfers find the guard that takes its locks in the order of the request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_in_the_order_of_the_request_are_caught() {
+    async fn transfer(
+        State(fence): State<Fence<Postgres>>,
+        Path((from, to)): Path<(String, String)>,
+    ) -> Result<(), Rejection> {
+        let first = resource(&from);
+        let mut tx = fence.begin(&first, token(1), TokenUse::Reusable).await?;
+        let second = resource(&to);
+        fence
+            .admit(&mut tx, &second, token(1), TokenUse::Reusable)
+            .await?;
+        move_one(&mut tx, &from, &to).await;
+        Ok(tx.commit().await?)
+    }
+    let refused = transfers(|fence| {
+        Router::new()
+            .route("/{from}/{to}/transfer", post(transfer))
+            .with_state(fence)
+    });
+    assert!(
+        refused.await > 0,
+        "the workload found no deadlock: it proves nothing"
+    );
+}
