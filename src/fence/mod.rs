@@ -39,6 +39,9 @@
 //!
 //! # Deployment
 //!
+//! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
+//!   writers wait without a connection of the pool, and the memory of what is dead, from which
+//!   stale writers are refused without asking the database (for ten seconds at a time).
 //! - The tables live in the schema that the pool's connections see first, `fence_resources` and
 //!   `fence_epochs`, with a migration history of their own, `_tower_fence_migrations`.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
@@ -48,23 +51,26 @@
 
 mod admitted;
 mod database;
+mod dead;
 mod error;
 mod limits;
 mod loan;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod queue;
 mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod tx;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::{Pool, migrate::MigrateError};
 use tokio::time::Instant;
 
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
+pub(crate) use self::queue::Turn;
 pub use self::{
     admitted::{Admitted, AllAdmitted},
     database::FenceDatabase,
@@ -73,6 +79,8 @@ pub use self::{
 };
 use self::{
     database::Admission,
+    dead::Dead,
+    queue::Queues,
     session::{Session, acquire},
 };
 use crate::{
@@ -106,6 +114,8 @@ impl TokenUse {
 pub struct Fence<DB: FenceDatabase> {
     pool: Pool<DB>,
     limits: Limits,
+    queues: Arc<Queues>,
+    dead: Arc<Dead>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -114,6 +124,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Self {
             pool,
             limits: Limits::default(),
+            queues: Arc::default(),
+            dead: Arc::default(),
         }
     }
 
@@ -126,8 +138,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// How long to wait for the row lock, and each statement of the transaction for any other
-    /// lock. Default: 5 s. At least 1 ms.
+    /// How long to wait for those of this process that write to the same resource, then for the row
+    /// lock, and each statement of the transaction for any other lock. Default: 5 s each. At least
+    /// 1 ms.
     #[must_use]
     pub const fn lock_wait(mut self, limit: Duration) -> Self {
         self.limits.lock_wait = limit;
@@ -251,8 +264,31 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
+        self.check_dead(&all)?;
+        let turns = self.turns(&all).await?;
         let session = Session::begin(&self.pool, self.limits).await?;
-        self.admit_all(session, all, token_use).await
+        let mut tx = self.admit_all(session, all, token_use).await?;
+        tx.turns = turns;
+        Ok(tx)
+    }
+
+    /// Refuses what this process knows to be dead, without asking the database.
+    pub(crate) fn check_dead(&self, all: &AllAdmitted) -> Result<(), Stale> {
+        all.iter()
+            .try_for_each(|one| self.dead.check(&one.resource, one.token))
+    }
+
+    /// Waits for those of this process that write to the same resources, without a connection.
+    async fn turns(&self, all: &AllAdmitted) -> Result<Vec<Turn>, AdmitError> {
+        let until = Instant::now() + self.limits.lock_wait;
+        let mut resources: Vec<_> = all.in_lock_order();
+        resources.dedup_by_key(|one| &one.resource);
+        let mut turns = Vec::with_capacity(resources.len());
+        for one in resources {
+            let turn = self.queues.turn(&one.resource, until).await;
+            turns.push(turn.ok_or_else(|| AdmitError::Busy(Arc::new(error::in_use())))?);
+        }
+        Ok(turns)
     }
 
     /// Admits in an open transaction, row lock by row lock.
@@ -273,7 +309,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 .await?;
             // Known from the first one on, so that a wait for the second that is cut off keeps
             // nobody waiting.
-            session.server_process = admitted(admission, resource, *token)?;
+            session.server_process = self.admitted(admission, resource, *token)?;
         }
         Ok(FencedTx::new(session, all, None))
     }
@@ -298,7 +334,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let admission = DB::admit(conn, resource, token, token_use.floor(token))
             .await
             .map_err(session::refusal::<DB>)?;
-        admitted(admission, resource, token)?;
+        self.admitted(admission, resource, token)?;
         Ok(())
     }
 
@@ -321,6 +357,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Raises several resources in one transaction. Where one is stale, the others are raised all
     /// the same.
     pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
+        self.check_dead(all)?;
+        let _turns = self.turns(all).await?;
         let session = Session::begin(&self.pool, self.limits).await?;
         self.raise_on(session, all).await
     }
@@ -340,7 +378,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
     pub(crate) async fn fail_lost(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
-        outranked_or(self.raise_all(all).await)
+        // Out of turn: the transaction that is out of reach may still have it.
+        let session = Session::begin(&self.pool, self.limits).await?;
+        outranked_or(self.raise_on(session, all).await)
     }
 
     async fn raise_on(
@@ -366,7 +406,30 @@ impl<DB: FenceDatabase> Fence<DB> {
             })
             .await?;
         commit(session).await?;
-        outranked.map_or(Ok(()), |stale| Err(stale.into()))
+        outranked.map_or(Ok(()), |stale| Err(self.refused(stale).into()))
+    }
+
+    /// The server process of an admission, or the refusal.
+    fn admitted(
+        &self,
+        admission: Admission,
+        resource: &Resource,
+        token: Token,
+    ) -> Result<i32, Stale> {
+        match admission {
+            Admission::Admitted { server_process } => Ok(server_process),
+            Admission::Stale { max_token } => Err(self.refused(Stale {
+                resource: resource.clone(),
+                presented: token,
+                max_token,
+            })),
+        }
+    }
+
+    /// Remembers a refusal.
+    fn refused(&self, stale: Stale) -> Stale {
+        self.dead.remember(&stale);
+        stale
     }
 
     /// Reads `max_token`: the highest token that is dead; `None` for a resource that was never
@@ -450,23 +513,13 @@ fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
     }
 }
 
-/// The server process of an admission, or the refusal.
-fn admitted(admission: Admission, resource: &Resource, token: Token) -> Result<i32, Stale> {
-    match admission {
-        Admission::Admitted { server_process } => Ok(server_process),
-        Admission::Stale { max_token } => Err(Stale {
-            resource: resource.clone(),
-            presented: token,
-            max_token,
-        }),
-    }
-}
-
 impl<DB: FenceDatabase> Clone for Fence<DB> {
     fn clone(&self) -> Self {
         Self {
             pool: self.pool.clone(),
             limits: self.limits,
+            queues: Arc::clone(&self.queues),
+            dead: Arc::clone(&self.dead),
         }
     }
 }

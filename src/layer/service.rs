@@ -23,7 +23,9 @@ use super::{
 };
 use crate::{
     body,
-    fence::{AllAdmitted, Closed, CommitError, Fence, FenceDatabase, Loan, TokenUse},
+    fence::{
+        AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, Loan, TokenUse, Turn,
+    },
     header,
 };
 
@@ -103,11 +105,13 @@ where
                 return unfenced(inner, Request::from_parts(parts, body)).await;
             }
             match config.admit(presented, body).await {
-                Ok((loan, body)) => {
+                Ok((turns, loan, body)) => {
                     parts.extensions.insert(loan.admitted().clone());
                     parts.extensions.insert(loan.clone());
                     let handler = run(inner, Request::from_parts(parts, body));
-                    config.settle(loan, handler).await
+                    let settled = config.settle(loan, handler).await;
+                    drop(turns);
+                    settled
                 }
                 Err(rejection) => Ok(rejection.into_response()),
             }
@@ -134,10 +138,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         &self,
         presented: AllAdmitted,
         body: Body,
-    ) -> Result<(Loan<DB>, Body), Rejection> {
+    ) -> Result<(Vec<Turn>, Loan<DB>, Body), Rejection> {
+        self.fence
+            .check_dead(&presented)
+            .map_err(AdmitError::from)?;
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
-        let tx = self.fence.begin_admitted(presented, self.token_use).await?;
-        Ok((Loan::new(tx), Body::new(body)))
+        let mut tx = self.fence.begin_admitted(presented, self.token_use).await?;
+        // The turn ends with the request, not with a transaction that a handler lets escape.
+        Ok((tx.take_turns(), Loan::new(tx), Body::new(body)))
     }
 
     /// Runs the handler and ends its transaction; only then is there a response.

@@ -17,6 +17,7 @@ mod layer;
 mod leases;
 mod lost_answers;
 mod lost_update;
+mod pressure;
 mod redis_cluster;
 mod redis_epochs;
 mod redis_history;
