@@ -95,6 +95,7 @@ pub mod epochs;
 #[cfg(feature = "_fence")]
 pub mod fence;
 pub mod header;
+pub mod idempotency;
 pub mod issuer;
 #[cfg(feature = "_fence")]
 pub mod layer;
@@ -106,7 +107,7 @@ pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]
 pub use self::{
     fence::{AdmitError, Admitted, AllAdmitted, CommitError, Fence, FencedTx, Stale, TokenUse},
-    layer::{FenceLayer, HeaderField, PathParam},
+    layer::{FenceLayer, HeaderField, Idempotency, PathParam},
 };
 
 /// The code in the README compiles.

@@ -39,12 +39,14 @@
 //!
 //! # Deployment
 //!
-//! - The tables live in the schema that the pool's connections see first, `fence_resources` and
-//!   `fence_epochs`, with a migration history of their own, `_tower_fence_migrations`.
+//! - The tables live in the schema that the pool's connections see first, `fence_resources`,
+//!   `fence_epochs` and `fence_idempotency_keys`, with a migration history of their own,
+//!   `_tower_fence_migrations`.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together.
-//! - Rows are never deleted. A row that is deleted by hand forgets what is dead.
+//! - Rows of resources are never deleted. A row that is deleted by hand forgets what is dead. Records
+//!   of idempotency keys are removed by [`Fence::remove_expired_keys`].
 
 mod admitted;
 mod database;
@@ -53,6 +55,8 @@ mod limits;
 mod loan;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod records;
+mod replay;
 mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -65,6 +69,8 @@ use tokio::time::Instant;
 
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
+pub(crate) use self::records::{RecordId, StoredResponse};
+pub(crate) use self::replay::{Claim, Once, OnceError};
 pub use self::{
     admitted::{Admitted, AllAdmitted},
     database::FenceDatabase,
@@ -414,10 +420,10 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 async fn commit<DB: FenceDatabase>(session: Session<DB>) -> Result<(), AdmitError> {
     session.commit().await.map_err(|error| match error {
         CommitError::Busy(cause) => AdmitError::Busy(cause),
-        CommitError::Aborted(cause) | CommitError::OutcomeUnknown(cause) => {
-            AdmitError::Unavailable(cause)
-        }
-        CommitError::Unfinished | CommitError::Escaped => {
+        CommitError::Aborted(cause)
+        | CommitError::Unavailable(cause)
+        | CommitError::OutcomeUnknown(cause) => AdmitError::Unavailable(cause),
+        CommitError::Unfinished | CommitError::Escaped | CommitError::Unrecorded => {
             AdmitError::Unavailable(sqlx::Error::BeginFailed.into())
         }
     })
