@@ -7,6 +7,7 @@ mod support;
 mod cancellation;
 mod exclusion;
 mod fence;
+mod idempotency;
 mod inventory;
 mod issuer;
 mod layer;
