@@ -18,4 +18,5 @@ mod redis_epochs;
 mod redis_history;
 mod redis_line;
 mod redis_loss;
+mod repeated;
 mod several;

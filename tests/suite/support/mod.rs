@@ -4,6 +4,7 @@ pub mod cluster;
 pub mod database;
 pub mod http;
 pub mod process;
+pub mod proxy;
 pub mod redis;
 pub mod store;
 
