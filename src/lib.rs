@@ -100,6 +100,7 @@ pub mod fence;
 #[doc = include_str!("guide.md")]
 pub mod guide {}
 pub mod header;
+pub mod idempotency;
 pub mod issuer;
 #[cfg(feature = "_fence")]
 pub mod layer;
@@ -111,7 +112,7 @@ pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]
 pub use self::{
     fence::{AdmitError, Admitted, AllAdmitted, CommitError, Fence, FencedTx, Stale, TokenUse},
-    layer::{FenceLayer, HeaderField, PathParam},
+    layer::{FenceLayer, HeaderField, Idempotency, PathParam},
 };
 
 /// The code in the README compiles.

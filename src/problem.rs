@@ -69,6 +69,16 @@ table! {
     LeaseLost = CONFLICT, "lease-lost", "The lease is not held";
     /// 422: a part of the request has no valid value. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
+    /// 400: a write without an idempotency key, where one is required.
+    IdempotencyKeyRequired = BAD_REQUEST, "idempotency-key-required", "An idempotency key is required";
+    /// 400: the idempotency key is malformed.
+    MalformedIdempotencyKey = BAD_REQUEST, "malformed-idempotency-key", "The idempotency key is malformed";
+    /// 422: the idempotency key was used for another method, path or body.
+    IdempotencyMismatch = UNPROCESSABLE_ENTITY, "idempotency-mismatch", "The idempotency key belongs to another request";
+    /// 409: a request with this idempotency key is under way.
+    IdempotencyInFlight = CONFLICT, "idempotency-in-flight", "The request is under way";
+    /// 500: the response could not be stored under the idempotency key. Nothing was written.
+    ResponseNotStored = INTERNAL_SERVER_ERROR, "response-not-stored", "The response could not be stored";
     /// 404: no route, and so no resource, belongs to the path.
     UnknownRoute = NOT_FOUND, "unknown-route", "No such route";
     /// 413: the body is longer than the limit. Member: `limit_bytes`.

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use sqlx::Database;
 
+use super::records::Records;
 use crate::token::{Resource, Token};
 
 /// A database that the fence can live in: `sqlx::Postgres` or `sqlx::Sqlite`.
-pub trait FenceDatabase: Backend {}
+pub trait FenceDatabase: Backend + Records {}
 
-impl<DB: Backend> FenceDatabase for DB {}
+impl<DB: Backend + Records> FenceDatabase for DB {}
 
 /// What became of a token that was checked.
 pub enum Admission {
@@ -43,6 +44,8 @@ pub enum Committed {
 pub struct TransactionLimits {
     pub lock_wait: Duration,
     pub hold: Duration,
+    /// How long to wait for the first lock, where that is one of an idempotency key.
+    pub key_wait: Option<Duration>,
 }
 
 /// One database. Public in name only: nobody outside can implement it.

@@ -48,6 +48,13 @@ pub enum CommitError {
     /// COMMIT collided with another transaction. Nothing was written.
     #[error("the database was busy at COMMIT")]
     Busy(#[source] Arc<sqlx::Error>),
+    /// The connection was lost before COMMIT was sent. Nothing was written.
+    #[error("the database became unavailable before COMMIT")]
+    Unavailable(#[source] Arc<sqlx::Error>),
+    /// The handler tried to commit by itself, in a request whose response must be stored together
+    /// with the write. Nothing was written.
+    #[error("under an idempotency key the layer commits, with the response: return it instead")]
+    Unrecorded,
     /// The response it was lent for is gone. Nothing was written.
     #[error("the transaction outlived the request that it was lent to")]
     Escaped,

@@ -12,6 +12,7 @@ pub(crate) struct Loan<DB: FenceDatabase> {
     slot: Arc<Mutex<Slot<DB>>>,
     admitted: AllAdmitted,
     server_process: i32,
+    claimed: bool,
 }
 
 impl<DB: FenceDatabase> Clone for Loan<DB> {
@@ -19,7 +20,7 @@ impl<DB: FenceDatabase> Clone for Loan<DB> {
         Self {
             slot: Arc::clone(&self.slot),
             admitted: self.admitted.clone(),
-            server_process: self.server_process,
+            ..*self
         }
     }
 }
@@ -50,6 +51,9 @@ impl<DB: FenceDatabase> Loan<DB> {
         let session = tx.take_session();
         Self {
             server_process: session.as_ref().map_or(0, |session| session.server_process),
+            claimed: session
+                .as_ref()
+                .is_some_and(|session| session.claimed.is_some()),
             slot: Arc::new(Mutex::new(session.map_or(Slot::Closed, Slot::Home))),
             admitted: tx.all_admitted().clone(),
         }
@@ -79,6 +83,11 @@ impl<DB: FenceDatabase> Loan<DB> {
             Slot::Committing => Closed::EscapedCommitting,
             Slot::Lent | Slot::Closed => Closed::Escaped(self.server_process),
         }
+    }
+
+    /// Whether the response must be stored at COMMIT.
+    pub(crate) const fn has_claimed(&self) -> bool {
+        self.claimed
     }
 
     /// What was admitted.

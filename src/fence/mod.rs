@@ -42,12 +42,14 @@
 //! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
 //!   writers wait without a connection of the pool, and the memory of what is dead, from which
 //!   stale writers are refused without asking the database (for ten seconds at a time).
-//! - The tables live in the schema that the pool's connections see first, `fence_resources` and
-//!   `fence_epochs`, with a migration history of their own, `_tower_fence_migrations`.
+//! - The tables live in the schema that the pool's connections see first, `fence_resources`,
+//!   `fence_epochs` and `fence_idempotency_keys`, with a migration history of their own,
+//!   `_tower_fence_migrations`.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together.
-//! - Rows are never deleted. A row that is deleted by hand forgets what is dead.
+//! - Rows of resources are never deleted. A row that is deleted by hand forgets what is dead. Records
+//!   of idempotency keys are removed by [`Fence::remove_expired_keys`].
 
 mod admitted;
 mod database;
@@ -58,6 +60,8 @@ mod loan;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod queue;
+mod records;
+mod replay;
 mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -71,6 +75,8 @@ use tokio::time::Instant;
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
 pub(crate) use self::queue::Turn;
+pub(crate) use self::records::{RecordId, StoredResponse};
+pub(crate) use self::replay::{Claim, Once, OnceError};
 pub use self::{
     admitted::{Admitted, AllAdmitted},
     database::FenceDatabase,
@@ -80,7 +86,7 @@ pub use self::{
 use self::{
     database::Admission,
     dead::Dead,
-    queue::Queues,
+    queue::{Queues, Wanted},
     session::{Session, acquire},
 };
 use crate::{
@@ -285,7 +291,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         resources.dedup_by_key(|one| &one.resource);
         let mut turns = Vec::with_capacity(resources.len());
         for one in resources {
-            let turn = self.queues.turn(&one.resource, until).await;
+            let wanted = Wanted::Resource(one.resource.clone());
+            let turn = self.queues.turn(wanted, until).await;
             turns.push(turn.ok_or_else(|| AdmitError::Busy(Arc::new(error::in_use())))?);
         }
         Ok(turns)
@@ -496,10 +503,10 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
 async fn commit<DB: FenceDatabase>(session: Session<DB>) -> Result<(), AdmitError> {
     session.commit().await.map_err(|error| match error {
         CommitError::Busy(cause) => AdmitError::Busy(cause),
-        CommitError::Aborted(cause) | CommitError::OutcomeUnknown(cause) => {
-            AdmitError::Unavailable(cause)
-        }
-        CommitError::Unfinished | CommitError::Escaped => {
+        CommitError::Aborted(cause)
+        | CommitError::Unavailable(cause)
+        | CommitError::OutcomeUnknown(cause) => AdmitError::Unavailable(cause),
+        CommitError::Unfinished | CommitError::Escaped | CommitError::Unrecorded => {
             AdmitError::Unavailable(sqlx::Error::BeginFailed.into())
         }
     })

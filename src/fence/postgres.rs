@@ -10,8 +10,9 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::database::{
-    Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+use super::{
+    database::{Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements},
+    records::{Record, RecordId, Records, StoredResponse, records},
 };
 use crate::token::{Resource, Token};
 
@@ -32,9 +33,13 @@ const PROVE_AND_COMMIT: &str = "\
 impl Backend for Postgres {
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
         let ms = |limit: Duration| limit.as_millis().clamp(1, i32::MAX as u128);
-        let (lock_ms, hold_ms) = (ms(limits.lock_wait), ms(limits.hold));
-        // A statement may wait for a lock first, and so may the admission.
-        let whole_ms = ms(limits.lock_wait.saturating_add(limits.hold));
+        let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
+        let (lock_ms, hold_ms) = (ms(first_wait), ms(limits.hold));
+        // A statement may wait for a lock first, and so may the claim of a key, and the admission.
+        let waits = limits
+            .lock_wait
+            .saturating_add(limits.key_wait.unwrap_or_default());
+        let whole_ms = ms(waits.saturating_add(limits.hold));
         let mut sql = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED; \
              SET LOCAL lock_timeout = {lock_ms}; \
@@ -101,14 +106,32 @@ impl Backend for Postgres {
     }
 
     async fn migrate(pool: &sqlx::PgPool) -> Result<(), MigrateError> {
-        migrator([(
-            1,
-            "fence",
-            include_str!("../../migrations/postgres/0001_fence.sql"),
-        )])
+        migrator([
+            (
+                1,
+                "fence",
+                include_str!("../../migrations/postgres/0001_fence.sql"),
+            ),
+            (
+                2,
+                "idempotency",
+                include_str!("../../migrations/postgres/0002_idempotency.sql"),
+            ),
+        ])
         .run(pool)
         .await
     }
 
     statements!(server_process: "pg_backend_pid()");
+}
+
+impl Records for Postgres {
+    // The wait for the key was the first of the transaction, and may have a limit of its own. The
+    // statement that ends it sets the limit of all others, which saves a round trip.
+    records!(
+        now: "now()",
+        expires_at: "now() + $4 * interval '1 millisecond'",
+        claimed: "pg_backend_pid(), set_config('lock_timeout', $5, true)",
+        skip_locked: "FOR UPDATE SKIP LOCKED",
+    );
 }

@@ -16,13 +16,21 @@ use tokio::{
 
 use crate::token::Resource;
 
-/// The queues of all resources that somebody has or waits for. First come, first served.
-#[derive(Default)]
-pub(super) struct Queues {
-    queues: Mutex<HashMap<Resource, Arc<Semaphore>>>,
+/// What can be waited for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) enum Wanted {
+    Resource(Resource),
+    /// An idempotency key, and the digest of its scope.
+    Key([u8; 32], String),
 }
 
-/// The right to take a connection for a resource, until it is dropped.
+/// The queues of all that somebody has or waits for. First come, first served.
+#[derive(Default)]
+pub(super) struct Queues {
+    queues: Mutex<HashMap<Wanted, Arc<Semaphore>>>,
+}
+
+/// The right to take a connection for it, until this is dropped.
 pub(crate) struct Turn {
     // Dropped in this order: the queue is empty only after the turn has ended.
     _permit: OwnedSemaphorePermit,
@@ -33,19 +41,15 @@ impl Queues {
     /// Waits for the turn; `None` when it did not come in time.
     ///
     /// Dropped while it waits, it leaves the queue.
-    pub(super) async fn turn(
-        self: &Arc<Self>,
-        resource: &Resource,
-        until: Instant,
-    ) -> Option<Turn> {
+    pub(super) async fn turn(self: &Arc<Self>, wanted: Wanted, until: Instant) -> Option<Turn> {
         let queue = {
             let mut queues = self.lock();
             let one_at_a_time = || Arc::new(Semaphore::new(1));
-            Arc::clone(queues.entry(resource.clone()).or_insert_with(one_at_a_time))
+            Arc::clone(queues.entry(wanted.clone()).or_insert_with(one_at_a_time))
         };
         let place = Place {
             queues: Arc::clone(self),
-            resource: resource.clone(),
+            wanted,
             queue: Some(Arc::clone(&queue)),
         };
         let permit = timeout_at(until, queue.acquire_owned()).await.ok()?.ok()?;
@@ -55,7 +59,7 @@ impl Queues {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Resource, Arc<Semaphore>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Wanted, Arc<Semaphore>>> {
         // Nothing panics while the lock is held.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -64,7 +68,7 @@ impl Queues {
 /// A place in a queue. The last one takes the queue with it.
 struct Place {
     queues: Arc<Queues>,
-    resource: Resource,
+    wanted: Wanted,
     queue: Option<Arc<Semaphore>>,
 }
 
@@ -73,10 +77,10 @@ impl Drop for Place {
         let mut queues = self.queues.lock();
         self.queue = None;
         if queues
-            .get(&self.resource)
+            .get(&self.wanted)
             .is_some_and(|queue| Arc::strong_count(queue) == 1)
         {
-            queues.remove(&self.resource);
+            queues.remove(&self.wanted);
         }
     }
 }
@@ -94,13 +98,13 @@ mod tests {
     #[tokio::test]
     async fn one_at_a_time_and_nothing_is_left_behind() {
         let queues = Arc::<Queues>::default();
-        let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
-        let first = queues.turn(&a, soon()).await.unwrap();
-        assert!(queues.turn(&a, soon()).await.is_none());
-        let other = queues.turn(&b, soon()).await.unwrap();
+        let [a, b] = ["a", "b"].map(|name| Wanted::Resource(Resource::new(name).unwrap()));
+        let first = queues.turn(a.clone(), soon()).await.unwrap();
+        assert!(queues.turn(a.clone(), soon()).await.is_none());
+        let other = queues.turn(b, soon()).await.unwrap();
         assert_eq!(queues.lock().len(), 2);
         drop((first, other));
-        drop(queues.turn(&a, soon()).await.unwrap());
+        drop(queues.turn(a.clone(), soon()).await.unwrap());
         assert!(queues.lock().is_empty());
     }
 
@@ -111,10 +115,10 @@ mod tests {
         let tasks = (0..8).map(|n| {
             let (queues, inside) = (queues.clone(), inside.clone());
             tokio::spawn(async move {
-                let resource = Resource::new("a").unwrap();
+                let resource = Wanted::Resource(Resource::new("a").unwrap());
                 for round in 0..500 {
                     let until = Instant::now() + Duration::from_millis((n + round) % 3);
-                    if let Some(turn) = queues.turn(&resource, until).await {
+                    if let Some(turn) = queues.turn(resource.clone(), until).await {
                         assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst));
                         tokio::task::yield_now().await;
                         inside.store(false, std::sync::atomic::Ordering::SeqCst);

@@ -13,6 +13,7 @@ use super::{
     Limits,
     database::{Backend, Committed, Fault, TransactionLimits},
     error::{AdmitError, CommitError, no_answer},
+    records::RecordId,
 };
 
 pub(super) struct Session<DB: Backend> {
@@ -22,6 +23,8 @@ pub(super) struct Session<DB: Backend> {
     limits: Limits,
     /// The server process that holds the row lock; 0 where there is none.
     pub(super) server_process: i32,
+    /// The record that this transaction has claimed, and that waits for its response.
+    pub(super) claimed: Option<Box<RecordId>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -39,22 +42,44 @@ enum Phase {
 impl<DB: Backend> Session<DB> {
     /// Takes a connection and opens a transaction on it.
     pub(super) async fn begin(pool: &Pool<DB>, limits: Limits) -> Result<Self, AdmitError> {
-        let mut session = Self {
+        let mut session = Self::idle(pool, limits).await?;
+        session.restart().await?;
+        Ok(session)
+    }
+
+    /// As [`begin`](Self::begin), with a limit of its own for the first wait for a lock.
+    pub(super) async fn begin_for_key(
+        pool: &Pool<DB>,
+        limits: Limits,
+        key_wait: Duration,
+    ) -> Result<Self, AdmitError> {
+        let mut session = Self::idle(pool, limits).await?;
+        session.open(Some(key_wait)).await?;
+        Ok(session)
+    }
+
+    async fn idle(pool: &Pool<DB>, limits: Limits) -> Result<Self, AdmitError> {
+        Ok(Self {
             conn: Some(acquire(pool, limits.pool_wait).await?),
             pool: pool.clone(),
             phase: Phase::Ended,
             limits,
             server_process: 0,
-        };
-        session.restart().await?;
-        Ok(session)
+            claimed: None,
+        })
     }
 
     /// Rolls back what there is and opens a new transaction on the same connection.
     pub(super) async fn restart(&mut self) -> Result<(), AdmitError> {
+        self.claimed = None;
+        self.open(None).await
+    }
+
+    async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), AdmitError> {
         let limits = TransactionLimits {
             lock_wait: self.limits.lock_wait,
             hold: self.limits.hold,
+            key_wait,
         };
         self.roll_back();
         if self.phase == Phase::Open

@@ -4,14 +4,17 @@
 //! file. A process that freezes while it holds that lock keeps it: there is no server to take it
 //! away.
 
+use std::time::Duration;
+
 use sqlx::{
     AssertSqlSafe, Executor, SqlSafeStr, Sqlite, SqliteConnection, migrate::MigrateError,
     sqlite::SqliteTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::database::{
-    Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+use super::{
+    database::{Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements},
+    records::{Record, RecordId, Records, StoredResponse, records},
 };
 use crate::token::{Resource, Token};
 
@@ -57,14 +60,31 @@ impl Backend for Sqlite {
     }
 
     async fn migrate(pool: &sqlx::SqlitePool) -> Result<(), MigrateError> {
-        migrator([(
-            1,
-            "fence",
-            include_str!("../../migrations/sqlite/0001_fence.sql"),
-        )])
+        migrator([
+            (
+                1,
+                "fence",
+                include_str!("../../migrations/sqlite/0001_fence.sql"),
+            ),
+            (
+                2,
+                "idempotency",
+                include_str!("../../migrations/sqlite/0002_idempotency.sql"),
+            ),
+        ])
         .run(pool)
         .await
     }
 
     statements!(server_process: "0");
+}
+
+impl Records for Sqlite {
+    records!(
+        now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
+        expires_at: "CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4",
+        // There is nothing left to wait for: the transaction has the lock of the file.
+        claimed: "0, $5",
+        skip_locked: "",
+    );
 }

@@ -90,6 +90,8 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// - [`CommitError::Unfinished`]: a nested transaction is still open. Nothing was written.
     /// - [`CommitError::Busy`]: the database could not commit for a lock. Nothing was written.
     /// - [`CommitError::Escaped`]: the response that it was lent for is gone. Nothing was written.
+    /// - [`CommitError::Unrecorded`]: the request has an idempotency key, under which the layer
+    ///   commits, together with the response. Nothing was written.
     /// - [`CommitError::OutcomeUnknown`]: the connection was lost while COMMIT was under way.
     ///
     /// # Cancel safety
@@ -106,7 +108,12 @@ impl<DB: FenceDatabase> FencedTx<DB> {
             session.discard();
             return Err(CommitError::Escaped);
         }
-        let outcome = session.commit().await;
+        let outcome = if session.claimed.is_some() {
+            drop(session);
+            Err(CommitError::Unrecorded)
+        } else {
+            session.commit().await
+        };
         lender.settle(outcome.clone());
         outcome
     }

@@ -70,12 +70,14 @@
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
 mod extract;
+mod idempotency;
 mod presented;
 mod rejection;
 mod resource;
 mod service;
+mod stored;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::HeaderName;
 use tower_layer::Layer;
@@ -83,9 +85,11 @@ use tower_layer::Layer;
 use self::service::Config;
 pub use self::{
     extract::NoTransaction,
+    idempotency::Idempotency,
     rejection::{BodyError, Rejection},
     resource::{HeaderField, PathParam, ResourceError, ResourceFrom, Resources},
     service::FenceService,
+    stored::UnstorableResponse,
 };
 use crate::{
     fence::{Fence, FenceDatabase, TokenUse},
@@ -110,6 +114,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 token_use: TokenUse::SingleUse,
                 body_limit_bytes: 2 * 1024 * 1024,
                 body_wait: Duration::from_secs(10),
+                idempotency: None,
             },
         }
     }
@@ -143,6 +148,20 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self.config.body_wait = limit;
         self
     }
+
+    /// Lets a write be repeated under an `Idempotency-Key` until it is answered: it happens once,
+    /// and is answered the same way every time. Default: the header is ignored.
+    ///
+    /// Without it a single-use token keeps a repeated request from applying twice, but the client
+    /// whose answer was lost learns only that its token is stale. See [`Idempotency`].
+    ///
+    /// A handler under a key leaves COMMIT to the layer, which stores the response with it:
+    /// [`FencedTx::commit`](crate::FencedTx::commit) is refused.
+    #[must_use]
+    pub fn idempotent(mut self, keys: Idempotency) -> Self {
+        self.config.idempotency = Some(Arc::new(keys));
+        self
+    }
 }
 
 impl<S, DB: FenceDatabase, R: Clone> Layer<S> for FenceLayer<DB, R> {
@@ -172,6 +191,7 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("token_use", &self.config.token_use)
             .field("body_limit_bytes", &self.config.body_limit_bytes)
             .field("body_wait", &self.config.body_wait)
+            .field("idempotency", &self.config.idempotency)
             .finish_non_exhaustive()
     }
 }

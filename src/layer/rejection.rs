@@ -4,11 +4,15 @@ use std::{error::Error, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 
-use super::resource::{ResourceError, Resources};
+use super::{
+    resource::{ResourceError, Resources},
+    stored::UnstorableResponse,
+};
 pub use crate::body::BodyError;
 use crate::{
-    fence::{AdmitError, CommitError, Stale},
+    fence::{AdmitError, CommitError, OnceError, Stale},
     header::MalformedToken,
+    idempotency::InvalidKey,
     problem::{Problem, ProblemType},
     token::Resource,
 };
@@ -53,6 +57,21 @@ pub enum Rejection {
     /// Another `FenceLayer` has admitted this request already; this one would wait for its lock.
     #[error("there are two fences around this handler; a request passes one `FenceLayer`")]
     TwoLayers,
+    /// A write without an idempotency key, where the layer requires one.
+    #[error("this write needs an idempotency key")]
+    KeyRequired,
+    /// The idempotency key is malformed.
+    #[error(transparent)]
+    MalformedKey(#[from] InvalidKey),
+    /// The idempotency key was used for another request.
+    #[error("the idempotency key was used for another method, path or body")]
+    KeyMismatch,
+    /// A request with this idempotency key is under way.
+    #[error("a request with this idempotency key is under way")]
+    KeyInFlight,
+    /// The response could not be stored, so the write was rolled back.
+    #[error(transparent)]
+    Unstorable(#[from] UnstorableResponse),
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
@@ -92,6 +111,11 @@ impl Rejection {
                 ResourceError::NoPathParam(_) => ProblemType::Misconfigured,
             },
             Self::TwoLayers => ProblemType::Misconfigured,
+            Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
+            Self::MalformedKey(_) => ProblemType::MalformedIdempotencyKey,
+            Self::KeyMismatch => ProblemType::IdempotencyMismatch,
+            Self::KeyInFlight => ProblemType::IdempotencyInFlight,
+            Self::Unstorable(_) => ProblemType::ResponseNotStored,
             Self::Body(error) => match error {
                 BodyError::TooLarge { .. } => ProblemType::BodyTooLarge,
                 BodyError::TimedOut { .. } => ProblemType::BodyTimeout,
@@ -105,9 +129,10 @@ impl Rejection {
             },
             Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
             Self::Commit(error) => match error {
-                CommitError::Aborted(_) | CommitError::Unfinished => {
+                CommitError::Aborted(_) | CommitError::Unfinished | CommitError::Unrecorded => {
                     ProblemType::TransactionAborted
                 }
+                CommitError::Unavailable(_) => ProblemType::StoreUnavailable,
                 CommitError::Busy(_) => ProblemType::FenceBusy,
                 CommitError::Escaped => ProblemType::TransactionEscaped,
                 CommitError::OutcomeUnknown(_) => ProblemType::OutcomeUnknown,
@@ -135,6 +160,16 @@ impl Rejection {
     }
 }
 
+impl From<OnceError> for Rejection {
+    fn from(error: OnceError) -> Self {
+        match error {
+            OnceError::Mismatch => Self::KeyMismatch,
+            OnceError::InFlight => Self::KeyInFlight,
+            OnceError::Admit(error) => error.into(),
+        }
+    }
+}
+
 impl From<&Rejection> for Problem {
     fn from(rejection: &Rejection) -> Self {
         let problem = Self::new(rejection.problem_type()).detail(rejection.to_string());
@@ -151,6 +186,7 @@ impl From<&Rejection> for Problem {
                 problem.member("field", name.as_str())
             }
             Rejection::Body(error) => Self::from(error),
+            Rejection::KeyInFlight => problem.retry_after(Duration::from_secs(1)),
             _ if problem.status().as_u16() == 503 => problem.retry_after(Duration::from_secs(1)),
             _ => problem,
         }

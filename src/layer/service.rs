@@ -13,18 +13,28 @@ use axum::{
     body::Body,
     response::{IntoResponse, Response},
 };
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, ready},
+};
 use http::{HeaderName, Request, request::Parts};
+use http_body_util::{BodyExt, Full};
 use tokio::time::timeout;
 use tower_service::Service;
 
 use super::{
-    extract::PlainRead, presented::presented, rejection::Rejection, resource::ResourceFrom,
+    extract::PlainRead,
+    idempotency::Idempotency,
+    presented::presented,
+    rejection::Rejection,
+    resource::ResourceFrom,
+    stored::{UnstorableResponse, capture, replay},
 };
 use crate::{
     body,
     fence::{
-        AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, Loan, TokenUse, Turn,
+        AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, FencedTx, Loan, Once,
+        StoredResponse, TokenUse, Turn,
     },
     header,
 };
@@ -37,6 +47,7 @@ pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) token_use: TokenUse,
     pub(super) body_limit_bytes: usize,
     pub(super) body_wait: Duration,
+    pub(super) idempotency: Option<Arc<Idempotency>>,
 }
 
 impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
@@ -45,6 +56,7 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
             fence: self.fence.clone(),
             resource_from: self.resource_from.clone(),
             header: self.header.clone(),
+            idempotency: self.idempotency.clone(),
             ..*self
         }
     }
@@ -104,15 +116,18 @@ where
                 parts.extensions.insert(presented);
                 return unfenced(inner, Request::from_parts(parts, body)).await;
             }
-            match config.admit(presented, body).await {
-                Ok((turns, loan, body)) => {
+            match config.admit(&mut parts, presented, body).await {
+                Ok(Entry::Admitted(turns, loan, body)) => {
                     parts.extensions.insert(loan.admitted().clone());
                     parts.extensions.insert(loan.clone());
-                    let handler = run(inner, Request::from_parts(parts, body));
+                    let keys = config.idempotency.as_deref();
+                    let keys = keys.filter(|_| loan.has_claimed());
+                    let handler = run(inner, Request::from_parts(parts, body), keys);
                     let settled = config.settle(loan, handler).await;
                     drop(turns);
                     settled
                 }
+                Ok(Entry::Replay(response)) => Ok(response),
                 Err(rejection) => Ok(rejection.into_response()),
             }
         })
@@ -133,19 +148,41 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         presented(tokens, resources).map(Some)
     }
 
-    /// Reads the body, while nothing is held for it yet; then admits what was presented.
+    /// Reads the body, while nothing is held for it yet; then admits what was presented, unless the
+    /// request was answered before.
     async fn admit(
         &self,
+        parts: &mut Parts,
         presented: AllAdmitted,
         body: Body,
-    ) -> Result<(Vec<Turn>, Loan<DB>, Body), Rejection> {
-        self.fence
-            .check_dead(&presented)
-            .map_err(AdmitError::from)?;
+    ) -> Result<Entry<DB>, Rejection> {
+        let record = match &self.idempotency {
+            Some(keys) => keys
+                .record_of(parts, &presented)
+                .await?
+                .map(|id| (keys, id)),
+            None => None,
+        };
+        // A key may have been answered before, whatever became of its token.
+        if record.is_none() {
+            self.fence
+                .check_dead(&presented)
+                .map_err(AdmitError::from)?;
+        }
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
-        let mut tx = self.fence.begin_admitted(presented, self.token_use).await?;
-        // The turn ends with the request, not with a transaction that a handler lets escape.
-        Ok((tx.take_turns(), Loan::new(tx), Body::new(body)))
+        let Some((keys, id)) = record else {
+            let begun = self.fence.begin_admitted(presented, self.token_use);
+            return Ok(Entry::admitted(begun.await?, Body::new(body)));
+        };
+        let trailers = body.trailers().cloned().map(Ok);
+        let bytes = body.to_bytes();
+        let claim = keys.claim(id, parts, &bytes);
+        let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
+        let begun = self.fence.begin_once(claim, presented, self.token_use);
+        Ok(match begun.await? {
+            Once::First(tx) => Entry::admitted(tx, body),
+            Once::Replay(stored) => Entry::Replay(replay(stored)),
+        })
     }
 
     /// Runs the handler and ends its transaction; only then is there a response.
@@ -158,12 +195,19 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         // Where the client goes away, this future is dropped: whatever is still out is called in.
         let loan = CloseOnDrop(loan);
         let ended = timeout(hold, handler).await;
-        let success = matches!(&ended, Ok(Ended::Response(response))
-            if response.status().as_u16() < 400);
-        let settled = self.end_transaction(&loan.0, success).await;
+        let outcome = match &ended {
+            Ok(Ended::Response(response, stored)) if is_success(response) => {
+                Outcome::Success(stored.as_ref())
+            }
+            _ => Outcome::Failure,
+        };
+        let settled = self.end_transaction(&loan.0, outcome).await;
         match (ended, settled) {
-            (Ok(Ended::Response(response)), Ok(_)) => Ok(response),
-            (Ok(Ended::Response(_)), Err(rejection)) => Ok(rejection.into_response()),
+            (Ok(Ended::Response(response, _)), Ok(_)) => Ok(response),
+            (Ok(Ended::Unstorable(error)), Ok(_)) => Ok(Rejection::from(error).into_response()),
+            (Ok(Ended::Response(..) | Ended::Unstorable(_)), Err(rejection)) => {
+                Ok(rejection.into_response())
+            }
             (Err(_), Ok(Written::Nothing | Written::AsAnswered)) => {
                 Ok(Rejection::HandlerTimeout(hold).into_response())
             }
@@ -179,34 +223,71 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
 
     /// Commits after a success. Otherwise rolls back and raises the fence: once the token was
     /// admitted, everyone older is dead before any response leaves.
-    async fn end_transaction(&self, loan: &Loan<DB>, success: bool) -> Result<Written, Rejection> {
-        let error = match loan.close() {
-            Closed::Home(tx) if success => match tx.commit().await {
-                Ok(()) => return Ok(Written::AsAnswered),
-                Err(error) => error,
-            },
-            Closed::Home(tx) => {
+    async fn end_transaction(
+        &self,
+        loan: &Loan<DB>,
+        outcome: Outcome<'_>,
+    ) -> Result<Written, Rejection> {
+        let error = match (loan.close(), outcome) {
+            (Closed::Home(tx), Outcome::Success(stored)) => {
+                let committed = match stored {
+                    Some(stored) => tx.commit_with(stored).await,
+                    None => tx.commit().await,
+                };
+                match committed {
+                    Ok(()) => return Ok(Written::AsAnswered),
+                    Err(error) => error,
+                }
+            }
+            (Closed::Home(tx), Outcome::Failure) => {
                 self.fence.fail(tx).await?;
                 return Ok(Written::Nothing);
             }
-            Closed::Settled(Ok(())) => return Ok(Written::ByTheHandler),
+            (Closed::Settled(Ok(())), _) => return Ok(Written::ByTheHandler),
             // The handler knows that its own COMMIT failed, and answers for it.
-            Closed::Settled(Err(_)) if !success => {
+            (Closed::Settled(Err(_)), Outcome::Failure) => {
                 self.fence.fail_lost(loan.admitted()).await?;
                 return Ok(Written::Nothing);
             }
-            Closed::Settled(Err(error)) => error,
-            Closed::Escaped(server_process) => {
+            (Closed::Settled(Err(error)), Outcome::Success(_)) => error,
+            (Closed::Escaped(server_process), _) => {
                 self.fence.terminate(server_process).await;
                 CommitError::Escaped
             }
-            Closed::EscapedCommitting => unknown("the handler answered while it was committing"),
+            (Closed::EscapedCommitting, _) => {
+                unknown("the handler answered while it was committing")
+            }
         };
         if let Err(raise) = self.fence.fail_lost(loan.admitted()).await {
             tracing::error!(error = %raise, "the fence could not be raised");
         }
         Err(error.into())
     }
+}
+
+/// How a request goes on after its admission.
+enum Entry<DB: FenceDatabase> {
+    Admitted(Vec<Turn>, Loan<DB>, Body),
+    /// It was answered before.
+    Replay(Response),
+}
+
+impl<DB: FenceDatabase> Entry<DB> {
+    fn admitted(mut tx: FencedTx<DB>, body: Body) -> Self {
+        // The turn ends with the request, not with a transaction that a handler lets escape.
+        Self::Admitted(tx.take_turns(), Loan::new(tx), body)
+    }
+}
+
+/// What the handler wants.
+enum Outcome<'a> {
+    /// COMMIT, together with the response where that must be stored.
+    Success(Option<&'a StoredResponse>),
+    Failure,
+}
+
+fn is_success(response: &Response) -> bool {
+    response.status().as_u16() < 400
 }
 
 /// What a request has written in the end.
@@ -233,23 +314,34 @@ impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
 
 /// How a handler ended.
 enum Ended<E> {
-    Response(Response),
+    /// With what must be stored of it, where something must.
+    Response(Response, Option<StoredResponse>),
+    Unstorable(UnstorableResponse),
     Error(E),
     Panic(Box<dyn Any + Send>),
 }
 
-/// Runs the handler. A panic is held back until its transaction is ended.
-async fn run<S>(mut inner: S, request: Request<Body>) -> Ended<S::Error>
+/// Runs the handler. A panic is held back until its transaction is ended. Under a key the response
+/// of a success is read to its end.
+async fn run<S>(mut inner: S, request: Request<Body>, keys: Option<&Idempotency>) -> Ended<S::Error>
 where
     S: Service<Request<Body>>,
     S::Response: IntoResponse,
 {
-    let response = AssertUnwindSafe(async move { inner.call(request).await });
-    match response.catch_unwind().await {
-        Ok(Ok(response)) => Ended::Response(response.into_response()),
-        Ok(Err(error)) => Ended::Error(error),
-        Err(payload) => Ended::Panic(payload),
-    }
+    let handler = AssertUnwindSafe(async move {
+        let response = match inner.call(request).await {
+            Ok(response) => response.into_response(),
+            Err(error) => return Ended::Error(error),
+        };
+        match keys {
+            Some(keys) if is_success(&response) => match capture(response, keys).await {
+                Ok((response, stored)) => Ended::Response(response, Some(stored)),
+                Err(error) => Ended::Unstorable(error),
+            },
+            _ => Ended::Response(response, None),
+        }
+    });
+    handler.catch_unwind().await.unwrap_or_else(Ended::Panic)
 }
 
 /// Runs the handler without a transaction.

@@ -1,0 +1,158 @@
+//! The statements on the records of idempotency keys.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use sqlx::Database;
+
+/// Which record: the key, and what it belongs to.
+#[derive(Clone, Debug)]
+pub struct RecordId {
+    /// SHA-256 of the names that the key belongs to: they may be many, an index entry is small.
+    pub scope: [u8; 32],
+    pub key: String,
+}
+
+/// A response as it is stored. Of HTTP the fence knows no more than this.
+#[derive(Clone, Debug)]
+pub struct StoredResponse {
+    pub status: u16,
+    pub headers: Vec<u8>,
+    pub body: Bytes,
+}
+
+/// A record that is there.
+pub struct Record {
+    pub fingerprint: Vec<u8>,
+    /// `None` where the transaction that claimed the key was committed by hand.
+    pub response: Option<StoredResponse>,
+}
+
+/// The statements. Public in name only, as [`Backend`](super::database::Backend).
+pub trait Records: Database {
+    /// Makes a record without a response, unless there is one that is still good; waits for the
+    /// transaction of whoever does the same. Returns which server process holds the row lock (0
+    /// where there is none), or nothing where there is a record. From then on locks are waited for
+    /// as long as `lock_wait`.
+    fn claim(
+        conn: &mut Self::Connection,
+        id: &RecordId,
+        fingerprint: &[u8; 32],
+        ttl_ms: i64,
+        lock_wait: Duration,
+    ) -> impl Future<Output = sqlx::Result<Option<i32>>> + Send;
+
+    /// Reads a record.
+    fn find(
+        conn: &mut Self::Connection,
+        id: &RecordId,
+    ) -> impl Future<Output = sqlx::Result<Option<Record>>> + Send;
+
+    /// Adds the response to the record that this transaction has claimed; false where there is
+    /// none.
+    fn store(
+        conn: &mut Self::Connection,
+        id: &RecordId,
+        response: &StoredResponse,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Removes records whose time is over, and returns how many.
+    fn remove_expired(
+        conn: &mut Self::Connection,
+        at_most: i64,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+}
+
+/// The macro writes the statements once per database, since sqlx's types differ.
+macro_rules! records {
+    (
+        now: $now:literal,
+        expires_at: $expires_at:literal,
+        claimed: $claimed:literal,
+        skip_locked: $skip_locked:literal $(,)?
+    ) => {
+        async fn claim(
+            conn: &mut Self::Connection,
+            id: &RecordId,
+            fingerprint: &[u8; 32],
+            ttl_ms: i64,
+            lock_wait: Duration,
+        ) -> sqlx::Result<Option<i32>> {
+            const CLAIM: &str = concat!(
+                "INSERT INTO fence_idempotency_keys AS k (scope, key, fingerprint, expires_at) \
+                 VALUES ($1, $2, $3, ",
+                $expires_at,
+                ") ON CONFLICT (scope, key) DO UPDATE \
+                 SET fingerprint = excluded.fingerprint, expires_at = excluded.expires_at, \
+                     status = NULL, headers = NULL, body = NULL \
+                 WHERE k.expires_at <= ",
+                $now,
+                " RETURNING ",
+                $claimed
+            );
+            let lock_ms = lock_wait.as_millis().clamp(1, i32::MAX as u128);
+            let claimed: Option<(i32, String)> = sqlx::query_as(CLAIM)
+                .bind(&id.scope[..])
+                .bind(&id.key)
+                .bind(&fingerprint[..])
+                .bind(ttl_ms)
+                .bind(format!("{lock_ms}ms"))
+                .fetch_optional(conn)
+                .await?;
+            Ok(claimed.map(|(server_process, _)| server_process))
+        }
+
+        async fn find(conn: &mut Self::Connection, id: &RecordId) -> sqlx::Result<Option<Record>> {
+            type Row = (Vec<u8>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>);
+            const FIND: &str = "SELECT fingerprint, status, headers, body \
+                 FROM fence_idempotency_keys WHERE scope = $1 AND key = $2";
+            let row: Option<Row> = sqlx::query_as(FIND)
+                .bind(&id.scope[..])
+                .bind(&id.key)
+                .fetch_optional(conn)
+                .await?;
+            Ok(row.map(|(fingerprint, status, headers, body)| Record {
+                fingerprint,
+                response: status.map(|status| StoredResponse {
+                    status: status.unsigned_abs(),
+                    headers: headers.unwrap_or_default(),
+                    body: body.unwrap_or_default().into(),
+                }),
+            }))
+        }
+
+        async fn store(
+            conn: &mut Self::Connection,
+            id: &RecordId,
+            response: &StoredResponse,
+        ) -> sqlx::Result<bool> {
+            const STORE: &str = "UPDATE fence_idempotency_keys \
+                 SET status = $3, headers = $4, body = $5 \
+                 WHERE scope = $1 AND key = $2 AND status IS NULL";
+            let stored = sqlx::query(STORE)
+                .bind(&id.scope[..])
+                .bind(&id.key)
+                .bind(response.status.cast_signed())
+                .bind(&response.headers)
+                .bind(&response.body[..])
+                .execute(conn)
+                .await?;
+            Ok(stored.rows_affected() == 1)
+        }
+
+        async fn remove_expired(conn: &mut Self::Connection, at_most: i64) -> sqlx::Result<u64> {
+            const REMOVE: &str = concat!(
+                "DELETE FROM fence_idempotency_keys WHERE (scope, key) IN (\
+                 SELECT scope, key FROM fence_idempotency_keys WHERE expires_at <= ",
+                $now,
+                " ORDER BY expires_at LIMIT $1 ",
+                $skip_locked,
+                ")"
+            );
+            let removed = sqlx::query(REMOVE).bind(at_most).execute(conn).await?;
+            Ok(removed.rows_affected())
+        }
+    };
+}
+
+pub(super) use records;

@@ -1,0 +1,200 @@
+//! A write that is repeated under an idempotency key: it happens once, and is answered the same
+//! way every time.
+//!
+//! 1. The record of the key is claimed in the transaction of the write, before any row lock of a
+//!    resource is taken. Whoever comes with the same key waits here for the first to end.
+//! 2. Where there is a record, nothing else is looked at: a replay works although its token was used
+//!    up by the very write that is repeated.
+//! 3. The response goes into the record in the same transaction. A COMMIT makes all of it true at
+//!    once: the write, the fence, and the answer. A rollback leaves no record.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Fence, TokenUse,
+    admitted::AllAdmitted,
+    commit,
+    database::{Fault, FenceDatabase},
+    error::{AdmitError, CommitError},
+    queue::Wanted,
+    records::{Record, RecordId, StoredResponse},
+    session::Session,
+    tx::FencedTx,
+};
+
+/// What a request under an idempotency key asks for.
+pub(crate) struct Claim {
+    pub(crate) id: RecordId,
+    /// SHA-256 of the request.
+    pub(crate) fingerprint: [u8; 32],
+    /// How long the record is good.
+    pub(crate) ttl: Duration,
+    /// How long to wait for a request with the same key; as for any lock where it does not say.
+    pub(crate) wait: Option<Duration>,
+}
+
+/// What a request under an idempotency key gets.
+pub(crate) enum Once<DB: FenceDatabase> {
+    /// It is the first: a transaction whose response must be stored at its COMMIT.
+    First(FencedTx<DB>),
+    /// It was made before.
+    Replay(StoredResponse),
+}
+
+/// Why a request under an idempotency key gets neither. Nothing was written.
+#[derive(Debug)]
+pub(crate) enum OnceError {
+    /// The key was used for another request.
+    Mismatch,
+    /// A request with this key is under way.
+    InFlight,
+    Admit(AdmitError),
+}
+
+impl From<AdmitError> for OnceError {
+    fn from(error: AdmitError) -> Self {
+        Self::Admit(error)
+    }
+}
+
+/// How many records are removed in one transaction.
+const BATCH: u32 = 1_000;
+
+/// A hundred years, so that any `Duration` gives a date.
+const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Opens a transaction, claims the key in it, and admits what is to be admitted; or finds what
+    /// was answered before.
+    pub(crate) async fn begin_once(
+        &self,
+        claim: Claim,
+        all: AllAdmitted,
+        token_use: TokenUse,
+    ) -> Result<Once<DB>, OnceError> {
+        let Claim {
+            id,
+            fingerprint,
+            ttl,
+            wait,
+        } = claim;
+        let wait = wait.unwrap_or(self.limits.lock_wait);
+        // In this process they wait for each other without a connection, as for a resource.
+        let wanted = Wanted::Key(id.scope, id.key.clone());
+        let turn = self.queues.turn(wanted, Instant::now() + wait).await;
+        let turn = turn.ok_or(OnceError::InFlight)?;
+        let mut turns = self.turns(&all).await?;
+        turns.push(turn);
+        let mut session = Session::begin_for_key(&self.pool, self.limits, wait).await?;
+        let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
+        let lock_wait = self.limits.lock_wait;
+        let within = wait.saturating_add(self.limits.answer_wait);
+        let claimed = session
+            .run_within(within, async |conn| {
+                DB::claim(conn, &id, &fingerprint, ttl_ms, lock_wait).await
+            })
+            .await;
+        match claimed {
+            Ok(Some(server_process)) => {
+                session.server_process = server_process;
+                session.claimed = Some(Box::new(id));
+                let mut tx = self.admit_all(session, all, token_use).await?;
+                tx.turns = turns;
+                Ok(Once::First(tx))
+            }
+            Ok(None) => {
+                let found = session.run(async |conn| DB::find(conn, &id).await).await?;
+                replay(found, fingerprint)
+            }
+            // The only lock that a claim waits for is that of the same key.
+            Err(AdmitError::Busy(_)) => Err(OnceError::InFlight),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes the records of idempotency keys whose time is over, and returns how many.
+    ///
+    /// An expired key counts as new whether its record is still there or not, so this only keeps
+    /// the table small: call it from time to time, every hour say, from one process or from all.
+    /// It removes a thousand at a time, each batch in a transaction of its own, and on Postgres
+    /// passes over records that are in use, so that no write waits for it for long.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin). The batches
+    /// before it are removed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, the batches that were committed are removed, and nothing else is.
+    pub async fn remove_expired_keys(&self) -> Result<u64, AdmitError> {
+        let mut removed = 0;
+        loop {
+            let mut session = Session::begin(&self.pool, self.limits).await?;
+            let batch = session
+                .run(async |conn| DB::remove_expired(conn, BATCH.into()).await)
+                .await?;
+            commit(session).await?;
+            removed += batch;
+            if batch < BATCH.into() {
+                return Ok(removed);
+            }
+        }
+    }
+}
+
+fn replay<DB: FenceDatabase>(
+    found: Option<Record>,
+    fingerprint: [u8; 32],
+) -> Result<Once<DB>, OnceError> {
+    match found {
+        Some(record) if record.fingerprint != fingerprint => Err(OnceError::Mismatch),
+        Some(Record {
+            response: Some(response),
+            ..
+        }) => Ok(Once::Replay(response)),
+        // A handler committed by hand: what was to be answered, nobody knows. Or, between the two
+        // statements, somebody removed the record by hand.
+        Some(_) | None => Err(OnceError::InFlight),
+    }
+}
+
+impl<DB: FenceDatabase> FencedTx<DB> {
+    /// Stores the response in the record that this transaction has claimed, and commits both.
+    pub(crate) async fn commit_with(
+        mut self,
+        response: &StoredResponse,
+    ) -> Result<(), CommitError> {
+        let Some(mut session) = self.take_session() else {
+            return Err(CommitError::Unfinished);
+        };
+        if let Some(id) = session.claimed.take() {
+            let stored = session
+                .run(async |conn| DB::store(conn, &id, response).await)
+                .await
+                .map_err(not_stored::<DB>)?;
+            if !stored {
+                let gone =
+                    "the record of the idempotency key is gone: the transaction was ended by hand";
+                return Err(CommitError::Aborted(Arc::new(sqlx::Error::Protocol(
+                    gone.into(),
+                ))));
+            }
+        }
+        session.commit().await
+    }
+}
+
+/// COMMIT was not sent yet, so nothing was written.
+fn not_stored<DB: FenceDatabase>(error: AdmitError) -> CommitError {
+    match error {
+        AdmitError::Busy(cause) => CommitError::Busy(cause),
+        AdmitError::Unavailable(cause) if matches!(DB::fault(&cause), Fault::Refused) => {
+            CommitError::Aborted(cause)
+        }
+        AdmitError::Unavailable(cause) => CommitError::Unavailable(cause),
+        AdmitError::Stale(_) | AdmitError::NoResource => CommitError::Unfinished,
+    }
+}

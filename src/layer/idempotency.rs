@@ -1,0 +1,217 @@
+//! [`Idempotency`]: the options of a layer whose writes may be repeated under a key.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use axum::extract::OriginalUri;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderName, header, request::Parts};
+use sha2::{Digest, Sha256};
+
+use super::{
+    rejection::Rejection,
+    resource::{ResourceError, ResourceFrom, Resources},
+};
+use crate::{
+    fence::{AllAdmitted, Claim, RecordId},
+    idempotency::{IDEMPOTENCY_KEY, IdempotencyKey},
+};
+
+/// How a layer treats the `Idempotency-Key` header: for
+/// [`FenceLayer::idempotent`](super::FenceLayer::idempotent).
+///
+/// A write with a key happens once and is answered the same way every time: the response is stored
+/// in the transaction of the write, and a repetition gets it back with `Idempotent-Replayed: true`,
+/// also after its token went stale. Only what was committed is stored: after a 4xx or a 5xx the
+/// same key may try again.
+///
+/// ```
+/// use std::time::Duration;
+/// use axum::http::HeaderName;
+/// use tower_fence::{HeaderField, layer::Idempotency};
+///
+/// let keys = Idempotency::required()
+///     .ttl(Duration::from_secs(3_600))
+///     .scope(HeaderField(HeaderName::from_static("x-tenant")))
+///     .response_limit_bytes(16 * 1024);
+/// # let _ = keys;
+/// ```
+#[derive(Clone)]
+pub struct Idempotency {
+    required: bool,
+    ttl: Duration,
+    wait: Option<Duration>,
+    scope: Option<Arc<dyn Scope>>,
+    pub(super) response_limit_bytes: usize,
+    pub(super) stored_headers: Arc<[HeaderName]>,
+}
+
+impl Idempotency {
+    /// A write may have a key. One that has none is treated as if the layer had no keys at all.
+    #[must_use]
+    pub fn optional() -> Self {
+        Self {
+            required: false,
+            ttl: Duration::from_secs(24 * 60 * 60),
+            wait: None,
+            scope: None,
+            response_limit_bytes: 64 * 1024,
+            stored_headers: Arc::new([
+                header::CACHE_CONTROL,
+                header::CONTENT_ENCODING,
+                header::CONTENT_LANGUAGE,
+                header::CONTENT_TYPE,
+                header::ETAG,
+                header::LAST_MODIFIED,
+                header::LOCATION,
+            ]),
+        }
+    }
+
+    /// A write without a key is refused with 400.
+    #[must_use]
+    pub fn required() -> Self {
+        Self {
+            required: true,
+            ..Self::optional()
+        }
+    }
+
+    /// How long a key is remembered. Default: 24 h; at most 100 years.
+    ///
+    /// After that the same key is a new one: what still protects from a second write is that the
+    /// token was single-use.
+    #[must_use]
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long to wait for a request with the same key that is under way. Default: the fence's
+    /// [`lock_wait`](crate::Fence::lock_wait). At least 1 ms.
+    ///
+    /// For a request of another process the wait holds a connection of the pool. On SQLite, where a
+    /// write waits for all others, the fence's `lock_wait` decides then, and the answer is
+    /// `fence-busy`.
+    #[must_use]
+    pub const fn wait(mut self, limit: Duration) -> Self {
+        self.wait = Some(limit);
+        self
+    }
+
+    /// What a key belongs to: the same key in two scopes is two keys. Default: the resources of
+    /// the request.
+    ///
+    /// Where clients must not see each other's responses, name the client here: whoever sends the
+    /// same request with the same key gets the stored response.
+    #[must_use]
+    pub fn scope(mut self, scope: impl ResourceFrom) -> Self {
+        self.scope = Some(Arc::new(scope));
+        self
+    }
+
+    /// The greatest length of a response's body, in bytes. Default: 64 KiB.
+    ///
+    /// A write whose response is longer is rolled back and answered with 500: without its record
+    /// it could not be repeated safely.
+    #[must_use]
+    pub const fn response_limit_bytes(mut self, limit: usize) -> Self {
+        self.response_limit_bytes = limit;
+        self
+    }
+
+    /// Which headers of a response are stored; the first answer has them all, a replay only
+    /// these. Default: `Cache-Control`, `Content-Encoding`, `Content-Language`, `Content-Type`,
+    /// `ETag`, `Last-Modified`, `Location`.
+    #[must_use]
+    pub fn stored_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.stored_headers = names.into_iter().collect();
+        self
+    }
+
+    /// Reads which record the request is about; `None` where it has no key and needs none.
+    pub(super) async fn record_of(
+        &self,
+        parts: &mut Parts,
+        presented: &AllAdmitted,
+    ) -> Result<Option<RecordId>, Rejection> {
+        let Some(key) = IdempotencyKey::parse(parts.headers.get_all(IDEMPOTENCY_KEY))? else {
+            return if self.required {
+                Err(Rejection::KeyRequired)
+            } else {
+                Ok(None)
+            };
+        };
+        let scope = match &self.scope {
+            Some(scope) => digest("scope", scope.names(parts).await?.as_slice()),
+            None => digest("resources", presented.iter().map(|one| &one.resource)),
+        };
+        let key = key.as_str().to_owned();
+        Ok(Some(RecordId { scope, key }))
+    }
+
+    pub(super) fn claim(&self, id: RecordId, parts: &Parts, body: &Bytes) -> Claim {
+        Claim {
+            id,
+            fingerprint: fingerprint(parts, body),
+            ttl: self.ttl,
+            wait: self.wait,
+        }
+    }
+}
+
+/// [`ResourceFrom`], without its type.
+trait Scope: Send + Sync {
+    fn names<'a>(&'a self, parts: &'a mut Parts)
+    -> BoxFuture<'a, Result<Resources, ResourceError>>;
+}
+
+impl<R: ResourceFrom> Scope for R {
+    fn names<'a>(
+        &'a self,
+        parts: &'a mut Parts,
+    ) -> BoxFuture<'a, Result<Resources, ResourceError>> {
+        Box::pin(self.resources_from(parts))
+    }
+}
+
+/// The order of the names does not matter. A name has no line break.
+fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -> [u8; 32] {
+    let mut names: Vec<_> = names.into_iter().collect();
+    names.sort_unstable();
+    let mut hash = Sha256::new_with_prefix(kind);
+    for name in names {
+        hash.update(b"\n");
+        hash.update(name.as_ref());
+    }
+    hash.finalize().into()
+}
+
+/// What makes two requests the same: method, path, query and body. Not the token: who got no answer
+/// may come back under a new lease.
+fn fingerprint(parts: &Parts, body: &Bytes) -> [u8; 32] {
+    // Inside a nested router the path is what the nest has left of it.
+    let whole = parts.extensions.get::<OriginalUri>();
+    let uri = whole.map_or(&parts.uri, |OriginalUri(uri)| uri);
+    let mut hash = Sha256::new_with_prefix(parts.method.as_str());
+    // Neither a method nor a path has a space.
+    for text in [uri.path(), uri.query().unwrap_or("\n")] {
+        hash.update(b" ");
+        hash.update(text);
+    }
+    hash.update(b" ");
+    hash.update(body);
+    hash.finalize().into()
+}
+
+impl fmt::Debug for Idempotency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency")
+            .field("required", &self.required)
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .field("response_limit_bytes", &self.response_limit_bytes)
+            .field("stored_headers", &self.stored_headers)
+            .finish_non_exhaustive()
+    }
+}

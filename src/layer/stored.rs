@@ -1,0 +1,112 @@
+//! Responses on their way into the record of an idempotency key, and back.
+
+use axum::{body::Body, response::Response};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http_body::Body as _;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+
+use super::idempotency::Idempotency;
+use crate::{fence::StoredResponse, idempotency::IDEMPOTENT_REPLAYED};
+
+/// Why a response could not be stored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnstorableResponse {
+    /// The body is longer than the limit.
+    #[error(
+        "the response is longer than {limit_bytes} bytes; see `Idempotency::response_limit_bytes`"
+    )]
+    TooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The body broke off.
+    #[error("the body of the response broke off")]
+    Broken,
+}
+
+/// Reads the response to its end. What is answered now and what is stored is the same body, so its
+/// trailers, which are not stored, do not go out.
+pub(super) async fn capture(
+    response: Response,
+    options: &Idempotency,
+) -> Result<(Response, StoredResponse), UnstorableResponse> {
+    let limit_bytes = options.response_limit_bytes;
+    let too_large = UnstorableResponse::TooLarge { limit_bytes };
+    let (parts, body) = response.into_parts();
+    if body.size_hint().lower() > limit_bytes as u64 {
+        return Err(too_large);
+    }
+    let body = match Limited::new(body, limit_bytes).collect().await {
+        Ok(collected) => collected.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return Err(too_large),
+        Err(_) => return Err(UnstorableResponse::Broken),
+    };
+    let stored = StoredResponse {
+        status: parts.status.as_u16(),
+        headers: write_headers(&parts.headers, &options.stored_headers),
+        body: body.clone(),
+    };
+    Ok((Response::from_parts(parts, Body::from(body)), stored))
+}
+
+/// Makes the response that was stored.
+pub(super) fn replay(stored: StoredResponse) -> Response {
+    let mut response = Response::new(Body::from(stored.body));
+    // A status that cannot be was not written by this crate.
+    *response.status_mut() =
+        StatusCode::from_u16(stored.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    read_headers(&stored.headers, response.headers_mut());
+    let replayed = HeaderValue::from_static("true");
+    response.headers_mut().insert(IDEMPOTENT_REPLAYED, replayed);
+    response
+}
+
+/// Lines of `name: value`. Neither has a line break.
+fn write_headers(headers: &HeaderMap, names: &[HeaderName]) -> Vec<u8> {
+    let mut lines = Vec::new();
+    for name in names {
+        for value in headers.get_all(name) {
+            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\n"] {
+                lines.extend_from_slice(part);
+            }
+        }
+    }
+    lines
+}
+
+fn read_headers(lines: &[u8], headers: &mut HeaderMap) {
+    for line in lines.split(|byte| *byte == b'\n') {
+        // The first colon ends the name.
+        let mut halves = line.splitn(2, |byte| *byte == b':');
+        if let (Some(name), Some(value)) = (halves.next(), halves.next())
+            && let Ok(name) = HeaderName::from_bytes(name)
+            && let Ok(value) = HeaderValue::from_bytes(value.strip_prefix(b" ").unwrap_or(value))
+        {
+            headers.append(name, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_come_back_as_they_were() {
+        let (plain, odd) = (
+            HeaderName::from_static("x-plain"),
+            HeaderName::from_static("x-odd"),
+        );
+        let mut headers = HeaderMap::new();
+        headers.append(&plain, HeaderValue::from_static("a: b"));
+        headers.append(&plain, HeaderValue::from_static(""));
+        headers.append(&odd, HeaderValue::from_bytes(b" \xff:").unwrap());
+        headers.append("x-left-out", HeaderValue::from_static("secret"));
+        let lines = write_headers(&headers, &[odd, plain]);
+        let mut read = HeaderMap::new();
+        read_headers(&lines, &mut read);
+        headers.remove("x-left-out");
+        assert_eq!(read, headers);
+    }
+}
