@@ -49,14 +49,21 @@ pub enum BodyError {
     Malformed,
 }
 
+impl BodyError {
+    /// The type of problem it is answered with.
+    #[must_use]
+    pub const fn problem_type(&self) -> ProblemType {
+        match self {
+            Self::TooLarge { .. } => ProblemType::BodyTooLarge,
+            Self::TimedOut { .. } => ProblemType::BodyTimeout,
+            Self::Malformed => ProblemType::MalformedBody,
+        }
+    }
+}
+
 impl From<&BodyError> for Problem {
     fn from(error: &BodyError) -> Self {
-        let problem = Self::new(match error {
-            BodyError::TooLarge { .. } => ProblemType::BodyTooLarge,
-            BodyError::TimedOut { .. } => ProblemType::BodyTimeout,
-            BodyError::Malformed => ProblemType::MalformedBody,
-        })
-        .detail(error.to_string());
+        let problem = Self::new(error.problem_type()).detail(error.to_string());
         match error {
             BodyError::TooLarge { limit_bytes } => problem.member("limit_bytes", *limit_bytes),
             _ => problem,

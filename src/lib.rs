@@ -85,6 +85,7 @@
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |
 //! | `client` | | leases over HTTP, from an issuer elsewhere |
+//! | `metrics` | | counters and histograms, see [`metrics`] |
 //!
 //! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …), `redis`
 //! (`tokio-rustls-comp`, …) or `reqwest` (`rustls`, `native-tls`) in your own `Cargo.toml`.
@@ -105,6 +106,7 @@ pub mod issuer;
 #[cfg(feature = "_fence")]
 pub mod layer;
 pub mod lease;
+pub mod metrics;
 pub mod problem;
 mod token;
 

@@ -16,7 +16,8 @@ mod stock;
 
 use std::{env, error::Error, io::IsTerminal, net::SocketAddr, time::Duration};
 
-use axum::Router;
+use axum::{Router, routing::get};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use sqlx::{
     Pool,
     postgres::PgPoolOptions,
@@ -45,6 +46,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
 
+    let metrics = PrometheusBuilder::new().install_recorder()?;
+    // Histograms are drained now and then, also while nobody asks.
+    let upkeep = metrics.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            upkeep.run_upkeep();
+        }
+    });
+
     let listen_addr = env::var("LISTEN_ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen_addr)
         .await
@@ -58,24 +69,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 .acquire_timeout(Duration::from_secs(5))
                 .connect(&url)
                 .await?;
-            run(listener, addr, pool, "Postgres").await
+            run(listener, addr, pool, "Postgres", metrics).await
         }
         Some(url) if url.starts_with("sqlite:") => {
             let pool = sqlite(url.parse()?).await?;
-            run(listener, addr, pool, "SQLite, as DATABASE_URL says").await
+            let database = "SQLite, as DATABASE_URL says";
+            run(listener, addr, pool, database, metrics).await
         }
         Some(_) => Err("DATABASE_URL must begin with postgres:// or sqlite:".into()),
         None => {
             let folder = tempfile::tempdir()?;
             let file = folder.path().join("inventory.db");
             let pool = sqlite(SqliteConnectOptions::new().filename(&file)).await?;
-            run(
-                listener,
-                addr,
-                pool,
-                &format!("SQLite in {}", file.display()),
-            )
-            .await
+            let database = format!("SQLite in {}", file.display());
+            run(listener, addr, pool, &database, metrics).await
         }
     }
 }
@@ -95,6 +102,7 @@ async fn run<DB: Stock>(
     addr: SocketAddr,
     pool: Pool<DB>,
     database: &str,
+    metrics: PrometheusHandle,
 ) -> Result<(), Box<dyn Error>> {
     let fence = Fence::new(pool.clone());
     fence.migrate().await?;
@@ -112,6 +120,7 @@ async fn run<DB: Stock>(
             (app::router(fence, leases), "in this process")
         }
     };
+    let app = app.route("/metrics", get(async move || metrics.render()));
     println!("inventory listens on http://{addr}");
     println!("  fence and stock: {database}");
     println!("  leases:          {leases}");

@@ -5,6 +5,7 @@ use serde::Deserialize;
 
 use crate::{
     lease::LeaseError,
+    metrics,
     problem::ProblemType,
     token::{Resource, Token},
 };
@@ -37,6 +38,20 @@ pub enum Loss {
         /// The resource.
         resource: Resource,
     },
+}
+
+impl Loss {
+    /// Counts it, once per guard.
+    pub(super) fn count(&self) {
+        metrics::held(-1.0);
+        let reason = match self {
+            Self::Refused { .. } => "refused",
+            Self::Expired { .. } => "expired",
+            Self::Outranked(_) => "outranked",
+            Self::GivenUp { .. } => return,
+        };
+        metrics::count_by("tower_fence_leases_lost_total", "reason", reason);
+    }
 }
 
 /// What a resource says about a token that is dead: the members of a `stale-token` problem.

@@ -14,6 +14,7 @@ use super::loss::Loss;
 use crate::{
     header::FencingToken,
     lease::{Lease, LeaseError, LeaseId, Leases, Renew},
+    metrics,
     token::{Resource, Token},
 };
 
@@ -37,6 +38,7 @@ struct State {
 
 impl Known {
     pub(super) fn new(lease: &Lease, asked_at: Instant, header: HeaderName) -> Self {
+        metrics::held(1.0);
         Self {
             resource: lease.resource.clone(),
             header,
@@ -82,10 +84,12 @@ impl Known {
         self.state.send_if_modified(|state| {
             let expired = state.lost.is_none() && Instant::now() >= state.until;
             if expired {
-                state.lost = Some(Loss::Expired {
+                let loss = Loss::Expired {
                     resource: self.resource.clone(),
                     cause: state.failure.take(),
-                });
+                };
+                loss.count();
+                state.lost = Some(loss);
             }
             expired
         });
@@ -96,7 +100,10 @@ impl Known {
     pub(super) fn lose(&self, loss: Loss) -> Loss {
         self.state.send_if_modified(|state| {
             let first = state.lost.is_none();
-            state.lost.get_or_insert(loss);
+            state.lost.get_or_insert_with(|| {
+                loss.count();
+                loss
+            });
             first
         });
         let state = self.state.borrow();

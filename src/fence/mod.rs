@@ -92,6 +92,7 @@ use self::{
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture},
     epochs::{Epoch, EpochError, EpochFuture, Epochs},
+    metrics,
     token::{Resource, Token},
 };
 
@@ -280,8 +281,13 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Refuses what this process knows to be dead, without asking the database.
     pub(crate) fn check_dead(&self, all: &AllAdmitted) -> Result<(), Stale> {
-        all.iter()
-            .try_for_each(|one| self.dead.check(&one.resource, one.token))
+        let known = all
+            .iter()
+            .try_for_each(|one| self.dead.check(&one.resource, one.token));
+        if known.is_err() {
+            metrics::count("tower_fence_refused_from_memory_total");
+        }
+        known
     }
 
     /// Waits for those of this process that write to the same resources, without a connection.

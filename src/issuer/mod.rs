@@ -58,7 +58,11 @@ mod operators;
 mod request;
 mod response;
 
-use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{
+    ops::RangeInclusive,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
@@ -68,10 +72,14 @@ use axum::{
     routing::{get, post},
 };
 use http::{HeaderMap, StatusCode};
+use tracing::Instrument;
 
 use self::request::{Members, Named, invalid, lease_id};
 pub use self::response::Refusal;
-use crate::lease::{Acquire, Leases, Operate, Renew};
+use crate::{
+    lease::{Acquire, Leases, Operate, Renew},
+    metrics,
+};
 
 /// The router with the default limits. See [`Issuer`] to change them.
 pub fn router<L: Leases, S: Clone + Send + Sync + 'static>(leases: L) -> Router<S> {
@@ -180,7 +188,12 @@ async fn acquire<L: Leases>(
         request = request.lease_id(id);
     }
     members.finish()?;
-    let lease = issuer.leases.acquire(&resource, request).await?;
+    let asked_at = Instant::now();
+    let span = tracing::info_span!("acquire_lease", %resource);
+    let acquiring = issuer.leases.acquire(&resource, request);
+    let lease = acquiring.instrument(span).await?;
+    metrics::took("tower_fence_lease_wait_seconds", asked_at.elapsed());
+    metrics::count("tower_fence_leases_granted_total");
     tracing::debug!(%resource, token = lease.token.get(), "granted a lease");
     Ok(response::lease(StatusCode::CREATED, &lease))
 }
@@ -196,7 +209,10 @@ async fn renew<L: Leases>(
     let mut request = Renew::new(issuer.take_ttl(&mut members)?);
     request.new_token = members.take_bool("new_token")?.unwrap_or(false);
     members.finish()?;
-    let lease = issuer.leases.renew(&resource, &id, request).await?;
+    let span = tracing::info_span!("renew_lease", %resource);
+    let renewing = issuer.leases.renew(&resource, &id, request);
+    let lease = renewing.instrument(span).await?;
+    metrics::count("tower_fence_leases_renewed_total");
     Ok(response::lease(StatusCode::OK, &lease))
 }
 
@@ -205,10 +221,11 @@ async fn release<L: Leases>(
     Named(resource): Named,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    issuer
-        .leases
-        .release(&resource, &lease_id(&headers)?)
-        .await?;
+    let id = lease_id(&headers)?;
+    let span = tracing::info_span!("release_lease", %resource);
+    let releasing = issuer.leases.release(&resource, &id);
+    releasing.instrument(span).await?;
+    metrics::count("tower_fence_leases_released_total");
     Ok(response::released())
 }
 

@@ -12,7 +12,10 @@ use super::{
     request::{Named, invalid},
     response::{self, Refusal},
 };
-use crate::lease::{LeaseError, ListError, Operate};
+use crate::{
+    lease::{LeaseError, ListError, Operate},
+    metrics,
+};
 
 #[derive(Deserialize)]
 pub(super) struct Paging {
@@ -47,6 +50,7 @@ pub(super) async fn break_lease<L: Operate>(
     Named(resource): Named,
 ) -> Result<Response, Refusal> {
     if leases.break_lease(&resource).await? {
+        metrics::count("tower_fence_leases_broken_total");
         tracing::warn!(%resource, "ended a lease by force");
         return Ok(response::released());
     }

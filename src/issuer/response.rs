@@ -13,6 +13,7 @@ use crate::{
     body::BodyError,
     header::FENCING_TOKEN,
     lease::{Held, Lease, LeaseError, Owner, Page},
+    metrics,
     problem::{Problem, ProblemType},
     token::Resource,
 };
@@ -104,29 +105,44 @@ pub enum Refusal {
     Lease(#[from] LeaseError),
 }
 
+impl Refusal {
+    /// The type of problem it is answered with.
+    #[must_use]
+    pub const fn problem_type(&self) -> ProblemType {
+        match self {
+            Self::InvalidRequest { .. } => ProblemType::InvalidRequest,
+            Self::Body(error) => error.problem_type(),
+            Self::Lease(error) => match error {
+                LeaseError::Held { .. } => ProblemType::LockHeld,
+                LeaseError::Lost { .. } => ProblemType::LeaseLost,
+                LeaseError::Invalid { .. } => ProblemType::InvalidRequest,
+                LeaseError::Unavailable(_) => ProblemType::StoreUnavailable,
+            },
+        }
+    }
+}
+
 impl From<&Refusal> for Problem {
     fn from(refusal: &Refusal) -> Self {
-        let problem = |kind| Self::new(kind).detail(refusal.to_string());
+        let problem = Self::new(refusal.problem_type()).detail(refusal.to_string());
         match refusal {
-            Refusal::InvalidRequest { field, .. } => {
-                problem(ProblemType::InvalidRequest).member("field", field.as_str())
+            Refusal::InvalidRequest { field, .. }
+            | Refusal::Lease(LeaseError::Invalid { field, .. }) => {
+                problem.member("field", field.as_str())
             }
             Refusal::Body(error) => Self::from(error),
             Refusal::Lease(LeaseError::Held {
                 resource,
                 retry_after,
-            }) => problem(ProblemType::LockHeld)
+            }) => problem
                 .member("resource", resource.as_str())
                 .member("retry_after_ms", whole_ms(*retry_after))
                 .retry_after(*retry_after),
             Refusal::Lease(LeaseError::Lost { resource }) => {
-                problem(ProblemType::LeaseLost).member("resource", resource.as_str())
-            }
-            Refusal::Lease(LeaseError::Invalid { field, .. }) => {
-                problem(ProblemType::InvalidRequest).member("field", field.as_str())
+                problem.member("resource", resource.as_str())
             }
             Refusal::Lease(LeaseError::Unavailable(_)) => {
-                problem(ProblemType::StoreUnavailable).retry_after(Duration::from_secs(1))
+                problem.retry_after(Duration::from_secs(1))
             }
         }
     }
@@ -138,6 +154,8 @@ impl IntoResponse for Refusal {
             let source = cause.source().map(tracing::field::display);
             tracing::error!(error = %cause, source, "the lease store is unavailable");
         }
+        let problem = self.problem_type().name();
+        metrics::count_by("tower_fence_lease_refused_total", "problem", problem);
         let mut response = Problem::from(&self).into_response();
         response.extensions_mut().insert(self);
         response

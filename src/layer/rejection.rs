@@ -13,6 +13,7 @@ use crate::{
     fence::{AdmitError, CommitError, OnceError, Stale},
     header::MalformedToken,
     idempotency::InvalidKey,
+    metrics,
     problem::{Problem, ProblemType},
     token::Resource,
 };
@@ -116,11 +117,7 @@ impl Rejection {
             Self::KeyMismatch => ProblemType::IdempotencyMismatch,
             Self::KeyInFlight => ProblemType::IdempotencyInFlight,
             Self::Unstorable(_) => ProblemType::ResponseNotStored,
-            Self::Body(error) => match error {
-                BodyError::TooLarge { .. } => ProblemType::BodyTooLarge,
-                BodyError::TimedOut { .. } => ProblemType::BodyTimeout,
-                BodyError::Malformed => ProblemType::MalformedBody,
-            },
+            Self::Body(error) => error.problem_type(),
             Self::Admit(error) => match error {
                 AdmitError::Stale(_) => ProblemType::StaleToken,
                 AdmitError::Busy(_) => ProblemType::FenceBusy,
@@ -196,6 +193,11 @@ impl From<&Rejection> for Problem {
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         self.log();
+        let problem = self.problem_type().name();
+        metrics::count_by("tower_fence_refused_total", "problem", problem);
+        if matches!(self, Self::Commit(_)) {
+            metrics::count_by("tower_fence_commit_failures_total", "problem", problem);
+        }
         let mut response = Problem::from(&self).into_response();
         response.extensions_mut().insert(self);
         response

@@ -19,8 +19,9 @@ use futures_util::{
 };
 use http::{HeaderName, Request, request::Parts};
 use http_body_util::{BodyExt, Full};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower_service::Service;
+use tracing::{Instrument, Span, field::Empty};
 
 use super::{
     extract::PlainRead,
@@ -36,7 +37,7 @@ use crate::{
         AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, FencedTx, Loan, Once,
         StoredResponse, TokenUse, Turn,
     },
-    header,
+    header, metrics,
 };
 
 /// What the layer and its services share.
@@ -99,10 +100,17 @@ where
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
         let config = self.config.clone();
-        Box::pin(async move {
+        let span = tracing::info_span!("fence", resource = Empty, token = Empty);
+        let call = async move {
             let (mut parts, body) = request.into_parts();
             let presented = match config.identify(&mut parts).await {
-                Ok(Some(presented)) => presented,
+                Ok(Some(presented)) => {
+                    let first = presented.first();
+                    let span = Span::current();
+                    span.record("resource", first.resource.as_str());
+                    span.record("token", first.token.get());
+                    presented
+                }
                 Ok(None) => {
                     parts.extensions.insert(PlainRead);
                     return unfenced(inner, Request::from_parts(parts, body)).await;
@@ -113,6 +121,7 @@ where
                 if let Err(error) = config.fence.raise_all(&presented).await {
                     return Ok(Rejection::from(error).into_response());
                 }
+                metrics::count_by("tower_fence_admitted_total", "kind", "read");
                 parts.extensions.insert(presented);
                 return unfenced(inner, Request::from_parts(parts, body)).await;
             }
@@ -123,14 +132,21 @@ where
                     let keys = config.idempotency.as_deref();
                     let keys = keys.filter(|_| loan.has_claimed());
                     let handler = run(inner, Request::from_parts(parts, body), keys);
+                    metrics::count_by("tower_fence_admitted_total", "kind", "write");
+                    let admitted_at = Instant::now();
                     let settled = config.settle(loan, handler).await;
                     drop(turns);
+                    metrics::took("tower_fence_hold_seconds", admitted_at.elapsed());
                     settled
                 }
-                Ok(Entry::Replay(response)) => Ok(response),
+                Ok(Entry::Replay(response)) => {
+                    metrics::count("tower_fence_replayed_total");
+                    Ok(response)
+                }
                 Err(rejection) => Ok(rejection.into_response()),
             }
-        })
+        };
+        Box::pin(call.instrument(span))
     }
 }
 
@@ -170,16 +186,20 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 .map_err(AdmitError::from)?;
         }
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
+        let began = Instant::now();
         let Some((keys, id)) = record else {
-            let begun = self.fence.begin_admitted(presented, self.token_use);
-            return Ok(Entry::admitted(begun.await?, Body::new(body)));
+            let begun = self.fence.begin_admitted(presented, self.token_use).await?;
+            metrics::took("tower_fence_admission_seconds", began.elapsed());
+            return Ok(Entry::admitted(begun, Body::new(body)));
         };
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
         let claim = keys.claim(id, parts, &bytes);
         let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
         let begun = self.fence.begin_once(claim, presented, self.token_use);
-        Ok(match begun.await? {
+        let begun = begun.await?;
+        metrics::took("tower_fence_admission_seconds", began.elapsed());
+        Ok(match begun {
             Once::First(tx) => Entry::admitted(tx, body),
             Once::Replay(stored) => Entry::Replay(replay(stored)),
         })

@@ -245,6 +245,29 @@ async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
 }
 
 #[tokio::test]
+async fn metrics_tell_what_happened() {
+    let service = Inventory::start(&[]).await;
+    let caller = Caller::of(&service);
+    let first = caller.acquire("a", 100).await;
+    caller.set("a", 10).await;
+    let stale = caller.decrement("a", &first, json!({ "quantity": 1 }));
+    stale.await.is_problem(412, "stale-token");
+    let metrics = caller.get("/metrics").await.text;
+    for line in [
+        "tower_fence_admitted_total{kind=\"write\"} 1",
+        "tower_fence_refused_total{problem=\"stale-token\"} 1",
+        "tower_fence_leases_granted_total 2",
+        "tower_fence_epochs_begun_total 1",
+        "tower_fence_hold_seconds_count 1",
+        "tower_fence_admission_seconds_count 1",
+        "tower_fence_lease_wait_seconds_count 2",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+    assert!(!metrics.contains("\"a\""), "a resource became a label");
+}
+
+#[tokio::test]
 async fn health_follows_the_stores() {
     let (service, _db, mut redis) = on_servers().await;
     let caller = Caller::of(&service);

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     epochs::{Epoch, EpochError, Epochs},
+    metrics,
     token::Resource,
 };
 
@@ -59,6 +60,7 @@ impl EmbeddedLeases {
             return Err(LeaseError::unavailable(EpochError::Exhausted));
         }
         self.partition(resource).begin_epoch(epoch);
+        metrics::count("tower_fence_epochs_begun_total");
         Ok(())
     }
 }

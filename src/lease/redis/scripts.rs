@@ -8,6 +8,7 @@ use super::{Token, server::Server, unexpected};
 use crate::{
     epochs::{Epoch, Epochs},
     lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, partition, whole_ms},
+    metrics,
     token::Resource,
 };
 
@@ -249,6 +250,7 @@ impl Scripts {
         let mut script = self.invoke(&self.begin_epoch, resource);
         let began: bool = self.run(script.arg(&seen.history).arg(epoch.get())).await?;
         if began {
+            metrics::count("tower_fence_epochs_begun_total");
             tracing::info!(partition, %epoch, "began an epoch");
         }
         Ok(())
