@@ -17,9 +17,9 @@ use tokio::time::{Duration, sleep};
 use tower_fence::{Fence, FenceLayer, FencedTx, Idempotency, PathParam};
 
 use crate::support::{
+    cuts::{cut_messages, cut_requests},
     database::{Fresh, TestDatabase},
     http::Server,
-    proxy::{cut_messages, cut_requests},
 };
 
 const WORKERS: i64 = 20;

@@ -1,10 +1,11 @@
 //! Databases, servers and clients for the tests.
 
 pub mod cluster;
+pub mod cuts;
 pub mod database;
 pub mod http;
 pub mod process;
-pub mod proxy;
+
 pub mod redis;
 pub mod store;
 
