@@ -84,16 +84,21 @@
 //! | `redis` | yes | the lease store in Redis |
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |
+//! | `client` | | leases over HTTP, from an issuer elsewhere |
 //!
-//! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …) or `redis`
-//! (`tokio-rustls-comp`, …) in your own `Cargo.toml`.
+//! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …), `redis`
+//! (`tokio-rustls-comp`, …) or `reqwest` (`rustls`, `native-tls`) in your own `Cargo.toml`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod announce;
 mod body;
+pub mod client;
 pub mod epochs;
 #[cfg(feature = "_fence")]
 pub mod fence;
+#[doc = include_str!("guide.md")]
+pub mod guide {}
 pub mod header;
 pub mod idempotency;
 pub mod issuer;

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tower_fence::{
     Fence,
-    lease::{EmbeddedLeases, RedisLeases},
+    lease::{EmbeddedLeases, Leases, RedisLeases},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -100,13 +100,15 @@ async fn run<DB: Stock>(
     fence.migrate().await?;
     DB::create_table(&mut *pool.acquire().await?).await?;
 
+    // Announced: a plain GET under a fresh lease is safe to base a write on.
     let (app, leases) = match env::var("REDIS_URL") {
         Ok(url) => {
             let leases = RedisLeases::connect(&url, fence.clone()).await?;
+            let leases = leases.announced_to(fence.clone());
             (app::router(fence, leases), "Redis")
         }
         Err(_) => {
-            let leases = EmbeddedLeases::new(fence.clone());
+            let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
             (app::router(fence, leases), "in this process")
         }
     };

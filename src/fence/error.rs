@@ -70,3 +70,11 @@ pub(super) fn no_answer() -> sqlx::Error {
         "the database did not answer in time",
     ))
 }
+
+/// A write to the same resource that is under way in this process, for longer than the wait.
+pub(super) fn in_use() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(
+        std::io::ErrorKind::WouldBlock,
+        "another request of this process is writing to the resource",
+    ))
+}

@@ -39,6 +39,9 @@
 //!
 //! # Deployment
 //!
+//! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
+//!   writers wait without a connection of the pool, and the memory of what is dead, from which
+//!   stale writers are refused without asking the database (for ten seconds at a time).
 //! - The tables live in the schema that the pool's connections see first, `fence_resources`,
 //!   `fence_epochs` and `fence_idempotency_keys`, with a migration history of their own,
 //!   `_tower_fence_migrations`.
@@ -50,11 +53,13 @@
 
 mod admitted;
 mod database;
+mod dead;
 mod error;
 mod limits;
 mod loan;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod queue;
 mod records;
 mod replay;
 mod session;
@@ -62,13 +67,14 @@ mod session;
 mod sqlite;
 mod tx;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::{Pool, migrate::MigrateError};
 use tokio::time::Instant;
 
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
+pub(crate) use self::queue::Turns;
 pub(crate) use self::records::{RecordId, StoredResponse};
 pub(crate) use self::replay::{Claim, Once, OnceError};
 pub use self::{
@@ -79,9 +85,13 @@ pub use self::{
 };
 use self::{
     database::Admission,
+    dead::Dead,
+    limits::deadline,
+    queue::Queues,
     session::{Session, acquire},
 };
 use crate::{
+    announce::{Announce, AnnounceError, AnnounceFuture},
     epochs::{Epoch, EpochError, EpochFuture, Epochs},
     token::{Resource, Token},
 };
@@ -111,6 +121,9 @@ impl TokenUse {
 pub struct Fence<DB: FenceDatabase> {
     pool: Pool<DB>,
     limits: Limits,
+    queues: Arc<Queues<Resource>>,
+    keys: Arc<Queues<RecordId>>,
+    dead: Arc<Dead>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -119,6 +132,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         Self {
             pool,
             limits: Limits::default(),
+            queues: Arc::default(),
+            keys: Arc::default(),
+            dead: Arc::default(),
         }
     }
 
@@ -131,8 +147,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// How long to wait for the row lock, and each statement of the transaction for any other
-    /// lock. Default: 5 s. At least 1 ms.
+    /// How long to wait for those of this process that write to the same resource, then for the row
+    /// lock, and each statement of the transaction for any other lock. Default: 5 s each. At least
+    /// 1 ms.
     #[must_use]
     pub const fn lock_wait(mut self, limit: Duration) -> Self {
         self.limits.lock_wait = limit;
@@ -256,8 +273,32 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
+        self.check_dead(&all)?;
+        let turns = self.turns(&all).await?;
         let session = Session::begin(&self.pool, self.limits).await?;
-        self.admit_all(session, all, token_use).await
+        let mut tx = self.admit_all(session, all, token_use).await?;
+        tx.turns = turns;
+        Ok(tx)
+    }
+
+    /// Refuses what this process knows to be dead, without asking the database.
+    pub(crate) fn check_dead(&self, all: &AllAdmitted) -> Result<(), Stale> {
+        all.iter()
+            .try_for_each(|one| self.dead.check(&one.resource, one.token))
+    }
+
+    /// Waits for those of this process that write to the same resources, without a connection.
+    async fn turns(&self, all: &AllAdmitted) -> Result<Turns, AdmitError> {
+        let until = deadline(self.limits.lock_wait);
+        let mut resources: Vec<_> = all.in_lock_order();
+        resources.dedup_by_key(|one| &one.resource);
+        let mut turns = Turns::default();
+        for one in resources {
+            let turn = self.queues.turn(&one.resource, until).await;
+            let turn = turn.ok_or_else(|| AdmitError::Busy(Arc::new(error::in_use())))?;
+            turns.resources.push(turn);
+        }
+        Ok(turns)
     }
 
     /// Admits in an open transaction, row lock by row lock.
@@ -267,7 +308,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        let deadline = Instant::now() + self.limits.statement();
+        let deadline = deadline(self.limits.statement());
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
             let within = deadline.saturating_duration_since(Instant::now());
@@ -278,7 +319,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 .await?;
             // Known from the first one on, so that a wait for the second that is cut off keeps
             // nobody waiting.
-            session.server_process = admitted(admission, resource, *token)?;
+            session.server_process = self.admitted(admission, resource, *token)?;
         }
         Ok(FencedTx::new(session, all, None))
     }
@@ -303,7 +344,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let admission = DB::admit(conn, resource, token, token_use.floor(token))
             .await
             .map_err(session::refusal::<DB>)?;
-        admitted(admission, resource, token)?;
+        self.admitted(admission, resource, token)?;
         Ok(())
     }
 
@@ -326,6 +367,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Raises several resources in one transaction. Where one is stale, the others are raised all
     /// the same.
     pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
+        self.check_dead(all)?;
+        let _turns = self.turns(all).await?;
         let session = Session::begin(&self.pool, self.limits).await?;
         self.raise_on(session, all).await
     }
@@ -345,7 +388,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
     pub(crate) async fn fail_lost(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
-        outranked_or(self.raise_all(all).await)
+        // Out of turn: the transaction that is out of reach may still have it.
+        let session = Session::begin(&self.pool, self.limits).await?;
+        outranked_or(self.raise_on(session, all).await)
     }
 
     async fn raise_on(
@@ -371,7 +416,30 @@ impl<DB: FenceDatabase> Fence<DB> {
             })
             .await?;
         commit(session).await?;
-        outranked.map_or(Ok(()), |stale| Err(stale.into()))
+        outranked.map_or(Ok(()), |stale| Err(self.refused(stale).into()))
+    }
+
+    /// The server process of an admission, or the refusal.
+    fn admitted(
+        &self,
+        admission: Admission,
+        resource: &Resource,
+        token: Token,
+    ) -> Result<i32, Stale> {
+        match admission {
+            Admission::Admitted { server_process } => Ok(server_process),
+            Admission::Stale { max_token } => Err(self.refused(Stale {
+                resource: resource.clone(),
+                presented: token,
+                max_token,
+            })),
+        }
+    }
+
+    /// Remembers a refusal.
+    fn refused(&self, stale: Stale) -> Stale {
+        self.dead.remember(&stale);
+        stale
     }
 
     /// Reads `max_token`: the highest token that is dead; `None` for a resource that was never
@@ -416,6 +484,24 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
     }
 }
 
+/// A grant raises the fence: everyone older is dead before the new holder hears of it.
+impl<DB: FenceDatabase> Announce for Fence<DB> {
+    fn announce<'a>(&'a self, resource: &'a Resource, token: Token) -> AnnounceFuture<'a> {
+        Box::pin(async move {
+            match self.raise(resource, token).await {
+                Ok(()) => Ok(()),
+                // Announced before, and used since.
+                Err(AdmitError::Stale(stale)) if stale.max_token == token.get() => Ok(()),
+                Err(AdmitError::Stale(stale)) => Err(AnnounceError::Outranked {
+                    token,
+                    max_token: stale.max_token,
+                }),
+                Err(error) => Err(AnnounceError::Unreachable(Box::new(error))),
+            }
+        })
+    }
+}
+
 /// Commits a transaction of the fence alone, which is as good as unreachable when it fails.
 async fn commit<DB: FenceDatabase>(session: Session<DB>) -> Result<(), AdmitError> {
     session.commit().await.map_err(|error| match error {
@@ -437,23 +523,14 @@ fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
     }
 }
 
-/// The server process of an admission, or the refusal.
-fn admitted(admission: Admission, resource: &Resource, token: Token) -> Result<i32, Stale> {
-    match admission {
-        Admission::Admitted { server_process } => Ok(server_process),
-        Admission::Stale { max_token } => Err(Stale {
-            resource: resource.clone(),
-            presented: token,
-            max_token,
-        }),
-    }
-}
-
 impl<DB: FenceDatabase> Clone for Fence<DB> {
     fn clone(&self) -> Self {
         Self {
             pool: self.pool.clone(),
             limits: self.limits,
+            queues: Arc::clone(&self.queues),
+            keys: Arc::clone(&self.keys),
+            dead: Arc::clone(&self.dead),
         }
     }
 }

@@ -16,6 +16,7 @@ use super::{
     commit,
     database::{Fault, FenceDatabase},
     error::{AdmitError, CommitError},
+    limits::deadline,
     records::{Record, RecordId, StoredResponse},
     session::Session,
     tx::FencedTx,
@@ -78,6 +79,12 @@ impl<DB: FenceDatabase> Fence<DB> {
             wait,
         } = claim;
         let wait = wait.unwrap_or(self.limits.lock_wait);
+        // Without a connection, those of this process wait first for the key, then for the
+        // resources: everybody in this order, here and in the database.
+        let key = self.keys.turn(&id, deadline(wait)).await;
+        let key = key.ok_or(OnceError::InFlight)?;
+        let mut turns = self.turns(&all).await?;
+        turns.key = Some(key);
         let mut session = Session::begin_for_key(&self.pool, self.limits, wait).await?;
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
@@ -91,7 +98,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             Ok(Some(server_process)) => {
                 session.server_process = server_process;
                 session.claimed = Some(id);
-                Ok(Once::First(self.admit_all(session, all, token_use).await?))
+                let mut tx = self.admit_all(session, all, token_use).await?;
+                tx.turns = turns;
+                Ok(Once::First(tx))
             }
             Ok(None) => {
                 let found = session.run(async |conn| DB::find(conn, &id).await).await?;

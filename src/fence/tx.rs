@@ -10,6 +10,7 @@ use super::{
     database::FenceDatabase,
     error::CommitError,
     loan::Loan,
+    queue::Turns,
     session::Session,
 };
 
@@ -39,6 +40,8 @@ pub struct FencedTx<
     session: Option<Session<DB>>,
     lender: Option<Loan<DB>>,
     admitted: AllAdmitted,
+    /// Others of this process may go on once the transaction has ended.
+    pub(super) turns: Turns,
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
@@ -51,7 +54,13 @@ impl<DB: FenceDatabase> FencedTx<DB> {
             session: Some(session),
             lender: lender.into(),
             admitted,
+            turns: Turns::default(),
         }
+    }
+
+    /// Takes the turns out, for one who sees to the end of the transaction.
+    pub(crate) fn take_turns(&mut self) -> Turns {
+        std::mem::take(&mut self.turns)
     }
 
     /// Takes the session out; what is left does nothing when it is dropped.

@@ -122,6 +122,9 @@ impl From<&Refusal> for Problem {
             Refusal::Lease(LeaseError::Lost { resource }) => {
                 problem(ProblemType::LeaseLost).member("resource", resource.as_str())
             }
+            Refusal::Lease(LeaseError::Invalid { field, .. }) => {
+                problem(ProblemType::InvalidRequest).member("field", field.as_str())
+            }
             Refusal::Lease(LeaseError::Unavailable(_)) => {
                 problem(ProblemType::StoreUnavailable).retry_after(Duration::from_secs(1))
             }

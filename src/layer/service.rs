@@ -33,8 +33,8 @@ use super::{
 use crate::{
     body,
     fence::{
-        AllAdmitted, Closed, CommitError, Fence, FenceDatabase, Loan, Once, StoredResponse,
-        TokenUse,
+        AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, FencedTx, Loan, Once,
+        StoredResponse, TokenUse, Turns,
     },
     header,
 };
@@ -117,13 +117,15 @@ where
                 return unfenced(inner, Request::from_parts(parts, body)).await;
             }
             match config.admit(&mut parts, presented, body).await {
-                Ok(Entry::Admitted(loan, body)) => {
+                Ok(Entry::Admitted(turns, loan, body)) => {
                     parts.extensions.insert(loan.admitted().clone());
                     parts.extensions.insert(loan.clone());
                     let keys = config.idempotency.as_deref();
                     let keys = keys.filter(|_| loan.has_claimed());
                     let handler = run(inner, Request::from_parts(parts, body), keys);
-                    config.settle(loan, handler).await
+                    let settled = config.settle(loan, handler).await;
+                    drop(turns);
+                    settled
                 }
                 Ok(Entry::Replay(response)) => Ok(response),
                 Err(rejection) => Ok(rejection.into_response()),
@@ -161,18 +163,22 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 .map(|id| (keys, id)),
             None => None,
         };
-        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let Some((keys, id)) = record else {
+            self.fence
+                .check_dead(&presented)
+                .map_err(AdmitError::from)?;
+            let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
             let begun = self.fence.begin_admitted(presented, self.token_use);
-            return Ok(Entry::Admitted(Loan::new(begun.await?), Body::new(body)));
+            return Ok(Entry::admitted(begun.await?, Body::new(body)));
         };
+        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
         let claim = keys.claim(id, parts, &bytes);
         let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
         let begun = self.fence.begin_once(claim, presented, self.token_use);
         Ok(match begun.await? {
-            Once::First(tx) => Entry::Admitted(Loan::new(tx), body),
+            Once::First(tx) => Entry::admitted(tx, body),
             Once::Replay(stored) => Entry::Replay(replay(stored)),
         })
     }
@@ -259,9 +265,16 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
 
 /// How a request goes on after its admission.
 enum Entry<DB: FenceDatabase> {
-    Admitted(Loan<DB>, Body),
+    Admitted(Turns, Loan<DB>, Body),
     /// It was answered before.
     Replay(Response),
+}
+
+impl<DB: FenceDatabase> Entry<DB> {
+    /// The turn ends with the request, not with a transaction that a handler lets escape.
+    fn admitted(mut tx: FencedTx<DB>, body: Body) -> Self {
+        Self::Admitted(tx.take_turns(), Loan::new(tx), body)
+    }
 }
 
 /// What the handler wants.

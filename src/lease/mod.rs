@@ -39,8 +39,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod announced;
 #[cfg(feature = "embedded")]
 mod embedded;
+mod give_back;
 mod id;
 mod operate;
 #[cfg(feature = "redis")]
@@ -49,14 +51,17 @@ mod request;
 
 use std::{error::Error, sync::Arc, time::Duration};
 
+pub use self::announced::Announced;
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLeases;
+pub(crate) use self::give_back::GiveBack;
 pub use self::id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner};
 pub use self::operate::{ListError, Operate, Page};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
 pub use self::request::{Acquire, Renew};
 use crate::{
+    announce::Announce,
     header::FencingToken,
     token::{Resource, Token},
 };
@@ -117,6 +122,18 @@ pub trait Leases: Send + Sync + 'static {
         &self,
         resource: &Resource,
     ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send;
+
+    /// These leases, with each grant announced before it is answered: `resources`, a `Fence`, makes
+    /// everyone older dead first and waits for a write in flight. So no older holder can write
+    /// between the grant and the new holder's first write, whatever the new holder reads there.
+    ///
+    /// Where that fails the lease is given back, and the answer is [`LeaseError::Unavailable`].
+    fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A>
+    where
+        Self: Sized,
+    {
+        Announced::new(self, resources)
+    }
 }
 
 /// A lease that is held, as its holder sees it.
@@ -129,7 +146,7 @@ pub struct Lease {
     pub id: LeaseId,
     /// The token of the grant.
     pub token: Token,
-    /// How long the lease lasts from the moment when the store answered.
+    /// How long the lease lasts. Count from before the store was asked, to be on the safe side.
     pub ttl: Duration,
 }
 
@@ -174,14 +191,21 @@ pub enum LeaseError {
         /// The resource.
         resource: Resource,
     },
+    /// The store does not take such a request: a limit of an issuer, for example.
+    #[error("the request is invalid, `{field}`: {detail}")]
+    Invalid {
+        /// The part of the request.
+        field: String,
+        /// What is wrong with it.
+        detail: String,
+    },
     /// The store, or the source of its epochs, cannot be reached.
     #[error("the lease store is unavailable")]
     Unavailable(#[source] Arc<dyn Error + Send + Sync>),
 }
 
 impl LeaseError {
-    #[cfg(any(feature = "redis", feature = "embedded"))]
-    fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
+    pub(crate) fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
         Self::Unavailable(Arc::new(cause))
     }
 }
@@ -229,19 +253,17 @@ fn partition(resource: &Resource) -> u8 {
 }
 
 /// More than any clock has to count.
-#[cfg(any(feature = "redis", feature = "embedded"))]
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Whole milliseconds, rounded up, at least 1, at most a century.
-#[cfg(any(feature = "redis", feature = "embedded"))]
-fn whole_ms(time: Duration) -> u64 {
+#[cfg(any(feature = "redis", feature = "embedded", feature = "client"))]
+pub(crate) fn whole_ms(time: Duration) -> u64 {
     let ms = time.min(CENTURY).as_nanos().div_ceil(1_000_000);
     u64::try_from(ms).unwrap_or(u64::MAX).max(1)
 }
 
 /// This long from now, at most a century.
-#[cfg(any(feature = "redis", feature = "embedded"))]
-fn after(time: Duration) -> tokio::time::Instant {
+pub(crate) fn after(time: Duration) -> tokio::time::Instant {
     let now = tokio::time::Instant::now();
     now.checked_add(time.min(CENTURY)).unwrap_or(now)
 }

@@ -222,10 +222,11 @@ async fn admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tok
     let db = DB::fresh(8).await;
     db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
         .await;
-    let fence = db.fence().lock_wait(Duration::from_secs(20));
     let guarded = {
-        let fence = &fence;
+        let db = &db;
+        // A fence each, as in a process each: they meet in the database only.
         async move |value: i64| {
+            let fence = db.fence().lock_wait(Duration::from_secs(20));
             let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
             let Ok(mut tx) = begun else { return };
             note::<DB>(&mut tx, value).await;
@@ -241,14 +242,14 @@ async fn the_race_catches_a_check_outside_the_transaction() {
     let db = Postgres::fresh(8).await;
     db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
         .await;
-    let fence = db.fence();
     let mut caught = false;
     for _ in 0..20 {
         db.execute("DELETE FROM history; DELETE FROM fence_resources")
             .await;
         let broken = {
-            let (fence, pool) = (&fence, &db.pool);
+            let (db, pool) = (&db, &db.pool);
             async move |value: i64| {
+                let fence = db.fence();
                 let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
                 let Ok(tx) = begun else { return };
                 tx.commit().await.unwrap();

@@ -1,18 +1,24 @@
 //! The tests that need servers. `tests/run` starts them.
 //!
-//! One suite runs over both databases of the fence, and one over both lease stores.
+//! One suite runs over both databases of the fence, and one over every
+//! lease store.
 
 mod support;
 
+mod announced;
 mod cancellation;
 mod exclusion;
 mod fence;
+mod holder;
+mod http_leases;
 mod idempotency;
 mod inventory;
 mod issuer;
 mod layer;
 mod leases;
 mod lost_answers;
+mod lost_update;
+mod pressure;
 mod redis_cluster;
 mod redis_epochs;
 mod redis_history;
@@ -20,3 +26,4 @@ mod redis_line;
 mod redis_loss;
 mod repeated;
 mod several;
+mod worker;

@@ -243,17 +243,22 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
     let db = Postgres::fresh(2).await;
     db.execute("INSERT INTO stock VALUES ('a', 5000), ('b', 5000); CREATE TABLE moves (n BIGINT)")
         .await;
-    let pool = PgPoolOptions::new().max_connections(16);
-    let server = Server::start(app(Fence::new(pool.connect(&db.url).await.unwrap()))).await;
+    // Two processes, as it were: they meet in the database only.
+    let mut servers = vec![];
+    for _ in 0..2 {
+        let pool = PgPoolOptions::new().max_connections(16);
+        let fence = Fence::new(pool.connect(&db.url).await.unwrap());
+        servers.push(Server::start(app(fence)).await);
+    }
     let refused = AtomicU64::new(0);
-    let (server, refused_ref) = (&server, &refused);
+    let (servers, refused_ref) = (&servers, &refused);
     stream::iter(0..TRANSFERS)
         .for_each_concurrent(16, |n| async move {
             if refused_ref.load(Relaxed) > 0 {
                 return;
             }
             let path = ["/a/b/transfer", "/b/a/transfer"][n % 2];
-            let answer = server.write(path, field(1, 1)).await;
+            let answer = servers[n / 2 % 2].write(path, field(1, 1)).await;
             if answer.status != 200 {
                 // A deadlock, or one who waited too long behind others that were in one.
                 assert_eq!(answer.status, 503, "{answer:?}");

@@ -5,7 +5,7 @@ pub mod cuts;
 pub mod database;
 pub mod http;
 pub mod process;
-
+pub mod proxy;
 pub mod redis;
 pub mod store;
 

@@ -1,7 +1,8 @@
-//! The inventory example as a process of its own.
+//! The examples as processes of their own.
 
 use std::{
     io::Read,
+    ops::{Deref, DerefMut},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
@@ -9,59 +10,30 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-pub struct Inventory {
-    pub url: String,
+/// An example that runs, until this is dropped.
+pub struct Process {
     child: Child,
     log: NamedTempFile,
     stdout: NamedTempFile,
 }
 
-impl Inventory {
-    /// Starts the service on a free port and waits until it listens.
-    pub async fn start(variables: &[(&str, &str)]) -> Self {
+impl Process {
+    /// Starts an example with these arguments and, of the variables that it knows, these only.
+    pub fn start(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let log = NamedTempFile::new().unwrap();
         let stdout = NamedTempFile::new().unwrap();
-        let child = Command::new(binary())
+        let child = Command::new(binary(example))
+            .args(arguments)
             .env_remove("DATABASE_URL")
             .env_remove("REDIS_URL")
             .env_remove("RUST_LOG")
-            .env("LISTEN_ADDR", "127.0.0.1:0")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(stdout.reopen().unwrap())
             .stderr(log.reopen().unwrap())
             .spawn()
             .unwrap();
-        let mut service = Self {
-            url: String::new(),
-            child,
-            log,
-            stdout,
-        };
-        for _ in 0..1_000 {
-            if let Some(url) = service.greeting() {
-                service.url = url;
-                return service;
-            }
-            assert!(
-                service.child.try_wait().unwrap().is_none(),
-                "{}",
-                service.log()
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("the service does not listen: {}", service.log());
-    }
-
-    fn greeting(&self) -> Option<String> {
-        let stdout = self.stdout();
-        let (_, rest) = stdout.split_once("inventory listens on ")?;
-        let (url, _) = rest.split_once('\n')?;
-        Some(url.to_owned())
-    }
-
-    pub fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.url)
+        Self { child, log, stdout }
     }
 
     /// What it has printed.
@@ -72,6 +44,19 @@ impl Inventory {
     /// What it has logged.
     pub fn log(&self) -> String {
         text_of(&self.log)
+    }
+
+    /// Waits until it has printed this, so many times.
+    pub async fn prints(&mut self, text: &str, times: usize) {
+        for _ in 0..2_000 {
+            if self.stdout().matches(text).count() >= times {
+                return;
+            }
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "it has ended: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("never printed {text:?}: {}{}", self.stdout(), self.log());
     }
 
     pub fn signal(&self, signal: &str) {
@@ -87,14 +72,55 @@ impl Inventory {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("the service did not exit: {}", self.log());
+        panic!("it did not exit: {}", self.log());
     }
 }
 
-impl Drop for Inventory {
+impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The inventory service.
+pub struct Inventory {
+    pub url: String,
+    process: Process,
+}
+
+impl Inventory {
+    /// Starts the service on a free port and waits until it listens.
+    pub async fn start(variables: &[(&str, &str)]) -> Self {
+        let variables = [&[("LISTEN_ADDR", "127.0.0.1:0")], variables].concat();
+        let mut process = Process::start("inventory", &[], &variables);
+        process.prints("inventory listens on http://", 1).await;
+        process.prints("\n", 1).await;
+        let stdout = process.stdout();
+        let (_, rest) = stdout.split_once("inventory listens on ").unwrap();
+        let (url, _) = rest.split_once('\n').unwrap();
+        Self {
+            url: url.to_owned(),
+            process,
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
+}
+
+impl Deref for Inventory {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for Inventory {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
     }
 }
 
@@ -104,14 +130,11 @@ fn text_of(file: &NamedTempFile) -> String {
     text
 }
 
-/// Beside the test program: `target/PROFILE/deps/suite-…` and `target/PROFILE/examples/inventory`.
-fn binary() -> PathBuf {
+/// Beside the test program: `target/PROFILE/deps/suite-…` and `target/PROFILE/examples/…`.
+fn binary(example: &str) -> PathBuf {
     let test_program = std::env::current_exe().unwrap();
     let profile = test_program.parent().unwrap().parent().unwrap();
-    let binary = profile.join("examples").join("inventory");
-    assert!(
-        binary.exists(),
-        "not built: cargo build --example inventory"
-    );
+    let binary = profile.join("examples").join(example);
+    assert!(binary.exists(), "not built: cargo build --examples");
     binary
 }

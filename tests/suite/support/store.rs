@@ -1,12 +1,18 @@
 //! The lease stores that the suites run over.
 
-use std::any::Any;
+use std::{any::Any, time::Duration};
 
+use axum::Router;
 use sqlx::Sqlite;
-use tower_fence::lease::{EmbeddedLeases, Operate, RedisLeases};
+use tower_fence::{
+    client::HttpLeases,
+    issuer::Issuer,
+    lease::{EmbeddedLeases, Operate, RedisLeases},
+};
 
 use super::{
     database::TestDatabase,
+    http::Server,
     redis::{fresh_prefix, shared_cluster_url, shared_url},
 };
 
@@ -67,12 +73,29 @@ impl TestStore for Cluster {
     }
 }
 
+/// An issuer, over HTTP.
+pub struct Http;
+
+impl TestStore for Http {
+    type Leases = HttpLeases;
+
+    async fn fresh() -> Fresh<HttpLeases> {
+        let db = Sqlite::fresh(4).await;
+        let issuer = Issuer::new(EmbeddedLeases::new(db.fence()));
+        let issuer = issuer.ttl_limits(Duration::from_millis(1)..=Duration::from_secs(60));
+        let server = Server::start(Router::new().nest("/locks", issuer.operator_router())).await;
+        let connect = || HttpLeases::new(&server.url("/locks")).unwrap();
+        (connect(), connect(), Box::new((db, server)))
+    }
+}
+
 /// Runs each of these functions, generic over the store, as one test per store.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
         $crate::support::store::on_every_store!(on_redis: Redis, $($name),*);
         $crate::support::store::on_every_store!(on_a_cluster: Cluster, $($name),*);
         $crate::support::store::on_every_store!(embedded: Embedded, $($name),*);
+        $crate::support::store::on_every_store!(over_http: Http, $($name),*);
     };
     ($module:ident: $store:ident, $($name:ident),*) => {
         mod $module {

@@ -1,0 +1,144 @@
+//! A worker that decrements the stock of a SKU under a lease, against a running inventory service.
+//!
+//! ```text
+//! cargo run --example inventory
+//! cargo run --example worker -- sku-1        # in two more terminals
+//! ```
+//!
+//! Freeze the one that works with `kill -STOP PID`, watch the other take over, and have the first go
+//! on with `kill -CONT PID`: it sees that its lease is lost, and that its last write is refused.
+//!
+//! | variable | default |
+//! |---|---|
+//! | `INVENTORY_URL` | `http://127.0.0.1:3000` |
+//! | `TTL_MS` | 3000: how long a lease lasts without renewal |
+//! | `PACE_MS` | 1000: how long the worker thinks before each write |
+
+use std::{env, error::Error, time::Duration};
+
+use reqwest::{StatusCode, header::HeaderMap};
+use serde_json::{Value, json};
+use tower_fence::{
+    client::{Holder, HttpLeases, LeaseGuard},
+    lease::Owner,
+};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let inventory = env::var("INVENTORY_URL").unwrap_or_else(|_| "http://127.0.0.1:3000".into());
+    let sku = env::args().nth(1).unwrap_or_else(|| "sku-1".into());
+    let (ttl, pace) = (
+        variable_ms("TTL_MS", 3_000)?,
+        variable_ms("PACE_MS", 1_000)?,
+    );
+    let worker = Worker {
+        name: format!("worker {}", std::process::id()),
+        url: format!("{inventory}/inventory/{sku}"),
+        client: reqwest::Client::builder()
+            .timeout(Duration::from_secs(10))
+            .build()?,
+        pace,
+    };
+    let holder = Holder::new(HttpLeases::new(&format!("{inventory}/locks"))?)
+        .owner(Owner::new(&worker.name)?)
+        .ttl(ttl)
+        .wait(Duration::from_secs(30));
+
+    worker.say("pause me with kill -STOP, resume me with kill -CONT");
+    loop {
+        worker.say("waits for the lease");
+        match holder.acquire(&sku).await {
+            Ok(lease) => {
+                if !worker.work(lease).await? {
+                    return Ok(());
+                }
+            }
+            Err(error) => worker.say(format!("has no lease: {error}")),
+        }
+    }
+}
+
+struct Worker {
+    name: String,
+    url: String,
+    client: reqwest::Client,
+    pace: Duration,
+}
+
+impl Worker {
+    /// Works until the lease is lost; false when there is nothing left to do.
+    async fn work(&self, lease: LeaseGuard<HttpLeases>) -> Result<bool, Box<dyn Error>> {
+        self.say(format!("holds the lease, with token {}", lease.token()));
+        self.fill(&lease).await?;
+        loop {
+            // A token is good for one write.
+            if lease.new_token().await.is_err() {
+                break;
+            }
+            let headers = lease.headers();
+            let step = async {
+                tokio::time::sleep(self.pace).await;
+                self.decrement(headers.clone()).await
+            };
+            match lease.run(step).await {
+                Ok(answer) => {
+                    let (status, body) = answer?;
+                    self.say(format!(
+                        "decrements with token {}: {status} {body}",
+                        lease.token()
+                    ));
+                    if status == StatusCode::CONFLICT {
+                        lease.release().await?;
+                        return Ok(false);
+                    }
+                    if lease.observe(status, body.to_string().as_bytes()).is_err() {
+                        break;
+                    }
+                }
+                Err(loss) => {
+                    self.say(format!("lost its lease: {loss}"));
+                    // A good worker stops here. This one tries once more, to show who stands guard.
+                    let (status, body) = self.decrement(headers).await?;
+                    self.say(format!("writes all the same: {status} {}", body["type"]));
+                    return Ok(true);
+                }
+            }
+        }
+        if let Err(loss) = lease.check() {
+            self.say(format!("lost its lease: {loss}"));
+        }
+        Ok(true)
+    }
+
+    /// Puts a hundred in stock, where the SKU is new.
+    async fn fill(&self, lease: &LeaseGuard<HttpLeases>) -> Result<(), Box<dyn Error>> {
+        if self.client.get(&self.url).send().await?.status() == StatusCode::NOT_FOUND {
+            let put = self.client.put(&self.url).headers(lease.headers());
+            let status = put.json(&json!({ "stock": 100 })).send().await?.status();
+            self.say(format!("puts 100 in stock: {status}"));
+        }
+        Ok(())
+    }
+
+    async fn decrement(&self, headers: HeaderMap) -> reqwest::Result<(StatusCode, Value)> {
+        let post = self
+            .client
+            .post(format!("{}/decrement", self.url))
+            .headers(headers);
+        let response = post.json(&json!({ "quantity": 1 })).send().await?;
+        Ok((response.status(), response.json().await?))
+    }
+
+    fn say(&self, what: impl AsRef<str>) {
+        println!("{} {}", self.name, what.as_ref());
+    }
+}
+
+fn variable_ms(name: &str, default: u64) -> Result<Duration, Box<dyn Error>> {
+    let ms = env::var(name).map_or(Ok(default), |value| {
+        value
+            .parse()
+            .map_err(|_| format!("{name} is a number of milliseconds"))
+    })?;
+    Ok(Duration::from_millis(ms))
+}

@@ -1,0 +1,246 @@
+//! A lease that is kept as long as its guard lives.
+
+use std::{fmt, pin::pin, sync::Arc, task::Poll, time::Duration};
+
+use http::{HeaderMap, HeaderName, StatusCode};
+use tokio::{
+    runtime::Handle,
+    task::AbortHandle,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    layer::TokenLayer,
+    loss::{Loss, StaleToken},
+    renewal::{self, Known},
+};
+use crate::{
+    header::FencingToken,
+    lease::{GiveBack, Lease, LeaseError, LeaseId, Leases, Renew},
+    token::{Resource, Token},
+};
+
+/// A lease that is held, from [`Holder::acquire`](super::Holder::acquire).
+///
+/// It is renewed in the background until it is released, dropped, or lost. No renewal outlives the
+/// guard. Dropped, it gives the lease back in the background: best effort; where that does not get
+/// through, the lease ends by its time.
+#[must_use = "dropped, the guard gives the lease back"]
+pub struct LeaseGuard<L: Leases> {
+    leases: Arc<L>,
+    id: LeaseId,
+    ttl: Duration,
+    known: Arc<Known>,
+    renewal: AbortHandle,
+    give_back: Option<GiveBack<L>>,
+    runtime: Handle,
+}
+
+impl<L: Leases> LeaseGuard<L> {
+    /// Begins to renew. `asked_at` is from before the request was sent.
+    pub(super) fn new(
+        leases: Arc<L>,
+        lease: Lease,
+        asked_at: Instant,
+        header: HeaderName,
+        give_back: GiveBack<L>,
+    ) -> Self {
+        let known = Arc::new(Known::new(&lease, asked_at, header));
+        let Lease { id, ttl, .. } = lease;
+        let task = (Arc::clone(&leases), Arc::clone(&known), id.clone());
+        let renewing = renewal::renew(task.0, task.1, task.2, ttl, asked_at);
+        Self {
+            renewal: tokio::spawn(renewing).abort_handle(),
+            give_back: Some(give_back),
+            runtime: Handle::current(),
+            leases,
+            id,
+            ttl,
+            known,
+        }
+    }
+
+    /// The resource.
+    #[must_use]
+    pub fn resource(&self) -> &Resource {
+        &self.known.resource
+    }
+
+    /// The token, the newest one that was taken.
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.known.token()
+    }
+
+    /// The value of the `Fencing-Token` header for a write.
+    #[must_use]
+    pub fn fencing_token(&self) -> FencingToken {
+        self.known.fencing_token()
+    }
+
+    /// The headers that a write must carry, for any client that takes `http`'s: with reqwest,
+    /// `request.headers(lease.headers())`.
+    #[must_use]
+    pub fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(1);
+        self.known.add_to(&mut headers);
+        headers
+    }
+
+    /// A layer for a tower client, which adds the token to each request that passes.
+    #[must_use]
+    pub fn layer(&self) -> TokenLayer {
+        TokenLayer::new(Arc::clone(&self.known))
+    }
+
+    /// How long the lease still lasts for all that is known here; nothing once it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        match self.known.lost() {
+            Some(_) => Duration::ZERO,
+            None => self.known.until().saturating_duration_since(Instant::now()),
+        }
+    }
+
+    /// Asks whether the lease is held, without asking the store.
+    ///
+    /// # Errors
+    ///
+    /// The [`Loss`].
+    pub fn check(&self) -> Result<(), Loss> {
+        self.known.lost().map_or(Ok(()), Err)
+    }
+
+    /// Waits for the loss. The future holds nothing of the guard, and may be moved elsewhere; it
+    /// ends with [`Loss::GivenUp`] when the guard is released or dropped.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<L> {
+        Arc::clone(&self.known).wait_for_loss()
+    }
+
+    /// Drives `work`, and drops it at the moment of loss.
+    ///
+    /// What it had sent by then may still arrive; the fence refuses it, if it comes with the token
+    /// and somebody else has the lease.
+    ///
+    /// # Errors
+    ///
+    /// The [`Loss`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it drops the work. The lease stays with the guard.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Loss> {
+        let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
+        std::future::poll_fn(|cx| {
+            // First, since a process that was paused wakes up here. Asking also looks at the
+            // clock, which may be ahead of the timer.
+            if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
+                return Poll::Ready(Err(loss));
+            }
+            if let Some(loss) = self.known.lost() {
+                return Poll::Ready(Err(loss));
+            }
+            work.as_mut().poll(cx).map(Ok)
+        })
+        .await
+    }
+
+    /// Takes a new token, for another single-use write under this lease, and renews it.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Lost`] when the lease is lost; [`check`](Self::check) tells how.
+    /// - [`LeaseError::Unavailable`] when the store did not answer within the time of a lease,
+    ///   asked again and again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, a new token may have been taken; the next call takes another.
+    pub async fn new_token(&self) -> Result<Token, LeaseError> {
+        let deadline = Instant::now() + self.ttl;
+        let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
+        let asking = async {
+            loop {
+                let asked_at = Instant::now();
+                let renew = Renew::new(self.ttl).new_token();
+                let renewed = self.leases.renew(self.resource(), &self.id, renew).await;
+                let again_at = Instant::now() + pauses.next().unwrap_or(self.ttl / 6);
+                match renewed {
+                    Ok(lease) => {
+                        self.known.renewed(&lease, asked_at);
+                        return Ok(lease.token);
+                    }
+                    Err(LeaseError::Unavailable(_)) if again_at < deadline => {
+                        sleep_until(again_at).await;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        let resource = self.resource();
+        let lost = || LeaseError::Lost {
+            resource: resource.clone(),
+        };
+        let renewed = self.run(asking).await.unwrap_or_else(|_| Err(lost()));
+        if let Err(LeaseError::Lost { resource }) = &renewed {
+            let resource = resource.clone();
+            self.known.lose(Loss::Refused { resource });
+        }
+        renewed
+    }
+
+    /// Looks at the answer to a write: 412 `stale-token` with a newer token than this lease's means
+    /// that somebody else has the lease. A token of this lease that was used up does not.
+    ///
+    /// # Errors
+    ///
+    /// The [`Loss`], this one or an earlier one.
+    pub fn observe(&self, status: StatusCode, body: &[u8]) -> Result<(), Loss> {
+        match StaleToken::from_response(status, body) {
+            Some(stale) if stale.resource == *self.resource() && stale.max_token > self.token() => {
+                self.renewal.abort();
+                Err(self.known.lose(Loss::Outranked(stale)))
+            }
+            _ => self.check(),
+        }
+    }
+
+    /// Gives the lease back, and tells whether it was still ours.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Lost`] when it was not.
+    /// - [`LeaseError::Unavailable`] when the store did not answer; it ends by its time, then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it is as if the guard was dropped.
+    pub async fn release(mut self) -> Result<(), LeaseError> {
+        self.renewal.abort();
+        match self.give_back.take() {
+            Some(give_back) => give_back.now().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl<L: Leases> Drop for LeaseGuard<L> {
+    fn drop(&mut self) {
+        self.renewal.abort();
+        let resource = self.known.resource.clone();
+        self.known.lose(Loss::GivenUp { resource });
+        // The guard may be dropped where there is no runtime.
+        let _runtime = self.runtime.enter();
+        drop(self.give_back.take());
+    }
+}
+
+impl<L: Leases> fmt::Debug for LeaseGuard<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseGuard")
+            .field("resource", self.resource())
+            .field("token", &self.token())
+            .field("lost", &self.known.lost())
+            .finish_non_exhaustive()
+    }
+}

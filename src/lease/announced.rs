@@ -1,0 +1,96 @@
+//! Leases whose grants are announced before they are answered.
+
+use std::{fmt, io, sync::Arc};
+
+use tokio::time::Instant;
+
+use super::{
+    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
+    give_back::GiveBack,
+};
+use crate::{announce::Announce, token::Resource};
+
+/// Leases whose grants are announced, from [`Leases::announced_to`]. Cheap to clone.
+pub struct Announced<L, A> {
+    leases: Arc<L>,
+    resources: Arc<A>,
+}
+
+impl<L, A> Announced<L, A> {
+    pub(super) fn new(leases: L, resources: A) -> Self {
+        Self {
+            leases: Arc::new(leases),
+            resources: Arc::new(resources),
+        }
+    }
+}
+
+impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
+    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        let chosen_id = request.chosen_id;
+        let lease = self.leases.acquire(resource, request).await?;
+        let granted_at = Instant::now();
+        let mut unused = GiveBack::granted(&self.leases, &lease);
+        if chosen_id {
+            // Who goes away now may be back with the same id.
+            unused.keep();
+        }
+        let cause = match self.resources.announce(resource, lease.token).await {
+            Ok(()) if granted_at.elapsed() < lease.ttl => {
+                unused.keep();
+                return Ok(lease);
+            }
+            Ok(()) => LeaseError::unavailable(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the lease ran out before its grant was announced",
+            )),
+            Err(error) => LeaseError::unavailable(error),
+        };
+        unused.keep();
+        let _ = GiveBack::granted(&self.leases, &lease).now().await;
+        Err(cause)
+    }
+
+    async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        request: Renew,
+    ) -> Result<Lease, LeaseError> {
+        // Everyone older than the grant is dead already; a new token changes nothing about that.
+        self.leases.renew(resource, id, request).await
+    }
+
+    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        self.leases.release(resource, id).await
+    }
+
+    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        self.leases.inspect(resource).await
+    }
+}
+
+impl<L: Operate, A: Announce + 'static> Operate for Announced<L, A> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+        self.leases.list(limit, cursor).await
+    }
+
+    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
+        self.leases.break_lease(resource).await
+    }
+}
+
+impl<L, A> Clone for Announced<L, A> {
+    fn clone(&self) -> Self {
+        Self {
+            leases: Arc::clone(&self.leases),
+            resources: Arc::clone(&self.resources),
+        }
+    }
+}
+
+impl<L: fmt::Debug, A> fmt::Debug for Announced<L, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Announced").field(&self.leases).finish()
+    }
+}

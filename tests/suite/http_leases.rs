@@ -1,0 +1,154 @@
+//! `HttpLeases` and what may be at the other end.
+
+use std::{error::Error, time::Duration};
+
+use axum::{
+    Json, Router,
+    http::StatusCode,
+    routing::{any, post},
+};
+use serde_json::json;
+use sqlx::Sqlite;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout},
+};
+use tower_fence::{
+    Resource,
+    client::{HttpError, HttpLeases},
+    issuer,
+    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Operate, Renew},
+};
+
+use crate::{
+    leases::{grant, sku},
+    support::{database::TestDatabase, http::Server},
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[track_caller]
+fn cause<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> String {
+    let Err(LeaseError::Unavailable(cause)) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(cause.downcast_ref::<HttpError>().is_some(), "{cause:?}");
+    let source = cause.source().map(|source| format!("{source:?}"));
+    format!("{cause} {cause:?} {}", source.unwrap_or_default())
+}
+
+#[tokio::test]
+async fn any_name_survives_the_url() {
+    let db = Sqlite::fresh(2).await;
+    let issuer = issuer::router(EmbeddedLeases::new(db.fence()));
+    let server = Server::start(Router::new().nest("/a/locks", issuer)).await;
+    // With and without a slash at the end.
+    for url in ["/a/locks", "/a/locks/"] {
+        let leases = HttpLeases::new(&server.url(url)).unwrap();
+        for name in [
+            "a/b",
+            "é ü",
+            "?x=1#y",
+            "%2e%2e",
+            "+",
+            "...",
+            "break",
+            "\u{1F512}",
+        ] {
+            let resource = Resource::new(name).unwrap();
+            let lease = grant(&leases, &resource, LONG).await;
+            assert_eq!(lease.resource, resource);
+            let held = leases.inspect(&resource).await.unwrap().unwrap();
+            assert_eq!(held.token, lease.token);
+            let renewed = leases.renew(&resource, &lease.id, Renew::new(LONG)).await;
+            assert_eq!(renewed.unwrap().token, lease.token);
+            leases.release(&resource, &lease.id).await.unwrap();
+        }
+        for name in [".", ".."] {
+            let refused = leases.inspect(&Resource::new(name).unwrap()).await;
+            assert!(
+                matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "resource"),
+                "{refused:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_issuer_is_unavailable() {
+    let strange = Json(json!({ "type": 7, "token": "x" }));
+    let app = Router::new()
+        .route("/html/{r}", any((StatusCode::OK, "<html>")))
+        .route("/teapot/{r}", any((StatusCode::IM_A_TEAPOT, "<html>")))
+        .route("/json/{r}", any(strange))
+        .route("/zero/{r}", any(Json(json!({ "token": 0, "ttl_ms": 1 }))));
+    let server = Server::start(app).await;
+    for path in ["/html", "/teapot", "/json", "/zero", "/nothing"] {
+        let leases = HttpLeases::new(&server.url(path)).unwrap();
+        let id = Acquire::new(LONG).lease_id;
+        cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
+        cause(leases.inspect(&sku()).await);
+        leases.list(10, None).await.unwrap_err();
+    }
+    // Whatever the number, nothing panics.
+    let huge = Json(json!({ "token": 1, "ttl_ms": u64::MAX }));
+    let server = Server::start(Router::new().route("/{r}", post(huge))).await;
+    let holder = tower_fence::client::Holder::new(HttpLeases::new(&server.url("/")).unwrap());
+    let _ = holder.acquire("sku-1").await;
+}
+
+#[tokio::test]
+async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://user:sesame@{}", silent.local_addr().unwrap());
+    let leases = HttpLeases::new(&url).unwrap();
+    let leases = leases.answer_wait(Duration::from_millis(300));
+    let asked_at = Instant::now();
+    let refused = cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    assert!(refused.contains("in time"), "{refused}");
+    assert!(asked_at.elapsed() < Duration::from_secs(3));
+    drop(silent);
+    let refused = timeout(Duration::from_secs(5), leases.inspect(&sku())).await;
+    let refused = cause(refused.unwrap());
+    assert!(!refused.contains("sesame"), "{refused}");
+    assert!(!format!("{leases:?}").contains("sesame"));
+}
+
+#[tokio::test]
+async fn what_is_no_url_is_refused() {
+    for url in [
+        "",
+        "localhost:3000",
+        "ftp://localhost",
+        "mailto:a@b",
+        "http://",
+    ] {
+        let refused = HttpLeases::new(url).unwrap_err();
+        assert!(matches!(refused, HttpError::Url), "{url}: {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn limits_of_the_issuer_are_named() {
+    let db = Sqlite::fresh(2).await;
+    let issuer = issuer::router(EmbeddedLeases::new(db.fence()));
+    let server = Server::start(issuer).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let day = Duration::from_secs(24 * 60 * 60);
+    for (request, expected) in [
+        (Acquire::new(day), "ttl_ms"),
+        (Acquire::new(LONG).wait(day), "wait_ms"),
+        (Acquire::new(LONG).lock_delay(day), "lock_delay_ms"),
+    ] {
+        match leases.acquire(&sku(), request).await {
+            Err(LeaseError::Invalid { field, detail }) => {
+                assert_eq!(field, expected);
+                assert!(detail.contains(expected), "{detail}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // No routes for operators.
+    cause(leases.break_lease(&sku()).await);
+}

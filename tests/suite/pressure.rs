@@ -1,0 +1,209 @@
+//! Many at once, on one resource and on many: who waits, who is refused, and what that costs.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use axum::{Router, routing::post};
+use futures_util::future::{join, join_all};
+use sqlx::Postgres;
+use tokio::time::{Instant, sleep};
+use tower_fence::{AdmitError, Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+
+use crate::support::{database::TestDatabase, eventually, http::Server};
+
+const POOL: u32 = 10;
+
+async fn hold_for_a_moment(mut tx: FencedTx) {
+    sqlx::query("SELECT 1").execute(&mut *tx).await.unwrap();
+    sleep(Duration::from_millis(20)).await;
+}
+
+/// The latencies of writes to other resources, in ms, sorted; while `clients` write to one.
+async fn latencies_of_others(
+    write_hot: impl AsyncFn(u64),
+    write_other: impl AsyncFn(u64) -> u16,
+    clients: usize,
+) -> Vec<f64> {
+    let (stop, hot) = (AtomicBool::new(false), AtomicU64::new(1));
+    let crowd = join_all((0..clients).map(|_| async {
+        while !stop.load(Relaxed) {
+            write_hot(hot.fetch_add(1, Relaxed)).await;
+        }
+    }));
+    let others = async {
+        sleep(Duration::from_millis(300)).await;
+        let mut latencies = vec![];
+        for n in 1..=200 {
+            let began = Instant::now();
+            assert_eq!(
+                write_other(n).await,
+                200,
+                "a write to another resource failed"
+            );
+            latencies.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+        stop.store(true, Relaxed);
+        latencies.sort_by(f64::total_cmp);
+        latencies
+    };
+    join(crowd, others).await.1
+}
+
+async fn app(fence: Fence<Postgres>) -> Server {
+    let app = Router::new()
+        .route("/hot/{r}", post(hold_for_a_moment))
+        .route("/other/{r}", post(async |_tx: FencedTx| {}))
+        .route_layer(FenceLayer::new(fence, PathParam("r")));
+    Server::start(app).await
+}
+
+fn p99(latencies: &[f64]) -> f64 {
+    latencies[latencies.len() * 99 / 100]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_on_one_resource_do_not_starve_the_others() {
+    let db = Postgres::fresh(POOL).await;
+    let fence = db.fence().lock_wait(Duration::from_secs(20));
+    let server = app(fence).await;
+    let hot = async |n: u64| {
+        server.write("/hot/hot", n).await;
+    };
+    let other = async |n: u64| {
+        server
+            .write(&format!("/other/r-{}", n % 20), n)
+            .await
+            .status
+    };
+    let quiet = latencies_of_others(&hot, &other, 0).await;
+    let crowded = latencies_of_others(&hot, async |n| other(n + 1_000).await, 200).await;
+    println!(
+        "p99 of others: {:.1} ms quiet, {:.1} ms beside a hot resource",
+        p99(&quiet),
+        p99(&crowded)
+    );
+    // The queue in the process is what does it: without, connections wait for the row lock.
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    assert_eq!(db.number(waiting).await, 0);
+}
+
+/// Each writer with a queue of its own, which is none: the row lock takes the whole pool.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
+    let db = Postgres::fresh(POOL).await;
+    let resource = Resource::new("hot").unwrap();
+    let (one, holder) = (Token::new(1).unwrap(), db.fence());
+    let first = holder.begin(&resource, one, TokenUse::SingleUse).await;
+    let first = first.unwrap();
+    let alone: Vec<_> = (2..20).map(|n| (n, db.fence())).collect();
+    let common = db.fence();
+    let together: Vec<_> = (2..20).map(|n| (n, common.clone())).collect();
+    for (fences, starved) in [(together, false), (alone, true)] {
+        let waiting = fences.into_iter().map(|(n, fence)| {
+            let resource = resource.clone();
+            tokio::spawn(async move {
+                let token = Token::new(n).unwrap();
+                fence
+                    .begin(&resource, token, TokenUse::SingleUse)
+                    .await
+                    .map(drop)
+            })
+        });
+        let waiting: Vec<_> = waiting.collect();
+        if starved {
+            eventually("all connections are taken", async || {
+                db.pool.size() == POOL && db.pool.num_idle() == 0
+            })
+            .await;
+        }
+        sleep(Duration::from_millis(200)).await;
+        let hasty = db.fence().pool_wait(Duration::from_millis(500));
+        let other = Resource::new("other").unwrap();
+        let outcome = hasty.begin(&other, one, TokenUse::Reusable).await;
+        match outcome {
+            Ok(_) => assert!(!starved),
+            Err(AdmitError::Busy(_)) => assert!(starved, "others are starved"),
+            Err(error) => panic!("{error:?}"),
+        }
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
+        eventually("the connections are back", async || {
+            db.pool.num_idle() >= POOL as usize - 1 || db.pool.size() < POOL
+        })
+        .await;
+    }
+    drop(first);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_stale_writers_asks_the_database_once() {
+    let db = Postgres::fresh(2).await;
+    let (fence, other_process) = (db.fence(), db.fence());
+    let resource = Resource::new("r").unwrap();
+    let token = |n| Token::new(n).unwrap();
+    let write = async |fence: &Fence<Postgres>, n| {
+        let tx = fence
+            .begin(&resource, token(n), TokenUse::SingleUse)
+            .await?;
+        tx.commit().await.unwrap();
+        Ok::<_, AdmitError>(())
+    };
+    write(&fence, 10).await.unwrap();
+    for process in [&fence, &other_process] {
+        assert!(matches!(write(process, 9).await, Err(AdmitError::Stale(_))));
+    }
+    // Without any connection to be had, what is dead is still refused, and nothing else is.
+    let all = [
+        db.pool.acquire().await.unwrap(),
+        db.pool.acquire().await.unwrap(),
+    ];
+    let hasty = [fence, other_process].map(|fence| fence.pool_wait(Duration::from_millis(100)));
+    for process in &hasty {
+        for n in 1..=10 {
+            match write(process, n).await {
+                Err(AdmitError::Stale(stale)) => assert_eq!(stale.max_token, 10),
+                other => panic!("{other:?}"),
+            }
+        }
+        let stale = process.raise(&resource, token(10)).await;
+        assert!(matches!(stale, Err(AdmitError::Stale(_))));
+        assert!(matches!(write(process, 11).await, Err(AdmitError::Busy(_))));
+    }
+    drop(all);
+    // A write of the one is seen by the other: only refusals are remembered.
+    let [fence, other_process] = hasty;
+    write(&fence, 20).await.unwrap();
+    assert!(
+        matches!(write(&other_process, 15).await, Err(AdmitError::Stale(stale)) if stale.max_token == 20)
+    );
+    write(&other_process, 21).await.unwrap();
+}
+
+async fn never(mut tx: FencedTx) {
+    sqlx::query("INSERT INTO ledger VALUES (7)")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_never_returns_is_ended_and_its_successor_gets_through() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence().hold_limit(Duration::from_millis(300));
+    let app = Router::new()
+        .route("/never/{r}", post(never))
+        .route("/write/{r}", post(async |_tx: FencedTx| {}))
+        .route_layer(FenceLayer::new(fence, PathParam("r")));
+    let server = Server::start(app).await;
+    let (stuck, next) = join(server.write("/never/r", 1), async {
+        sleep(Duration::from_millis(50)).await;
+        server.write("/write/r", 2).await
+    })
+    .await;
+    stuck.is_problem(503, "handler-timeout");
+    assert_eq!(next.status, 200);
+    assert_eq!(db.entries().await, 0);
+}

@@ -1,0 +1,87 @@
+//! A TCP proxy whose connections can be cut, and can fall silent.
+
+use std::net::SocketAddr;
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinHandle,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Passes everything on.
+    Whole,
+    /// Closes connections, and those that are opened.
+    Cut,
+    /// Keeps connections open and passes nothing on.
+    Silent,
+    /// Passes requests on; closes the connection instead of the answer.
+    NoAnswer,
+}
+
+pub struct Proxy {
+    pub addr: SocketAddr,
+    link: watch::Sender<Link>,
+    task: JoinHandle<()>,
+}
+
+impl Proxy {
+    pub async fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (link, watched) = watch::channel(Link::Whole);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(pass(client, server, watched.clone()));
+            }
+        });
+        Self { addr, link, task }
+    }
+
+    pub fn set(&self, link: Link) {
+        self.link.send_replace(link);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn pass(client: TcpStream, server: SocketAddr, link: watch::Receiver<Link>) {
+    let mut cut = link.clone();
+    let Ok(server) = TcpStream::connect(server).await else {
+        return;
+    };
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    tokio::select! {
+        () = one_way(from_client, to_server, link.clone(), false) => {}
+        () = one_way(from_server, to_client, link, true) => {}
+        _ = cut.wait_for(|link| *link == Link::Cut) => {}
+    }
+}
+
+async fn one_way(
+    mut from: impl AsyncReadExt + Unpin,
+    mut to: impl AsyncWriteExt + Unpin,
+    mut link: watch::Receiver<Link>,
+    answers: bool,
+) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        let passes = match link.wait_for(|link| *link != Link::Silent).await {
+            Ok(link) => *link == Link::Whole || *link == Link::NoAnswer && !answers,
+            Err(_) => false,
+        };
+        if !passes {
+            return;
+        }
+        if to.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
+    }
+}
