@@ -39,7 +39,7 @@ pub(super) struct Turn<K: Name> {
 #[derive(Default)]
 pub(crate) struct Turns {
     pub(super) resources: Vec<Turn<Resource>>,
-    pub(super) key: Option<Turn<RecordId>>,
+    pub(super) key: Option<Box<Turn<RecordId>>>,
 }
 
 impl<K: Name> Default for Queues<K> {

@@ -84,7 +84,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let key = self.keys.turn(&id, deadline(wait)).await;
         let key = key.ok_or(OnceError::InFlight)?;
         let mut turns = self.turns(&all).await?;
-        turns.key = Some(key);
+        turns.key = Some(Box::new(key));
         let mut session = Session::begin_for_key(&self.pool, self.limits, wait).await?;
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
@@ -97,7 +97,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         match claimed {
             Ok(Some(server_process)) => {
                 session.server_process = server_process;
-                session.claimed = Some(id);
+                session.claimed = Some(Box::new(id));
                 let mut tx = self.admit_all(session, all, token_use).await?;
                 tx.turns = turns;
                 Ok(Once::First(tx))

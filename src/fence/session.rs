@@ -24,7 +24,7 @@ pub(super) struct Session<DB: Backend> {
     /// The server process that holds the row lock; 0 where there is none.
     pub(super) server_process: i32,
     /// The record that this transaction has claimed, and that waits for its response.
-    pub(super) claimed: Option<RecordId>,
+    pub(super) claimed: Option<Box<RecordId>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
