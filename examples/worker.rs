@@ -81,8 +81,8 @@ impl Worker {
                 self.decrement(headers.clone()).await
             };
             match lease.run(step).await {
-                Ok(answer) => {
-                    let (status, body) = answer?;
+                Ok(Err(error)) => self.say(format!("gets no answer: {error}")),
+                Ok(Ok((status, body))) => {
                     self.say(format!(
                         "decrements with token {}: {status} {body}",
                         lease.token()

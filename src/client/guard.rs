@@ -4,7 +4,6 @@ use std::{fmt, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use http::{HeaderMap, HeaderName, StatusCode};
 use tokio::{
-    runtime::Handle,
     task::AbortHandle,
     time::{Instant, sleep_until},
 };
@@ -33,26 +32,25 @@ pub struct LeaseGuard<L: Leases> {
     known: Arc<Known>,
     renewal: AbortHandle,
     give_back: Option<GiveBack<L>>,
-    runtime: Handle,
 }
 
 impl<L: Leases> LeaseGuard<L> {
-    /// Begins to renew. `asked_at` is from before the request was sent.
+    /// Begins to renew, for `ttl` each time. `asked_at` is from before the request was sent.
     pub(super) fn new(
         leases: Arc<L>,
         lease: Lease,
         asked_at: Instant,
+        ttl: Duration,
         header: HeaderName,
         give_back: GiveBack<L>,
     ) -> Self {
         let known = Arc::new(Known::new(&lease, asked_at, header));
-        let Lease { id, ttl, .. } = lease;
+        let id = lease.id;
         let task = (Arc::clone(&leases), Arc::clone(&known), id.clone());
-        let renewing = renewal::renew(task.0, task.1, task.2, ttl, asked_at);
+        let renewing = renewal::renew(task.0, task.1, task.2, ttl, (lease.ttl, asked_at));
         Self {
             renewal: tokio::spawn(renewing).abort_handle(),
             give_back: Some(give_back),
-            runtime: Handle::current(),
             leases,
             id,
             ttl,
@@ -78,8 +76,9 @@ impl<L: Leases> LeaseGuard<L> {
         self.known.fencing_token()
     }
 
-    /// The headers that a write must carry, for any client that takes `http`'s: with reqwest,
-    /// `request.headers(lease.headers())`.
+    /// The headers that a write must carry, with the newest token, for any client that takes `http`'s:
+    /// with reqwest, `request.headers(lease.headers())`. Take them once per write: repeated with
+    /// another token, it would be another write.
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(1);
@@ -145,7 +144,8 @@ impl<L: Leases> LeaseGuard<L> {
         .await
     }
 
-    /// Takes a new token, for another single-use write under this lease, and renews it.
+    /// Takes a new token, for another single-use write under this lease, and renews it. From now on
+    /// [`token`](Self::token) and [`headers`](Self::headers) have it, for all who share the guard.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl<L: Leases> LeaseGuard<L> {
     /// # Cancel safety
     ///
     /// Dropped, a new token may have been taken; the next call takes another.
-    pub async fn new_token(&self) -> Result<Token, LeaseError> {
+    pub async fn new_token(&self) -> Result<FencingToken, LeaseError> {
         let deadline = Instant::now() + self.ttl;
         let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
         let asking = async {
@@ -177,16 +177,17 @@ impl<L: Leases> LeaseGuard<L> {
                 }
             }
         };
-        let resource = self.resource();
-        let lost = || LeaseError::Lost {
-            resource: resource.clone(),
-        };
-        let renewed = self.run(asking).await.unwrap_or_else(|_| Err(lost()));
-        if let Err(LeaseError::Lost { resource }) = &renewed {
-            let resource = resource.clone();
-            self.known.lose(Loss::Refused { resource });
+        let resource = self.resource().clone();
+        match self.run(asking).await {
+            Ok(Ok(token)) => Ok(FencingToken::new(token).with_resource(resource)),
+            Ok(Err(LeaseError::Lost { resource })) => {
+                let lost = resource.clone();
+                self.known.lose(Loss::Refused { resource: lost });
+                Err(LeaseError::Lost { resource })
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(LeaseError::Lost { resource }),
         }
-        renewed
     }
 
     /// Looks at the answer to a write: 412 `stale-token` with a newer token than this lease's means
@@ -217,6 +218,9 @@ impl<L: Leases> LeaseGuard<L> {
     /// Dropped, it is as if the guard was dropped.
     pub async fn release(mut self) -> Result<(), LeaseError> {
         self.renewal.abort();
+        // From here on somebody else may have it.
+        let resource = self.known.resource.clone();
+        self.known.lose(Loss::GivenUp { resource });
         match self.give_back.take() {
             Some(give_back) => give_back.now().await,
             None => Ok(()),
@@ -229,9 +233,6 @@ impl<L: Leases> Drop for LeaseGuard<L> {
         self.renewal.abort();
         let resource = self.known.resource.clone();
         self.known.lose(Loss::GivenUp { resource });
-        // The guard may be dropped where there is no runtime.
-        let _runtime = self.runtime.enter();
-        drop(self.give_back.take());
     }
 }
 

@@ -1,6 +1,6 @@
 //! How leases are taken, and asked for again.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use http::HeaderName;
 use tokio::time::{Instant, sleep_until};
@@ -49,7 +49,8 @@ impl<L: Leases> Holder<L> {
 
     /// How long to wait: in line while another holds the lease, and for a store that cannot be
     /// reached to come back, with pauses of 50 ms to 2 s (exponential, full jitter). Default: not
-    /// at all, one attempt. An issuer may have a limit (60 s by default).
+    /// at all, one attempt. An issuer may have a limit (60 s by default). A store that falls silent
+    /// may be waited for longer, by its own time limit.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = limit;
@@ -108,7 +109,9 @@ impl<L: Leases> Holder<L> {
         })?;
         let leases = Arc::clone(&self.leases);
         let header = self.header.clone();
-        Ok(LeaseGuard::new(leases, lease, asked_at, header, give_back))
+        Ok(LeaseGuard::new(
+            leases, lease, asked_at, self.ttl, header, give_back,
+        ))
     }
 
     /// Asks until there is a lease with most of its time left, or the wait is over.
@@ -126,7 +129,10 @@ impl<L: Leases> Holder<L> {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
                 // Nobody knows when in that time it began.
                 Ok(_) => match self.renew(resource, id).await {
-                    Ok(renewed) => return Ok(renewed),
+                    Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
+                        return Ok((lease, asked_at));
+                    }
+                    Ok(_) => LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut)),
                     Err(error) => error,
                 },
                 Err(error) => error,

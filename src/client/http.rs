@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::StatusCode;
-use reqwest::{Method, RequestBuilder, Url};
+use http::{HeaderValue, StatusCode};
+use reqwest::{Method, RequestBuilder, Url, redirect::Policy};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::time::timeout;
@@ -32,18 +32,24 @@ struct Issuer {
 
 impl HttpLeases {
     /// The issuer at `url`, where its router is nested: `http://127.0.0.1:3000/locks`, for example.
-    /// For `https`, enable a TLS feature of `reqwest` in your own `Cargo.toml`.
+    /// For `https`, enable a TLS feature of `reqwest` in your own `Cargo.toml`; without, each request
+    /// to it fails. Redirections are not followed: they would carry lease ids elsewhere.
     ///
     /// # Errors
     ///
-    /// [`HttpError::Url`] when this is no URL of HTTP; [`HttpError::Request`] when there is no TLS.
+    /// [`HttpError::Url`] when this is no URL of HTTP; [`HttpError::Request`] when there is no
+    /// client to be had.
     pub fn new(url: &str) -> Result<Self, HttpError> {
-        let client = reqwest::Client::builder().build();
+        let client = reqwest::Client::builder()
+            .redirect(Policy::none())
+            .connect_timeout(Duration::from_secs(2))
+            .build();
         Self::with_client(url, client.map_err(HttpError::request)?)
     }
 
     /// As [`new`](Self::new), over a client of your own: with credentials in its default headers,
-    /// for example. Do not give it a time-out that is shorter than the waits in line.
+    /// for example. Do not give it a time-out that is shorter than the waits in line, and do not
+    /// let it follow redirections.
     ///
     /// # Errors
     ///
@@ -77,30 +83,15 @@ impl HttpLeases {
     }
 
     fn request(&self, method: Method, resource: &Resource) -> Result<RequestBuilder, LeaseError> {
-        if matches!(resource.as_str(), "." | "..") {
-            return Err(LeaseError::Invalid {
-                field: "resource".into(),
-                detail: "no URL can have this segment".into(),
-            });
-        }
-        let url = self.url(&[resource.as_str()])?;
+        let url = self.url(&[segment(resource)?])?;
         Ok(self.0.client.request(method, url))
     }
 
     /// Sends a request and reads its answer.
-    async fn send(
-        &self,
-        request: RequestBuilder,
-        wait: Duration,
-    ) -> Result<(StatusCode, Vec<u8>), LeaseError> {
+    async fn send(&self, request: RequestBuilder, wait: Duration) -> Result<Answer, LeaseError> {
         let limit = wait.saturating_add(self.0.answer_wait);
-        let exchange = async {
-            let response = request.send().await?;
-            let status = response.status();
-            Ok((status, response.bytes().await?.to_vec()))
-        };
-        match timeout(limit, exchange).await {
-            Ok(answer) => answer.map_err(|error| HttpError::request(error).into()),
+        match timeout(limit, exchange(request)).await {
+            Ok(answer) => Ok(answer?),
             Err(_) => Err(HttpError::NoAnswer.into()),
         }
     }
@@ -123,7 +114,7 @@ impl Leases for HttpLeases {
             unheard.keep();
         }
         let answer = self.send(sent, request.wait).await?;
-        let granted = granted(resource, id, &answer);
+        let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if !matches!(granted, Err(LeaseError::Unavailable(_))) {
             unheard.keep();
         }
@@ -137,25 +128,25 @@ impl Leases for HttpLeases {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         let sent = self.request(Method::PUT, resource)?;
-        let sent = sent.header("Lease-Id", id.expose()).json(&json!({
+        let sent = sent.header("Lease-Id", secret(id)).json(&json!({
             "ttl_ms": whole_ms(request.ttl),
             "new_token": request.new_token,
         }));
         let answer = self.send(sent, Duration::ZERO).await?;
-        granted(resource, id.clone(), &answer)
+        granted(resource, id.clone(), StatusCode::OK, &answer)
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let sent = self.request(Method::DELETE, resource)?;
-        let sent = sent.header("Lease-Id", id.expose());
+        let sent = sent.header("Lease-Id", secret(id));
         let answer = self.send(sent, Duration::ZERO).await?;
-        succeeded(Some(resource), &answer)
+        succeeded(Some(resource), StatusCode::NO_CONTENT, &answer)
     }
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
         let sent = self.request(Method::GET, resource)?;
         let answer = self.send(sent, Duration::ZERO).await?;
-        let state: State = read(Some(resource), &answer)?;
+        let state: State = read(Some(resource), StatusCode::OK, &answer)?;
         Ok(state.held.then_some(state.holder).flatten().map(Held::from))
     }
 }
@@ -175,7 +166,7 @@ impl Operate for HttpLeases {
         }
         let sent = self.0.client.get(url);
         let answer = self.send(sent, Duration::ZERO).await?;
-        let listed: Listed = match read(None, &answer) {
+        let listed: Listed = match read(None, StatusCode::OK, &answer) {
             Err(LeaseError::Invalid { field, .. }) if field == "cursor" => {
                 return Err(ListError::Cursor);
             }
@@ -189,9 +180,9 @@ impl Operate for HttpLeases {
     }
 
     async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        let url = self.url(&[resource.as_str(), "break"])?;
+        let url = self.url(&[segment(resource)?, "break"])?;
         let answer = self.send(self.0.client.post(url), Duration::ZERO).await?;
-        match succeeded(Some(resource), &answer) {
+        match succeeded(Some(resource), StatusCode::NO_CONTENT, &answer) {
             Ok(()) => Ok(true),
             Err(LeaseError::Lost { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -199,9 +190,52 @@ impl Operate for HttpLeases {
     }
 }
 
+/// A whole answer.
+struct Answer {
+    status: StatusCode,
+    body: Vec<u8>,
+}
+
+/// The greatest length of an answer: a page of a thousand leases with the longest names is shorter.
+const BODY_LIMIT_BYTES: usize = 4 * 1024 * 1024;
+
+async fn exchange(request: RequestBuilder) -> Result<Answer, HttpError> {
+    let mut response = request.send().await.map_err(HttpError::request)?;
+    let (status, mut body) = (response.status(), vec![]);
+    while let Some(chunk) = response.chunk().await.map_err(HttpError::request)? {
+        if body.len() + chunk.len() > BODY_LIMIT_BYTES {
+            return Err(HttpError::Unexpected(status));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Answer { status, body })
+}
+
+/// The name as a segment of a URL, which may be any but those that lead elsewhere.
+fn segment(resource: &Resource) -> Result<&str, LeaseError> {
+    match resource.as_str() {
+        "." | ".." => Err(LeaseError::Invalid {
+            field: "resource".into(),
+            detail: "no URL can have this segment".into(),
+        }),
+        name => Ok(name),
+    }
+}
+
+/// A header value that no debug output shows.
+fn secret(id: &LeaseId) -> HeaderValue {
+    // The alphabet of lease ids is that of headers.
+    let value = HeaderValue::from_str(id.expose());
+    let mut value = value.unwrap_or(HeaderValue::from_static(""));
+    value.set_sensitive(true);
+    value
+}
+
 /// What the issuer says of a lease to its holder.
 #[derive(Deserialize)]
 struct Granted {
+    resource: Resource,
+    lease_id: String,
     token: Token,
     ttl_ms: u64,
 }
@@ -259,31 +293,38 @@ struct Refused {
 fn granted(
     resource: &Resource,
     id: LeaseId,
-    answer: &(StatusCode, Vec<u8>),
+    expected: StatusCode,
+    answer: &Answer,
 ) -> Result<Lease, LeaseError> {
-    let Granted { token, ttl_ms } = read(Some(resource), answer)?;
+    let granted: Granted = read(Some(resource), expected, answer)?;
+    // Nothing but the very lease that was asked for makes a holder.
+    if granted.resource != *resource || granted.lease_id != id.expose() {
+        return Err(HttpError::Unexpected(answer.status).into());
+    }
     Ok(Lease {
         resource: resource.clone(),
         id,
-        token,
-        ttl: Duration::from_millis(ttl_ms),
+        token: granted.token,
+        ttl: Duration::from_millis(granted.ttl_ms),
     })
 }
 
 fn read<T: DeserializeOwned>(
     resource: Option<&Resource>,
-    answer: &(StatusCode, Vec<u8>),
+    expected: StatusCode,
+    answer: &Answer,
 ) -> Result<T, LeaseError> {
-    succeeded(resource, answer)?;
-    serde_json::from_slice(&answer.1).map_err(|_| HttpError::Unexpected(answer.0).into())
+    succeeded(resource, expected, answer)?;
+    serde_json::from_slice(&answer.body).map_err(|_| HttpError::Unexpected(answer.status).into())
 }
 
 /// The typed error of a problem.
 fn succeeded(
     resource: Option<&Resource>,
-    (status, body): &(StatusCode, Vec<u8>),
+    expected: StatusCode,
+    Answer { status, body }: &Answer,
 ) -> Result<(), LeaseError> {
-    if status.is_success() {
+    if *status == expected {
         return Ok(());
     }
     let unexpected = || HttpError::Unexpected(*status);

@@ -62,6 +62,23 @@ where
     }
 }
 
+/// For `reqwest::Client` as a tower service.
+#[cfg(feature = "client")]
+impl<S: Service<reqwest::Request>> Service<reqwest::Request> for AddToken<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: reqwest::Request) -> Self::Future {
+        self.known.add_to(request.headers_mut());
+        self.inner.call(request)
+    }
+}
+
 impl fmt::Debug for TokenLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenLayer")

@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep_until},
 };
 
 use super::loss::Loss;
@@ -27,6 +28,8 @@ struct State {
     token: Token,
     /// When the lease ends, for all that is known here.
     until: Instant,
+    /// When the request was sent whose answer says so.
+    asked_at: Instant,
     /// Why the last renewal did not get through.
     failure: Option<LeaseError>,
     lost: Option<Loss>,
@@ -40,6 +43,7 @@ impl Known {
             state: watch::Sender::new(State {
                 token: lease.token,
                 until: end(lease, asked_at),
+                asked_at,
                 failure: None,
                 lost: None,
             }),
@@ -66,17 +70,26 @@ impl Known {
         }
     }
 
-    /// How the lease was lost, if it was. A lease whose time is up is lost, even before its task
-    /// has said so.
+    /// How the lease was lost, if it was. A lease whose time is up is lost, and stays so, even
+    /// before its task has noticed.
     pub(super) fn lost(&self) -> Option<Loss> {
-        let state = self.state.borrow();
-        let expired = || {
-            (Instant::now() >= state.until).then(|| Loss::Expired {
-                resource: self.resource.clone(),
-                cause: state.failure.clone(),
-            })
-        };
-        state.lost.clone().or_else(expired)
+        {
+            let state = self.state.borrow();
+            if state.lost.is_some() || Instant::now() < state.until {
+                return state.lost.clone();
+            }
+        }
+        self.state.send_if_modified(|state| {
+            let expired = state.lost.is_none() && Instant::now() >= state.until;
+            if expired {
+                state.lost = Some(Loss::Expired {
+                    resource: self.resource.clone(),
+                    cause: state.failure.take(),
+                });
+            }
+            expired
+        });
+        self.state.borrow().lost.clone()
     }
 
     /// Notes a loss, unless there was one before; returns the one that counts.
@@ -93,13 +106,20 @@ impl Known {
         state.lost.clone().unwrap_or_else(given_up)
     }
 
-    /// Notes what the store has answered to a request that was sent at this time.
+    /// Notes what the store has answered to a request that was sent at this time. What was lost
+    /// before stays lost.
     pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
+        if self.lost().is_some() {
+            return;
+        }
         self.state.send_modify(|state| {
-            // Answers may overtake each other.
             state.token = state.token.max(lease.token);
-            state.until = state.until.max(end(lease, asked_at));
-            state.failure = None;
+            // Answers may overtake each other; the request that was sent last decides.
+            if asked_at >= state.asked_at {
+                state.asked_at = asked_at;
+                state.until = end(lease, asked_at);
+                state.failure = None;
+            }
         });
     }
 
@@ -120,7 +140,9 @@ impl Known {
             };
             tokio::select! {
                 changed = watched.changed() => if changed.is_err() { break },
-                () = sleep_until(until) => if let Some(loss) = self.lost() { return loss },
+                () = sleep_until(until) => {
+                    self.lost();
+                }
             }
         }
         Loss::GivenUp {
@@ -139,39 +161,51 @@ pub(super) async fn renew<L: Leases>(
     leases: Arc<L>,
     known: Arc<Known>,
     id: LeaseId,
-    ttl: Duration,
-    asked_at: Instant,
+    wanted_ttl: Duration,
+    granted: (Duration, Instant),
 ) {
+    let (mut ttl, asked_at) = granted;
     let mut renew_at = asked_at + ttl / 3;
     let mut pauses = pauses(ttl / 20, ttl / 6);
+    // Another request may go out while one is without an answer: a slow answer still counts, and one
+    // that never comes must not use up the time.
+    let mut asking = FuturesUnordered::new();
     loop {
-        sleep_until(renew_at.min(known.until())).await;
-        if let Some(loss) = known.lost() {
-            known.lose(loss);
+        if known.lost().is_some() {
             return;
         }
-        let asked_at = Instant::now();
-        // An answer that does not come must not use up the time for asking again.
-        let answer_by = known.until().min(asked_at + ttl / 3);
-        let asking = leases.renew(&known.resource, &id, Renew::new(ttl));
-        match timeout_at(answer_by, asking).await {
-            Ok(Ok(lease)) => {
-                known.renewed(&lease, asked_at);
+        tokio::select! {
+            biased;
+            () = sleep_until(known.until()) => {}
+            Some((asked_at, answer)) = asking.next() => match answer {
+                Ok(lease) => {
+                    let lease: Lease = lease;
+                    known.renewed(&lease, asked_at);
+                    ttl = lease.ttl;
+                    renew_at = asked_at + ttl / 3;
+                    pauses = self::pauses(ttl / 20, ttl / 6);
+                    asking = FuturesUnordered::new();
+                }
+                Err(LeaseError::Lost { resource }) => {
+                    known.lose(Loss::Refused { resource });
+                }
+                Err(error) => {
+                    known.failed(error);
+                    renew_at = Instant::now() + pauses.next().unwrap_or(ttl / 6);
+                }
+            },
+            () = sleep_until(renew_at) => {
+                let asked_at = Instant::now();
+                let answer = leases.renew(&known.resource, &id, Renew::new(wanted_ttl));
+                asking.push(answer.map(move |answer| (asked_at, answer)));
                 renew_at = asked_at + ttl / 3;
-                pauses = self::pauses(ttl / 20, ttl / 6);
-                continue;
-            }
-            Ok(Err(LeaseError::Lost { resource })) => {
-                known.lose(Loss::Refused { resource });
-                return;
-            }
-            Ok(Err(error)) => known.failed(error),
-            Err(_) => {
-                let elapsed = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                known.failed(LeaseError::unavailable(elapsed));
+                if asking.len() > 1 {
+                    known.failed(LeaseError::unavailable(std::io::Error::from(
+                        std::io::ErrorKind::TimedOut,
+                    )));
+                }
             }
         }
-        renew_at = Instant::now() + pauses.next().unwrap_or(ttl / 6);
     }
 }
 
@@ -182,4 +216,25 @@ pub(super) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item =
         .with_max_delay(longest)
         .without_max_times();
     growing.build().map(|pause| pause.mul_f64(rand::random()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_bound_with_full_jitter() {
+        let (first, longest) = (Duration::from_millis(50), Duration::from_secs(2));
+        let runs: Vec<Vec<Duration>> = (0..400)
+            .map(|_| pauses(first, longest).take(9).collect())
+            .collect();
+        for step in 0..9 {
+            let bound = (first * (1 << step)).min(longest);
+            let of_step = || runs.iter().map(|run| run[step]);
+            assert!(of_step().all(|pause| pause <= bound), "step {step}");
+            // Spread over the whole range, from nothing to the bound.
+            assert!(of_step().any(|pause| pause < bound / 10), "step {step}");
+            assert!(of_step().any(|pause| pause > bound * 9 / 10), "step {step}");
+        }
+    }
 }

@@ -74,7 +74,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
-pub(crate) use self::queue::Turns;
+pub(crate) use self::queue::Turn;
 pub(crate) use self::records::{RecordId, StoredResponse};
 pub(crate) use self::replay::{Claim, Once, OnceError};
 pub use self::{
@@ -87,7 +87,7 @@ use self::{
     database::Admission,
     dead::Dead,
     limits::deadline,
-    queue::Queues,
+    queue::{Queues, Wanted},
     session::{Session, acquire},
 };
 use crate::{
@@ -121,8 +121,7 @@ impl TokenUse {
 pub struct Fence<DB: FenceDatabase> {
     pool: Pool<DB>,
     limits: Limits,
-    queues: Arc<Queues<Resource>>,
-    keys: Arc<Queues<RecordId>>,
+    queues: Arc<Queues>,
     dead: Arc<Dead>,
 }
 
@@ -133,7 +132,6 @@ impl<DB: FenceDatabase> Fence<DB> {
             pool,
             limits: Limits::default(),
             queues: Arc::default(),
-            keys: Arc::default(),
             dead: Arc::default(),
         }
     }
@@ -288,15 +286,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Waits for those of this process that write to the same resources, without a connection.
-    async fn turns(&self, all: &AllAdmitted) -> Result<Turns, AdmitError> {
+    async fn turns(&self, all: &AllAdmitted) -> Result<Vec<Turn>, AdmitError> {
         let until = deadline(self.limits.lock_wait);
         let mut resources: Vec<_> = all.in_lock_order();
         resources.dedup_by_key(|one| &one.resource);
-        let mut turns = Turns::default();
+        let mut turns = Vec::with_capacity(resources.len());
         for one in resources {
-            let turn = self.queues.turn(&one.resource, until).await;
-            let turn = turn.ok_or_else(|| AdmitError::Busy(Arc::new(error::in_use())))?;
-            turns.resources.push(turn);
+            let wanted = Wanted::Resource(one.resource.clone());
+            let turn = self.queues.turn(wanted, until).await;
+            turns.push(turn.ok_or_else(|| AdmitError::Busy(Arc::new(error::in_use())))?);
         }
         Ok(turns)
     }
@@ -529,7 +527,6 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             pool: self.pool.clone(),
             limits: self.limits,
             queues: Arc::clone(&self.queues),
-            keys: Arc::clone(&self.keys),
             dead: Arc::clone(&self.dead),
         }
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sqlx::Database;
 
 /// Which record: the key, and what it belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub struct RecordId {
     /// SHA-256 of the names that the key belongs to: they may be many, an index entry is small.
     pub scope: [u8; 32],

@@ -17,6 +17,7 @@ use super::{
     database::{Fault, FenceDatabase},
     error::{AdmitError, CommitError},
     limits::deadline,
+    queue::Wanted,
     records::{Record, RecordId, StoredResponse},
     session::Session,
     tx::FencedTx,
@@ -79,12 +80,13 @@ impl<DB: FenceDatabase> Fence<DB> {
             wait,
         } = claim;
         let wait = wait.unwrap_or(self.limits.lock_wait);
-        // Without a connection, those of this process wait first for the key, then for the
-        // resources: everybody in this order, here and in the database.
-        let key = self.keys.turn(&id, deadline(wait)).await;
-        let key = key.ok_or(OnceError::InFlight)?;
+        // In this process they wait for each other without a connection: first for the key, then for
+        // the resources. Everybody takes them in this order, here and in the database.
+        let wanted = Wanted::Key(id.scope, id.key.clone());
+        let turn = self.queues.turn(wanted, deadline(wait)).await;
+        let turn = turn.ok_or(OnceError::InFlight)?;
         let mut turns = self.turns(&all).await?;
-        turns.key = Some(Box::new(key));
+        turns.push(turn);
         let mut session = Session::begin_for_key(&self.pool, self.limits, wait).await?;
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;

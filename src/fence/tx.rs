@@ -10,7 +10,7 @@ use super::{
     database::FenceDatabase,
     error::CommitError,
     loan::Loan,
-    queue::Turns,
+    queue::Turn,
     session::Session,
 };
 
@@ -41,7 +41,7 @@ pub struct FencedTx<
     lender: Option<Loan<DB>>,
     admitted: AllAdmitted,
     /// Others of this process may go on once the transaction has ended.
-    pub(super) turns: Turns,
+    pub(super) turns: Vec<Turn>,
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
@@ -54,12 +54,12 @@ impl<DB: FenceDatabase> FencedTx<DB> {
             session: Some(session),
             lender: lender.into(),
             admitted,
-            turns: Turns::default(),
+            turns: Vec::new(),
         }
     }
 
     /// Takes the turns out, for one who sees to the end of the transaction.
-    pub(crate) fn take_turns(&mut self) -> Turns {
+    pub(crate) fn take_turns(&mut self) -> Vec<Turn> {
         std::mem::take(&mut self.turns)
     }
 

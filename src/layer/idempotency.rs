@@ -87,12 +87,12 @@ impl Idempotency {
         self
     }
 
-    /// How long to wait for a request with the same key that is under way: first for one of this
-    /// process, then, with a connection of the pool, for one of another. Default: the fence's
+    /// How long to wait for a request with the same key that is under way. Default: the fence's
     /// [`lock_wait`](crate::Fence::lock_wait). At least 1 ms.
     ///
-    /// On SQLite, where every write waits for all others, the fence's `lock_wait` decides how long
-    /// to wait for another process, and the answer is `fence-busy`.
+    /// For a request of another process the wait holds a connection of the pool. On SQLite, where a
+    /// write waits for all others, the fence's `lock_wait` decides then, and the answer is
+    /// `fence-busy`.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);

@@ -34,7 +34,7 @@ use crate::{
     body,
     fence::{
         AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, FencedTx, Loan, Once,
-        StoredResponse, TokenUse, Turns,
+        StoredResponse, TokenUse, Turn,
     },
     header,
 };
@@ -163,15 +163,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 .map(|id| (keys, id)),
             None => None,
         };
-        let Some((keys, id)) = record else {
+        // A key may have been answered before, whatever became of its token.
+        if record.is_none() {
             self.fence
                 .check_dead(&presented)
                 .map_err(AdmitError::from)?;
-            let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
+        }
+        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
+        let Some((keys, id)) = record else {
             let begun = self.fence.begin_admitted(presented, self.token_use);
             return Ok(Entry::admitted(begun.await?, Body::new(body)));
         };
-        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
         let claim = keys.claim(id, parts, &bytes);
@@ -265,14 +267,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
 
 /// How a request goes on after its admission.
 enum Entry<DB: FenceDatabase> {
-    Admitted(Turns, Loan<DB>, Body),
+    Admitted(Vec<Turn>, Loan<DB>, Body),
     /// It was answered before.
     Replay(Response),
 }
 
 impl<DB: FenceDatabase> Entry<DB> {
-    /// The turn ends with the request, not with a transaction that a handler lets escape.
     fn admitted(mut tx: FencedTx<DB>, body: Body) -> Self {
+        // The turn ends with the request, not with a transaction that a handler lets escape.
         Self::Admitted(tx.take_turns(), Loan::new(tx), body)
     }
 }

@@ -1,8 +1,6 @@
 //! Leases whose grants are announced before they are answered.
 
-use std::{fmt, io, sync::Arc};
-
-use tokio::time::Instant;
+use std::{fmt, sync::Arc};
 
 use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
@@ -27,27 +25,26 @@ impl<L, A> Announced<L, A> {
 
 impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        let chosen_id = request.chosen_id;
+        let ttl = request.ttl;
         let lease = self.leases.acquire(resource, request).await?;
-        let granted_at = Instant::now();
+        // Nobody has it before it is announced; whoever goes away now may not have it at all.
         let mut unused = GiveBack::granted(&self.leases, &lease);
-        if chosen_id {
-            // Who goes away now may be back with the same id.
-            unused.keep();
-        }
         let cause = match self.resources.announce(resource, lease.token).await {
-            Ok(()) if granted_at.elapsed() < lease.ttl => {
-                unused.keep();
-                return Ok(lease);
-            }
-            Ok(()) => LeaseError::unavailable(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the lease ran out before its grant was announced",
-            )),
+            // It may have run out meanwhile, or another request under its id have given it back.
+            Ok(()) => match self
+                .leases
+                .renew(resource, &lease.id, Renew::new(ttl))
+                .await
+            {
+                Ok(lease) => {
+                    unused.keep();
+                    return Ok(lease);
+                }
+                Err(error) => LeaseError::unavailable(error),
+            },
             Err(error) => LeaseError::unavailable(error),
         };
-        unused.keep();
-        let _ = GiveBack::granted(&self.leases, &lease).now().await;
+        let _ = unused.now().await;
         Err(cause)
     }
 

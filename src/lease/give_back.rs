@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+
 use super::{Lease, LeaseError, LeaseId, Leases};
 use crate::token::Resource;
 
@@ -9,12 +11,15 @@ use crate::token::Resource;
 /// sees to the rest.
 pub(crate) struct GiveBack<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
+    /// For where there is none: it was made in this one.
+    runtime: Option<Handle>,
 }
 
 impl<L: Leases> GiveBack<L> {
     pub(crate) fn new(leases: Arc<L>, resource: Resource, id: LeaseId) -> Self {
         Self {
             held: Some((leases, resource, id)),
+            runtime: Handle::try_current().ok(),
         }
     }
 
@@ -42,7 +47,7 @@ impl<L: Leases> GiveBack<L> {
 impl<L: Leases> Drop for GiveBack<L> {
     fn drop(&mut self) {
         if let Some((leases, resource, id)) = self.held.take()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+            && let Some(runtime) = Handle::try_current().ok().or(self.runtime.take())
         {
             runtime.spawn(async move {
                 let _ = leases.release(&resource, &id).await;

@@ -146,13 +146,19 @@ async fn who_goes_away_during_the_announcement_leaves_no_lease() {
         .await;
     let tx = tx.unwrap();
     store.release(&resource, &first.id).await.unwrap();
-    let asking = leases.acquire(&resource, Acquire::new(LONG));
-    timeout(Duration::from_millis(300), asking)
-        .await
-        .unwrap_err();
-    eventually("the lease is free", async || {
-        store.inspect(&resource).await.unwrap().is_none()
-    })
-    .await;
+    // Nor with an id of its own choice: whoever has it could renew what was never announced.
+    for request in [
+        Acquire::new(LONG),
+        Acquire::new(LONG).lease_id(LeaseId::random()),
+    ] {
+        let asking = leases.acquire(&resource, request);
+        timeout(Duration::from_millis(300), asking)
+            .await
+            .unwrap_err();
+        eventually("the lease is free", async || {
+            store.inspect(&resource).await.unwrap().is_none()
+        })
+        .await;
+    }
     tx.commit().await.unwrap();
 }

@@ -268,7 +268,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let first = lease.token();
-    let second = lease.new_token().await.unwrap();
+    let second = lease.new_token().await.unwrap().token;
     assert!(second > first);
     assert_eq!(lease.token(), second);
     let expected = format!("{second};resource=\"sku-1\"");
@@ -284,7 +284,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
     let request = Request::get("/").header("Fencing-Token", "1");
     let sent = client.clone().oneshot(request.body(()).unwrap());
     assert_eq!(sent.await.unwrap().unwrap(), expected);
-    let third = lease.new_token().await.unwrap();
+    let third = lease.new_token().await.unwrap().token;
     let sent = client.oneshot(Request::get("/").body(()).unwrap());
     assert_eq!(
         sent.await.unwrap().unwrap(),

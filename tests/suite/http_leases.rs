@@ -129,6 +129,99 @@ async fn what_is_no_url_is_refused() {
     }
 }
 
+/// A redirection would turn the request into another one, and carry the lease id elsewhere.
+#[tokio::test]
+async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let real = Server::start(issuer::router(store.clone())).await;
+    grant(&store, &sku(), LONG).await;
+    for status in [301, 302, 303, 307, 308] {
+        let status = StatusCode::from_u16(status).unwrap();
+        let to = real.url("/sku-1");
+        let redirect = move || async move { (status, [("location", to.clone())]) };
+        let server = Server::start(Router::new().route("/{r}", any(redirect))).await;
+        let leases = HttpLeases::new(&server.url("/")).unwrap();
+        cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        let id = Acquire::new(LONG).lease_id;
+        cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
+        cause(leases.release(&sku(), &id).await);
+        // A client that follows them is answered with somebody else's lease.
+        let follows = HttpLeases::with_client(&server.url("/"), reqwest::Client::new());
+        let refused = follows.unwrap().acquire(&sku(), Acquire::new(LONG)).await;
+        assert!(
+            matches!(
+                refused,
+                Err(LeaseError::Unavailable(_) | LeaseError::Held { .. })
+            ),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn only_the_lease_that_was_asked_for_makes_a_holder() {
+    let answer = |resource: &str, id: &str| {
+        let lease = json!({ "resource": resource, "lease_id": id, "token": 7, "ttl_ms": 1_000 });
+        (StatusCode::CREATED, Json(lease))
+    };
+    let own = "0123456789abcdef0123456789abcdef";
+    let app = Router::new()
+        .route(
+            "/id/{r}",
+            post(answer("sku-1", "another-lease-id-0123456789")),
+        )
+        .route("/resource/{r}", post(answer("sku-2", own)))
+        .route("/own/{r}", post(answer("sku-1", own)));
+    let server = Server::start(app).await;
+    let ask = async |path: &str| {
+        let leases = HttpLeases::new(&server.url(path)).unwrap();
+        let request = Acquire::new(LONG).lease_id(own.parse().unwrap());
+        leases.acquire(&sku(), request).await
+    };
+    cause(ask("/id").await);
+    cause(ask("/resource").await);
+    assert_eq!(ask("/own").await.unwrap().token.get(), 7);
+}
+
+#[tokio::test]
+async fn an_answer_without_an_end_is_cut_off() {
+    let endless = || async {
+        let chunk = || Ok::<_, std::convert::Infallible>(vec![b' '; 64 * 1024]);
+        let chunks = futures_util::stream::repeat_with(chunk);
+        (StatusCode::CREATED, axum::body::Body::from_stream(chunks))
+    };
+    let server = Server::start(Router::new().route("/{r}", any(endless))).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let leases = leases.answer_wait(Duration::from_secs(60));
+    let sku = sku();
+    let asking = leases.acquire(&sku, Acquire::new(LONG));
+    cause(
+        timeout(Duration::from_secs(20), asking)
+            .await
+            .expect("it reads on"),
+    );
+}
+
+#[tokio::test]
+async fn the_layer_suits_reqwest() {
+    let db = Sqlite::fresh(2).await;
+    let holder = tower_fence::client::Holder::new(EmbeddedLeases::new(db.fence()));
+    let lease = holder.acquire("sku-1").await.unwrap();
+    let echo = |headers: axum::http::HeaderMap| async move {
+        headers["fencing-token"].to_str().unwrap().to_owned()
+    };
+    let server = Server::start(Router::new().route("/", post(echo))).await;
+    let client = tower::ServiceBuilder::new().layer(lease.layer());
+    let client = client.service(server.client.clone());
+    let request = server.post("/").build().unwrap();
+    let answer = tower::ServiceExt::oneshot(client, request).await.unwrap();
+    assert_eq!(
+        answer.text().await.unwrap(),
+        lease.fencing_token().to_string()
+    );
+}
+
 #[tokio::test]
 async fn limits_of_the_issuer_are_named() {
     let db = Sqlite::fresh(2).await;
@@ -151,4 +244,11 @@ async fn limits_of_the_issuer_are_named() {
     }
     // No routes for operators.
     cause(leases.break_lease(&sku()).await);
+    for name in [".", ".."] {
+        let refused = leases.break_lease(&Resource::new(name).unwrap()).await;
+        assert!(
+            matches!(refused, Err(LeaseError::Invalid { .. })),
+            "{refused:?}"
+        );
+    }
 }

@@ -9,6 +9,7 @@ mod announced;
 mod cancellation;
 mod exclusion;
 mod fence;
+mod guard;
 mod holder;
 mod http_leases;
 mod idempotency;

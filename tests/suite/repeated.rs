@@ -163,18 +163,16 @@ async fn cut_writes_over_a_cut_database_are_applied_once_and_answered() {
 async fn writes_without_keys_are_caught() {
     let db = Postgres::fresh(16).await;
     prepare(&db).await;
-    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let layer = || FenceLayer::new(db.fence(), PathParam("sku"));
     // Under single-use tokens nothing is applied twice, but the writer does not learn its answer.
-    let (applied, odd) = workload(&db, guarded(layer), 10).await;
+    let (applied, odd) = workload(&db, guarded(layer()), 10).await;
     assert_eq!(applied, WORKERS * 10);
     assert!(odd > 0, "no answer was lost: the workload proves nothing");
 
     db.execute(&format!("DELETE FROM taken; UPDATE stock SET n = {STOCK}"))
         .await;
     db.execute("DELETE FROM fence_resources").await;
-    // A fence that does not remember what was dead.
-    let layer = FenceLayer::new(db.fence(), PathParam("sku")).reusable();
-    let (applied, _) = workload(&db, guarded(layer), 10).await;
+    let (applied, _) = workload(&db, guarded(layer().reusable()), 10).await;
     assert!(
         applied > WORKERS * 10,
         "nothing was applied twice: the workload proves nothing"
