@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::Pool;
 use tokio::time::timeout;
 use tower_fence::{
-    Fence, FenceLayer, FencedTx, PathParam, Resource, issuer,
+    Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, issuer,
     lease::Leases,
     problem::{Problem, ProblemType},
 };
@@ -26,15 +26,18 @@ use crate::stock::Stock;
 /// All routes. The resource of a SKU is the SKU itself.
 pub fn router<DB: Stock, L: Leases + Clone>(fence: Fence<DB>, leases: L) -> Router {
     let pool = fence.pool().clone();
+    // Whoever got no answer to a write may repeat it under its key.
+    let keys = Idempotency::optional();
+    let one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes to both SKUs, and needs a token for each.
-    let both = FenceLayer::new(fence.clone(), [PathParam("from"), PathParam("to")]);
+    let both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
     let transfers = Router::new()
         .route("/inventory/{from}/transfer/{to}", post(transfer::<DB>))
         .route_layer(both);
     Router::new()
         .route("/inventory/{sku}", get(show::<DB>).put(set::<DB>))
         .route("/inventory/{sku}/decrement", post(decrement::<DB>))
-        .route_layer(FenceLayer::new(fence, PathParam("sku")))
+        .route_layer(one)
         .with_state(pool.clone())
         .merge(transfers)
         .route(

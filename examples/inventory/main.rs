@@ -106,6 +106,7 @@ async fn run<DB: Stock>(
 ) -> Result<(), Box<dyn Error>> {
     let fence = Fence::new(pool.clone());
     fence.migrate().await?;
+    tokio::spawn(remove_old_keys(fence.clone()));
     DB::create_table(&mut *pool.acquire().await?).await?;
 
     // Announced: a plain GET under a fresh lease is safe to base a write on.
@@ -128,6 +129,17 @@ async fn run<DB: Stock>(
     serve(listener, app).await?;
     pool.close().await;
     Ok(())
+}
+
+/// Once an hour.
+async fn remove_old_keys<DB: Stock>(fence: Fence<DB>) {
+    let mut hour = tokio::time::interval(Duration::from_secs(60 * 60));
+    loop {
+        hour.tick().await;
+        if let Err(error) = fence.remove_expired_keys().await {
+            tracing::warn!(%error, "old idempotency keys stay for another hour");
+        }
+    }
 }
 
 /// Serves until SIGINT or SIGTERM; then lets the requests under way finish.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 /// The time limits of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -27,4 +29,10 @@ impl Default for Limits {
             answer_wait: Duration::from_secs(5),
         }
     }
+}
+
+/// The end of a wait that begins now. One that never ends, ends in 30 years.
+pub(super) fn deadline(within: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    Instant::now() + within.min(FAR)
 }

@@ -86,6 +86,7 @@ pub use self::{
 use self::{
     database::Admission,
     dead::Dead,
+    limits::deadline,
     queue::{Queues, Wanted},
     session::{Session, acquire},
 };
@@ -292,7 +293,7 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Waits for those of this process that write to the same resources, without a connection.
     async fn turns(&self, all: &AllAdmitted) -> Result<Vec<Turn>, AdmitError> {
-        let until = Instant::now() + self.limits.lock_wait;
+        let until = deadline(self.limits.lock_wait);
         let mut resources: Vec<_> = all.in_lock_order();
         resources.dedup_by_key(|one| &one.resource);
         let mut turns = Vec::with_capacity(resources.len());
@@ -311,7 +312,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        let deadline = Instant::now() + self.limits.statement();
+        let deadline = deadline(self.limits.statement());
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
             let within = deadline.saturating_duration_since(Instant::now());

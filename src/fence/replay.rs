@@ -10,14 +10,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     Fence, TokenUse,
     admitted::AllAdmitted,
     commit,
     database::{Fault, FenceDatabase},
     error::{AdmitError, CommitError},
+    limits::deadline,
     queue::Wanted,
     records::{Record, RecordId, StoredResponse},
     session::Session,
@@ -81,9 +80,10 @@ impl<DB: FenceDatabase> Fence<DB> {
             wait,
         } = claim;
         let wait = wait.unwrap_or(self.limits.lock_wait);
-        // In this process they wait for each other without a connection, as for a resource.
+        // In this process they wait for each other without a connection: first for the key, then for
+        // the resources. Everybody takes them in this order, here and in the database.
         let wanted = Wanted::Key(id.scope, id.key.clone());
-        let turn = self.queues.turn(wanted, Instant::now() + wait).await;
+        let turn = self.queues.turn(wanted, deadline(wait)).await;
         let turn = turn.ok_or(OnceError::InFlight)?;
         let mut turns = self.turns(&all).await?;
         turns.push(turn);

@@ -25,6 +25,7 @@ on_both_databases!(
     a_waiting_writer_is_judged_by_what_its_predecessor_committed,
     a_wait_for_the_lock_ends_with_busy,
     a_wait_for_a_connection_ends_with_busy,
+    a_limit_without_end_is_a_limit_all_the_same,
     admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens,
     a_swallowed_error_is_never_a_false_success,
     a_transaction_that_was_ended_by_hand_is_never_a_false_success,
@@ -199,6 +200,16 @@ async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
     assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
     first.commit().await.unwrap();
     write(&fence, 6).await.unwrap();
+}
+
+async fn a_limit_without_end_is_a_limit_all_the_same<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db
+        .fence()
+        .lock_wait(Duration::MAX)
+        .hold_limit(Duration::MAX);
+    write(&fence, 5).await.unwrap();
+    is_stale(write(&fence, 5).await, 5, 5);
 }
 
 async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {

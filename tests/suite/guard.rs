@@ -198,6 +198,21 @@ async fn a_slow_answer_does_not_bring_an_older_token_back() {
     lease.check().unwrap();
 }
 
+/// The store ends the lease sooner than the slow answer says.
+#[tokio::test]
+async fn a_slow_answer_does_not_bring_more_time_back() {
+    let store = Moody::new().await;
+    let lease = store.holder(900).acquire("sku-1").await.unwrap();
+    set(&store.mood.renew_late, 250);
+    let before = store.renewals();
+    eventually("a renewal is under way", async || store.renewals() > before).await;
+    *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(400));
+    lease.new_token().await.unwrap();
+    store.mood.away.store(true, Relaxed);
+    sleep(Duration::from_millis(270)).await;
+    assert!(lease.remaining() <= Duration::from_millis(130));
+}
+
 #[tokio::test]
 async fn slow_answers_keep_the_lease() {
     let store = Moody::new().await;

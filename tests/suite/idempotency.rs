@@ -187,6 +187,9 @@ async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase
     let first = write(&server, "/a/add", 5, "k").await;
     is_call(&first, 1, false);
     assert!(first.headers.contains_key("set-cookie"));
+    // This process knows by now that the token is dead.
+    let bare = server.write("/a/add", 5).await;
+    bare.is_problem(412, "stale-token");
     // Under the token that was used up, under one that is outranked, and under a newer one.
     for token in [5, 4, 6] {
         let again = write(&server, "/a/add", token, "k").await;
@@ -240,6 +243,20 @@ async fn a_nested_path_is_compared_whole<DB: TestDatabase>() {
     other.is_problem(422, "idempotency-mismatch");
 }
 
+/// Two processes of the service.
+async fn two_servers<DB: TestDatabase>(
+    db: &Fresh<DB>,
+    keys: Idempotency,
+    plan: &Arc<Plan>,
+) -> [Server; 2] {
+    // Each fence has a queue of its own. On SQLite the lock of the file is all that they share.
+    let fence = || db.fence().lock_wait(Duration::from_secs(2));
+    [
+        start_with(fence(), keys.clone(), plan).await,
+        start_with(fence(), keys, plan).await,
+    ]
+}
+
 /// Starts a write that waits at the gate, and waits until it is there.
 async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<Answer> {
     let first = tokio::spawn(Answer::to(keyed(server, "/a/add", 5, "k")));
@@ -251,48 +268,70 @@ async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<An
 }
 
 async fn the_second_of_two_waits_for_the_first_and_replays_it<DB: TestDatabase>() {
-    let db = DB::fresh(4).await;
-    let plan = Plan::new(0, 0);
-    let server = start_with(db.fence(), Idempotency::optional(), &plan).await;
-    let first = at_the_gate(&server, &plan).await;
-    let mut second = tokio::spawn(Answer::to(keyed(&server, "/a/add", 5, "k")));
-    let early = timeout(Duration::from_millis(100), &mut second).await;
-    assert!(early.is_err(), "it must wait: {early:?}");
-    plan.gate.add_permits(2);
-    is_call(&first.await.unwrap(), 1, false);
-    is_call(&second.await.unwrap(), 1, true);
-    assert_eq!(db.entries().await, 1);
+    for same_process in [true, false] {
+        let db = DB::fresh(4).await;
+        let plan = Plan::new(0, 0);
+        let [server, other] = two_servers(&db, Idempotency::optional(), &plan).await;
+        let other = if same_process { &server } else { &other };
+        let first = at_the_gate(&server, &plan).await;
+        let mut second = tokio::spawn(Answer::to(keyed(other, "/a/add", 5, "k")));
+        let early = timeout(Duration::from_millis(100), &mut second).await;
+        assert!(early.is_err(), "it must wait: {early:?}");
+        plan.gate.add_permits(2);
+        is_call(&first.await.unwrap(), 1, false);
+        is_call(&second.await.unwrap(), 1, true);
+        assert_eq!(db.entries().await, 1);
+    }
 }
 
 async fn the_second_of_two_runs_where_the_first_failed<DB: TestDatabase>() {
-    let db = DB::fresh(4).await;
-    let plan = Plan::new(1, 0);
-    let server = start_with(db.fence(), Idempotency::optional(), &plan).await;
-    let first = at_the_gate(&server, &plan).await;
-    let second = tokio::spawn(Answer::to(keyed(&server, "/a/add", 5, "k")));
-    plan.gate.add_permits(2);
-    assert_eq!(first.await.unwrap().status, 409);
-    is_call(&second.await.unwrap(), 2, false);
-    assert_eq!(db.entries().await, 1);
+    for same_process in [true, false] {
+        let db = DB::fresh(4).await;
+        let plan = Plan::new(1, 0);
+        let [server, other] = two_servers(&db, Idempotency::optional(), &plan).await;
+        let other = if same_process { &server } else { &other };
+        let first = at_the_gate(&server, &plan).await;
+        let second = tokio::spawn(Answer::to(keyed(other, "/a/add", 5, "k")));
+        plan.gate.add_permits(2);
+        assert_eq!(first.await.unwrap().status, 409);
+        is_call(&second.await.unwrap(), 2, false);
+        assert_eq!(db.entries().await, 1);
+    }
 }
 
 async fn a_wait_that_runs_out_is_told<DB: TestDatabase>() {
+    let short = Duration::from_millis(100);
     let db = DB::fresh(4).await;
     let plan = Plan::new(0, 0);
-    let short = Duration::from_millis(100);
     let keys = Idempotency::optional().wait(short);
-    let server = start_with(db.fence(), keys, &plan).await;
+    let [server, other] = two_servers(&db, keys, &plan).await;
     let first = at_the_gate(&server, &plan).await;
     let second = write(&server, "/a/add", 5, "k").await;
     second.is_problem(409, "idempotency-in-flight");
-    // The resource has a limit of its own: another key waits longer than that.
-    let other = tokio::spawn(Answer::to(keyed(&server, "/a/add", 6, "other")));
-    tokio::time::sleep(3 * short).await;
-    assert!(!other.is_finished(), "it must wait for the resource");
-    plan.gate.add_permits(2);
-    is_call(&other.await.unwrap(), 2, false);
     assert_eq!(second.headers["retry-after"], "1");
+    let third = write(&other, "/a/add", 5, "k").await;
+    if DB::ABORTS_ON_ERROR {
+        third.is_problem(409, "idempotency-in-flight");
+    } else {
+        // SQLite has one lock for all, and does not say who holds it.
+        third.is_problem(503, "fence-busy");
+    }
+    // The resource has a limit of its own: another key waits longer than that.
+    let new = [&server, &other].map(|server| {
+        let key = format!("new {}", server.addr);
+        tokio::spawn(Answer::to(keyed(server, "/a/add", 6, &key)))
+    });
+    tokio::time::sleep(3 * short).await;
+    assert!(new.iter().all(|new| !new.is_finished()), "they must wait");
+    plan.gate.add_permits(3);
     is_call(&first.await.unwrap(), 1, false);
+    let mut statuses = vec![];
+    for new in new {
+        statuses.push(new.await.unwrap().status);
+    }
+    statuses.sort_unstable();
+    // The same token for both: one of them was later.
+    assert_eq!(statuses, [201, 412]);
     is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
 }
 

@@ -268,6 +268,25 @@ async fn metrics_tell_what_happened() {
 }
 
 #[tokio::test]
+async fn a_write_may_be_repeated_under_its_key() {
+    let service = Inventory::start(&[]).await;
+    let caller = Caller::of(&service);
+    caller.set("sku-1", 10).await;
+    let token = caller.acquire("sku-1", 30_000).await;
+    for replayed in [None, Some("true")] {
+        let request = caller
+            .client
+            .post(service.url("/inventory/sku-1/decrement"))
+            .header("Fencing-Token", &token)
+            .header("Idempotency-Key", "\"order-7\"");
+        let answer = Answer::to(request.json(&json!({ "quantity": 1 }))).await;
+        assert_eq!(answer.json()["stock"], 9);
+        let mark = answer.headers.get("idempotent-replayed");
+        assert_eq!(mark.map(|value| value.to_str().unwrap()), replayed);
+    }
+}
+
+#[tokio::test]
 async fn health_follows_the_stores() {
     let (service, _db, mut redis) = on_servers().await;
     let caller = Caller::of(&service);
