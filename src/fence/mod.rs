@@ -88,7 +88,7 @@ use self::{
     dead::Dead,
     limits::deadline,
     queue::{Queues, Wanted},
-    session::{Session, acquire},
+    session::Session,
 };
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture},
@@ -453,15 +453,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
-        let mut conn = acquire(&self.pool, self.limits.pool_wait).await?;
-        let reading = DB::max_token(&mut conn, resource);
-        match tokio::time::timeout(self.limits.answer_wait, reading).await {
-            Ok(outcome) => outcome.map_err(session::refusal::<DB>),
-            Err(_) => {
-                conn.close_on_drop();
-                Err(AdmitError::Unavailable(error::no_answer().into()))
-            }
-        }
+        // In a transaction, since a pooler in between gives each one a server of its own.
+        let mut session = Session::begin(&self.pool, self.limits).await?;
+        session
+            .run(async |conn| DB::max_token(conn, resource).await)
+            .await
     }
 
     /// Ends a transaction that is out of reach.

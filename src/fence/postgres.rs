@@ -98,10 +98,9 @@ impl Backend for Postgres {
     }
 
     async fn terminate(conn: &mut PgConnection, server_process: i32) -> sqlx::Result<()> {
-        sqlx::query("SELECT pg_terminate_backend($1)")
-            .bind(server_process)
-            .execute(conn)
-            .await?;
+        // One message, which needs no transaction where a pooler stands in between.
+        let sql = format!("SELECT pg_terminate_backend({server_process})");
+        conn.execute(AssertSqlSafe(sql)).await?;
         Ok(())
     }
 

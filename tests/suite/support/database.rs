@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Sqlite,
-    postgres::PgPoolOptions,
+    postgres::{PgConnectOptions, PgPoolOptions},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
 };
 use tower_fence::{Fence, fence::FenceDatabase};
@@ -89,6 +89,24 @@ impl<DB: TestDatabase> Fresh<DB> {
     }
 }
 
+impl Fresh<Postgres> {
+    /// The same database, by way of PgBouncer in transaction mode.
+    async fn through_pgbouncer(mut self, port: u16, max_connections: u32) -> Self {
+        self.pool.close().await;
+        let mut url = reqwest::Url::parse(&self.url).unwrap();
+        url.set_port(Some(port)).unwrap();
+        let options: PgConnectOptions = url.as_str().parse().unwrap();
+        self.pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(Duration::from_secs(20))
+            // A statement that was prepared on one server is unknown on the next.
+            .connect_with(options.statement_cache_capacity(0))
+            .await
+            .unwrap();
+        self
+    }
+}
+
 enum Guard {
     Postgres { name: String },
     Sqlite { _folder: tempfile::TempDir },
@@ -123,7 +141,8 @@ macro_rules! statements {
         }
 
         async fn number(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<i64> {
-            sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(conn).await
+            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(conn).await?;
+            sqlx::Row::try_get(&row, 0)
         }
 
         async fn nested(conn: &mut Self::Connection, entry: i64, end: Nested) -> sqlx::Result<()> {
@@ -167,7 +186,15 @@ impl TestDatabase for Postgres {
             url: url.into(),
             _guard: Guard::Postgres { name },
         };
-        fresh.prepare().await
+        let fresh = fresh.prepare().await;
+        match std::env::var("TEST_PGBOUNCER_PORT") {
+            Ok(port) => {
+                fresh
+                    .through_pgbouncer(port.parse().unwrap(), max_connections)
+                    .await
+            }
+            Err(_) => fresh,
+        }
     }
 
     statements!();
