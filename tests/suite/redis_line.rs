@@ -17,7 +17,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, Lease, LeaseError, Leases, RedisLeases};
+use tower_fence::lease::{Acquire, Lease, LeaseError, LeaseId, Leases, RedisLeases};
 
 use crate::{
     leases::{grant, sku},
@@ -376,6 +376,24 @@ async fn a_grant_whose_client_has_gone_is_given_back() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_repetition_whose_client_has_gone_takes_nothing_from_the_first() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone());
+    let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
+    server.command(&["CLIENT", "PAUSE", "400", "ALL"]).await;
+    let sku = sku();
+    let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
+    gone.await.unwrap_err();
+    // Done when the pause is over, and given up right after.
+    sleep(Duration::from_millis(800)).await;
+    let held = leases.inspect(&sku).await.unwrap().expect("it is lost");
+    assert_eq!(held.token, lease.token);
+    leases.release(&sku, &id).await.unwrap();
 }
 
 /// Sooner than by the look of every ten seconds.

@@ -1,5 +1,5 @@
--- Leaves the line, and gives back what was granted there; unless a later request has asked under
--- the same id.
+-- Leaves the line, and gives back what was granted there; unless another request has asked
+-- under the same id.
 -- ARGV: …, lease id, ticket of the request. Answers as release does.
 local id, ticket = ARGV[4], ARGV[5]
 if waiter(id) == ticket then

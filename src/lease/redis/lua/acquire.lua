@@ -24,7 +24,8 @@ if held.id == id and held.holds then
   -- A repeated request, or the claim of what was granted in line.
   leave(id)
   redis.call('HDEL', WAITERS, CLAIM)
-  put(held.token, id, ticket, delay, owner, ttl)
+  -- Where more than one request asks under the id, the end of none of them gives the lease back.
+  put(held.token, id, held.ticket == ticket and ticket or '*', delay, owner, ttl)
   return {'granted', held.token}
 end
 

@@ -15,7 +15,7 @@ local CLAIM = ''
 
 -- The lease as it stands, or nil. The key outlives the lease by its lock delay: `holds` tells
 -- whether the holder still has it, `left` how long the resource stays closed. The ticket is that
--- of the request that asked last under the lease's id.
+-- of the request that asked under the lease's id, or `*` where more than one did.
 local function current()
   local value = redis.call('GET', LEASE)
   if not value then
