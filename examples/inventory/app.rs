@@ -17,6 +17,7 @@ use sqlx::Pool;
 use tokio::time::timeout;
 use tower_fence::{
     Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, issuer,
+    layer::DatabaseError,
     lease::Leases,
     problem::{Problem, ProblemType},
 };
@@ -212,10 +213,7 @@ impl IntoResponse for Error {
             Self::Quantity => invalid("quantity").detail("`quantity` is at least 1"),
             Self::SameSku => invalid("to").detail("a transfer needs two different SKUs"),
             Self::Body(rejection) => invalid("body").detail(rejection.body_text()),
-            Self::Database(error) => {
-                tracing::error!(%error, "the database failed");
-                unavailable()
-            }
+            Self::Database(error) => return DatabaseError::from(error).into_response(),
             Self::Unavailable => unavailable(),
         }
         .into_response()

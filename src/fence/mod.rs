@@ -72,6 +72,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use sqlx::{Pool, migrate::MigrateError};
 use tokio::time::Instant;
 
+pub(crate) use self::database::Fault;
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
 pub(crate) use self::queue::Turn;
@@ -84,7 +85,7 @@ pub use self::{
     tx::FencedTx,
 };
 use self::{
-    database::Admission,
+    database::{Admission, Backend},
     dead::Dead,
     limits::deadline,
     queue::{Queues, Wanted},
@@ -499,6 +500,35 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                 Err(error) => Err(AnnounceError::Unreachable(Box::new(error))),
             }
         })
+    }
+}
+
+/// What the failure of a statement says, on whichever database.
+pub(crate) fn fault_of(error: &sqlx::Error) -> Fault {
+    match error {
+        #[cfg(feature = "postgres")]
+        sqlx::Error::Database(cause)
+            if cause
+                .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+                .is_some() =>
+        {
+            sqlx::Postgres::fault(error)
+        }
+        #[cfg(feature = "sqlite")]
+        sqlx::Error::Database(cause)
+            if cause
+                .try_downcast_ref::<sqlx::sqlite::SqliteError>()
+                .is_some() =>
+        {
+            sqlx::Sqlite::fault(error)
+        }
+        sqlx::Error::PoolTimedOut => Fault::Contention,
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => Fault::Lost,
+        _ => Fault::Refused,
     }
 }
 

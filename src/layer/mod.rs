@@ -73,6 +73,7 @@
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
 mod extract;
+mod failure;
 mod idempotency;
 mod presented;
 mod rejection;
@@ -88,6 +89,7 @@ use tower_layer::Layer;
 use self::service::Config;
 pub use self::{
     extract::NoTransaction,
+    failure::DatabaseError,
     idempotency::Idempotency,
     rejection::{BodyError, Rejection},
     resource::{HeaderField, PathParam, ResourceError, ResourceFrom, Resources},

@@ -19,6 +19,7 @@ mod layer;
 mod leases;
 mod lost_answers;
 mod lost_update;
+mod outages;
 mod pressure;
 mod redis_cluster;
 mod redis_epochs;
