@@ -31,6 +31,35 @@ pub enum Fault {
     Lost,
 }
 
+/// What the failure of a statement says, on whichever database.
+pub(crate) fn fault_of(error: &sqlx::Error) -> Fault {
+    match error {
+        #[cfg(feature = "postgres")]
+        sqlx::Error::Database(cause)
+            if cause
+                .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+                .is_some() =>
+        {
+            sqlx::Postgres::fault(error)
+        }
+        #[cfg(feature = "sqlite")]
+        sqlx::Error::Database(cause)
+            if cause
+                .try_downcast_ref::<sqlx::sqlite::SqliteError>()
+                .is_some() =>
+        {
+            sqlx::Sqlite::fault(error)
+        }
+        sqlx::Error::PoolTimedOut => Fault::Contention,
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => Fault::Lost,
+        _ => Fault::Refused,
+    }
+}
+
 /// A transaction whose writes are there.
 pub enum Committed {
     /// The connection can be used again.

@@ -57,9 +57,11 @@ mod dead;
 mod error;
 mod limits;
 mod loan;
+mod lock_side;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod queue;
+mod raise;
 mod records;
 mod replay;
 mod session;
@@ -72,7 +74,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use sqlx::{Pool, migrate::MigrateError};
 use tokio::time::Instant;
 
-pub(crate) use self::database::Fault;
+pub(crate) use self::database::{Fault, fault_of};
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
 pub(crate) use self::queue::Turn;
@@ -85,15 +87,13 @@ pub use self::{
     tx::FencedTx,
 };
 use self::{
-    database::{Admission, Backend},
+    database::Admission,
     dead::Dead,
     limits::deadline,
     queue::{Queues, Wanted},
     session::Session,
 };
 use crate::{
-    announce::{Announce, AnnounceError, AnnounceFuture},
-    epochs::{Epoch, EpochError, EpochFuture, Epochs},
     metrics,
     token::{Resource, Token},
 };
@@ -353,77 +353,6 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(())
     }
 
-    /// Makes every token older than `token` dead, without a write: at a grant, or at a read whose
-    /// result must not be overtaken. Waits for a write in flight.
-    ///
-    /// # Errors
-    ///
-    /// [`AdmitError::Stale`] when `token` itself is dead; the rest as [`begin`](Self::begin), and
-    /// [`AdmitError::Unavailable`] when the commit failed.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped at any moment, it leaves no open transaction and no lock behind.
-    pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
-        self.raise_all(&AllAdmitted::one(resource.clone(), token))
-            .await
-    }
-
-    /// Raises several resources in one transaction. Where one is stale, the others are raised all
-    /// the same.
-    pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
-        self.check_dead(all)?;
-        let _turns = self.turns(all).await?;
-        let session = Session::begin(&self.pool, self.limits).await?;
-        self.raise_on(session, all).await
-    }
-
-    /// Rolls back what was written under admitted tokens, and raises the fence instead, so
-    /// that everyone older is dead all the same.
-    pub(crate) async fn fail(&self, mut tx: FencedTx<DB>) -> Result<(), AdmitError> {
-        let all = tx.all_admitted().clone();
-        if let Some(mut session) = tx.take_session()
-            && session.restart().await.is_ok()
-        {
-            return outranked_or(self.raise_on(session, &all).await);
-        }
-        // The connection was lost with its transaction; another one may do.
-        self.fail_lost(&all).await
-    }
-
-    /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
-    pub(crate) async fn fail_lost(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
-        // Out of turn: the transaction that is out of reach may still have it.
-        let session = Session::begin(&self.pool, self.limits).await?;
-        outranked_or(self.raise_on(session, all).await)
-    }
-
-    async fn raise_on(
-        &self,
-        mut session: Session<DB>,
-        all: &AllAdmitted,
-    ) -> Result<(), AdmitError> {
-        let outranked = session
-            .run(async |conn| {
-                let mut outranked = None;
-                for Admitted { resource, token } in all.in_lock_order() {
-                    let floor = TokenUse::Reusable.floor(*token);
-                    let max_token = DB::raise(conn, resource, floor).await?;
-                    if max_token >= token.get() {
-                        outranked.get_or_insert_with(|| Stale {
-                            resource: resource.clone(),
-                            presented: *token,
-                            max_token,
-                        });
-                    }
-                }
-                Ok(outranked)
-            })
-            .await?;
-        commit(session).await?;
-        outranked.map_or(Ok(()), |stale| Err(self.refused(stale).into()))
-    }
-
     /// The server process of an admission, or the refusal.
     fn admitted(
         &self,
@@ -464,92 +393,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Ends a transaction that is out of reach.
     pub(crate) async fn terminate(&self, server_process: i32) {
         session::terminate(&self.pool, self.limits, server_process).await;
-    }
-}
-
-/// The epochs of this crate's issuers, kept in the table `fence_epochs`.
-impl<DB: FenceDatabase> Epochs for Fence<DB> {
-    fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
-        Box::pin(async move {
-            let unreachable = |error: AdmitError| EpochError::Unreachable(Box::new(error));
-            let mut session = Session::begin(&self.pool, self.limits)
-                .await
-                .map_err(unreachable)?;
-            let epoch = session
-                .run(async |conn| DB::next_epoch(conn, partition, at_least.get()).await)
-                .await
-                .map_err(unreachable)?;
-            commit(session).await.map_err(unreachable)?;
-            Epoch::new(epoch)
-        })
-    }
-}
-
-/// A grant raises the fence: everyone older is dead before the new holder hears of it.
-impl<DB: FenceDatabase> Announce for Fence<DB> {
-    fn announce<'a>(&'a self, resource: &'a Resource, token: Token) -> AnnounceFuture<'a> {
-        Box::pin(async move {
-            match self.raise(resource, token).await {
-                Ok(()) => Ok(()),
-                // Announced before, and used since.
-                Err(AdmitError::Stale(stale)) if stale.max_token == token.get() => Ok(()),
-                Err(AdmitError::Stale(stale)) => Err(AnnounceError::Outranked {
-                    token,
-                    max_token: stale.max_token,
-                }),
-                Err(error) => Err(AnnounceError::Unreachable(Box::new(error))),
-            }
-        })
-    }
-}
-
-/// What the failure of a statement says, on whichever database.
-pub(crate) fn fault_of(error: &sqlx::Error) -> Fault {
-    match error {
-        #[cfg(feature = "postgres")]
-        sqlx::Error::Database(cause)
-            if cause
-                .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
-                .is_some() =>
-        {
-            sqlx::Postgres::fault(error)
-        }
-        #[cfg(feature = "sqlite")]
-        sqlx::Error::Database(cause)
-            if cause
-                .try_downcast_ref::<sqlx::sqlite::SqliteError>()
-                .is_some() =>
-        {
-            sqlx::Sqlite::fault(error)
-        }
-        sqlx::Error::PoolTimedOut => Fault::Contention,
-        sqlx::Error::Io(_)
-        | sqlx::Error::Tls(_)
-        | sqlx::Error::Protocol(_)
-        | sqlx::Error::PoolClosed
-        | sqlx::Error::WorkerCrashed => Fault::Lost,
-        _ => Fault::Refused,
-    }
-}
-
-/// Commits a transaction of the fence alone, which is as good as unreachable when it fails.
-async fn commit<DB: FenceDatabase>(session: Session<DB>) -> Result<(), AdmitError> {
-    session.commit().await.map_err(|error| match error {
-        CommitError::Busy(cause) => AdmitError::Busy(cause),
-        CommitError::Aborted(cause)
-        | CommitError::Unavailable(cause)
-        | CommitError::OutcomeUnknown(cause) => AdmitError::Unavailable(cause),
-        CommitError::Unfinished | CommitError::Escaped | CommitError::Unrecorded => {
-            AdmitError::Unavailable(sqlx::Error::BeginFailed.into())
-        }
-    })
-}
-
-/// A raise that came after a newer token did what it was for.
-fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
-    match raised {
-        Err(AdmitError::Stale(_)) => Ok(()),
-        outcome => outcome,
     }
 }
 

@@ -13,11 +13,11 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Fence, TokenUse,
     admitted::AllAdmitted,
-    commit,
     database::{Fault, FenceDatabase},
     error::{AdmitError, CommitError},
     limits::deadline,
     queue::Wanted,
+    raise::commit,
     records::{Record, RecordId, StoredResponse},
     session::Session,
     tx::FencedTx,

@@ -1,0 +1,101 @@
+//! Raising the fence: everyone older is dead, and nothing is written.
+
+use super::{
+    AdmitError, Admitted, AllAdmitted, CommitError, Fence, FenceDatabase, FencedTx, Stale,
+    TokenUse, session::Session,
+};
+use crate::token::{Resource, Token};
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Makes every token older than `token` dead, without a write: at a grant, or at a read whose
+    /// result must not be overtaken. Waits for a write in flight.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Stale`] when `token` itself is dead; the rest as [`begin`](Self::begin), and
+    /// [`AdmitError::Unavailable`] when the commit failed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
+        self.raise_all(&AllAdmitted::one(resource.clone(), token))
+            .await
+    }
+
+    /// Raises several resources in one transaction. Where one is stale, the others are raised all
+    /// the same.
+    pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
+        self.check_dead(all)?;
+        let _turns = self.turns(all).await?;
+        let session = Session::begin(&self.pool, self.limits).await?;
+        self.raise_on(session, all).await
+    }
+
+    /// Rolls back what was written under admitted tokens, and raises the fence instead, so
+    /// that everyone older is dead all the same.
+    pub(crate) async fn fail(&self, mut tx: FencedTx<DB>) -> Result<(), AdmitError> {
+        let all = tx.all_admitted().clone();
+        if let Some(mut session) = tx.take_session()
+            && session.restart().await.is_ok()
+        {
+            return outranked_or(self.raise_on(session, &all).await);
+        }
+        // The connection was lost with its transaction; another one may do.
+        self.fail_lost(&all).await
+    }
+
+    /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
+    pub(crate) async fn fail_lost(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
+        // Out of turn: the transaction that is out of reach may still have it.
+        let session = Session::begin(&self.pool, self.limits).await?;
+        outranked_or(self.raise_on(session, all).await)
+    }
+
+    async fn raise_on(
+        &self,
+        mut session: Session<DB>,
+        all: &AllAdmitted,
+    ) -> Result<(), AdmitError> {
+        let outranked = session
+            .run(async |conn| {
+                let mut outranked = None;
+                for Admitted { resource, token } in all.in_lock_order() {
+                    let floor = TokenUse::Reusable.floor(*token);
+                    let max_token = DB::raise(conn, resource, floor).await?;
+                    if max_token >= token.get() {
+                        outranked.get_or_insert_with(|| Stale {
+                            resource: resource.clone(),
+                            presented: *token,
+                            max_token,
+                        });
+                    }
+                }
+                Ok(outranked)
+            })
+            .await?;
+        commit(session).await?;
+        outranked.map_or(Ok(()), |stale| Err(self.refused(stale).into()))
+    }
+}
+
+/// Commits a transaction of the fence alone, which is as good as unreachable when it fails.
+pub(super) async fn commit<DB: FenceDatabase>(session: Session<DB>) -> Result<(), AdmitError> {
+    session.commit().await.map_err(|error| match error {
+        CommitError::Busy(cause) => AdmitError::Busy(cause),
+        CommitError::Aborted(cause)
+        | CommitError::Unavailable(cause)
+        | CommitError::OutcomeUnknown(cause) => AdmitError::Unavailable(cause),
+        CommitError::Unfinished | CommitError::Escaped | CommitError::Unrecorded => {
+            AdmitError::Unavailable(sqlx::Error::BeginFailed.into())
+        }
+    })
+}
+
+/// A raise that came after a newer token did what it was for.
+fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
+    match raised {
+        Err(AdmitError::Stale(_)) => Ok(()),
+        outcome => outcome,
+    }
+}
