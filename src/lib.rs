@@ -11,7 +11,10 @@
 //! - [`issuer::router`] makes the tokens: leases in Redis (or in the process), each grant with a
 //!   token that is higher than all before it, whatever Redis has lost.
 //!
-//! Each half works without the other, and [`Fence`] works without HTTP.
+//! - [`client::Holder`] takes a lease and keeps it, says when it is lost, and sends the token along.
+//!
+//! Each part works without the others, and [`Fence`] works without HTTP. Which lock a problem needs
+//! at all: the [`guide`].
 //!
 //! # Rules
 //!
