@@ -220,8 +220,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// or none.
     ///
     /// The row locks are taken in one order, whatever the order of `tokens`, so that two of these
-    /// never wait for each other. They come one after the other, each with a round trip of its own;
-    /// the waits for all of them together are bounded like the wait for one.
+    /// never wait for each other. They come one after the other, each with a round trip of its own
+    /// and with the whole [`lock_wait`](Self::lock_wait).
     ///
     /// Where a resource stands twice, the lower of its tokens is stale; the same token twice counts
     /// once.
@@ -294,7 +294,14 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Waits for those of this process that write to the same resources, without a connection.
     async fn turns(&self, all: &AllAdmitted) -> Result<Vec<Turn>, AdmitError> {
-        let until = deadline(self.limits.lock_wait);
+        self.turns_until(all, deadline(self.limits.lock_wait)).await
+    }
+
+    async fn turns_until(
+        &self,
+        all: &AllAdmitted,
+        until: Instant,
+    ) -> Result<Vec<Turn>, AdmitError> {
         let mut resources: Vec<_> = all.in_lock_order();
         resources.dedup_by_key(|one| &one.resource);
         let mut turns = Vec::with_capacity(resources.len());
@@ -313,18 +320,20 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        let deadline = deadline(self.limits.statement());
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
-            let within = deadline.saturating_duration_since(Instant::now());
             let admission = session
-                .run_within(within, async |conn| {
-                    DB::admit(conn, resource, *token, floor).await
-                })
+                .run(async |conn| DB::admit(conn, resource, *token, floor).await)
                 .await?;
             // Known from the first one on, so that a wait for the second that is cut off keeps
             // nobody waiting.
-            session.server_process = self.admitted(admission, resource, *token)?;
+            session.server_process =
+                admitted(admission, resource, *token).inspect_err(|stale| {
+                    // What this very transaction has moved is rolled back with it.
+                    if all.iter().filter(|one| one.resource == *resource).count() == 1 {
+                        self.dead.remember(stale);
+                    }
+                })?;
         }
         Ok(FencedTx::new(session, all, None))
     }
@@ -349,25 +358,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         let admission = DB::admit(conn, resource, token, token_use.floor(token))
             .await
             .map_err(session::refusal::<DB>)?;
-        self.admitted(admission, resource, token)?;
+        // Not remembered: what it has met may be the caller's own, and rolled back.
+        admitted(admission, resource, token)?;
         Ok(())
-    }
-
-    /// The server process of an admission, or the refusal.
-    fn admitted(
-        &self,
-        admission: Admission,
-        resource: &Resource,
-        token: Token,
-    ) -> Result<i32, Stale> {
-        match admission {
-            Admission::Admitted { server_process } => Ok(server_process),
-            Admission::Stale { max_token } => Err(self.refused(Stale {
-                resource: resource.clone(),
-                presented: token,
-                max_token,
-            })),
-        }
     }
 
     /// Remembers a refusal.
@@ -393,6 +386,18 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Ends a transaction that is out of reach.
     pub(crate) async fn terminate(&self, server_process: i32) {
         session::terminate(&self.pool, self.limits, server_process).await;
+    }
+}
+
+/// The server process of an admission, or the refusal.
+fn admitted(admission: Admission, resource: &Resource, token: Token) -> Result<i32, Stale> {
+    match admission {
+        Admission::Admitted { server_process } => Ok(server_process),
+        Admission::Stale { max_token } => Err(Stale {
+            resource: resource.clone(),
+            presented: token,
+            max_token,
+        }),
     }
 }
 

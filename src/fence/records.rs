@@ -42,7 +42,7 @@ pub trait Records: Database {
         lock_wait: Duration,
     ) -> impl Future<Output = sqlx::Result<Option<i32>>> + Send;
 
-    /// Reads a record.
+    /// Reads a record that is still good.
     fn find(
         conn: &mut Self::Connection,
         id: &RecordId,
@@ -104,8 +104,11 @@ macro_rules! records {
 
         async fn find(conn: &mut Self::Connection, id: &RecordId) -> sqlx::Result<Option<Record>> {
             type Row = (Vec<u8>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>);
-            const FIND: &str = "SELECT fingerprint, status, headers, body \
-                 FROM fence_idempotency_keys WHERE scope = $1 AND key = $2";
+            const FIND: &str = concat!(
+                "SELECT fingerprint, status, headers, body \
+                 FROM fence_idempotency_keys WHERE scope = $1 AND key = $2 AND expires_at > ",
+                $now
+            );
             let row: Option<Row> = sqlx::query_as(FIND)
                 .bind(&id.scope[..])
                 .bind(&id.key)

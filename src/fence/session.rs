@@ -3,7 +3,7 @@
 //! Whatever is dropped, and wherever: the connection goes back to the pool outside any
 //! transaction, or it is closed.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use sqlx::{Pool, pool::PoolConnection};
 use sqlx_core::{connection::Connection, transaction::TransactionManager};
@@ -92,6 +92,8 @@ impl<DB: Backend> Session<DB> {
             terminate(&self.pool, self.limits, self.server_process).await;
             return Err(AdmitError::Unavailable(Arc::new(no_answer())));
         }
+        // A pooler in between may go on with another one.
+        self.server_process = 0;
         self.phase = Phase::Beginning;
         let within = self.limits.statement();
         match timeout(within, DB::begin(self.connection_mut(), limits)).await {
@@ -126,6 +128,10 @@ impl<DB: Backend> Session<DB> {
             Ok(outcome) => outcome.map_err(refusal::<DB>),
             Err(_) => {
                 self.phase = Phase::Broken;
+                // Whatever it has locked must not stay so until its statement ends.
+                let (pool, limits) = (self.pool.clone(), self.limits);
+                let server_process = mem::take(&mut self.server_process);
+                tokio::spawn(async move { terminate(&pool, limits, server_process).await });
                 Err(AdmitError::Unavailable(Arc::new(no_answer())))
             }
         }

@@ -33,15 +33,13 @@ pub struct DatabaseError(#[from] sqlx::Error);
 impl IntoResponse for DatabaseError {
     fn into_response(self) -> Response {
         let Self(error) = self;
-        match fault_of(&error) {
-            Fault::Contention => Rejection::from(AdmitError::Busy(Arc::new(error))).into_response(),
-            Fault::Lost => {
-                Rejection::from(AdmitError::Unavailable(Arc::new(error))).into_response()
-            }
-            Fault::Refused => {
-                tracing::error!(%error, "a statement of a handler failed");
-                Problem::new(ProblemType::TransactionAborted).into_response()
-            }
-        }
+        let error = Arc::new(error);
+        let problem = match fault_of(&error) {
+            Fault::Contention => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
+            Fault::Lost => Problem::from(&Rejection::from(AdmitError::Unavailable(error.clone()))),
+            Fault::Refused => Problem::new(ProblemType::TransactionAborted),
+        };
+        tracing::error!(%error, "a statement of a handler failed");
+        problem.into_response()
     }
 }

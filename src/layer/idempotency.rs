@@ -143,7 +143,14 @@ impl Idempotency {
             };
         };
         let scope = match &self.scope {
-            Some(scope) => digest("scope", scope.names(parts).await?.as_slice()),
+            Some(scope) => {
+                let names = scope.names(parts).await?;
+                if names.as_slice().is_empty() {
+                    // Or all that it names nothing for would share their keys.
+                    return Err(ResourceError::Nothing.into());
+                }
+                digest("scope", names.as_slice())
+            }
             None => digest("resources", presented.iter().map(|one| &one.resource)),
         };
         let key = key.as_str().to_owned();

@@ -188,18 +188,18 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let began = Instant::now();
         let Some((keys, id)) = record else {
-            let begun = self.fence.begin_admitted(presented, self.token_use).await?;
+            let begun = self.fence.begin_admitted(presented, self.token_use).await;
             metrics::took("tower_fence_admission_seconds", began.elapsed());
-            return Ok(Entry::admitted(begun, Body::new(body)));
+            return Ok(Entry::admitted(begun?, Body::new(body)));
         };
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
         let claim = keys.claim(id, parts, &bytes);
         let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
         let begun = self.fence.begin_once(claim, presented, self.token_use);
-        let begun = begun.await?;
+        let begun = begun.await;
         metrics::took("tower_fence_admission_seconds", began.elapsed());
-        Ok(match begun {
+        Ok(match begun? {
             Once::First(tx) => Entry::admitted(tx, body),
             Once::Replay(stored) => Entry::Replay(replay(stored)),
         })

@@ -9,9 +9,15 @@ use axum::{Router, routing::post};
 use futures_util::future::{join, join_all};
 use sqlx::Postgres;
 use tokio::time::{Instant, sleep};
-use tower_fence::{AdmitError, Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+use tower_fence::{
+    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, Token, TokenUse,
+};
 
-use crate::support::{database::TestDatabase, eventually, http::Server};
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    http::{Answer, Server},
+};
 
 const POOL: u32 = 10;
 
@@ -179,6 +185,35 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
         matches!(write(&other_process, 15).await, Err(AdmitError::Stale(stale)) if stale.max_token == 20)
     );
     write(&other_process, 21).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_does_not_wait_for_the_resource() {
+    let db = Postgres::fresh(4).await;
+    let keys = FenceLayer::new(db.fence(), PathParam("r")).idempotent(Idempotency::optional());
+    let slow = async |_tx: FencedTx| sleep(Duration::from_secs(3)).await;
+    let app = Router::new()
+        .route("/fast/{r}", post(async |_tx: FencedTx| "done"))
+        .route("/slow/{r}", post(slow))
+        .route_layer(keys);
+    let server = Server::start(app).await;
+    let write = |path: &str, token: i64| {
+        let request = server.post(path).header("Fencing-Token", token);
+        Answer::to(request.header("Idempotency-Key", format!("\"{token}\"")))
+    };
+    assert_eq!(write("/fast/r", 1).await.status, 200);
+    let slow = tokio::spawn(write("/slow/r", 2));
+    eventually("the resource is taken", async || {
+        let idle = "SELECT count(*) FROM pg_stat_activity \
+                    WHERE state = 'idle in transaction' AND datname = current_database()";
+        db.number(idle).await == 1
+    })
+    .await;
+    let replay = write("/fast/r", 1).await;
+    assert_eq!(replay.text, "done");
+    assert!(replay.headers.contains_key("idempotent-replayed"));
+    assert!(!slow.is_finished(), "it waited");
+    assert_eq!(slow.await.unwrap().status, 200);
 }
 
 async fn never(mut tx: FencedTx) {

@@ -156,6 +156,50 @@ async fn a_frozen_master_is_left_for_its_replica() {
     assert!(grant_eventually(&leases, &sku()).await.token > after.token);
 }
 
+/// A whole shard is silent; those on the others go on, though not as fast.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_shard_costs_no_waiter_of_the_others() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+    let healthy = Resource::new("sku-2").unwrap();
+    grant(&one, &sku(), LONG).await;
+    let mut last = grant(&one, &healthy, LONG).await;
+    let (master, replica) = cluster.shard_of(TAG).await;
+    let (other, _) = cluster.shard_of("{212}").await;
+    assert!(other != master && other != replica);
+    for (n, node) in cluster.nodes.iter().enumerate() {
+        if n != master && n != replica {
+            let partial = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
+            node.command(&partial).await;
+        }
+    }
+    let silent = wait(&two, &sku()).await;
+    let mut waiting = vec![];
+    for _ in 0..4 {
+        waiting.push(wait(&two, &healthy).await);
+    }
+    cluster.nodes[replica].signal("-STOP");
+    cluster.nodes[master].signal("-STOP");
+    while !waiting.is_empty() {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        eventually("it is released", async || {
+            one.release(&healthy, &last.id).await.is_ok()
+                || one
+                    .inspect(&healthy)
+                    .await
+                    .is_ok_and(|held| held.is_none_or(|held| held.token != last.token))
+        })
+        .await;
+        let next = futures_util::future::select_all(waiting);
+        let (next, _, rest) = timeout(Duration::from_secs(20), next).await.unwrap();
+        last = next.unwrap().expect("a waiter of another shard failed");
+        waiting = rest;
+    }
+    silent.abort();
+    cluster.nodes[master].signal("-CONT");
+    cluster.nodes[replica].signal("-CONT");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_outlive_their_master() {
     for killed in [true, false] {

@@ -214,6 +214,8 @@ async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
         assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
     }
     assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
+    // What was refused beside itself was rolled back, and is not remembered as dead.
+    begin(&[("b", 9)]).await.unwrap().commit().await.unwrap();
     let nothing = begin(&[]).await;
     assert!(
         matches!(nothing, Err(AdmitError::NoResource)),

@@ -90,6 +90,11 @@ pub(super) enum Ear {
 }
 
 impl Ear {
+    /// Whether one that is silent says nothing of the others.
+    pub(super) const fn has_many_servers(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
     /// Subscribes to channels of one slot, on the server that has it. To subscribe again changes
     /// nothing, and is answered.
     pub(super) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {

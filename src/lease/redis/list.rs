@@ -100,7 +100,7 @@ impl Scripts {
         let (shards, scan, keys): (usize, u64, Vec<Vec<u8>>) =
             scanned.map_err(LeaseError::unavailable)?;
         let next = match scan {
-            0 => at.shard + 1,
+            0 => at.shard.saturating_add(1),
             _ => at.shard,
         };
         let next = (next < shards).then_some(Cursor {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Weak, time::Duration};
 
-use futures_util::future::try_join_all;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use redis::{Msg, PushInfo, PushKind, RedisResult};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -60,63 +60,86 @@ async fn hear(
     first: Subscription,
 ) {
     let mut partitions = BTreeSet::new();
-    let mut first = Some(first);
+    // Beside what is heard meanwhile: a server of a cluster may be silent, while others go on.
+    let mut subscribing = FuturesUnordered::new();
+    subscribing.push(subscribe(&ear, lines, first.0, Some(first.1)));
     let mut next_beat = Instant::now() + HEARTBEAT;
     loop {
-        let subscription = match first.take() {
-            Some(subscription) => Some(subscription),
-            None => tokio::select! {
-                subscription = wanted.recv() => subscription,
-                push = pushes.recv() => {
-                    let (Some(push), Some(lines)) = (push, lines.upgrade()) else {
-                        return;
-                    };
-                    // A slot has moved, or a connection was lost.
-                    if matches!(push.kind, PushKind::Disconnection | PushKind::SUnsubscribe) {
-                        return;
-                    }
-                    if let Some(message) = Msg::from_push_info(push)
-                        && let Ok(payload) = message.get_payload::<String>()
-                    {
-                        lines.published(message.get_channel_name(), &payload);
-                    }
-                    continue;
+        tokio::select! {
+            subscription = wanted.recv() => {
+                let Some((partition, done)) = subscription else {
+                    return;
+                };
+                if partitions.contains(&partition) {
+                    let _ = done.send(Ok(()));
+                } else {
+                    subscribing.push(subscribe(&ear, lines, partition, Some(done)));
                 }
-                _ = changes.changed() => return,
-                () = sleep_until(next_beat) => {
-                    let Some(lines) = lines.upgrade() else {
-                        return;
-                    };
-                    if !lines.is_empty() && hears(&ear, &lines, &partitions).await.is_err() {
+            }
+            Some((partition, done, heard)) = subscribing.next() => {
+                if heard.is_ok() {
+                    partitions.insert(partition);
+                } else if partitions.remove(&partition) {
+                    if !ear.has_many_servers() {
                         return;
                     }
-                    next_beat = Instant::now() + HEARTBEAT;
-                    continue;
+                    // Its waiters ask again; to the others that does no harm.
+                    if let Some(lines) = lines.upgrade() {
+                        lines.call_all(None);
+                    }
                 }
-            },
-        };
-        let (Some((partition, done)), Some(lines)) = (subscription, lines.upgrade()) else {
-            return;
-        };
-        if partitions.contains(&partition) {
-            let _ = done.send(Ok(()));
-            continue;
+                if let Some(done) = done {
+                    let _ = done.send(heard);
+                }
+            }
+            push = pushes.recv() => {
+                let (Some(push), Some(lines)) = (push, lines.upgrade()) else {
+                    return;
+                };
+                // A slot has moved, or a connection was lost.
+                if matches!(push.kind, PushKind::Disconnection | PushKind::SUnsubscribe) {
+                    return;
+                }
+                if let Some(message) = Msg::from_push_info(push)
+                    && let Ok(payload) = message.get_payload::<String>()
+                {
+                    lines.published(message.get_channel_name(), &payload);
+                }
+            }
+            _ = changes.changed() => return,
+            () = sleep_until(next_beat) => {
+                let waits = lines.upgrade().map(|lines| !lines.is_empty());
+                let Some(waits) = waits else {
+                    return;
+                };
+                // Subscribing again changes nothing, and is answered.
+                if waits && subscribing.is_empty() {
+                    let again = partitions.iter();
+                    subscribing.extend(again.map(|one| subscribe(&ear, lines, *one, None)));
+                }
+                next_beat = Instant::now() + HEARTBEAT;
+            }
         }
-        // One that fails is no reason to leave the others: in a cluster they are elsewhere.
-        let heard = hears(&ear, &lines, &[partition].into()).await;
-        if heard.is_ok() {
-            partitions.insert(partition);
-        }
-        let _ = done.send(heard);
     }
 }
 
-/// Subscribes to partitions, or makes sure that this was done and holds.
-async fn hears(ear: &Ear, lines: &Lines, partitions: &BTreeSet<u8>) -> RedisResult<()> {
-    let server = lines.scripts().server();
-    let channels = |partition: &u8| [lines.channel(*partition), lines.everybody(*partition)];
-    let subscribing = partitions
-        .iter()
-        .map(|partition| server.subscribe(ear, channels(partition)));
-    try_join_all(subscribing).await.map(drop)
+/// Subscribes to a partition, or makes sure that this was done and holds.
+async fn subscribe(
+    ear: &Ear,
+    lines: &Weak<Lines>,
+    partition: u8,
+    done: Option<oneshot::Sender<RedisResult<()>>>,
+) -> (
+    u8,
+    Option<oneshot::Sender<RedisResult<()>>>,
+    RedisResult<()>,
+) {
+    let heard = match lines.upgrade() {
+        Some(lines) => {
+            let channels = [lines.channel(partition), lines.everybody(partition)];
+            lines.scripts().server().subscribe(ear, channels).await
+        }
+        None => Ok(()),
+    };
+    (partition, done, heard)
 }

@@ -23,7 +23,7 @@ mod server;
 use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use self::{
     line::Lines,
@@ -169,6 +169,9 @@ impl RedisLeases {
     }
 }
 
+/// How long to leave it where an issuer cannot listen.
+const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+
 /// What became of a request for a lease.
 enum Asked {
     Granted(Lease),
@@ -211,8 +214,15 @@ impl Leases for RedisLeases {
                 }
             }
             // Nobody is granted anything whose issuer does not listen.
-            self.lines.listen(resource).await?;
-            wait = deadline.saturating_duration_since(Instant::now());
+            wait = match self.lines.listen(resource).await {
+                Ok(()) => deadline.saturating_duration_since(Instant::now()),
+                Err(error) if after(LISTEN_AGAIN) >= deadline => return Err(error),
+                // In a cluster it may be another server that is silent. Asking tells.
+                Err(_) => {
+                    sleep(LISTEN_AGAIN).await;
+                    Duration::ZERO
+                }
+            };
         }
     }
 

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use super::connection::{Connection, Ear};
+use crate::lease::after;
 
 pub(super) struct Server {
     source: Source,
@@ -75,7 +76,7 @@ impl Server {
 
     /// Until when a command may take that begins now.
     pub(super) fn limit(&self) -> Instant {
-        Instant::now() + self.command_wait
+        after(self.command_wait)
     }
 
     /// The command that publishes, and counts who listens. In a cluster PUBLISH counts those on
@@ -119,8 +120,10 @@ impl Server {
         if let (Err(error), Some(number)) = (&outcome, used)
             && self.is_gone(error)
         {
-            let mut current = self.current.lock().await;
-            current.take_if(|(current, _)| *current == number);
+            // Where somebody else connects right now, this is over already.
+            if let Ok(mut current) = self.current.try_lock() {
+                current.take_if(|(current, _)| *current == number);
+            }
         }
         outcome
     }
