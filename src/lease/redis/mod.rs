@@ -105,7 +105,7 @@ impl RedisLeasesBuilder {
     /// URLs of some of its nodes; it tells the others.
     ///
     /// Resources are spread over 256 slots. While the slot of a resource has no master, or moves
-    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on.
+    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on, not as fast while a node is silent.
     ///
     /// # Errors
     ///
