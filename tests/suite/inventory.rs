@@ -259,7 +259,7 @@ async fn metrics_tell_what_happened() {
         "tower_fence_leases_granted_total 2",
         "tower_fence_epochs_begun_total 1",
         "tower_fence_hold_seconds_count 1",
-        "tower_fence_admission_seconds_count 1",
+        "tower_fence_admission_seconds_count 2",
         "tower_fence_lease_wait_seconds_count 2",
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
