@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     header::FencingToken,
-    lease::{GiveBack, Lease, LeaseError, LeaseId, Leases, Renew},
+    lease::{GiveBack, Lease, LeaseError, LeaseId, Leases, Renew, after},
     token::{Resource, Token},
 };
 
@@ -157,7 +157,7 @@ impl<L: Leases> LeaseGuard<L> {
     ///
     /// Dropped, a new token may have been taken; the next call takes another.
     pub async fn new_token(&self) -> Result<FencingToken, LeaseError> {
-        let deadline = Instant::now() + self.ttl;
+        let deadline = after(self.ttl);
         let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
         let asking = async {
             loop {

@@ -146,14 +146,12 @@ impl Known {
                 state.until
             };
             tokio::select! {
-                changed = watched.changed() => if changed.is_err() { break },
+                // Its sender lives as long as `self`.
+                _ = watched.changed() => {}
                 () = sleep_until(until) => {
                     self.lost();
                 }
             }
-        }
-        Loss::GivenUp {
-            resource: self.resource.clone(),
         }
     }
 }

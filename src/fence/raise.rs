@@ -23,8 +23,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Raises several resources in one transaction. Where one is stale, the others are raised all
-    /// the same.
+    /// Raises several resources in one transaction. Where one turns out to be stale, the others are
+    /// raised all the same; where this process knows it before, nothing is.
     pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
         self.check_dead(all)?;
         let _turns = self.turns(all).await?;

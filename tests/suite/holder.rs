@@ -301,6 +301,17 @@ async fn a_new_token_goes_along_with_the_next_write() {
 }
 
 #[tokio::test]
+async fn no_time_is_too_long() {
+    let db = Sqlite::fresh(2).await;
+    let holder = Holder::new(EmbeddedLeases::new(db.fence()));
+    let holder = holder.ttl(Duration::MAX).wait(Duration::MAX);
+    let lease = holder.acquire("sku-1").await.unwrap();
+    let first = lease.token();
+    assert!(lease.new_token().await.unwrap().token > first);
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
