@@ -4,6 +4,7 @@ pub mod cluster;
 pub mod cuts;
 pub mod database;
 pub mod http;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;

@@ -1,0 +1,223 @@
+//! Postgres: a server of one's own, that may be crashed and started again.
+//!
+//! The benches use it, too, so it needs nothing from beside it.
+
+use std::{
+    env,
+    fs::{self, File},
+    net::TcpListener,
+    os::unix::{fs::chown, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use sqlx::{Connection, PgConnection};
+use tempfile::TempDir;
+
+/// A server in a folder of its own, until it is dropped. What it has confirmed is on the disk,
+/// unless its settings say otherwise.
+pub struct PostgresServer {
+    /// Where the server programs are, `pgbench` among them.
+    pub programs: PathBuf,
+    folder: TempDir,
+    port: u16,
+    password: String,
+    settings: Vec<String>,
+    child: Option<Child>,
+}
+
+impl PostgresServer {
+    /// Starts a server on a free port, with settings of the form `name=value`.
+    pub async fn start(settings: &[&str]) -> Self {
+        let mut server = Self {
+            programs: programs().expect("postgresql is not installed: use tests/run"),
+            folder: tempfile::tempdir().unwrap(),
+            port: 0,
+            password: format!("{:032x}", rand::random::<u128>()),
+            settings: settings.iter().map(|&setting| setting.into()).collect(),
+            child: None,
+        };
+        server.make_cluster();
+        for _ in 0..10 {
+            server.port = free_port();
+            if server.try_start().await {
+                return server;
+            }
+        }
+        panic!("postgres could not be started: {}", server.log());
+    }
+
+    /// Where a database of this server is. `postgres` exists from the beginning.
+    pub fn url(&self, database: &str) -> String {
+        let (password, port) = (&self.password, self.port);
+        format!("postgres://tests:{password}@127.0.0.1:{port}/{database}")
+    }
+
+    /// Ends it as a crash does: nobody is waited for, nothing is written that was not written yet.
+    pub async fn crash(&mut self) {
+        self.end("-QUIT").await;
+    }
+
+    /// Ends it as an administrator does who is in a hurry: transactions are rolled back.
+    pub async fn stop(&mut self) {
+        self.end("-INT").await;
+    }
+
+    /// Starts it again, on the same port and in the same folder.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "it runs");
+        assert!(
+            self.try_start().await,
+            "postgres did not start again: {}",
+            self.log()
+        );
+    }
+
+    fn make_cluster(&self) {
+        let folder = self.folder.path();
+        let password_file = folder.join("password");
+        fs::write(&password_file, &self.password).unwrap();
+        if let Some((user, group)) = unprivileged() {
+            for path in [folder, &password_file] {
+                chown(path, Some(user), Some(group)).unwrap();
+            }
+        }
+        let made = self
+            .program("initdb")
+            .args(["-D", "data", "-U", "tests", "-E", "UTF8", "--locale=C"])
+            .args(["-A", "scram-sha-256", "--pwfile", "password", "--no-sync"])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{made:?}");
+    }
+
+    async fn try_start(&mut self) -> bool {
+        let path = self.folder.path().join("server.log");
+        let log = File::options().create(true).append(true).open(path);
+        let log = log.unwrap();
+        let port = self.port.to_string();
+        let mut command = self.program("postgres");
+        command.args(["-D", "data", "-p", &port, "-h", "127.0.0.1", "-k", ""]);
+        let durable = ["fsync=on", "synchronous_commit=on", "full_page_writes=on"];
+        let settings = self.settings.iter().map(String::as_str);
+        for setting in durable.into_iter().chain(settings) {
+            command.args(["-c", setting]);
+        }
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+        // It replays what it had written before a crash first.
+        for _ in 0..6_000 {
+            if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
+                self.child = None;
+                return false;
+            }
+            if let Ok(conn) = PgConnection::connect(&self.url("postgres")).await {
+                let _ = conn.close().await;
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+
+    async fn end(&mut self, signal: &str) {
+        let mut child = self.child.take().expect("it runs");
+        send(&child, signal);
+        for _ in 0..3_000 {
+            if child.try_wait().unwrap().is_some() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.child = Some(child);
+        panic!("postgres did not end: {}", self.log());
+    }
+
+    /// A server program, run as somebody whom Postgres accepts.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.programs.join(name));
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        // Settings of whoever runs this.
+        for (variable, _) in env::vars_os() {
+            if variable.to_string_lossy().starts_with("PG") {
+                command.env_remove(variable);
+            }
+        }
+        if let Some((user, group)) = unprivileged() {
+            command.uid(user).gid(group);
+        }
+        command
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read(self.folder.path().join("server.log"));
+        String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            send(&child, "-QUIT");
+            // Where a process of it hangs, the server itself kills it after five seconds.
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Only std's `kill -9` needs no command, and that would leave the server's other processes.
+fn send(child: &Child, signal: &str) {
+    let pid = child.id().to_string();
+    let _ = Command::new("kill").args([signal, &pid]).status();
+}
+
+/// The programs of the newest Postgres, which Debian keeps off the PATH.
+fn programs() -> Option<PathBuf> {
+    let versions = |folder: &str, prefix: &str| -> Vec<(u32, PathBuf)> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let versions = entries.filter_map(|entry| {
+            let name = entry.file_name();
+            let version = name.to_str()?.strip_prefix(prefix)?.parse().ok()?;
+            Some((version, entry.path().join("bin")))
+        });
+        versions.collect()
+    };
+    let mut found = versions("/usr/lib/postgresql", "");
+    found.extend(versions("/usr", "pgsql-"));
+    found.retain(|(_, programs)| programs.join("initdb").exists());
+    let newest = found.into_iter().max().map(|(_, programs)| programs);
+    newest.or_else(|| {
+        let path = env::var_os("PATH")?;
+        // A link may lead to a folder with all the others.
+        let initdb = env::split_paths(&path).map(|folder| folder.join("initdb"));
+        let initdb = initdb
+            .filter_map(|initdb| initdb.canonicalize().ok())
+            .next()?;
+        initdb.parent().map(Path::to_owned)
+    })
+}
+
+/// Whom to run as, since Postgres refuses root; `None` where nobody has to change.
+fn unprivileged() -> Option<(u32, u32)> {
+    let id = |arguments: &[&str]| -> Option<u32> {
+        let output = Command::new("id").args(arguments).output().ok()?;
+        String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+    };
+    if id(&["-u"]) != Some(0) {
+        return None;
+    }
+    let of = |user| Some((id(&["-u", user])?, id(&["-g", user])?));
+    Some(of("postgres").or_else(|| of("nobody")).expect("no user"))
+}
+
+/// A port below those that outgoing connections get, one of which could otherwise take it while
+/// the server is away, or even connect to itself.
+fn free_port() -> u16 {
+    loop {
+        let port = rand::random_range(20_000..32_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
