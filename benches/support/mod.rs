@@ -1,0 +1,13 @@
+//! What the benches share.
+
+pub mod http;
+pub mod load;
+pub mod machine;
+pub mod options;
+pub mod plot;
+// The tests use it, too.
+#[path = "../../tests/suite/support/postgres.rs"]
+pub mod postgres;
+pub mod program;
+pub mod report;
+pub mod rounds;

@@ -1,0 +1,69 @@
+//! The command line.
+
+use std::time::Duration;
+
+/// How long everything is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How often each contender has its turn.
+    pub rounds: usize,
+    /// What of a turn is measured, and what before it is not.
+    pub window: Window,
+    /// Whether the pool tests a connection before it hands it out. sqlx's default.
+    pub test_connections: bool,
+    /// For a look, not for figures.
+    pub quick: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    pub warm_up: Duration,
+    pub measured: Duration,
+}
+
+impl Options {
+    /// Reads the arguments, of which cargo adds `--bench`.
+    pub fn read() -> Self {
+        let mut options = Self {
+            rounds: 5,
+            window: Window {
+                warm_up: Duration::from_millis(300),
+                measured: Duration::from_millis(1_500),
+            },
+            test_connections: true,
+            quick: false,
+        };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            let mut number = || -> f64 {
+                let value = arguments.next().and_then(|value| value.parse().ok());
+                value.unwrap_or_else(|| usage(&argument))
+            };
+            match argument.as_str() {
+                "--bench" => {}
+                "--no-test" => options.test_connections = false,
+                "--rounds" => options.rounds = number() as usize,
+                "--seconds" => options.window.measured = Duration::from_secs_f64(number()),
+                "--quick" => {
+                    options.quick = true;
+                    options.rounds = 3;
+                    options.window.warm_up = Duration::from_millis(200);
+                    options.window.measured = Duration::from_millis(500);
+                }
+                _ => usage(&argument),
+            }
+        }
+        options
+    }
+}
+
+fn usage(argument: &str) -> ! {
+    eprintln!(
+        "{argument}? There is:\n\
+         --quick        short rounds, for a look\n\
+         --rounds N     turns of each contender (5)\n\
+         --seconds S    what of a turn is measured (1.5)\n\
+         --no-test      the pool hands out connections without testing them"
+    );
+    std::process::exit(2)
+}

@@ -1,0 +1,97 @@
+//! Contenders side by side: in each round everybody has a turn, and the next round begins with
+//! another one. Whatever disturbs the machine meanwhile disturbs all of them.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::options::{Options, Window};
+
+/// What one turn has measured.
+pub struct Sample {
+    pub measured: Duration,
+    /// How long each operation took that was done within the window, in nanoseconds.
+    pub latencies: Histogram<u64>,
+    /// Operations that were refused within the window, as the contender may be.
+    pub refused: u64,
+    /// Every operation that was done, before and after the window, too: what must be in the data.
+    pub done: u64,
+}
+
+impl Sample {
+    pub fn new(measured: Duration) -> Self {
+        Self {
+            measured,
+            latencies: latencies(),
+            refused: 0,
+            done: 0,
+        }
+    }
+
+    pub fn per_second(&self) -> f64 {
+        self.latencies.len() as f64 / self.measured.as_secs_f64()
+    }
+}
+
+pub fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1_000, 120_000_000_000, 3).expect("these bounds are valid")
+}
+
+pub struct Contender<'a> {
+    pub name: String,
+    run: Box<dyn FnMut(Window) -> Sample + 'a>,
+}
+
+impl<'a> Contender<'a> {
+    pub fn new(name: impl Into<String>, run: impl FnMut(Window) -> Sample + 'a) -> Self {
+        Self {
+            name: name.into(),
+            run: Box::new(run),
+        }
+    }
+}
+
+/// What became of a contender, round by round.
+pub struct Outcome {
+    pub name: String,
+    pub samples: Vec<Sample>,
+}
+
+impl Outcome {
+    /// Every operation that was done.
+    pub fn done(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.done).sum()
+    }
+}
+
+/// Runs all rounds.
+pub fn run(title: &str, mut contenders: Vec<Contender<'_>>, options: &Options) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = contenders
+        .iter()
+        .map(|contender| Outcome {
+            name: contender.name.clone(),
+            samples: vec![],
+        })
+        .collect();
+    for round in 0..options.rounds {
+        eprintln!("{title}: round {} of {}", round + 1, options.rounds);
+        for turn in 0..contenders.len() {
+            let next = (turn + round) % contenders.len();
+            let sample = (contenders[next].run)(options.window);
+            let name = &contenders[next].name;
+            assert!(!sample.latencies.is_empty(), "{name} did nothing in time");
+            outcomes[next].samples.push(sample);
+        }
+    }
+    outcomes
+}
+
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
+    }
+}

@@ -1,0 +1,177 @@
+//! The contenders that are handlers of one axum server, over one pool.
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    routing::post,
+};
+use sqlx::{Connection, PgConnection, PgPool, Postgres};
+use tower_fence::{Fence, FenceLayer, FencedTx, Idempotency, PathParam, layer::DatabaseError};
+
+/// What a request to a contender carries.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Carries {
+    Nothing,
+    /// A token that is newer than all before it.
+    NewToken,
+    /// A token that may be used again and again.
+    OneToken,
+    NewTokenAndKey,
+    DeadToken,
+}
+
+pub struct App {
+    pub name: &'static str,
+    pub carries: Carries,
+    /// The same on one hot resource, where this is measured there.
+    pub when_hot: Option<Carries>,
+    pub router: Router,
+}
+
+/// What everybody does.
+pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
+
+/// What the fence does besides.
+pub const ADMIT: &str = "INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
+     VALUES ($1, $3, CURRENT_TIMESTAMP) \
+     ON CONFLICT (resource) DO UPDATE \
+     SET max_token = excluded.max_token, updated_at = excluded.updated_at \
+     WHERE f.max_token < $2 \
+     RETURNING pg_backend_pid()";
+
+/// A contender more is a line more here: its name, what its requests carry, whether it is also
+/// measured on one hot resource, and its handler with what is around it.
+pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
+    use Carries::{DeadToken, NewToken, NewTokenAndKey, Nothing, OneToken};
+    let plain = |router: Router<PgPool>| router.with_state(pool.clone());
+    let route = || Router::new().route("/{sku}", post(fenced));
+    let layer = || FenceLayer::new(fence.clone(), PathParam("sku"));
+    let keys = Idempotency::optional();
+    let app = |name, carries, when_hot, router| App {
+        name,
+        carries,
+        when_hot,
+        router,
+    };
+    vec![
+        app("no-op", Nothing, None, at(no_op)),
+        app("update", Nothing, Some(Nothing), plain(at(update))),
+        app(
+            "transaction",
+            Nothing,
+            Some(Nothing),
+            plain(at(transaction)),
+        ),
+        app(
+            "select for update",
+            Nothing,
+            Some(Nothing),
+            plain(at(for_update)),
+        ),
+        // New tokens for one resource overtake each other on their way to its row lock, and those
+        // that come late are refused.
+        app("axum-sqlx-tx", NewToken, Some(OneToken), with_sqlx_tx(pool)),
+        // Not here: the layer has a line for each resource.
+        app(
+            "fence",
+            NewToken,
+            Some(NewToken),
+            route().route_layer(layer()),
+        ),
+        app(
+            "fence, reusable",
+            OneToken,
+            Some(OneToken),
+            route().route_layer(layer().reusable()),
+        ),
+        app(
+            "fence, idempotent",
+            NewTokenAndKey,
+            None,
+            route().route_layer(layer().idempotent(keys)),
+        ),
+        app("stale", DeadToken, None, route().route_layer(layer())),
+    ]
+}
+
+fn at<H, T, S>(handler: H) -> Router<S>
+where
+    H: axum::handler::Handler<T, S>,
+    T: 'static,
+    S: Clone + Send + Sync + 'static,
+{
+    Router::new().route("/{sku}", post(handler))
+}
+
+async fn decrement(conn: &mut PgConnection, sku: &str) -> sqlx::Result<()> {
+    sqlx::query(UPDATE).bind(sku).execute(conn).await?;
+    Ok(())
+}
+
+async fn no_op(Path(sku): Path<String>) -> StatusCode {
+    std::hint::black_box(sku);
+    StatusCode::NO_CONTENT
+}
+
+async fn update(State(pool): State<PgPool>, Path(sku): Path<String>) -> Answer {
+    sqlx::query(UPDATE).bind(sku).execute(&pool).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn transaction(State(pool): State<PgPool>, Path(sku): Path<String>) -> Answer {
+    let mut tx = pool.begin().await?;
+    decrement(&mut tx, &sku).await?;
+    tx.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn for_update(State(pool): State<PgPool>, Path(sku): Path<String>) -> Answer {
+    let mut conn = pool.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let n: i64 = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1 FOR UPDATE")
+        .bind(&sku)
+        .fetch_one(&mut *tx)
+        .await?;
+    std::hint::black_box(n);
+    decrement(&mut tx, &sku).await?;
+    tx.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn fenced(mut tx: FencedTx, Path(sku): Path<String>) -> Answer {
+    decrement(&mut tx, &sku).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The fence's statement by hand, in the transaction of another layer.
+async fn in_sqlx_tx(
+    mut tx: axum_sqlx_tx::Tx<Postgres>,
+    headers: HeaderMap,
+    Path(sku): Path<String>,
+) -> Answer {
+    let token = headers.get("fencing-token");
+    let token = token.and_then(|token| token.to_str().ok()?.parse::<i64>().ok());
+    let Some(token) = token else {
+        return Ok(StatusCode::PRECONDITION_REQUIRED);
+    };
+    let admitted: Option<i32> = sqlx::query_scalar(ADMIT)
+        .bind(&sku)
+        .bind(token)
+        // Good for more than one write.
+        .bind(token - 1)
+        .fetch_optional(&mut **tx)
+        .await?;
+    if admitted.is_none() {
+        return Ok(StatusCode::PRECONDITION_FAILED);
+    }
+    decrement(&mut tx, &sku).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn with_sqlx_tx(pool: &PgPool) -> Router {
+    let (state, layer) = axum_sqlx_tx::Tx::<Postgres>::setup(pool.clone());
+    at(in_sqlx_tx).layer(layer).with_state(state)
+}
+
+type Answer = Result<StatusCode, DatabaseError>;

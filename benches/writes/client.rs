@@ -1,0 +1,83 @@
+//! What the connections ask for.
+
+use std::{
+    io::Write,
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
+};
+
+use super::apps::Carries;
+use crate::support::load::{Answered, Client};
+
+/// The next token, for all resources.
+static TOKENS: AtomicI64 = AtomicI64::new(1);
+
+/// Takes so many tokens, and returns the first of them.
+pub fn take_tokens(how_many: i64) -> i64 {
+    TOKENS.fetch_add(how_many, Relaxed)
+}
+
+/// The decrements of one connection.
+pub struct Writer {
+    path: String,
+    carries: Carries,
+    /// What other connections leave alone, unless there is only one.
+    skus: Vec<String>,
+    one_token: i64,
+    shared: bool,
+}
+
+impl Writer {
+    /// The writers of all connections to one contender. Each has resources of its own, so that its
+    /// tokens come in order.
+    pub fn all(path: &str, carries: Carries, skus: &[String], connections: usize) -> Vec<Self> {
+        let one_token = take_tokens(1);
+        let writer = |n: usize| Self {
+            path: path.to_owned(),
+            carries,
+            skus: if skus.len() < connections {
+                skus.to_vec()
+            } else {
+                skus.iter().skip(n).step_by(connections).cloned().collect()
+            },
+            one_token,
+            shared: skus.len() < connections,
+        };
+        (0..connections).map(writer).collect()
+    }
+}
+
+impl Client for Writer {
+    fn request(&mut self, buffer: &mut Vec<u8>) {
+        let sku = &self.skus[rand::random_range(0..self.skus.len())];
+        let path = &self.path;
+        let token = match self.carries {
+            Carries::Nothing => 0,
+            Carries::NewToken | Carries::NewTokenAndKey => take_tokens(1),
+            Carries::OneToken => self.one_token,
+            Carries::DeadToken => 1,
+        };
+        let written = write!(buffer, "POST {path}/{sku} HTTP/1.1\r\nHost: bench\r\n");
+        let written = written.and_then(|()| match self.carries {
+            Carries::Nothing => Ok(()),
+            Carries::NewTokenAndKey => write!(
+                buffer,
+                "Fencing-Token: {token}\r\n\
+                 Idempotency-Key: \"6f1d2c7a-0b6e-4c7b-8d55-{token:012}\"\r\n"
+            ),
+            _ => write!(buffer, "Fencing-Token: {token}\r\n"),
+        });
+        written.expect("memory can be written");
+        buffer.extend_from_slice(b"Content-Length: 0\r\n\r\n");
+    }
+
+    fn answered(&mut self, status: u16, _body: &[u8]) -> Answered {
+        match (self.carries, status) {
+            (Carries::DeadToken, 412) => Answered::Done,
+            (Carries::DeadToken, _) => Answered::Unexpected,
+            (_, 204) => Answered::Done,
+            // Of one resource, from several connections: a newer one was faster.
+            (Carries::NewToken, 412) if self.shared => Answered::Refused,
+            _ => Answered::Unexpected,
+        }
+    }
+}

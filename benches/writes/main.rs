@@ -1,0 +1,194 @@
+//! What a fenced write costs beside an unfenced one. See `benches/README.md`.
+
+mod apps;
+mod client;
+mod pgbench;
+#[allow(dead_code, reason = "each bench uses a part of it")]
+#[path = "../support/mod.rs"]
+mod support;
+
+use axum::Router;
+use sqlx::{PgPool, postgres::PgPoolOptions};
+use tokio::runtime::Runtime;
+use tower_fence::{Fence, Resource, Token, TokenUse};
+
+use self::{
+    apps::{App, Carries, apps},
+    client::Writer,
+    pgbench::{Pgbench, SCRIPTS},
+    support::{
+        http, load, machine,
+        options::Options,
+        postgres::PostgresServer,
+        report::{Report, file_name},
+        rounds::{self, Contender, Outcome},
+    },
+};
+
+const DATABASE: &str = "postgres";
+const RESOURCES: usize = 1_000;
+
+/// No token of the bench is as high.
+const HIGHEST: i64 = 900_000_000_000_000;
+
+/// What each resource has in the beginning.
+const STOCK: i64 = 1_000_000_000;
+
+/// A write in a transaction, without a fence.
+const BASELINE: &str = "transaction";
+
+fn main() {
+    let options = Options::read();
+    let runtime = http::runtime();
+    let server = runtime.block_on(PostgresServer::start(&["max_wal_size=4GB"]));
+    let mut report = Report::new("writes", &options, machine::describe(&server.programs));
+    let pool = PgPoolOptions::new()
+        .max_connections(16)
+        .min_connections(16)
+        .test_before_acquire(options.test_connections);
+    let pool = runtime.block_on(pool.connect(&server.url(DATABASE)));
+    let pool = pool.expect("postgres answers");
+    let fence = Fence::new(pool.clone());
+    let bench = Bench {
+        apps: apps(&pool, &fence),
+        runtime,
+        server,
+        pool,
+        options,
+    };
+    bench.runtime.block_on(bench.prepare(&fence));
+    let app = bench.apps.iter().fold(Router::new(), |whole, app| {
+        whole.nest(&bench.path(app), app.router.clone())
+    });
+    let addr = http::serve(&bench.runtime, app);
+    for (connections, title) in [
+        (1, "1 connection, 1,000 resources"),
+        (16, "16 connections, 1,000 resources"),
+        (64, "64 connections, 1,000 resources"),
+    ] {
+        bench.race(&mut report, title, addr, connections, false);
+    }
+    bench.race(&mut report, "16 connections, 1 resource", addr, 16, true);
+    println!("{}", report.folder().display());
+}
+
+struct Bench {
+    apps: Vec<App>,
+    runtime: Runtime,
+    server: PostgresServer,
+    pool: PgPool,
+    options: Options,
+}
+
+impl Bench {
+    fn path(&self, app: &App) -> String {
+        format!("/{}", file_name(app.name))
+    }
+
+    /// The resources of a contender: nobody else writes to them.
+    fn skus(name: &str, hot: bool) -> Vec<String> {
+        let resources = if hot { 1 } else { RESOURCES };
+        let prefix = file_name(name);
+        (0..resources).map(|n| format!("{prefix}-{n}")).collect()
+    }
+
+    async fn prepare(&self, fence: &Fence<sqlx::Postgres>) {
+        fence.migrate().await.expect("the fence's tables");
+        let table = "CREATE TABLE stock (sku TEXT PRIMARY KEY, n BIGINT NOT NULL) \
+                     WITH (fillfactor = 70)";
+        sqlx::raw_sql(table).execute(&self.pool).await.expect("DDL");
+        let names = self.apps.iter().map(|app| app.name);
+        for name in names.chain(SCRIPTS.map(|(name, _)| name)) {
+            sqlx::query("INSERT INTO stock SELECT sku, $2 FROM unnest($1) sku")
+                .bind(Self::skus(name, false))
+                .bind(STOCK)
+                .execute(&self.pool)
+                .await
+                .expect("a row for each resource");
+        }
+        for app in &self.apps {
+            if app.carries == Carries::DeadToken {
+                for sku in Self::skus(app.name, false) {
+                    let resource = Resource::new(sku).expect("a name");
+                    let newest = Token::new(HIGHEST).expect("a token");
+                    let tx = fence.begin(&resource, newest, TokenUse::SingleUse);
+                    let committed = tx.await.expect("it is new").commit().await;
+                    committed.expect("every token of the bench is dead now");
+                }
+            }
+        }
+        for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+            let done = sqlx::raw_sql(statement).execute(&self.pool).await;
+            done.expect(statement);
+        }
+    }
+
+    fn race(
+        &self,
+        report: &mut Report,
+        title: &str,
+        addr: std::net::SocketAddr,
+        connections: usize,
+        hot: bool,
+    ) {
+        let before = self.decrements();
+        let mut contenders = vec![];
+        for app in &self.apps {
+            let carries = if hot { app.when_hot } else { Some(app.carries) };
+            let Some(carries) = carries else { continue };
+            let skus = Self::skus(app.name, hot);
+            let writers = Writer::all(&self.path(app), carries, &skus, connections);
+            let mut writers = Some(writers);
+            contenders.push(Contender::new(app.name, move |window| {
+                let taken = writers.take().expect("they were given back");
+                let (sample, given_back) = load::drive(addr, taken, window);
+                writers = Some(given_back);
+                sample
+            }));
+        }
+        for (name, statements) in SCRIPTS {
+            let prefix = file_name(name);
+            let resources = if hot { 1 } else { RESOURCES };
+            let mut pgbench = Pgbench::new(
+                &self.server,
+                DATABASE,
+                statements,
+                &prefix,
+                resources,
+                connections,
+            );
+            contenders.push(Contender::new(name, move |window| pgbench.run(window)));
+        }
+        let outcomes = rounds::run(title, contenders, &self.options);
+        self.check(&before, &outcomes);
+        report.contenders(title, BASELINE, &outcomes);
+    }
+
+    /// What each contender has decremented so far.
+    fn decrements(&self) -> Vec<(String, i64)> {
+        let sums = sqlx::query_as(
+            "SELECT regexp_replace(sku, '-\\d+$', ''), CAST(sum($1 - n) AS BIGINT) \
+             FROM stock GROUP BY 1",
+        );
+        let sums = sums.bind(STOCK).fetch_all(&self.pool);
+        self.runtime.block_on(sums).expect("the sums")
+    }
+
+    /// A decrement for each success, and none besides.
+    fn check(&self, before: &[(String, i64)], outcomes: &[Outcome]) {
+        let after = self.decrements();
+        let of = |sums: &[(String, i64)], name: &str| {
+            let sum = sums.iter().find(|(prefix, _)| *prefix == file_name(name));
+            sum.expect("each contender has resources").1
+        };
+        for outcome in outcomes {
+            let name = outcome.name.as_str();
+            let decrements = of(&after, name) - of(before, name);
+            let expected = match name {
+                "no-op" | "stale" => 0,
+                _ => i64::try_from(outcome.done()).expect("not so many"),
+            };
+            assert_eq!(decrements, expected, "{name}: the data is not as was said");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What the database alone can do: the same statements from pgbench, which is in C and has nothing
+//! else to do.
+
+use std::{fs, path::PathBuf, process::Command, time::Duration};
+
+use reqwest::Url;
+
+use super::client::take_tokens;
+use crate::support::{
+    options::Window,
+    postgres::PostgresServer,
+    rounds::{Sample, latencies},
+};
+
+pub const SCRIPTS: [(&str, &str); 3] = [
+    (
+        "pgbench, update",
+        "UPDATE stock SET n = n - 1 WHERE sku = :sku;",
+    ),
+    (
+        "pgbench, transaction",
+        "BEGIN;\nUPDATE stock SET n = n - 1 WHERE sku = :sku;\nCOMMIT;",
+    ),
+    (
+        "pgbench, one statement",
+        "WITH f AS (INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
+         VALUES (:sku, :floor, CURRENT_TIMESTAMP) \
+         ON CONFLICT (resource) DO UPDATE \
+         SET max_token = excluded.max_token, updated_at = excluded.updated_at \
+         WHERE f.max_token < :token \
+         RETURNING 1) \
+         UPDATE stock SET n = n - 1 WHERE sku = :sku AND EXISTS (SELECT 1 FROM f);",
+    ),
+];
+
+/// One script, run by so many clients.
+pub struct Pgbench<'a> {
+    server: &'a PostgresServer,
+    database: &'a str,
+    clients: usize,
+    script: String,
+}
+
+impl<'a> Pgbench<'a> {
+    /// `prefix` is what the names of its resources begin with.
+    pub fn new(
+        server: &'a PostgresServer,
+        database: &'a str,
+        statements: &str,
+        prefix: &str,
+        resources: usize,
+        clients: usize,
+    ) -> Self {
+        // As the connections over HTTP: each its own resources, and a new token for each write. On
+        // one resource only a token that is used again and again is admitted in any order.
+        let of_each = resources / clients;
+        let choice = if of_each == 0 {
+            "\\set n 0\n\\set floor :token - 1\n".to_owned()
+        } else {
+            format!(
+                "\\set token :token + 1\n\\set floor :token\n\
+                 \\set n random(0, {}) * {clients} + :client_id\n",
+                of_each - 1
+            )
+        };
+        let sku = format!("('{prefix}-' || :n::text)");
+        Self {
+            server,
+            database,
+            clients,
+            script: choice + &statements.replace(":sku", &sku) + "\n",
+        }
+    }
+
+    pub fn run(&mut self, window: Window) -> Sample {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("script.sql");
+        fs::write(&script, &self.script).expect("the script was written");
+        let url = Url::parse(&self.server.url(self.database)).expect("a URL");
+        // Its clock begins before it connects, which takes a password each.
+        let connecting = 1.0 + self.clients as f64 / 50.0;
+        let whole = (window.warm_up + window.measured).as_secs_f64() + connecting;
+        let whole = whole.ceil();
+        // Tokens that nobody else has, for as many writes as it may make.
+        let token = take_tokens(10_000_000);
+        let output = Command::new(self.server.programs.join("pgbench"))
+            .args(["-n", "-M", "prepared", "-j", "1", "--log"])
+            .args(["-f", "script.sql", "-D", &format!("token={token}")])
+            .args(["-c", &self.clients.to_string(), "-T", &whole.to_string()])
+            .args(["-h", "127.0.0.1", "-p"])
+            .arg(url.port().unwrap_or(5432).to_string())
+            .args(["-U", url.username(), self.database])
+            .env("PGPASSWORD", url.password().unwrap_or_default())
+            .current_dir(folder.path())
+            .output()
+            .expect("pgbench runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let problems = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}{problems}");
+        let number = |name: &str| -> Option<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        let failed = number("number of failed transactions: ");
+        assert!(failed.is_none_or(|failed| failed == 0), "{text}{problems}");
+        let logs = fs::read_dir(folder.path()).expect("a folder").flatten();
+        let logs = logs.map(|entry| entry.path());
+        let is_log = |path: &PathBuf| path.file_name() != script.file_name();
+        Sample {
+            done: number("number of transactions actually processed: ")
+                .unwrap_or_else(|| panic!("{text}")),
+            ..read(logs.filter(is_log), window)
+        }
+    }
+}
+
+/// Reads the log of all transactions.
+fn read(logs: impl Iterator<Item = PathBuf>, window: Window) -> Sample {
+    let mut ended: Vec<(Duration, u64)> = vec![];
+    for log in logs {
+        for line in fs::read_to_string(log).expect("a log").lines() {
+            // Client, number, microseconds, script, and when it ended: seconds, microseconds.
+            let fields: Vec<u64> = line.split(' ').flat_map(str::parse).collect();
+            let &[_, _, took_us, _, seconds, us] = fields.as_slice() else {
+                panic!("{line}");
+            };
+            let end = Duration::from_secs(seconds) + Duration::from_micros(us);
+            ended.push((end, took_us * 1_000));
+        }
+    }
+    let first = ended.iter().map(|(end, _)| *end).min();
+    let from = first.expect("at least one transaction") + window.warm_up;
+    let until = from + window.measured;
+    let last = ended.iter().map(|(end, _)| *end).max();
+    assert!(last >= Some(until), "pgbench had not enough time");
+    let mut latencies = latencies();
+    for (end, took) in ended {
+        if from <= end && end < until {
+            latencies.saturating_record(took);
+        }
+    }
+    Sample {
+        latencies,
+        ..Sample::new(window.measured)
+    }
+}
