@@ -1,2 +1,66 @@
-//! To be written.
-fn main() {}
+//! What a lease costs, beside other locks. See `benches/README.md`.
+
+mod clients;
+mod hand_off;
+mod in_process;
+mod memory;
+mod over_http;
+mod store;
+#[allow(dead_code, reason = "each bench uses a part of it")]
+#[path = "../support/mod.rs"]
+mod support;
+mod usual;
+
+use std::sync::Arc;
+
+use self::{
+    store::Store,
+    support::{
+        http, machine, options::Options, postgres::PostgresServer, program::Program, report::Report,
+    },
+};
+
+fn main() {
+    let options = Options::read();
+    let runtime = Arc::new(http::runtime());
+    let postgres = runtime.block_on(PostgresServer::start(&[]));
+    let mut report = Report::new("leases", &options, machine::describe(&postgres.programs));
+    let store = Store::start(runtime, &postgres);
+    let etcd = Program::etcd();
+    if etcd.is_none() {
+        println!("etcd is not installed, and left out (Debian: apt-get install etcd-server)");
+    }
+    in_process::race(&store, &options, &mut report);
+    over_http::race(&store, etcd.as_ref(), &options, &mut report);
+    // Whoever waits has to have the lock once, at the end of each turn.
+    let fewer = Options {
+        rounds: options.rounds.min(3),
+        ..options
+    };
+    let mut costs = vec![
+        ["", "sent", "with those of scripts"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for waiters in [1, 10, 100, 1_000] {
+        if files() < 2 * waiters + 200 {
+            println!("{waiters} waiters need more open files, and are left out: ulimit -n 8192");
+            continue;
+        }
+        let race = hand_off::race(&store, etcd.as_ref(), waiters, &fewer, &mut report);
+        costs.extend(race);
+    }
+    report.table("Commands of Redis for each hand-off", &costs);
+    memory::measure(&store, options.quick, &mut report);
+    println!("{}", report.folder().display());
+}
+
+/// How many files this process may have open.
+fn files() -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let limit = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"));
+    let limit = limit.and_then(|limit| limit.split_whitespace().next()?.parse().ok());
+    limit.unwrap_or(usize::MAX)
+}

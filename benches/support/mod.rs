@@ -11,3 +11,4 @@ pub mod postgres;
 pub mod program;
 pub mod report;
 pub mod rounds;
+pub mod tasks;

@@ -27,8 +27,8 @@ impl Options {
         let mut options = Self {
             rounds: 5,
             window: Window {
-                warm_up: Duration::from_millis(300),
-                measured: Duration::from_millis(1_500),
+                warm_up: Duration::from_millis(250),
+                measured: Duration::from_secs(1),
             },
             test_connections: true,
             quick: false,
@@ -62,7 +62,7 @@ fn usage(argument: &str) -> ! {
         "{argument}? There is:\n\
          --quick        short rounds, for a look\n\
          --rounds N     turns of each contender (5)\n\
-         --seconds S    what of a turn is measured (1.5)\n\
+         --seconds S    what of a turn is measured (1)\n\
          --no-test      the pool hands out connections without testing them"
     );
     std::process::exit(2)

@@ -1,0 +1,71 @@
+//! Writes with tokens that jump.
+
+use std::{
+    collections::HashMap,
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::support::load::{Answered, Client};
+
+/// No row begins with a higher one.
+pub const HIGHEST_AT_FIRST: i64 = 1_000_000;
+
+/// The next token is somewhat higher, as where a lock service serves others, too.
+static TOKENS: AtomicI64 = AtomicI64::new(HIGHEST_AT_FIRST);
+
+/// The writes of one connection, to resources of its own.
+pub struct Writer {
+    path: String,
+    rows: usize,
+    connection: usize,
+    connections: usize,
+    now: (usize, i64),
+    /// The last token that each resource has admitted.
+    pub last: HashMap<usize, i64>,
+    done: Arc<AtomicU64>,
+}
+
+impl Writer {
+    pub fn all(path: &str, rows: usize, connections: usize, done: &Arc<AtomicU64>) -> Vec<Self> {
+        let writer = |connection| Self {
+            path: path.to_owned(),
+            rows,
+            connection,
+            connections,
+            now: (0, 0),
+            last: HashMap::new(),
+            done: Arc::clone(done),
+        };
+        (0..connections).map(writer).collect()
+    }
+}
+
+impl Client for Writer {
+    fn request(&mut self, buffer: &mut Vec<u8>) {
+        let of_each = self.rows / self.connections;
+        let row = rand::random_range(0..of_each) * self.connections + self.connection;
+        let jump = rand::random_range(1..1_000_000);
+        let token = TOKENS.fetch_add(jump, Relaxed) + 1;
+        self.now = (row, token);
+        let path = &self.path;
+        let written = write!(
+            buffer,
+            "POST {path}/resource-{row} HTTP/1.1\r\nHost: bench\r\n\
+             Fencing-Token: {token}\r\nContent-Length: 0\r\n\r\n"
+        );
+        written.expect("memory can be written");
+    }
+
+    fn answered(&mut self, status: u16, _body: &[u8]) -> Answered {
+        if status != 204 {
+            return Answered::Unexpected;
+        }
+        self.last.insert(self.now.0, self.now.1);
+        self.done.fetch_add(1, Relaxed);
+        Answered::Done
+    }
+}

@@ -1,0 +1,113 @@
+//! A database whose `fence_resources` has so many rows.
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, postgres::PgPoolOptions};
+use tower_fence::Fence;
+
+use super::client::HIGHEST_AT_FIRST;
+use crate::support::{options::Options, postgres::PostgresServer};
+
+pub struct Table {
+    pub rows: usize,
+    url: String,
+    test_connections: bool,
+}
+
+/// What Postgres knows of the table.
+pub struct State {
+    pub table_mib: f64,
+    pub index_mib: f64,
+    pub dead: i64,
+    pub updates: i64,
+    pub hot_updates: i64,
+    pub vacuums: i64,
+}
+
+impl Table {
+    pub async fn fill(server: &PostgresServer, rows: usize, options: &Options) -> Self {
+        let name = format!("rows_{rows}");
+        let mut conn = PgConnection::connect(&server.url("postgres"))
+            .await
+            .expect("postgres answers");
+        let create = AssertSqlSafe(format!("CREATE DATABASE {name}"));
+        let created = sqlx::raw_sql(create).execute(&mut conn).await;
+        created.expect("a database");
+        let table = Self {
+            rows,
+            url: server.url(&name),
+            test_connections: options.test_connections,
+        };
+        let pool = table.pool().await;
+        let fence = Fence::new(pool.clone());
+        fence.migrate().await.expect("the fence's tables");
+        sqlx::query(
+            "INSERT INTO fence_resources (resource, max_token) \
+             SELECT 'resource-' || n, 1 + floor(random() * $2)::bigint \
+             FROM generate_series(0, $1 - 1) n",
+        )
+        .bind(i64::try_from(rows).expect("not so many"))
+        .bind(HIGHEST_AT_FIRST as f64)
+        .execute(&pool)
+        .await
+        .expect("the rows");
+        for statement in ["VACUUM ANALYZE fence_resources", "CHECKPOINT"] {
+            let done = sqlx::raw_sql(statement).execute(&pool).await;
+            done.expect(statement);
+        }
+        pool.close().await;
+        table
+    }
+
+    pub async fn pool(&self) -> PgPool {
+        let pool = PgPoolOptions::new()
+            .max_connections(16)
+            .test_before_acquire(self.test_connections);
+        pool.connect(&self.url).await.expect("postgres answers")
+    }
+
+    /// Up to date only once the connections that wrote are closed.
+    pub async fn state(&self) -> State {
+        let conn = PgConnection::connect(&self.url).await;
+        let mut conn = conn.expect("postgres answers");
+        let row = sqlx::query(
+            "SELECT pg_table_size(relid) / 1048576.0::float8, \
+                    pg_indexes_size(relid) / 1048576.0::float8, \
+                    n_dead_tup, n_tup_upd, n_tup_hot_upd, autovacuum_count \
+             FROM pg_stat_user_tables WHERE relname = 'fence_resources'",
+        )
+        .fetch_one(&mut conn)
+        .await
+        .expect("the table is there");
+        State {
+            table_mib: row.get(0),
+            index_mib: row.get(1),
+            dead: row.get(2),
+            updates: row.get(3),
+            hot_updates: row.get(4),
+            vacuums: row.get(5),
+        }
+    }
+
+    /// Every write that was acknowledged is there, and no row is new.
+    pub async fn check(&self, last: impl Iterator<Item = (usize, i64)>) {
+        let pool = self.pool().await;
+        let (resources, tokens): (Vec<String>, Vec<i64>) = last
+            .map(|(row, token)| (format!("resource-{row}"), token))
+            .unzip();
+        let right: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM unnest($1, $2) AS last (resource, token) \
+             JOIN fence_resources f ON f.resource = last.resource AND f.max_token = last.token",
+        )
+        .bind(&resources)
+        .bind(&tokens)
+        .fetch_one(&pool)
+        .await
+        .expect("a count");
+        assert_eq!(usize::try_from(right), Ok(tokens.len()), "a write is lost");
+        let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM fence_resources")
+            .fetch_one(&pool)
+            .await
+            .expect("a count");
+        assert_eq!(usize::try_from(rows), Ok(self.rows));
+        pool.close().await;
+    }
+}

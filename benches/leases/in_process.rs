@@ -1,0 +1,170 @@
+//! Acquire and release, without HTTP: 16 tasks at once, none in the way of another.
+
+use std::{ops::Range, time::Duration};
+
+use tower_fence::{
+    Resource,
+    lease::{Acquire, Leases, RedisLeases},
+};
+
+use crate::{
+    store::Store,
+    support::{
+        load::{self, Answered, Client},
+        options::Options,
+        report::Report,
+        rounds::{self, Contender},
+        tasks::{self, Operation, Outcome},
+    },
+    usual::UsualLock,
+};
+
+pub const TASKS: usize = 16;
+
+pub const USUAL: &str = "SET NX, compare and delete";
+
+/// How long everything is locked that is not released.
+pub const TTL: Duration = Duration::from_secs(60);
+
+/// The names of one task: nobody else uses them.
+pub fn names(task: usize) -> Vec<String> {
+    (0..64).map(|n| format!("resource-{task}-{n}")).collect()
+}
+
+pub fn race(store: &Store, options: &Options, report: &mut Report) {
+    const PREFIX: &str = "in-process";
+    let (leases, usual) = (store.leases(PREFIX), store.usual());
+    let mut ours: Vec<_> = (0..TASKS).map(|task| Ours::new(&leases, task)).collect();
+    let mut theirs: Vec<_> = (0..TASKS).map(|task| Theirs::new(&usual, task)).collect();
+    let mut plain: Vec<_> = (0..TASKS).map(Plain::new).collect();
+    let contenders = vec![
+        Contender::new("tower-fence", |window| {
+            let running = tasks::run(std::mem::take(&mut ours), window);
+            let (sample, given_back) = store.runtime.block_on(running);
+            ours = given_back;
+            sample
+        }),
+        Contender::new(USUAL, |window| {
+            let running = tasks::run(std::mem::take(&mut theirs), window);
+            let (sample, given_back) = store.runtime.block_on(running);
+            theirs = given_back;
+            sample
+        }),
+        Contender::new("SET NX and DEL, 16 connections", |window| {
+            let taken = std::mem::take(&mut plain);
+            let (sample, given_back) = load::drive(store.redis.addr, taken, window);
+            plain = given_back;
+            sample
+        }),
+    ];
+    let title = "Acquire and release, 16 tasks, in process";
+    let outcomes = rounds::run(title, contenders, options);
+    store.assert_all_free();
+    assert_eq!(store.granted(PREFIX), outcomes[0].done());
+    report.contenders(title, USUAL, &outcomes);
+}
+
+struct Ours {
+    leases: RedisLeases,
+    resources: Vec<Resource>,
+    next: std::iter::Cycle<Range<usize>>,
+}
+
+impl Ours {
+    fn new(leases: &RedisLeases, task: usize) -> Self {
+        let resources = names(task).into_iter().map(Resource::new);
+        let resources: Vec<_> = resources.map(|name| name.expect("a name")).collect();
+        Self {
+            leases: leases.clone(),
+            next: (0..resources.len()).cycle(),
+            resources,
+        }
+    }
+}
+
+impl Operation for Ours {
+    async fn run(&mut self) -> Outcome {
+        let resource = &self.resources[self.next.next().expect("it never ends")];
+        let lease = self.leases.acquire(resource, Acquire::new(TTL)).await;
+        let lease = lease.expect("it is free");
+        let released = self.leases.release(resource, &lease.id);
+        released.await.expect("it was held");
+        Outcome::Done
+    }
+}
+
+struct Theirs {
+    lock: UsualLock,
+    names: Vec<String>,
+    next: std::iter::Cycle<Range<usize>>,
+}
+
+impl Theirs {
+    fn new(lock: &UsualLock, task: usize) -> Self {
+        let names = names(task);
+        Self {
+            lock: lock.clone(),
+            next: (0..names.len()).cycle(),
+            names,
+        }
+    }
+}
+
+impl Operation for Theirs {
+    async fn run(&mut self) -> Outcome {
+        let name = &self.names[self.next.next().expect("it never ends")];
+        let id = self.lock.try_lock(name, TTL).await;
+        self.lock.unlock(name, id.expect("it is free")).await;
+        Outcome::Done
+    }
+}
+
+/// What Redis alone can do: no script, no token, no id that is compared, no client library.
+struct Plain {
+    names: Vec<String>,
+    next: usize,
+    holding: bool,
+}
+
+impl Plain {
+    fn new(task: usize) -> Self {
+        Self {
+            names: names(task),
+            next: 0,
+            holding: false,
+        }
+    }
+}
+
+impl Client for Plain {
+    fn request(&mut self, buffer: &mut Vec<u8>) {
+        let key = format!("plain-{}", self.names[self.next]);
+        let words: &[&str] = if self.holding {
+            &["DEL", &key]
+        } else {
+            &["SET", &key, "x", "NX", "PX", "60000"]
+        };
+        buffer.extend(format!("*{}\r\n", words.len()).bytes());
+        for word in words {
+            buffer.extend(format!("${}\r\n{word}\r\n", word.len()).bytes());
+        }
+    }
+
+    fn answered(&mut self, _status: u16, body: &[u8]) -> Answered {
+        let expected: &[u8] = if self.holding { b":1\r\n" } else { b"+OK\r\n" };
+        if body != expected {
+            return Answered::Unexpected;
+        }
+        self.holding = !self.holding;
+        if self.holding {
+            return Answered::Partly;
+        }
+        self.next = (self.next + 1) % self.names.len();
+        Answered::Done
+    }
+
+    /// Answers of one line.
+    fn parse(bytes: &[u8]) -> Option<(u16, Range<usize>)> {
+        bytes.ends_with(b"\r\n").then_some((200, 0..bytes.len()))
+    }
+}

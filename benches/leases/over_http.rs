@@ -1,0 +1,57 @@
+//! Acquire and release over HTTP: the issuer beside etcd's lock, 16 connections.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use tower_fence::issuer;
+
+use crate::{
+    clients::{Alone, Etcd, Issuer, Session},
+    in_process::{TASKS, names},
+    store::Store,
+    support::{
+        http, load,
+        options::Options,
+        program::Program,
+        report::Report,
+        rounds::{self, Contender},
+    },
+};
+
+/// Serves the issuer.
+pub fn serve(store: &Store, prefix: &str) -> SocketAddr {
+    let router = issuer::router(store.leases(prefix));
+    http::serve(&store.runtime, Router::new().nest("/locks", router))
+}
+
+pub fn race(store: &Store, etcd: Option<&Program>, options: &Options, report: &mut Report) {
+    const PREFIX: &str = "over-http";
+    let addr = serve(store, PREFIX);
+    let clients = (0..TASKS).map(|task| Issuer::new(names(task), Alone));
+    let mut ours: Vec<_> = clients.collect();
+    let mut contenders = vec![Contender::new("tower-fence", move |window| {
+        let (sample, given_back) = load::drive(addr, std::mem::take(&mut ours), window);
+        ours = given_back;
+        sample
+    })];
+    if let Some(etcd) = etcd {
+        for (name, session) in [
+            ("etcd, one session", Session::Kept),
+            ("etcd, a lease for each lock", Session::ForEachLock),
+        ] {
+            let clients = (0..TASKS).map(|task| Etcd::new(&names(task), session, Alone));
+            let mut theirs: Vec<_> = clients.collect();
+            contenders.push(Contender::new(name, move |window| {
+                let taken = std::mem::take(&mut theirs);
+                let (sample, given_back) = load::drive(etcd.addr, taken, window);
+                theirs = given_back;
+                sample
+            }));
+        }
+    }
+    let title = "Acquire and release, 16 connections, over HTTP";
+    let outcomes = rounds::run(title, contenders, options);
+    store.assert_all_free();
+    assert_eq!(store.granted(PREFIX), outcomes[0].done());
+    report.contenders(title, "tower-fence", &outcomes);
+}

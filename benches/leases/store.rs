@@ -1,0 +1,97 @@
+//! The stores: a Redis of the bench's own, and the epochs in a Postgres of its own.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use sqlx::postgres::PgPoolOptions;
+use tokio::runtime::Runtime;
+use tower_fence::{Fence, lease::RedisLeases};
+
+use crate::{
+    support::{postgres::PostgresServer, program::Program},
+    usual::UsualLock,
+};
+
+pub struct Store {
+    pub runtime: Arc<Runtime>,
+    pub redis: Program,
+    fence: Fence<sqlx::Postgres>,
+    connection: MultiplexedConnection,
+}
+
+impl Store {
+    pub fn start(runtime: Arc<Runtime>, postgres: &PostgresServer) -> Self {
+        let redis = Program::redis();
+        let (fence, connection) = runtime.block_on(async {
+            let pool = PgPoolOptions::new().max_connections(4);
+            let pool = pool.connect(&postgres.url("postgres")).await;
+            let fence = Fence::new(pool.expect("postgres answers"));
+            fence.migrate().await.expect("the fence's tables");
+            let client = redis::Client::open(format!("redis://{}", redis.addr));
+            let client = client.expect("a URL");
+            let connection = client.get_multiplexed_async_connection().await;
+            (fence, connection.expect("redis answers"))
+        });
+        Self {
+            runtime,
+            redis,
+            fence,
+            connection,
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.redis.addr)
+    }
+
+    pub fn leases(&self, prefix: &str) -> RedisLeases {
+        let builder = RedisLeases::builder(self.fence.clone()).key_prefix(prefix);
+        let leases = self.runtime.block_on(builder.connect(&self.url()));
+        leases.expect("redis answers")
+    }
+
+    pub fn usual(&self) -> UsualLock {
+        UsualLock::new(self.connection.clone())
+    }
+
+    pub fn query<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut connection = self.connection.clone();
+        let mut command = redis::cmd(words[0]);
+        let answer = command.arg(&words[1..]).query_async(&mut connection);
+        self.runtime.block_on(answer).expect("redis answers")
+    }
+
+    /// A number that INFO tells.
+    pub fn info(&self, section: &str, field: &str) -> u64 {
+        let text: String = self.query(&["INFO", section]);
+        let value = text.lines().find_map(|line| line.strip_prefix(field));
+        let value = value.and_then(|value| value.strip_prefix(':')?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {field} in {text}"))
+    }
+
+    /// How often clients have sent this command, or scripts have called it.
+    pub fn calls(&self, command: &str) -> u64 {
+        let text: String = self.query(&["INFO", "commandstats"]);
+        let start = format!("cmdstat_{command}:calls=");
+        let calls = text.lines().find_map(|line| line.strip_prefix(&start));
+        let calls = calls.and_then(|calls| calls.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    }
+
+    /// How many leases were granted under a prefix. Each takes a token from a clock.
+    pub fn granted(&self, prefix: &str) -> u64 {
+        let clocks: Vec<String> = self.query(&["KEYS", &format!("{prefix}:*:clock")]);
+        let counts = clocks.iter().map(|clock| {
+            let n: u64 = self.query(&["HGET", clock, "n"]);
+            n
+        });
+        counts.sum()
+    }
+
+    /// Nothing is held, and nobody waits.
+    pub fn assert_all_free(&self) {
+        let keys: Vec<String> = self.query(&["KEYS", "*"]);
+        let left = keys.iter().find(|key| !key.ends_with(":clock"));
+        assert_eq!(left, None, "something was not released");
+    }
+}

@@ -1,0 +1,62 @@
+//! Operations that are done again and again, by several tasks at once.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{options::Window, rounds::Sample};
+
+/// What one task does, again and again.
+pub trait Operation: Send + 'static {
+    fn run(&mut self) -> impl Future<Output = Outcome> + Send;
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Outcome {
+    Done,
+    /// Refused, as it may be. Counted apart.
+    Refused,
+}
+
+/// Runs each in a task of its own, for as long as the window is. Gives them back.
+pub async fn run<O: Operation>(operations: Vec<O>, window: Window) -> (Sample, Vec<O>) {
+    let from = Instant::now() + window.warm_up;
+    let tasks: Vec<_> = operations
+        .into_iter()
+        .map(|operation| tokio::spawn(repeat(operation, from, window.measured)))
+        .collect();
+    let (mut sum, mut operations) = (Sample::new(window.measured), vec![]);
+    for task in tasks {
+        let (sample, operation) = task.await.expect("an operation failed");
+        sum.latencies
+            .add(&sample.latencies)
+            .expect("the same bounds");
+        sum.refused += sample.refused;
+        sum.done += sample.done;
+        operations.push(operation);
+    }
+    (sum, operations)
+}
+
+async fn repeat<O: Operation>(mut operation: O, from: Instant, measured: Duration) -> (Sample, O) {
+    let until = from + measured;
+    let mut sample = Sample::new(measured);
+    let mut began = Instant::now();
+    while began < until {
+        let outcome = operation.run().await;
+        let ended = Instant::now();
+        let within = from <= ended && ended < until;
+        match outcome {
+            Outcome::Refused => sample.refused += u64::from(within),
+            Outcome::Done => {
+                sample.done += 1;
+                if within {
+                    let took = u64::try_from((ended - began).as_nanos());
+                    sample.latencies.saturating_record(took.unwrap_or(u64::MAX));
+                }
+            }
+        }
+        began = ended;
+    }
+    (sample, operation)
+}
