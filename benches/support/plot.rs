@@ -4,12 +4,15 @@ use std::{error::Error, path::Path};
 
 use plotters::prelude::*;
 
-use super::report::Line;
+use super::report::{Line, short};
 
 const BAR: i32 = 26;
-const NAMES: i32 = 250;
-const FIGURES: i32 = 290;
-const WIDTH: i32 = 1_040;
+const NAMES: i32 = 260;
+const FIGURES: i32 = 320;
+const WIDTH: i32 = 1_080;
+
+/// From this ratio to the baseline on a bar is cut off: it would leave no room for the others.
+const CUT_OFF: f64 = 4.0;
 
 /// One bar for each contender, as long as its throughput.
 pub fn bars(file: &Path, title: &str, lines: &[Line]) -> Result<(), Box<dyn Error>> {
@@ -18,21 +21,28 @@ pub fn bars(file: &Path, title: &str, lines: &[Line]) -> Result<(), Box<dyn Erro
     let area = area.into_drawing_area();
     area.fill(&WHITE)?;
     let font = |size: i32| ("sans-serif", size).into_font();
-    area.draw(&Text::new(title.to_owned(), (12, 14), font(18)))?;
-    let longest = lines.iter().map(|line| line.per_second).fold(1.0, f64::max);
+    area.draw(&Text::new(title.to_owned(), (12, 14), font(20)))?;
+    let shown = lines.iter().filter(|line| line.ratio[1] < CUT_OFF);
+    let longest = shown.map(|line| line.per_second).fold(1.0, f64::max);
     let room = f64::from(WIDTH - NAMES - FIGURES);
     for (place, line) in (0..).zip(lines) {
         let top = 46 + place * BAR;
-        let length = (room * line.per_second / longest) as i32;
-        area.draw(&Text::new(line.name.clone(), (12, top + 3), font(14)))?;
+        let cut_off = line.per_second > longest;
+        let length = (room * (line.per_second / longest).min(1.0)) as i32;
+        area.draw(&Text::new(line.name.clone(), (12, top + 3), font(15)))?;
         let bar = [(NAMES, top), (NAMES + length.max(1), top + BAR - 8)];
-        area.draw(&Rectangle::new(bar, RGBColor(60, 110, 180).filled()))?;
+        let blue = RGBColor(60, 110, 180).mix(if cut_off { 0.4 } else { 1.0 });
+        area.draw(&Rectangle::new(bar, blue.filled()))?;
+        let mark = if cut_off { "… " } else { "" };
         let figures = format!(
-            "{:.0}/s ×{:.2}, p50 {:.2} ms, p99 {:.2} ms",
-            line.per_second, line.ratio[1], line.p50_ms, line.p99_ms
+            "{mark}{:.0}/s, × {}, p50 {:.2} ms, p99 {:.2} ms",
+            line.per_second,
+            short(line.ratio[1]),
+            line.p50_ms,
+            line.p99_ms
         );
         let end = (NAMES + length + 8, top + 3);
-        area.draw(&Text::new(figures, end, font(13)))?;
+        area.draw(&Text::new(figures, end, font(14)))?;
     }
     area.present()?;
     Ok(())

@@ -146,12 +146,22 @@ fn table(title: &str, baseline: &str, lines: &[Line]) -> String {
             format!("{:.0}", line.per_second),
             format!("{:.2}", line.p50_ms),
             format!("{:.2}", line.p99_ms),
-            format!("× {ratio:.2}"),
-            format!("{lowest:.2}–{highest:.2}"),
+            format!("× {}", short(ratio)),
+            format!("{}–{}", short(lowest), short(highest)),
             line.refused.to_string(),
         ]);
     }
     text_table(title, &rows)
+}
+
+/// Three digits, as long as there is anything to see.
+pub fn short(ratio: f64) -> String {
+    let decimals = match ratio {
+        ..0.1 => 3,
+        0.1..10.0 => 2,
+        _ => 1,
+    };
+    format!("{ratio:.decimals$}")
 }
 
 fn row((line, outcome): (&Line, &Outcome)) -> Value {
