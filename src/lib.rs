@@ -117,7 +117,7 @@ pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]
 pub use self::{
     fence::{AdmitError, Admitted, AllAdmitted, CommitError, Fence, FencedTx, Stale, TokenUse},
-    layer::{FenceLayer, HeaderField, Idempotency, PathParam},
+    layer::{FenceLayer, HeaderField, Idempotency, PathParam, PendingWrite},
 };
 
 /// The code in the README compiles.

@@ -63,6 +63,28 @@ pub enum CommitError {
     OutcomeUnknown(#[source] Arc<sqlx::Error>),
 }
 
+/// Why a statement that was to be written at once was not, or is not known to be.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The token was not admitted. Nothing was written.
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
+    /// The statement failed. Nothing was written.
+    #[error("the statement failed")]
+    Statement(#[source] Arc<sqlx::Error>),
+    /// The statement does not depend on `fence`: it would write whether its token was admitted or
+    /// not. It was not run.
+    #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]
+    Independent,
+    /// The rows are not of the type that was asked for. They were written.
+    #[error("the rows that were written are of another type")]
+    Rows(#[source] Arc<sqlx::Error>),
+    /// The transaction was not committed, or is not known to be.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+}
+
 /// A time limit that ran out while the database had not answered.
 pub(super) fn no_answer() -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::new(

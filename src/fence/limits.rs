@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The time limits of a fence.
+/// The settings of a fence, most of them time limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) pool_wait: Duration,
     pub(crate) lock_wait: Duration,
     pub(crate) hold: Duration,
     pub(crate) answer_wait: Duration,
+    /// Whether the pool checks a connection at each use.
+    pub(crate) pool_checks: bool,
 }
 
 impl Limits {
@@ -27,6 +29,7 @@ impl Default for Limits {
             lock_wait: Duration::from_secs(5),
             hold: Duration::from_secs(10),
             answer_wait: Duration::from_secs(5),
+            pool_checks: false,
         }
     }
 }

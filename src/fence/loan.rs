@@ -1,33 +1,54 @@
 //! [`Loan`]: a transaction between the layer, which ends it, and the handler, which may borrow it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use super::{
-    admitted::AllAdmitted, database::FenceDatabase, error::CommitError, session::Session,
+    admitted::AllAdmitted,
+    database::FenceDatabase,
+    error::{AdmitError, CommitError},
+    queue::Turn,
+    session::Session,
     tx::FencedTx,
 };
 
 /// One transaction on loan. Clones are the same loan.
 pub(crate) struct Loan<DB: FenceDatabase> {
-    slot: Arc<Mutex<Slot<DB>>>,
-    admitted: AllAdmitted,
-    server_process: i32,
+    state: Arc<Mutex<State<DB>>>,
+    named: AllAdmitted,
     claimed: bool,
+}
+
+struct State<DB: FenceDatabase> {
+    slot: Slot<DB>,
+    /// They end with the request, not with a transaction that a handler lets escape.
+    turns: Vec<Turn>,
+    /// The server process that holds the row lock; 0 where there is none.
+    server_process: i32,
 }
 
 impl<DB: FenceDatabase> Clone for Loan<DB> {
     fn clone(&self) -> Self {
         Self {
-            slot: Arc::clone(&self.slot),
-            admitted: self.admitted.clone(),
+            state: Arc::clone(&self.state),
+            named: self.named.clone(),
             ..*self
         }
     }
 }
 
 enum Slot<DB: FenceDatabase> {
+    /// Nothing was admitted yet: the handler says when.
+    Pending,
+    /// The handler begins the transaction.
+    Beginning,
+    /// What the handler wanted to write was not admitted.
+    Refused(AdmitError),
     Home(Session<DB>),
     Lent,
+    /// The handler commits by itself, or runs a statement that does.
     Committing,
     Settled(Result<(), CommitError>),
     Closed,
@@ -35,6 +56,10 @@ enum Slot<DB: FenceDatabase> {
 
 /// How a loan stood when it was closed.
 pub(crate) enum Closed<DB: FenceDatabase> {
+    /// Nothing was ever admitted.
+    Unused,
+    /// What the handler wanted to write was not admitted.
+    Refused(AdmitError),
     /// It was back, or had never been taken.
     Home(FencedTx<DB>),
     /// The handler had committed by itself, or had tried to.
@@ -47,42 +72,72 @@ pub(crate) enum Closed<DB: FenceDatabase> {
 }
 
 impl<DB: FenceDatabase> Loan<DB> {
+    /// A transaction that has begun.
     pub(crate) fn new(mut tx: FencedTx<DB>) -> Self {
+        let named = tx.all_admitted().clone();
+        let turns = mem::take(&mut tx.turns);
         let session = tx.take_session();
+        let claimed = session.as_ref();
+        let claimed = claimed.is_some_and(|session| session.claimed.is_some());
+        let server_process = session.as_ref().map_or(0, |session| session.server_process);
+        let slot = session.map_or(Slot::Closed, Slot::Home);
+        Self::with(slot, turns, server_process, named, claimed)
+    }
+
+    /// One that the handler may begin.
+    pub(crate) fn pending(named: AllAdmitted) -> Self {
+        Self::with(Slot::Pending, Vec::new(), 0, named, false)
+    }
+
+    fn with(
+        slot: Slot<DB>,
+        turns: Vec<Turn>,
+        server_process: i32,
+        named: AllAdmitted,
+        claimed: bool,
+    ) -> Self {
+        let state = State {
+            slot,
+            turns,
+            server_process,
+        };
         Self {
-            server_process: session.as_ref().map_or(0, |session| session.server_process),
-            claimed: session
-                .as_ref()
-                .is_some_and(|session| session.claimed.is_some()),
-            slot: Arc::new(Mutex::new(session.map_or(Slot::Closed, Slot::Home))),
-            admitted: tx.all_admitted().clone(),
+            state: Arc::new(Mutex::new(state)),
+            named,
+            claimed,
         }
     }
 
     /// Lends the transaction, unless it is out already or over.
     pub(crate) fn take(&self) -> Option<FencedTx<DB>> {
-        let mut slot = self.lock();
-        match std::mem::replace(&mut *slot, Slot::Lent) {
-            Slot::Home(session) => {
-                Some(FencedTx::new(session, self.admitted.clone(), self.clone()))
-            }
+        let mut state = self.lock();
+        match mem::replace(&mut state.slot, Slot::Lent) {
+            Slot::Home(session) => Some(FencedTx::new(session, self.named.clone(), self.clone())),
             other => {
-                *slot = other;
+                state.slot = other;
                 None
             }
         }
     }
 
-    /// Ends the loan. From now on nothing that is still out can commit.
-    pub(crate) fn close(&self) -> Closed<DB> {
-        match std::mem::replace(&mut *self.lock(), Slot::Closed) {
-            Slot::Home(session) => {
-                Closed::Home(FencedTx::new(session, self.admitted.clone(), None))
-            }
+    /// Whether nothing was admitted yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        matches!(self.lock().slot, Slot::Pending)
+    }
+
+    /// Ends the loan, and with it the turns, once they are dropped. From now on nothing that is
+    /// still out can commit.
+    pub(crate) fn close(&self) -> (Closed<DB>, Vec<Turn>) {
+        let mut state = self.lock();
+        let closed = match mem::replace(&mut state.slot, Slot::Closed) {
+            Slot::Pending | Slot::Beginning => Closed::Unused,
+            Slot::Refused(error) => Closed::Refused(error),
+            Slot::Home(session) => Closed::Home(FencedTx::new(session, self.named.clone(), None)),
             Slot::Settled(outcome) => Closed::Settled(outcome),
             Slot::Committing => Closed::EscapedCommitting,
-            Slot::Lent | Slot::Closed => Closed::Escaped(self.server_process),
-        }
+            Slot::Lent | Slot::Closed => Closed::Escaped(state.server_process),
+        };
+        (closed, mem::take(&mut state.turns))
     }
 
     /// Whether the response must be stored at COMMIT.
@@ -90,43 +145,81 @@ impl<DB: FenceDatabase> Loan<DB> {
         self.claimed
     }
 
-    /// What was admitted.
-    pub(crate) const fn admitted(&self) -> &AllAdmitted {
-        &self.admitted
+    /// What was admitted, or is to be.
+    pub(crate) const fn named(&self) -> &AllAdmitted {
+        &self.named
+    }
+
+    /// Says that the handler begins the transaction; false when it has been used, or closed.
+    pub(crate) fn start_begin(&self) -> bool {
+        self.go_on(|slot| matches!(slot, Slot::Pending), Slot::Beginning)
+    }
+
+    /// Lends what the handler has begun, unless the loan was closed meanwhile.
+    pub(crate) fn begun(&self, mut tx: FencedTx<DB>) -> Option<FencedTx<DB>> {
+        let turns = mem::take(&mut tx.turns);
+        let session = tx.take_session()?;
+        let mut state = self.lock();
+        if !matches!(state.slot, Slot::Beginning) {
+            return None;
+        }
+        state.slot = Slot::Lent;
+        state.turns = turns;
+        state.server_process = session.server_process;
+        Some(FencedTx::new(session, self.named.clone(), self.clone()))
+    }
+
+    /// Says that nothing was admitted, and why.
+    pub(crate) fn refuse(&self, error: AdmitError) {
+        self.go_on(
+            |slot| matches!(slot, Slot::Beginning | Slot::Committing),
+            Slot::Refused(error),
+        );
+    }
+
+    /// Says that the handler runs a statement that is its own COMMIT; false when the loan has been
+    /// used, or closed.
+    pub(crate) fn start_write(&self) -> bool {
+        self.go_on(|slot| matches!(slot, Slot::Pending), Slot::Committing)
     }
 
     /// Says that the borrower commits by itself; false when the loan was closed meanwhile.
     pub(super) fn start_commit(&self) -> bool {
-        let mut slot = self.lock();
-        let lent = matches!(*slot, Slot::Lent);
-        if lent {
-            *slot = Slot::Committing;
-        }
-        lent
+        self.go_on(|slot| matches!(slot, Slot::Lent), Slot::Committing)
     }
 
     /// Says how the borrower's commit ended.
-    pub(super) fn settle(&self, outcome: Result<(), CommitError>) {
-        let mut slot = self.lock();
-        if matches!(*slot, Slot::Committing) {
-            *slot = Slot::Settled(outcome);
-        }
+    pub(crate) fn settle(&self, outcome: Result<(), CommitError>) {
+        self.go_on(
+            |slot| matches!(slot, Slot::Committing),
+            Slot::Settled(outcome),
+        );
     }
 
     /// Takes the session back from the borrower.
     pub(super) fn give_back(&self, session: Session<DB>) {
-        let mut slot = self.lock();
-        if matches!(*slot, Slot::Lent) {
-            *slot = Slot::Home(session);
+        let mut state = self.lock();
+        if matches!(state.slot, Slot::Lent) {
+            state.slot = Slot::Home(session);
         } else {
+            drop(state);
             // The layer may be about to end this connection's server process; in the pool it
             // would be somebody else's by then.
             session.discard();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Slot<DB>> {
+    fn go_on(&self, from: impl FnOnce(&Slot<DB>) -> bool, to: Slot<DB>) -> bool {
+        let mut state = self.lock();
+        let goes_on = from(&state.slot);
+        if goes_on {
+            state.slot = to;
+        }
+        goes_on
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<DB>> {
         // Nothing panics while the lock is held.
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,7 +12,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
             let unreachable = |error: AdmitError| EpochError::Unreachable(Box::new(error));
-            let mut session = Session::begin(&self.pool, self.limits)
+            let mut session = Session::begin(&self.connections, self.limits)
                 .await
                 .map_err(unreachable)?;
             let epoch = session

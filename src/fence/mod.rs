@@ -52,6 +52,7 @@
 //!   of idempotency keys are removed by [`Fence::remove_expired_keys`].
 
 mod admitted;
+mod connections;
 mod database;
 mod dead;
 mod error;
@@ -68,6 +69,7 @@ mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod tx;
+mod write;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -80,13 +82,15 @@ pub(crate) use self::loan::{Closed, Loan};
 pub(crate) use self::queue::Turn;
 pub(crate) use self::records::{RecordId, StoredResponse};
 pub(crate) use self::replay::{Claim, Once, OnceError};
+pub(crate) use self::write::{Statement, typed};
 pub use self::{
     admitted::{Admitted, AllAdmitted},
     database::FenceDatabase,
-    error::{AdmitError, CommitError, Stale},
+    error::{AdmitError, CommitError, Stale, WriteError},
     tx::FencedTx,
 };
 use self::{
+    connections::Connections,
     database::Admission,
     dead::Dead,
     limits::deadline,
@@ -121,7 +125,7 @@ impl TokenUse {
 /// The fence: a pool of connections to the database that holds both the fence's rows and the
 /// data they protect. Cheap to clone.
 pub struct Fence<DB: FenceDatabase> {
-    pool: Pool<DB>,
+    connections: Connections<DB>,
     limits: Limits,
     queues: Arc<Queues>,
     dead: Arc<Dead>,
@@ -131,7 +135,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// A fence over a pool, `Pool<Postgres>` or `Pool<Sqlite>`, with the default limits.
     pub fn new(pool: Pool<DB>) -> Self {
         Self {
-            pool,
+            connections: Connections::new(pool),
             limits: Limits::default(),
             queues: Arc::default(),
             dead: Arc::default(),
@@ -176,9 +180,23 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
+    /// Whether each transaction takes its connection from the pool and gives it back, with all that
+    /// the pool does then: `test_before_acquire`, `before_acquire`, `after_release`. Default: no.
+    ///
+    /// These are round trips. Without them an idle connection is taken untested, since BEGIN is as
+    /// good a test as a ping (where it turns out to be dead, another one is taken), and is kept for
+    /// the next transaction for a millisecond, as long as nobody of this fence waits for one; at
+    /// least once a second it goes through the pool. Say yes where the pool's hooks must see each
+    /// use, as one that resets the state of a session.
+    #[must_use]
+    pub const fn pool_checks(mut self, yes: bool) -> Self {
+        self.limits.pool_checks = yes;
+        self
+    }
+
     /// The pool.
     pub const fn pool(&self) -> &Pool<DB> {
-        &self.pool
+        self.connections.pool()
     }
 
     pub(crate) const fn limits(&self) -> Limits {
@@ -191,7 +209,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// sqlx's error, when the database cannot be reached or refuses.
     pub async fn migrate(&self) -> Result<(), MigrateError> {
-        DB::migrate(&self.pool).await
+        DB::migrate(self.pool()).await
     }
 
     /// Opens a transaction and admits `token` in it.
@@ -275,7 +293,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<FencedTx<DB>, AdmitError> {
         self.check_dead(&all)?;
         let turns = self.turns(&all).await?;
-        let session = Session::begin(&self.pool, self.limits).await?;
+        let session = Session::begin(&self.connections, self.limits).await?;
         let mut tx = self.admit_all(session, all, token_use).await?;
         tx.turns = turns;
         Ok(tx)
@@ -377,7 +395,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
         // In a transaction, since a pooler in between gives each one a server of its own.
-        let mut session = Session::begin(&self.pool, self.limits).await?;
+        let mut session = Session::begin(&self.connections, self.limits).await?;
         session
             .run(async |conn| DB::max_token(conn, resource).await)
             .await
@@ -385,7 +403,7 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Ends a transaction that is out of reach.
     pub(crate) async fn terminate(&self, server_process: i32) {
-        session::terminate(&self.pool, self.limits, server_process).await;
+        session::terminate(&self.connections, self.limits, server_process).await;
     }
 }
 
@@ -404,7 +422,7 @@ fn admitted(admission: Admission, resource: &Resource, token: Token) -> Result<i
 impl<DB: FenceDatabase> Clone for Fence<DB> {
     fn clone(&self) -> Self {
         Self {
-            pool: self.pool.clone(),
+            connections: self.connections.clone(),
             limits: self.limits,
             queues: Arc::clone(&self.queues),
             dead: Arc::clone(&self.dead),

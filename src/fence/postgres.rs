@@ -6,51 +6,47 @@ use futures_util::StreamExt;
 use sqlx::{
     AssertSqlSafe, Either, Executor, PgConnection, Postgres, SqlSafeStr,
     migrate::MigrateError,
-    postgres::{PgDatabaseError, PgSeverity, PgTransactionManager},
+    postgres::{PgDatabaseError, PgRow, PgSeverity, PgTransactionManager},
 };
-use sqlx_core::transaction::TransactionManager;
+use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 use super::{
     database::{Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements},
     records::{Record, RecordId, Records, StoredResponse, records},
+    write::Statement,
 };
 use crate::token::{Resource, Token};
 
-/// A setting that lives as long as the transaction in which it was made. At COMMIT its absence
-/// shows that the handler ended that transaction by hand.
-const MARK: &str = "tower_fence.admitted";
-
 /// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
-/// for success. The SELECT makes the whole message fail instead, in an aborted transaction as
-/// well as outside the transaction that was marked. The BEGIN opens an empty transaction, which
-/// keeps sqlx's count of nested transactions true without another round trip: the ROLLBACK that
-/// closes it travels with the pool's own check of the connection.
-const PROVE_AND_COMMIT: &str = "\
-    SELECT coalesce(nullif(current_setting('tower_fence.admitted', true), ''), \
-                    'the transaction was ended by hand')::boolean; \
-    COMMIT; BEGIN";
+/// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
+/// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
+/// AND CHAIN opens an empty transaction, which keeps sqlx's count of nested transactions true
+/// without another round trip: the ROLLBACK that closes it travels with the pool's own check of the
+/// connection.
+const PROVE_AND_COMMIT: &str = "RELEASE SAVEPOINT tower_fence; COMMIT AND CHAIN";
 
 impl Backend for Postgres {
+    const KEPT: bool = true;
+
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
-        let ms = |limit: Duration| limit.as_millis().clamp(1, i32::MAX as u128);
         let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
-        let (lock_ms, hold_ms) = (ms(first_wait), ms(limits.hold));
+        let (lock_ms, hold_ms) = (millis(first_wait), millis(limits.hold));
         // A statement may wait for a lock first, and so may the claim of a key, and the admission.
         let waits = limits
             .lock_wait
             .saturating_add(limits.key_wait.unwrap_or_default());
-        let whole_ms = ms(waits.saturating_add(limits.hold));
+        let whole_ms = millis(waits.saturating_add(limits.hold));
         let mut sql = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED; \
              SET LOCAL lock_timeout = {lock_ms}; \
              SET LOCAL statement_timeout = {whole_ms}; \
-             SET LOCAL idle_in_transaction_session_timeout = {hold_ms}; \
-             SET LOCAL {MARK} = 'on'"
+             SET LOCAL idle_in_transaction_session_timeout = {hold_ms}"
         );
         // From Postgres 17 on, the server also bounds a transaction that is never idle.
         if conn.server_version_num() >= Some(17_00_00) {
             sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
         }
+        sql.push_str("; SAVEPOINT tower_fence");
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
@@ -68,7 +64,7 @@ impl Backend for Postgres {
             match answer {
                 Ok(Either::Left(_)) => confirmed += 1,
                 Ok(Either::Right(_)) => {}
-                // A cancellation that arrives during COMMIT is only noticed at BEGIN.
+                // A cancellation that arrives during COMMIT may only be noticed behind it.
                 Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
                 Err(error) => return Err(error),
             }
@@ -121,7 +117,88 @@ impl Backend for Postgres {
         .await
     }
 
+    const AT_ONCE: bool = true;
+
+    async fn write_at_once(
+        conn: &mut PgConnection,
+        resource: &Resource,
+        token: Token,
+        floor: i64,
+        lock_wait: Duration,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let mut arguments = statement.arguments.clone();
+        let sql = at_once(trimmed(statement), arguments.len());
+        let bound = arguments
+            .add(resource.as_str())
+            .and_then(|()| arguments.add(token.get()))
+            .and_then(|()| arguments.add(floor))
+            .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
+        bound.map_err(sqlx::Error::Encode)?;
+        let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
+        // To the end: what comes behind the last row is the answer to its COMMIT.
+        match query.fetch_all(conn).await {
+            // Where the pool's sessions are stricter than READ COMMITTED, this is how they learn
+            // that somebody else was faster.
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("40001") => {
+                Ok(Vec::new())
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn write_admitted(
+        conn: &mut PgConnection,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let sql = format!(
+            "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
+            trimmed(statement)
+        );
+        sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+            .fetch_all(conn)
+            .await
+    }
+
     statements!(server_process: "pg_backend_pid()");
+}
+
+/// A statement with its admission, for a resource, a token, a floor and a limit for locks that are
+/// bound behind the arguments of its own. No row means that nothing has happened.
+///
+/// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
+/// differ, somebody has written since the snapshot was taken, and the statement would not see it.
+/// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it. To
+/// wait for the lock would be in vain for the same reason, hence SKIP LOCKED. Where `fence` is empty
+/// and the statement has written all the same, the cast fails, and nothing stays.
+fn at_once(statement: &str, bound: usize) -> String {
+    let [resource, token, floor, wait] = [1, 2, 3, 4].map(|place| bound + place);
+    format!(
+        "WITH fence AS (\
+            SELECT 1 FROM fence_resources AS f \
+            WHERE f.resource = ${resource} AND f.max_token < ${token} AND f.xmin = (\
+                SELECT s.xmin FROM fence_resources AS s \
+                WHERE s.resource = ${resource} \
+                    AND set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
+            FOR NO KEY UPDATE SKIP LOCKED\
+        ), work AS ({statement}\n), moved AS (\
+            UPDATE fence_resources SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
+            WHERE resource = ${resource} AND EXISTS (SELECT 1 FROM work)\
+        ) SELECT work.*, CASE WHEN EXISTS (SELECT 1 FROM fence) THEN true ELSE \
+            ('the statement does not depend on fence, in ' || pg_backend_pid())::boolean \
+        END AS fenced FROM work"
+    )
+}
+
+/// A statement that can be put into parentheses, with a new line for what may be a comment.
+fn trimmed(statement: &Statement<Postgres>) -> &str {
+    let sql = statement.sql.as_str();
+    sql.trim_end_matches(|end: char| end == ';' || end.is_whitespace())
+}
+
+/// Postgres' settings of times are whole milliseconds; 0 would mean no limit.
+fn millis(limit: Duration) -> u128 {
+    limit.as_millis().clamp(1, i32::MAX as u128)
 }
 
 impl Records for Postgres {

@@ -28,7 +28,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
         self.check_dead(all)?;
         let _turns = self.turns(all).await?;
-        let session = Session::begin(&self.pool, self.limits).await?;
+        let session = Session::begin(&self.connections, self.limits).await?;
         self.raise_on(session, all).await
     }
 
@@ -48,7 +48,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
     pub(crate) async fn fail_lost(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
         // Out of turn: the transaction that is out of reach may still have it.
-        let session = Session::begin(&self.pool, self.limits).await?;
+        let session = Session::begin(&self.connections, self.limits).await?;
         outranked_or(self.raise_on(session, all).await)
     }
 

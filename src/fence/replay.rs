@@ -91,7 +91,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let mut turns = match self.turns_until(&all, Instant::now()).await {
             Ok(turns) => turns,
             Err(_) => {
-                let mut session = Session::begin(&self.pool, self.limits).await?;
+                let mut session = Session::begin(&self.connections, self.limits).await?;
                 let found = session.run(async |conn| DB::find(conn, &id).await).await?;
                 if found
                     .as_ref()
@@ -104,7 +104,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         };
         turns.push(turn);
-        let mut session = Session::begin_for_key(&self.pool, self.limits, wait).await?;
+        let mut session =
+            Session::begin_for_key(&self.connections, self.limits, Some(wait)).await?;
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
         let within = wait.saturating_add(self.limits.answer_wait);
@@ -149,7 +150,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn remove_expired_keys(&self) -> Result<u64, AdmitError> {
         let mut removed = 0;
         loop {
-            let mut session = Session::begin(&self.pool, self.limits).await?;
+            let mut session = Session::begin(&self.connections, self.limits).await?;
             let batch = session
                 .run(async |conn| DB::remove_expired(conn, BATCH.into()).await)
                 .await?;

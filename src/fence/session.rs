@@ -3,22 +3,23 @@
 //! Whatever is dropped, and wherever: the connection goes back to the pool outside any
 //! transaction, or it is closed.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{io::ErrorKind, mem, sync::Arc, time::Duration};
 
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::pool::PoolConnection;
 use sqlx_core::{connection::Connection, transaction::TransactionManager};
 use tokio::time::timeout;
 
 use super::{
     Limits,
+    connections::{Connections, Origin, Taken},
     database::{Backend, Committed, Fault, TransactionLimits},
-    error::{AdmitError, CommitError, no_answer},
+    error::{AdmitError, CommitError, WriteError, no_answer},
     records::RecordId,
 };
 
 pub(super) struct Session<DB: Backend> {
-    conn: Option<PoolConnection<DB>>,
-    pool: Pool<DB>,
+    taken: Option<Taken<DB>>,
+    connections: Connections<DB>,
     phase: Phase,
     limits: Limits,
     /// The server process that holds the row lock; 0 where there is none.
@@ -41,32 +42,61 @@ enum Phase {
 
 impl<DB: Backend> Session<DB> {
     /// Takes a connection and opens a transaction on it.
-    pub(super) async fn begin(pool: &Pool<DB>, limits: Limits) -> Result<Self, AdmitError> {
-        let mut session = Self::idle(pool, limits).await?;
-        session.restart().await?;
-        Ok(session)
+    pub(super) async fn begin(
+        connections: &Connections<DB>,
+        limits: Limits,
+    ) -> Result<Self, AdmitError> {
+        Self::begin_for_key(connections, limits, None).await
     }
 
     /// As [`begin`](Self::begin), with a limit of its own for the first wait for a lock.
     pub(super) async fn begin_for_key(
-        pool: &Pool<DB>,
+        connections: &Connections<DB>,
         limits: Limits,
-        key_wait: Duration,
+        key_wait: Option<Duration>,
     ) -> Result<Self, AdmitError> {
-        let mut session = Self::idle(pool, limits).await?;
-        session.open(Some(key_wait)).await?;
+        let taken = connections.take(limits).await?;
+        let untested = taken.origin != Origin::Tested;
+        let mut session = Self::new(taken, connections, limits);
+        match session.open(key_wait).await {
+            // It had died since it was used last. BEGIN is as good a test as a ping.
+            Err(AdmitError::Unavailable(error)) if untested && is_gone::<DB>(&error) => {
+                session.discard();
+            }
+            opened => return opened.map(|()| session),
+        }
+        let tested = connections.take_tested(limits).await?;
+        let mut session = Self::new(tested, connections, limits);
+        session.open(key_wait).await?;
         Ok(session)
     }
 
-    async fn idle(pool: &Pool<DB>, limits: Limits) -> Result<Self, AdmitError> {
-        Ok(Self {
-            conn: Some(acquire(pool, limits.pool_wait).await?),
-            pool: pool.clone(),
+    /// Takes a connection for a statement that is a transaction of its own. Where that failed for
+    /// a connection that had died, nobody could know its outcome; so one that was not in use a
+    /// moment ago is tested.
+    pub(super) async fn ready(
+        connections: &Connections<DB>,
+        limits: Limits,
+    ) -> Result<Self, AdmitError> {
+        let mut taken = connections.take(limits).await?;
+        if taken.origin == Origin::Idle
+            && !matches!(timeout(GRACE, taken.conn.ping()).await, Ok(Ok(())))
+        {
+            taken.conn.close_on_drop();
+            taken = connections.take_tested(limits).await?;
+        }
+        Ok(Self::new(taken, connections, limits))
+    }
+
+    fn new(taken: Taken<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
+        Self {
+            taken: Some(taken),
+            connections: connections.clone(),
             phase: Phase::Ended,
             limits,
             server_process: 0,
             claimed: None,
-        })
+        }
     }
 
     /// Rolls back what there is and opens a new transaction on the same connection.
@@ -89,7 +119,7 @@ impl<DB: Backend> Session<DB> {
             )
         {
             self.phase = Phase::Broken;
-            terminate(&self.pool, self.limits, self.server_process).await;
+            terminate(&self.connections, self.limits, self.server_process).await;
             return Err(AdmitError::Unavailable(Arc::new(no_answer())));
         }
         // A pooler in between may go on with another one.
@@ -129,10 +159,34 @@ impl<DB: Backend> Session<DB> {
             Err(_) => {
                 self.phase = Phase::Broken;
                 // Whatever it has locked must not stay so until its statement ends.
-                let (pool, limits) = (self.pool.clone(), self.limits);
+                let (connections, limits) = (self.connections.clone(), self.limits);
                 let server_process = mem::take(&mut self.server_process);
-                tokio::spawn(async move { terminate(&pool, limits, server_process).await });
+                tokio::spawn(async move { terminate(&connections, limits, server_process).await });
                 Err(AdmitError::Unavailable(Arc::new(no_answer())))
+            }
+        }
+    }
+
+    /// Runs a statement that is a transaction of its own, within the time that an open transaction
+    /// would have.
+    pub(super) async fn run_alone<T>(
+        &mut self,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, WriteError> {
+        let within = self.limits.statement().saturating_add(self.limits.hold);
+        // Dropped now, it must be seen through.
+        self.phase = Phase::Open;
+        match timeout(within, statement(self.connection_mut())).await {
+            Ok(outcome) => {
+                self.phase = match &outcome {
+                    Err(error) if matches!(DB::fault(error), Fault::Lost) => Phase::Broken,
+                    _ => Phase::Ended,
+                };
+                outcome.map_err(WriteError::of_alone::<DB>)
+            }
+            Err(_) => {
+                self.phase = Phase::Broken;
+                Err(CommitError::OutcomeUnknown(Arc::new(no_answer())).into())
             }
         }
     }
@@ -174,7 +228,7 @@ impl<DB: Backend> Session<DB> {
 
     /// Queues the rollback of every open level. The next use of the connection sends it.
     fn roll_back(&mut self) {
-        if let Some(conn) = &mut self.conn {
+        if let Some(Taken { conn, .. }) = &mut self.taken {
             // Read once: SQLite's worker lowers the depth later, on its own thread.
             for _ in 0..DB::TransactionManager::get_transaction_depth(conn) {
                 DB::TransactionManager::start_rollback(conn);
@@ -183,13 +237,16 @@ impl<DB: Backend> Session<DB> {
     }
 
     pub(super) fn connection(&self) -> &DB::Connection {
-        self.conn.as_ref().expect("only drop takes the connection")
+        &self.taken.as_ref().expect(HELD).conn
     }
 
     pub(super) fn connection_mut(&mut self) -> &mut DB::Connection {
-        self.conn.as_mut().expect("only drop takes the connection")
+        &mut self.taken.as_mut().expect(HELD).conn
     }
 }
+
+/// Only `drop` takes the connection.
+const HELD: &str = "the connection is held until the session is gone";
 
 impl<DB: Backend> Drop for Session<DB> {
     fn drop(&mut self) {
@@ -197,17 +254,17 @@ impl<DB: Backend> Drop for Session<DB> {
         if phase == Phase::Open {
             self.roll_back();
         }
-        let Some(mut conn) = self.conn.take() else {
+        let Some(mut taken) = self.taken.take() else {
             return;
         };
         match phase {
-            Phase::Ended => {}
-            Phase::Broken => conn.close_on_drop(),
+            Phase::Ended => self.connections.put_back(taken, self.limits),
+            Phase::Broken => taken.conn.close_on_drop(),
             Phase::Beginning | Phase::Open => {
                 let clean_up = clean_up(
-                    conn,
+                    taken.conn,
                     phase,
-                    self.pool.clone(),
+                    self.connections.clone(),
                     self.limits,
                     self.server_process,
                 );
@@ -227,7 +284,7 @@ const GRACE: Duration = Duration::from_secs(1);
 async fn clean_up<DB: Backend>(
     mut conn: PoolConnection<DB>,
     phase: Phase,
-    pool: Pool<DB>,
+    connections: Connections<DB>,
     limits: Limits,
     server_process: i32,
 ) {
@@ -242,7 +299,7 @@ async fn clean_up<DB: Backend>(
         // A statement is still under way. With the row lock, it must not keep others waiting;
         // without, it waits for that lock, no longer than for its limit. The pool would wait for
         // its answer without a limit.
-        terminate(&pool, limits, server_process).await;
+        terminate(&connections, limits, server_process).await;
         outcome = timeout(limits.statement(), conn.ping()).await;
     }
     // SQLite: where the handler had ended the transaction by hand, the rollback failed and was not
@@ -255,11 +312,15 @@ async fn clean_up<DB: Backend>(
 
 /// Ends the session of a server process from outside, where the database can do that. Where it
 /// cannot (SQLite), the statement or the task that holds the transaction has to end by itself.
-pub(super) async fn terminate<DB: Backend>(pool: &Pool<DB>, limits: Limits, server_process: i32) {
+pub(super) async fn terminate<DB: Backend>(
+    connections: &Connections<DB>,
+    limits: Limits,
+    server_process: i32,
+) {
     if server_process == 0 {
         return;
     }
-    let Ok(mut conn) = acquire(pool, limits.pool_wait).await else {
+    let Ok(Taken { mut conn, .. }) = connections.take_tested(limits).await else {
         return;
     };
     match timeout(limits.answer_wait, DB::terminate(&mut conn, server_process)).await {
@@ -269,27 +330,11 @@ pub(super) async fn terminate<DB: Backend>(pool: &Pool<DB>, limits: Limits, serv
     }
 }
 
-/// Takes a connection from the pool, within `pool_wait`.
-pub(super) async fn acquire<DB: Backend>(
-    pool: &Pool<DB>,
-    pool_wait: Duration,
-) -> Result<PoolConnection<DB>, AdmitError> {
-    // In a task of its own, which goes on when the caller is dropped: sqlx closes a connection
-    // that is dropped while it is opened or tested, and clients that come and go would keep the
-    // pool empty. What nobody takes goes back to the pool.
-    let acquiring = tokio::spawn(timeout(pool_wait, pool.acquire()));
-    let error = match acquiring.await {
-        Ok(Ok(Ok(conn))) => return Ok(conn),
-        Ok(Ok(Err(error))) => error,
-        Ok(Err(_)) => sqlx::Error::PoolTimedOut,
-        Err(_) => sqlx::Error::PoolClosed,
-    };
-    // sqlx tries to connect until the time is up. Only a pool that is full was busy.
-    let full = pool.size() >= pool.options().get_max_connections();
-    Err(match error {
-        sqlx::Error::PoolTimedOut if full => AdmitError::Busy(Arc::new(error)),
-        error => AdmitError::Unavailable(Arc::new(error)),
-    })
+/// Whether the connection is gone. Where it was only silent, waiting for another one would take as
+/// long again.
+fn is_gone<DB: Backend>(error: &sqlx::Error) -> bool {
+    let silent = matches!(error, sqlx::Error::Io(io) if io.kind() == ErrorKind::TimedOut);
+    matches!(DB::fault(error), Fault::Lost) && !silent
 }
 
 /// What a failed statement of the fence means to the one who wanted to write.

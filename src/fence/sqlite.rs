@@ -7,18 +7,22 @@
 use std::time::Duration;
 
 use sqlx::{
-    AssertSqlSafe, Executor, SqlSafeStr, Sqlite, SqliteConnection, migrate::MigrateError,
-    sqlite::SqliteTransactionManager,
+    AssertSqlSafe, Executor, SqlSafeStr, Sqlite, SqliteConnection,
+    migrate::MigrateError,
+    sqlite::{SqliteRow, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
     database::{Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements},
     records::{Record, RecordId, Records, StoredResponse, records},
+    write::Statement,
 };
 use crate::token::{Resource, Token};
 
 impl Backend for Sqlite {
+    const KEPT: bool = false;
+
     async fn begin(conn: &mut SqliteConnection, limits: TransactionLimits) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
         // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
@@ -74,6 +78,30 @@ impl Backend for Sqlite {
         ])
         .run(pool)
         .await
+    }
+
+    // A statement that writes cannot be part of another one here.
+    const AT_ONCE: bool = false;
+
+    async fn write_at_once(
+        _: &mut SqliteConnection,
+        _: &Resource,
+        _: Token,
+        _: i64,
+        _: Duration,
+        _: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        Ok(Vec::new())
+    }
+
+    async fn write_admitted(
+        conn: &mut SqliteConnection,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        let sql = format!("WITH fence AS (SELECT 1) {}", statement.sql.as_str());
+        sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+            .fetch_all(conn)
+            .await
     }
 
     statements!(server_process: "0");

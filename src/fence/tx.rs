@@ -58,11 +58,6 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         }
     }
 
-    /// Takes the turns out, for one who sees to the end of the transaction.
-    pub(crate) fn take_turns(&mut self) -> Vec<Turn> {
-        std::mem::take(&mut self.turns)
-    }
-
     /// Takes the session out; what is left does nothing when it is dropped.
     pub(super) fn take_session(&mut self) -> Option<Session<DB>> {
         self.session.take()

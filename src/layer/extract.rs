@@ -19,12 +19,11 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let Some(loan) = parts.extensions.get::<Loan<DB>>() else {
-            return Err(if parts.method.is_safe() {
-                NoTransaction::SafeMethod
-            } else {
-                NoTransaction::NoLayer
-            });
+            return Err(NoTransaction::without_layer(parts));
         };
+        if loan.is_pending() {
+            return Err(NoTransaction::Deferred);
+        }
         loan.take().ok_or(NoTransaction::Taken)
     }
 }
@@ -89,9 +88,26 @@ pub enum NoTransaction {
     /// The handler serves fenced reads only, and the request has no token: answered with 428.
     #[error("this read needs a fencing token")]
     PlainRead,
+    /// The layer is deferred: the handler begins the transaction itself.
+    #[error("this fence is deferred: take `PendingWrite` and begin, or drop `.deferred()`")]
+    Deferred,
+    /// The layer is not deferred: the transaction has begun.
+    #[error("this fence is not deferred: take `FencedTx`, or add `.deferred()` to the layer")]
+    NotDeferred,
     /// The transaction was extracted before and is not back, or was committed already.
     #[error("the fenced transaction was already taken by another extractor")]
     Taken,
+}
+
+impl NoTransaction {
+    /// Why there is nothing that a layer would have left.
+    pub(super) fn without_layer(parts: &Parts) -> Self {
+        if parts.method.is_safe() {
+            Self::SafeMethod
+        } else {
+            Self::NoLayer
+        }
+    }
 }
 
 impl IntoResponse for NoTransaction {

@@ -1,12 +1,12 @@
 //! [`DatabaseError`]: what a handler answers when one of its statements failed.
 
-use std::sync::Arc;
+use std::{error::Error, sync::Arc};
 
 use axum::response::{IntoResponse, Response};
 
 use super::Rejection;
 use crate::{
-    fence::{AdmitError, Fault, fault_of},
+    fence::{AdmitError, Fault, WriteError, fault_of},
     problem::{Problem, ProblemType},
 };
 
@@ -32,14 +32,33 @@ pub struct DatabaseError(#[from] sqlx::Error);
 
 impl IntoResponse for DatabaseError {
     fn into_response(self) -> Response {
-        let Self(error) = self;
-        let error = Arc::new(error);
-        let problem = match fault_of(&error) {
-            Fault::Contention => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
-            Fault::Lost => Problem::from(&Rejection::from(AdmitError::Unavailable(error.clone()))),
-            Fault::Refused => Problem::new(ProblemType::TransactionAborted),
-        };
-        tracing::error!(%error, "a statement of a handler failed");
-        problem.into_response()
+        failed(&Arc::new(self.0))
     }
+}
+
+/// A [`PendingWrite`](super::PendingWrite) that failed: what was not admitted, or not committed, is
+/// answered as by the layer itself, and a failed statement as a [`DatabaseError`].
+impl IntoResponse for WriteError {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Admit(error) => Rejection::from(error).into_response(),
+            Self::Commit(error) => Rejection::from(error).into_response(),
+            Self::Statement(error) => failed(&error),
+            Self::Independent | Self::Rows(_) => {
+                let source = self.source().map(tracing::field::display);
+                tracing::error!(error = %self, source, "a handler's statement cannot be fenced");
+                Problem::new(ProblemType::Misconfigured).into_response()
+            }
+        }
+    }
+}
+
+fn failed(error: &Arc<sqlx::Error>) -> Response {
+    let problem = match fault_of(error) {
+        Fault::Contention => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
+        Fault::Lost => Problem::from(&Rejection::from(AdmitError::Unavailable(error.clone()))),
+        Fault::Refused => Problem::new(ProblemType::TransactionAborted),
+    };
+    tracing::error!(%error, "a statement of a handler failed");
+    problem.into_response()
 }

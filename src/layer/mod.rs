@@ -75,6 +75,7 @@
 mod extract;
 mod failure;
 mod idempotency;
+mod pending;
 mod presented;
 mod rejection;
 mod resource;
@@ -91,6 +92,7 @@ pub use self::{
     extract::NoTransaction,
     failure::DatabaseError,
     idempotency::Idempotency,
+    pending::PendingWrite,
     rejection::{BodyError, Rejection},
     resource::{HeaderField, PathParam, ResourceError, ResourceFrom, Resources},
     service::FenceService,
@@ -120,6 +122,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 body_limit_bytes: 2 * 1024 * 1024,
                 body_wait: Duration::from_secs(10),
                 idempotency: None,
+                deferred: false,
             },
         }
     }
@@ -130,6 +133,18 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     #[must_use]
     pub const fn reusable(mut self) -> Self {
         self.config.token_use = TokenUse::Reusable;
+        self
+    }
+
+    /// Leaves the admission to the handler, which takes a [`PendingWrite`] instead of a
+    /// [`FencedTx`](crate::FencedTx). Default: the layer admits before the handler runs.
+    ///
+    /// A handler that validates first costs the database nothing when it refuses, and a handler of
+    /// a single statement needs a single round trip. What this process knows to be stale is refused
+    /// before the handler, all the same.
+    #[must_use]
+    pub const fn deferred(mut self) -> Self {
+        self.config.deferred = true;
         self
     }
 
@@ -197,6 +212,7 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("body_limit_bytes", &self.config.body_limit_bytes)
             .field("body_wait", &self.config.body_wait)
             .field("idempotency", &self.config.idempotency)
+            .field("deferred", &self.config.deferred)
             .finish_non_exhaustive()
     }
 }

@@ -82,6 +82,9 @@ pub enum Rejection {
     /// The handler took longer than the hold limit.
     #[error("the handler took longer than {0:?}")]
     HandlerTimeout(Duration),
+    /// The handler answered a success without having written, behind a deferred layer.
+    #[error("the handler answered without having used its `PendingWrite`")]
+    NotWritten,
     /// The transaction was not committed, or is not known to be.
     #[error(transparent)]
     Commit(#[from] CommitError),
@@ -111,7 +114,7 @@ impl Rejection {
                 ResourceError::NoRoute => ProblemType::UnknownRoute,
                 ResourceError::NoPathParam(_) => ProblemType::Misconfigured,
             },
-            Self::TwoLayers => ProblemType::Misconfigured,
+            Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
             Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
             Self::MalformedKey(_) => ProblemType::MalformedIdempotencyKey,
             Self::KeyMismatch => ProblemType::IdempotencyMismatch,

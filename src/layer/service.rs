@@ -26,6 +26,7 @@ use tracing::{Instrument, Span, field::Empty};
 use super::{
     extract::PlainRead,
     idempotency::Idempotency,
+    pending::PendingWrite,
     presented::presented,
     rejection::Rejection,
     resource::ResourceFrom,
@@ -34,8 +35,8 @@ use super::{
 use crate::{
     body,
     fence::{
-        AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, FencedTx, Loan, Once,
-        StoredResponse, TokenUse, Turn,
+        AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, Loan, Once,
+        StoredResponse, TokenUse,
     },
     header, metrics,
 };
@@ -49,6 +50,7 @@ pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) body_limit_bytes: usize,
     pub(super) body_wait: Duration,
     pub(super) idempotency: Option<Arc<Idempotency>>,
+    pub(super) deferred: bool,
 }
 
 impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
@@ -126,17 +128,14 @@ where
                 return unfenced(inner, Request::from_parts(parts, body)).await;
             }
             match config.admit(&mut parts, presented, body).await {
-                Ok(Entry::Admitted(turns, loan, body)) => {
-                    parts.extensions.insert(loan.admitted().clone());
-                    parts.extensions.insert(loan.clone());
+                Ok(Entry::Write(loan, body)) => {
+                    config.lend(&loan, &mut parts);
                     let keys = config.idempotency.as_deref();
                     let keys = keys.filter(|_| loan.has_claimed());
                     let handler = run(inner, Request::from_parts(parts, body), keys);
-                    metrics::count_by("tower_fence_admitted_total", "kind", "write");
-                    let admitted_at = Instant::now();
+                    let began = Instant::now();
                     let settled = config.settle(loan, handler).await;
-                    drop(turns);
-                    metrics::took("tower_fence_hold_seconds", admitted_at.elapsed());
+                    metrics::took("tower_fence_hold_seconds", began.elapsed());
                     settled
                 }
                 Ok(Entry::Replay(response)) => {
@@ -188,9 +187,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let began = Instant::now();
         let Some((keys, id)) = record else {
+            if self.deferred {
+                return Ok(Entry::Write(Loan::pending(presented), Body::new(body)));
+            }
             let begun = self.fence.begin_admitted(presented, self.token_use).await;
             metrics::took("tower_fence_admission_seconds", began.elapsed());
-            return Ok(Entry::admitted(begun?, Body::new(body)));
+            metrics::count_by("tower_fence_admitted_total", "kind", "write");
+            return Ok(Entry::Write(Loan::new(begun?), Body::new(body)));
         };
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
@@ -200,9 +203,25 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let begun = begun.await;
         metrics::took("tower_fence_admission_seconds", began.elapsed());
         Ok(match begun? {
-            Once::First(tx) => Entry::admitted(tx, body),
+            Once::First(tx) => {
+                metrics::count_by("tower_fence_admitted_total", "kind", "write");
+                Entry::Write(Loan::new(tx), body)
+            }
             Once::Replay(stored) => Entry::Replay(replay(stored)),
         })
+    }
+
+    /// Puts what the handler may ask for where its extractors find it.
+    fn lend(&self, loan: &Loan<DB>, parts: &mut Parts) {
+        if self.deferred {
+            let (fence, token_use) = (self.fence.clone(), self.token_use);
+            let pending = PendingWrite::new(fence, token_use, loan.clone());
+            parts.extensions.insert(pending);
+        }
+        if !loan.is_pending() {
+            parts.extensions.insert(loan.named().clone());
+        }
+        parts.extensions.insert(loan.clone());
     }
 
     /// Runs the handler and ends its transaction; only then is there a response.
@@ -248,7 +267,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         loan: &Loan<DB>,
         outcome: Outcome<'_>,
     ) -> Result<Written, Rejection> {
-        let error = match (loan.close(), outcome) {
+        let (closed, _turns) = loan.close();
+        let error = match (closed, outcome) {
+            (Closed::Unused | Closed::Refused(_), Outcome::Failure) => return Ok(Written::Nothing),
+            (Closed::Unused, Outcome::Success(_)) => return Err(Rejection::NotWritten),
+            (Closed::Refused(error), Outcome::Success(_)) => return Err(error.into()),
             (Closed::Home(tx), Outcome::Success(stored)) => {
                 let committed = match stored {
                     Some(stored) => tx.commit_with(stored).await,
@@ -266,7 +289,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             (Closed::Settled(Ok(())), _) => return Ok(Written::ByTheHandler),
             // The handler knows that its own COMMIT failed, and answers for it.
             (Closed::Settled(Err(_)), Outcome::Failure) => {
-                self.fence.fail_lost(loan.admitted()).await?;
+                self.fence.fail_lost(loan.named()).await?;
                 return Ok(Written::Nothing);
             }
             (Closed::Settled(Err(error)), Outcome::Success(_)) => error,
@@ -278,25 +301,19 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 unknown("the handler answered while it was committing")
             }
         };
-        if let Err(raise) = self.fence.fail_lost(loan.admitted()).await {
+        if let Err(raise) = self.fence.fail_lost(loan.named()).await {
             tracing::error!(error = %raise, "the fence could not be raised");
         }
         Err(error.into())
     }
 }
 
-/// How a request goes on after its admission.
+/// How a request goes on.
 enum Entry<DB: FenceDatabase> {
-    Admitted(Vec<Turn>, Loan<DB>, Body),
+    /// To its handler, with a transaction that has begun, or may begin.
+    Write(Loan<DB>, Body),
     /// It was answered before.
     Replay(Response),
-}
-
-impl<DB: FenceDatabase> Entry<DB> {
-    fn admitted(mut tx: FencedTx<DB>, body: Body) -> Self {
-        // The turn ends with the request, not with a transaction that a handler lets escape.
-        Self::Admitted(tx.take_turns(), Loan::new(tx), body)
-    }
 }
 
 /// What the handler wants.

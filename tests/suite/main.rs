@@ -7,6 +7,7 @@ mod support;
 
 mod announced;
 mod cancellation;
+mod deferred;
 mod exclusion;
 mod fence;
 mod guard;
@@ -29,3 +30,4 @@ mod redis_loss;
 mod repeated;
 mod several;
 mod worker;
+mod write;

@@ -1,0 +1,209 @@
+//! One statement, together with its admission: [`Fence::write`].
+//!
+//! 1. Where the database can, check and write are one statement, and so one round trip. It is a
+//!    transaction of its own: all of it commits, or nothing.
+//! 2. Its snapshot may be older than the last write to the resource, which it would not see. So it
+//!    also demands that the row of the fence is the version that its snapshot sees.
+//! 3. Where that is not so, where somebody has locked the row, where the token is stale, or where it
+//!    finds nothing to write, it does nothing at all. Then the same happens in an open transaction,
+//!    which knows why: there the lock comes first, and the statement has a snapshot of its own.
+
+use std::sync::Arc;
+
+use sqlx::{Database, Execute, FromRow, SqlStr};
+
+use super::{
+    Fence, TokenUse,
+    admitted::AllAdmitted,
+    database::{Backend, Fault, FenceDatabase},
+    error::{AdmitError, CommitError, WriteError},
+    session::Session,
+    tx::FencedTx,
+};
+use crate::token::{Resource, Token};
+
+/// A statement that writes and returns rows, and what is bound to it. Borrowed mutably only, since
+/// sqlx does not promise that arguments are `Sync`.
+pub struct Statement<DB: Database> {
+    pub(super) sql: SqlStr,
+    pub(super) arguments: DB::Arguments,
+}
+
+impl<DB: Backend> Statement<DB> {
+    /// Takes a query of sqlx apart.
+    pub(crate) fn new<'q>(mut query: impl Execute<'q, DB>) -> Result<Self, WriteError> {
+        let arguments = query
+            .take_arguments()
+            .map_err(|error| WriteError::statement(sqlx::Error::Encode(error)))?;
+        let sql = query.sql();
+        // Whoever forgets it is told at the first try, and not by the first stale token.
+        if !sql.as_str().contains("fence") {
+            return Err(WriteError::Independent);
+        }
+        Ok(Self {
+            sql,
+            arguments: arguments.unwrap_or_default(),
+        })
+    }
+}
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Admits `token` and runs one statement, at once: on Postgres in a single round trip, which is
+    /// also the COMMIT.
+    ///
+    /// `query` is an `INSERT`, `UPDATE` or `DELETE` of sqlx's with `RETURNING`. It sees a relation
+    /// `fence`, which has one row when the token is admitted and none otherwise, and must depend on
+    /// it: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for an insert
+    /// `INSERT INTO … SELECT … FROM fence`. The rows that it returns are what it has written. Where
+    /// it returns none, nothing counts as written: the token stays usable, and everyone older is
+    /// dead.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new()?.block_on(async {
+    /// # use tower_fence::{Fence, Resource, Token, TokenUse};
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
+    /// # fence.migrate().await?;
+    /// # sqlx::raw_sql("CREATE TABLE stock (sku TEXT, n BIGINT); INSERT INTO stock VALUES ('sku-1', 9)")
+    /// #     .execute(fence.pool()).await?;
+    /// let decrement = "UPDATE stock SET n = n - $1 \
+    ///                  WHERE sku = $2 AND n >= $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+    /// let left: Vec<(i64,)> = fence
+    ///     .write(
+    ///         &Resource::new("sku-1")?,
+    ///         Token::new(42)?,
+    ///         TokenUse::SingleUse,
+    ///         sqlx::query(decrement).bind(2).bind("sku-1"),
+    ///     )
+    ///     .await?;
+    /// assert_eq!(left, [(7,)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Why this is safe although the statement's snapshot may be older than the lock of the fence's
+    /// row: every fenced write makes a new version of that row. The statement also demands that the
+    /// version it locks is the one its snapshot sees; then nobody has written in between, and nobody
+    /// can until it commits. Otherwise it writes nothing, and is run again in an open transaction
+    /// that takes the lock first. So it does when another process is writing to the resource, when
+    /// the statement returned no row, and for the first token of a resource.
+    ///
+    /// The statement is not ended by the server after the [hold limit](Fence::hold_limit), as it
+    /// would be in an open transaction; a `statement_timeout` of the pool's connections does that.
+    /// Its waits for locks are limited all the same.
+    ///
+    /// # Errors
+    ///
+    /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable.
+    /// - [`WriteError::Statement`] when the statement failed. Nothing was written.
+    /// - [`WriteError::Commit`] when the connection was lost meanwhile: the outcome is unknown.
+    /// - [`WriteError::Rows`] when the rows are not a `T`. They were written.
+    /// - [`WriteError::Independent`] when the statement does not name `fence`. It was not run.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while the statement is under way, its outcome is unknown to the caller; nothing
+    /// leaks.
+    pub async fn write<'q, T>(
+        &self,
+        resource: &Resource,
+        token: Token,
+        token_use: TokenUse,
+        query: impl Execute<'q, DB>,
+    ) -> Result<Vec<T>, WriteError>
+    where
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let statement = Statement::new(query)?;
+        let one = AllAdmitted::one(resource.clone(), token);
+        typed(self.write_admitted(one, token_use, statement).await?)
+    }
+
+    pub(crate) async fn write_admitted(
+        &self,
+        all: AllAdmitted,
+        token_use: TokenUse,
+        mut statement: Statement<DB>,
+    ) -> Result<Vec<DB::Row>, WriteError> {
+        self.check_dead(&all).map_err(AdmitError::from)?;
+        let turns = self.turns(&all).await?;
+        if let [one] = &all[..]
+            && DB::AT_ONCE
+        {
+            let mut session = Session::ready(&self.connections, self.limits).await?;
+            let floor = token_use.floor(one.token);
+            let lock_wait = self.limits.lock_wait;
+            let written = session.run_alone(async |conn| {
+                DB::write_at_once(
+                    conn,
+                    &one.resource,
+                    one.token,
+                    floor,
+                    lock_wait,
+                    &mut statement,
+                )
+                .await
+            });
+            let rows = written.await?;
+            if !rows.is_empty() {
+                return Ok(rows);
+            }
+        }
+        let session = Session::begin(&self.connections, self.limits).await?;
+        let mut tx = self.admit_all(session, all, token_use).await?;
+        tx.turns = turns;
+        let rows = tx.write(&mut statement).await?;
+        if rows.is_empty() {
+            self.fail(tx).await?;
+        } else {
+            tx.commit().await.map_err(WriteError::Commit)?;
+        }
+        Ok(rows)
+    }
+}
+
+impl<DB: FenceDatabase> FencedTx<DB> {
+    /// Runs such a statement in an open transaction, in which its tokens are admitted.
+    pub(crate) async fn write(
+        &mut self,
+        statement: &mut Statement<DB>,
+    ) -> Result<Vec<DB::Row>, WriteError> {
+        DB::write_admitted(self, statement)
+            .await
+            .map_err(WriteError::of::<DB>)
+    }
+}
+
+/// The rows as what the caller wants.
+pub(crate) fn typed<T, R: sqlx::Row>(rows: Vec<R>) -> Result<Vec<T>, WriteError>
+where
+    T: for<'r> FromRow<'r, R>,
+{
+    rows.iter()
+        .map(|row| T::from_row(row).map_err(|error| WriteError::Rows(Arc::new(error))))
+        .collect()
+}
+
+impl WriteError {
+    fn statement(error: sqlx::Error) -> Self {
+        Self::Statement(Arc::new(error))
+    }
+
+    /// What a failed statement means, of which nothing was committed yet.
+    fn of<DB: Backend>(error: sqlx::Error) -> Self {
+        match DB::fault(&error) {
+            Fault::Contention => AdmitError::Busy(Arc::new(error)).into(),
+            Fault::Refused => Self::statement(error),
+            Fault::Lost => AdmitError::Unavailable(Arc::new(error)).into(),
+        }
+    }
+
+    /// What a failed statement means that would have been its own COMMIT.
+    pub(super) fn of_alone<DB: Backend>(error: sqlx::Error) -> Self {
+        match DB::fault(&error) {
+            Fault::Lost => CommitError::OutcomeUnknown(Arc::new(error)).into(),
+            _ => Self::of::<DB>(error),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! [`PendingWrite`]: a write whose token is checked, but not admitted yet.
+
+use std::fmt;
+
+use axum::extract::FromRequestParts;
+use http::request::Parts;
+use sqlx::{Execute, FromRow};
+
+use super::{extract::NoTransaction, rejection::Rejection};
+use crate::{
+    fence::{
+        Admitted, AllAdmitted, CommitError, Fence, FenceDatabase, FencedTx, Loan, Statement,
+        TokenUse, WriteError, typed,
+    },
+    metrics,
+};
+
+/// What a handler gets behind a [deferred](super::FenceLayer::deferred) layer: the right to write
+/// once, when it is ready to.
+///
+/// It is used up by [`begin`](Self::begin), for a transaction, or by [`write`](Self::write), for a
+/// single statement. A handler that answers a success without either is answered 500 instead.
+///
+/// ```
+/// use axum::{Json, extract::Path, http::StatusCode};
+/// use tower_fence::{PendingWrite, fence::WriteError};
+///
+/// async fn decrement(
+///     pending: PendingWrite,
+///     Path(sku): Path<String>,
+///     Json(quantity): Json<i64>,
+/// ) -> Result<StatusCode, WriteError> {
+///     if quantity < 1 {
+///         return Ok(StatusCode::UNPROCESSABLE_ENTITY); // costs the database nothing
+///     }
+///     let decrement = "UPDATE inventory SET stock = stock - $1 \
+///         WHERE sku = $2 AND stock >= $1 AND EXISTS (SELECT 1 FROM fence) RETURNING stock";
+///     let left: Vec<(i64,)> = pending.write(sqlx::query(decrement).bind(quantity).bind(sku)).await?;
+///     Ok(if left.is_empty() { StatusCode::CONFLICT } else { StatusCode::NO_CONTENT })
+/// }
+/// ```
+pub struct PendingWrite<
+    #[cfg(feature = "postgres")] DB: FenceDatabase = sqlx::Postgres,
+    #[cfg(not(feature = "postgres"))] DB: FenceDatabase,
+> {
+    fence: Fence<DB>,
+    token_use: TokenUse,
+    loan: Loan<DB>,
+}
+
+impl<DB: FenceDatabase> PendingWrite<DB> {
+    pub(super) const fn new(fence: Fence<DB>, token_use: TokenUse, loan: Loan<DB>) -> Self {
+        Self {
+            fence,
+            token_use,
+            loan,
+        }
+    }
+
+    /// The resource and the token that are to be admitted; of several, those that were named first.
+    #[must_use]
+    pub fn named(&self) -> &Admitted {
+        self.loan.named().first()
+    }
+
+    /// All resources and tokens that are to be admitted.
+    #[must_use]
+    pub const fn all_named(&self) -> &AllAdmitted {
+        self.loan.named()
+    }
+
+    /// Opens a transaction and admits the token in it. From here on it is as if the layer had done
+    /// so: the layer commits after a success.
+    ///
+    /// # Errors
+    ///
+    /// The [`Rejection`] that the layer itself would have answered, ready to be answered: stale,
+    /// busy, unavailable.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    pub async fn begin(self) -> Result<FencedTx<DB>, Rejection> {
+        // Under an idempotency key the transaction has begun already.
+        if let Some(tx) = self.loan.take() {
+            return Ok(tx);
+        }
+        if !self.loan.start_begin() {
+            return Err(CommitError::Escaped.into());
+        }
+        let named = self.loan.named().clone();
+        match self.fence.begin_admitted(named, self.token_use).await {
+            Ok(tx) => {
+                metrics::count_by("tower_fence_admitted_total", "kind", "write");
+                let lent = self.loan.begun(tx);
+                lent.ok_or_else(|| CommitError::Escaped.into())
+            }
+            Err(error) => {
+                self.loan.refuse(error.clone());
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Runs a single statement together with its admission: on Postgres in one round trip, which is
+    /// also the COMMIT. What the statement must look like, and why this is safe: see
+    /// [`Fence::write`].
+    ///
+    /// Where it returns no row, nothing counts as written, and the token stays usable. Where it
+    /// returns rows, they are there, whatever the handler answers. Under an idempotency key, and
+    /// where the request names several resources, it runs in an open transaction instead; under a
+    /// key it is committed after the handler's success, together with the response.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fence::write`]. A [`WriteError`] can be answered as it is.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while the statement is under way, its outcome is unknown: the layer then answers 503
+    /// where the handler claims a success. Nothing leaks.
+    pub async fn write<'q, T>(self, query: impl Execute<'q, DB>) -> Result<Vec<T>, WriteError>
+    where
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let mut statement = Statement::new(query)?;
+        if let Some(mut tx) = self.loan.take() {
+            return typed(tx.write(&mut statement).await?);
+        }
+        if !self.loan.start_write() {
+            return Err(CommitError::Escaped.into());
+        }
+        let named = self.loan.named().clone();
+        let written = self.fence.write_admitted(named, self.token_use, statement);
+        let rows = written.await.inspect_err(|error| self.failed(error))?;
+        metrics::count_by("tower_fence_admitted_total", "kind", "write");
+        self.loan.settle(Ok(()));
+        typed(rows)
+    }
+
+    /// Tells the layer. It raises the fence after a statement that failed under an admitted token;
+    /// an answer of 503 promises nothing.
+    fn failed(&self, error: &WriteError) {
+        match error {
+            WriteError::Admit(error) => self.loan.refuse(error.clone()),
+            WriteError::Statement(cause) => {
+                let aborted = CommitError::Aborted(cause.clone());
+                self.loan.settle(Err(aborted));
+            }
+            WriteError::Commit(error) => self.loan.settle(Err(error.clone())),
+            WriteError::Independent | WriteError::Rows(_) => {}
+        }
+    }
+}
+
+impl<DB: FenceDatabase> Clone for PendingWrite<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            fence: self.fence.clone(),
+            loan: self.loan.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<DB: FenceDatabase> fmt::Debug for PendingWrite<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingWrite")
+            .field("named", self.loan.named())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for PendingWrite<DB> {
+    type Rejection = NoTransaction;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        if let Some(pending) = parts.extensions.get::<Self>() {
+            return Ok(pending.clone());
+        }
+        Err(if parts.extensions.get::<Loan<DB>>().is_some() {
+            NoTransaction::NotDeferred
+        } else {
+            NoTransaction::without_layer(parts)
+        })
+    }
+}

@@ -1,0 +1,291 @@
+//! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock it needs. Each
+//! race is run with a form that loses it, too.
+
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, Postgres};
+use tokio::{task::JoinHandle, time::sleep};
+use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::WriteError};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+};
+
+/// Reads what its predecessors wrote, and writes what follows from it.
+const NEXT: &str = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers \
+    HAVING EXISTS (SELECT 1 FROM fence) RETURNING n";
+
+/// The form that comes to mind first: its snapshot is older than the row lock that it waits for.
+const OBVIOUS: &str = "INSERT INTO fence_resources AS f (resource, max_token) VALUES ('r', 6) \
+    ON CONFLICT (resource) DO UPDATE SET max_token = 6 WHERE f.max_token < 7 RETURNING 1";
+
+/// As it ships, but that it compares `max_token` in the place of the row's version.
+const COMPARES_TOKENS: &str = "SELECT 1 FROM fence_resources AS f \
+    WHERE f.resource = 'r' AND f.max_token < 7 AND f.max_token = (\
+        SELECT s.max_token FROM fence_resources AS s WHERE s.resource = 'r') \
+    FOR NO KEY UPDATE";
+
+async fn with_numbers() -> Fresh<Postgres> {
+    let db = Postgres::fresh(12).await;
+    db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
+    db
+}
+
+fn resource() -> Resource {
+    Resource::new("r").unwrap()
+}
+
+fn token(token: i64) -> Token {
+    Token::new(token).unwrap()
+}
+
+/// Under a token that writes again and again: its fence does not move.
+async fn write(fence: &Fence<Postgres>, sql: &'static str) -> Result<Vec<(i64,)>, WriteError> {
+    fence
+        .write(&resource(), token(7), TokenUse::Reusable, sqlx::query(sql))
+        .await
+}
+
+/// The same statement behind a fence of another form.
+async fn write_behind(db: &Fresh<Postgres>, fence: &str) -> u64 {
+    let sql = format!("WITH fence AS ({fence}) {NEXT}");
+    let written = sqlx::query(AssertSqlSafe(sql)).execute(&db.pool).await;
+    written.unwrap().rows_affected()
+}
+
+/// How many numbers were written twice.
+async fn repeated(db: &Fresh<Postgres>) -> i64 {
+    db.number("SELECT count(*) - count(DISTINCT n) FROM numbers")
+        .await
+}
+
+async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
+    let waiting = format!(
+        "SELECT count(*) FROM pg_stat_activity \
+         WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
+         AND datname = current_database()"
+    );
+    eventually("somebody waits", async || db.number(&waiting).await == 1).await;
+}
+
+/// Another process that has written, and is about to commit.
+async fn predecessor(db: &Fresh<Postgres>) -> FencedTx {
+    let reusable = TokenUse::Reusable;
+    let mut tx = db
+        .fence()
+        .begin(&resource(), token(7), reusable)
+        .await
+        .unwrap();
+    sqlx::raw_sql("INSERT INTO numbers SELECT 1 + count(*) FROM numbers")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    tx
+}
+
+fn in_a_task(db: &Arc<Fresh<Postgres>>) -> JoinHandle<Result<Vec<(i64,)>, WriteError>> {
+    let fence = db.fence();
+    tokio::spawn(async move { write(&fence, NEXT).await })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
+    for resource_is_new in [true, false] {
+        let db = Arc::new(with_numbers().await);
+        if !resource_is_new {
+            write(&db.fence(), NEXT).await.unwrap();
+        }
+        let first = predecessor(&db).await;
+        let second = in_a_task(&db);
+        somebody_waits(&db, "transactionid").await;
+        first.commit().await.unwrap();
+        let written = second.await.unwrap().unwrap();
+        assert_eq!(written, [(if resource_is_new { 2 } else { 3 },)]);
+        assert_eq!(repeated(&db).await, 0);
+
+        let first = predecessor(&db).await;
+        let other = Arc::clone(&db);
+        let second = tokio::spawn(async move { write_behind(&other, OBVIOUS).await });
+        somebody_waits(&db, "transactionid").await;
+        first.commit().await.unwrap();
+        assert_eq!(second.await.unwrap(), 1);
+        assert_eq!(repeated(&db).await, 1, "the obvious form did not lose");
+    }
+}
+
+/// The predecessor commits between the statement's snapshot and its look at the fence: there is
+/// nothing to wait for any more, and nothing in `max_token` that would tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_written_since_the_snapshot_is_seen() {
+    const SLOW: &str = "INSERT INTO numbers \
+        SELECT 1 + count(*) FROM numbers, (SELECT pg_advisory_xact_lock_shared(1)) AS slow \
+        HAVING count(*) < CASE WHEN EXISTS (SELECT 1 FROM fence) THEN 1000 ELSE 0 END RETURNING n";
+    let db = Arc::new(with_numbers().await);
+    write(
+        &db.fence(),
+        "INSERT INTO numbers SELECT 1 FROM fence RETURNING n",
+    )
+    .await
+    .unwrap();
+    for (form, lost) in [(None, 0), (Some(COMPARES_TOKENS), 1)] {
+        let mut gate = db.pool.acquire().await.unwrap();
+        sqlx::query("SELECT pg_advisory_lock(1)")
+            .execute(&mut *gate)
+            .await
+            .unwrap();
+        let before = repeated(&db).await;
+        let other = Arc::clone(&db);
+        let second = tokio::spawn(async move {
+            match form {
+                None => write(&other.fence(), SLOW).await.unwrap().len() as u64,
+                Some(form) => {
+                    let sql = format!("WITH fence AS ({form}) {SLOW}");
+                    let written = sqlx::query(AssertSqlSafe(sql)).execute(&other.pool);
+                    written.await.unwrap().rows_affected()
+                }
+            }
+        });
+        somebody_waits(&db, "advisory").await;
+        predecessor(&db).await.commit().await.unwrap();
+        sqlx::query("SELECT pg_advisory_unlock(1)")
+            .execute(&mut *gate)
+            .await
+            .unwrap();
+        assert_eq!(second.await.unwrap(), 1);
+        assert_eq!(repeated(&db).await - before, lost, "{form:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_somebody_without_a_fence_has_locked_is_written_in_its_newest_version() {
+    let db = Postgres::fresh(4).await;
+    db.execute("INSERT INTO stock VALUES ('r', 10)").await;
+    let decrement = "UPDATE stock SET n = n - 1 \
+        WHERE sku = 'r' AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+    let fence = db.fence();
+    assert_eq!(write(&fence, decrement).await.unwrap(), [(9,)]);
+    let mut application = db.pool.begin().await.unwrap();
+    sqlx::raw_sql("UPDATE stock SET n = n - 5")
+        .execute(&mut *application)
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(async move { write(&fence, decrement).await });
+    somebody_waits(&db, "transactionid").await;
+    application.commit().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
+}
+
+/// Several processes at once, and the same load with the form that loses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_number_is_written_twice_under_load() {
+    for obvious in [false, true] {
+        let db = Arc::new(with_numbers().await);
+        write(&db.fence(), NEXT).await.unwrap();
+        let writers = (0..4).map(|_| {
+            let db = Arc::clone(&db);
+            // A fence of its own, as in another process.
+            let fence = db.fence();
+            tokio::spawn(async move {
+                for _ in 0..100 {
+                    if obvious {
+                        assert_eq!(write_behind(&db, OBVIOUS).await, 1);
+                    } else {
+                        assert_eq!(write(&fence, NEXT).await.unwrap().len(), 1);
+                    }
+                }
+            })
+        });
+        for writer in writers.collect::<Vec<_>>() {
+            writer.await.unwrap();
+        }
+        assert_eq!(db.number("SELECT count(*) FROM numbers").await, 401);
+        let repeated = repeated(&db).await;
+        assert_eq!(repeated > 0, obvious, "{repeated} were written twice");
+    }
+}
+
+/// Two holders: once the newer one has written, the older one writes nothing, at whatever moment it
+/// comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_holder_writes_nothing_after_a_newer_one() {
+    let db = Arc::new(with_numbers().await);
+    async fn mine(fence: &Fence<Postgres>, value: i64) -> Result<Vec<(i64,)>, WriteError> {
+        let next = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n";
+        let query = sqlx::query(next).bind(value);
+        fence
+            .write(&resource(), token(value), TokenUse::SingleUse, query)
+            .await
+    }
+    let holders = (0..4).map(|holder| {
+        let fence = db.fence();
+        tokio::spawn(async move {
+            for round in 0..50 {
+                match mine(&fence, 1 + round * 4 + holder).await {
+                    Ok(rows) => assert_eq!(rows, [(1 + round * 4 + holder,)]),
+                    Err(WriteError::Admit(AdmitError::Stale(_))) => {}
+                    Err(error) => panic!("{error:?}"),
+                }
+                sleep(std::time::Duration::from_micros(500)).await;
+            }
+        })
+    });
+    for holder in holders.collect::<Vec<_>>() {
+        holder.await.unwrap();
+    }
+    // In the order in which they were committed.
+    let out_of_order = "SELECT count(*) FROM (\
+        SELECT n < lag(n) OVER (ORDER BY ctid) AS back FROM numbers) AS steps WHERE back";
+    assert_eq!(db.number(out_of_order).await, 0);
+    let written = db.number("SELECT count(*) FROM numbers").await;
+    assert!(written > 10, "{written} were admitted");
+}
+
+/// It names `fence`, but writes without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_only_mentions_the_fence_writes_nothing_unless_it_is_admitted() {
+    const CARELESS: &str = "INSERT INTO numbers VALUES (1) RETURNING n -- fence";
+    let db = with_numbers().await;
+    let fence = db.fence();
+    let careless = async |value: i64| {
+        let (token_use, query) = (TokenUse::SingleUse, sqlx::query(CARELESS));
+        fence
+            .write::<(i64,)>(&resource(), token(value), token_use, query)
+            .await
+    };
+    // For the first token of a resource, too.
+    let refused = careless(7).await;
+    assert!(
+        matches!(refused, Err(WriteError::Statement(_))),
+        "{refused:?}"
+    );
+    fence.raise(&resource(), token(7)).await.unwrap();
+    assert_eq!(careless(7).await.unwrap(), [(1,)]);
+    for stale in [7, 5] {
+        let refused = careless(stale).await;
+        assert!(
+            matches!(refused, Err(WriteError::Statement(_))),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_another_type_are_written_and_said_to_be() {
+    let db = with_numbers().await;
+    let fence = db.fence();
+    let written = fence
+        .write::<(String,)>(&resource(), token(7), TokenUse::SingleUse, NEXT)
+        .await;
+    assert!(matches!(written, Err(WriteError::Rows(_))), "{written:?}");
+    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
+    // What the statement says about a semicolon and a comment at its end is of no concern.
+    let odd = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n, n + 1 -- that is all\n;\n";
+    let query = sqlx::query(odd).bind(5_i64);
+    let written: Vec<(i64, i64)> = fence
+        .write(&resource(), token(8), TokenUse::SingleUse, query)
+        .await
+        .unwrap();
+    assert_eq!(written, [(5, 6)]);
+}
