@@ -7,7 +7,12 @@ use axum::{
     routing::post,
 };
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
-use tower_fence::{Fence, FenceLayer, FencedTx, Idempotency, PathParam, layer::DatabaseError};
+use tower_fence::{
+    Fence, FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite,
+    fence::WriteError,
+    layer::{DatabaseError, Rejection},
+    problem::{Problem, ProblemType},
+};
 
 /// What a request to a contender carries.
 #[derive(Clone, Copy, PartialEq)]
@@ -28,6 +33,9 @@ pub struct App {
     pub when_hot: Option<Carries>,
     pub router: Router,
 }
+
+/// No token of the bench is as high.
+pub const HIGHEST: i64 = 900_000_000_000_000;
 
 /// What everybody does.
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
@@ -91,6 +99,19 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             None,
             route().route_layer(layer().idempotent(keys)),
         ),
+        app(
+            "one statement",
+            NewToken,
+            Some(NewToken),
+            at(one_statement).route_layer(layer().deferred()),
+        ),
+        app(
+            "deferred",
+            NewToken,
+            None,
+            at(deferred).route_layer(layer().deferred()),
+        ),
+        app("refusal by hand", DeadToken, None, at(refusal)),
         app("stale", DeadToken, None, route().route_layer(layer())),
     ]
 }
@@ -142,6 +163,40 @@ async fn for_update(State(pool): State<PgPool>, Path(sku): Path<String>) -> Answ
 async fn fenced(mut tx: FencedTx, Path(sku): Path<String>) -> Answer {
     decrement(&mut tx, &sku).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// As `Fence::write` asks for it.
+const DEPENDENT_UPDATE: &str = "UPDATE stock SET n = n - 1 \
+     WHERE sku = $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+
+async fn one_statement(
+    pending: PendingWrite,
+    Path(sku): Path<String>,
+) -> Result<StatusCode, WriteError> {
+    let written: Vec<(i64,)> = pending
+        .write(sqlx::query(DEPENDENT_UPDATE).bind(sku))
+        .await?;
+    Ok(match written.len() {
+        1 => StatusCode::NO_CONTENT,
+        _ => StatusCode::NOT_FOUND,
+    })
+}
+
+async fn deferred(pending: PendingWrite, Path(sku): Path<String>) -> Result<Answer, Rejection> {
+    let mut tx = pending.begin().await?;
+    Ok(match decrement(&mut tx, &sku).await {
+        Ok(()) => Ok(StatusCode::NO_CONTENT),
+        Err(error) => Err(error.into()),
+    })
+}
+
+/// The same answer as to a stale token, without a look at it.
+async fn refusal(Path(sku): Path<String>) -> Problem {
+    Problem::new(ProblemType::StaleToken)
+        .detail(format!("token 1 for {sku} is not newer than {HIGHEST}"))
+        .member("resource", sku)
+        .member("presented_token", 1)
+        .member("max_token", HIGHEST)
 }
 
 /// The fence's statement by hand, in the transaction of another layer.

@@ -13,26 +13,41 @@ use crate::support::{
     rounds::{Sample, latencies},
 };
 
-pub const SCRIPTS: [(&str, &str); 3] = [
+/// A script, and whether it can be measured on one hot resource.
+pub const SCRIPTS: [(&str, &str, bool); 3] = [
     (
         "pgbench, update",
         "UPDATE stock SET n = n - 1 WHERE sku = :sku;",
+        true,
     ),
     (
         "pgbench, transaction",
         "BEGIN;\nUPDATE stock SET n = n - 1 WHERE sku = :sku;\nCOMMIT;",
+        true,
     ),
+    // On one resource somebody would have to try again, as the fence does.
     (
-        "pgbench, one statement",
-        "WITH f AS (INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
-         VALUES (:sku, :floor, CURRENT_TIMESTAMP) \
-         ON CONFLICT (resource) DO UPDATE \
-         SET max_token = excluded.max_token, updated_at = excluded.updated_at \
-         WHERE f.max_token < :token \
-         RETURNING 1) \
-         UPDATE stock SET n = n - 1 WHERE sku = :sku AND EXISTS (SELECT 1 FROM f);",
+        ONE_STATEMENT,
+        "WITH fence AS (\
+            SELECT 1 FROM fence_resources AS f \
+            WHERE f.resource = :sku AND f.max_token < :token::bigint AND f.xmin = (\
+                SELECT s.xmin FROM fence_resources AS s \
+                WHERE s.resource = :sku AND set_config('lock_timeout', '5000ms', true) IS NOT NULL) \
+            FOR NO KEY UPDATE SKIP LOCKED\
+        ), work AS (\
+            UPDATE stock SET n = n - 1 WHERE sku = :sku AND EXISTS (SELECT 1 FROM fence) RETURNING n\
+        ), moved AS (\
+            UPDATE fence_resources SET max_token = :floor::bigint, updated_at = CURRENT_TIMESTAMP \
+            WHERE resource = :sku AND EXISTS (SELECT 1 FROM work)\
+        ) SELECT work.*, CASE WHEN EXISTS (SELECT 1 FROM fence) THEN true ELSE \
+            ('the statement does not depend on fence, in ' || pg_backend_pid())::boolean \
+        END AS fenced FROM work;",
+        false,
     ),
 ];
+
+/// What `Fence::write` sends.
+pub const ONE_STATEMENT: &str = "pgbench, one statement";
 
 /// One script, run by so many clients.
 pub struct Pgbench<'a> {
@@ -53,11 +68,10 @@ impl<'a> Pgbench<'a> {
         resources: usize,
         clients: usize,
     ) -> Self {
-        // As the connections over HTTP: each its own resources, and a new token for each write. On
-        // one resource only a token that is used again and again is admitted in any order.
+        // As the connections over HTTP: each its own resources, and a new token for each write.
         let of_each = resources / clients;
         let choice = if of_each == 0 {
-            "\\set n 0\n\\set floor :token - 1\n".to_owned()
+            "\\set n 0\n".to_owned()
         } else {
             format!(
                 "\\set token :token + 1\n\\set floor :token\n\

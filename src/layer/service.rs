@@ -192,8 +192,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             }
             let begun = self.fence.begin_admitted(presented, self.token_use).await;
             metrics::took("tower_fence_admission_seconds", began.elapsed());
+            let loan = Loan::new(begun?);
             metrics::count_by("tower_fence_admitted_total", "kind", "write");
-            return Ok(Entry::Write(Loan::new(begun?), Body::new(body)));
+            return Ok(Entry::Write(loan, Body::new(body)));
         };
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();

@@ -100,7 +100,15 @@ impl Ear {
     pub(super) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {
         match self.clone() {
             Self::Node(mut connection) => connection.subscribe(channels).await,
-            Self::Cluster(mut connection) => connection.ssubscribe(channels).await,
+            Self::Cluster(mut connection) => {
+                // A master that has become a replica goes on to take subscriptions, though SPUBLISH
+                // on the new one does not count them. Only who asks for a key is sent on.
+                if let Some(same_slot) = channels.first() {
+                    let exists = redis::cmd("EXISTS").arg(same_slot).take();
+                    exists.query_async::<()>(&mut connection).await?;
+                }
+                connection.ssubscribe(channels).await
+            }
         }
     }
 }

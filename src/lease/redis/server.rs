@@ -26,14 +26,14 @@ pub(super) struct Server {
 }
 
 enum Source {
-    Alone(Client),
+    Alone(Box<Client>),
     Sentinels(Box<Mutex<SentinelClient>>),
     Cluster(Vec<redis::ConnectionInfo>),
 }
 
 impl Server {
     pub(super) fn alone(url: &str, command_wait: Duration) -> RedisResult<Self> {
-        let source = Source::Alone(Client::open(url)?);
+        let source = Source::Alone(Box::new(Client::open(url)?));
         Ok(Self::new(source, command_wait))
     }
 
@@ -185,7 +185,7 @@ impl Server {
     /// The one server that has all, unless this is a cluster.
     async fn single(&self) -> RedisResult<Option<Client>> {
         match &self.source {
-            Source::Alone(client) => Ok(Some(client.clone())),
+            Source::Alone(client) => Ok(Some((**client).clone())),
             Source::Sentinels(sentinels) => {
                 let mut sentinels = sentinels.lock().await;
                 sentinels.async_get_client().await.map(Some)
