@@ -11,6 +11,11 @@ if not held then
   if not now.usable then
     return needs_epoch(now)
   end
+  if not has_line() then
+    local token = next_token(now)
+    write(token, id, ticket, delay, owner, ttl)
+    return {'granted', token}
+  end
   if not hand_over(now) then
     -- Nobody was before us.
     local token = next_token(now)

@@ -31,6 +31,11 @@ local function current()
   }
 end
 
+-- Whether anybody waits, or has been called and not come yet. Most locks have no line.
+local function has_line()
+  return redis.call('EXISTS', QUEUE, WAITERS) > 0
+end
+
 -- Tells the issuers that have waiters how long the resource stays closed.
 local function announce(left)
   if redis.call('EXISTS', QUEUE) == 1 then
@@ -38,11 +43,16 @@ local function announce(left)
   end
 end
 
-local function put(token, id, ticket, delay, owner, ttl)
+-- Writes the lease down, and returns for how long the resource is closed.
+local function write(token, id, ticket, delay, owner, ttl)
   local value = table.concat({token, id, ticket, string.format('%.0f', delay), owner}, ':')
   local ms = string.format('%.0f', ttl + delay)
   redis.call('SET', LEASE, value, 'PX', ms)
-  announce(ms)
+  return ms
+end
+
+local function put(token, id, ticket, delay, owner, ttl)
+  announce(write(token, id, ticket, delay, owner, ttl))
 end
 
 -- Who waits under an id: the ticket of the request that asked last, the channel of its issuer, and
@@ -128,6 +138,9 @@ end
 -- Ends the lease, which somebody answers for; then the next in line has it.
 local function end_lease()
   redis.call('DEL', LEASE)
+  if not has_line() then
+    return {'released'}
+  end
   redis.call('HDEL', WAITERS, CLAIM)
   return pass_on() or {'released'}
 end

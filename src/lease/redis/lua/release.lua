@@ -5,5 +5,7 @@ local held = current()
 if not held or held.id ~= ARGV[4] or not held.holds then
   return {'lost'}
 end
-leave(ARGV[4])
+if has_line() then
+  leave(ARGV[4])
+end
 return end_lease()
