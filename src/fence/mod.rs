@@ -42,6 +42,9 @@
 //! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
 //!   writers wait without a connection of the pool, and the memory of what is dead, from which
 //!   stale writers are refused without asking the database (for ten seconds at a time).
+//! - Connections are taken from the pool untested and kept for a millisecond, unless
+//!   [`pool_checks`](Fence::pool_checks) says otherwise: the pool's `before_acquire` and
+//!   `after_release` do not see each use.
 //! - The tables live in the schema that the pool's connections see first, `fence_resources`,
 //!   `fence_epochs` and `fence_idempotency_keys`, with a migration history of their own,
 //!   `_tower_fence_migrations`.

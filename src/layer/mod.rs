@@ -11,7 +11,9 @@
 //! 4. A status below 400 commits. Anything else, a panic and a timeout too, rolls back: the token
 //!    stays usable, and everyone older is dead from then on.
 //! 5. Only then does the response leave. A success is never answered without a confirmed COMMIT.
-//! 6. Where the layer is [`idempotent`](FenceLayer::idempotent) and the request has a key, the key
+//! 6. Behind a [`deferred`](FenceLayer::deferred) layer the handler gets a [`PendingWrite`], and admits
+//!    when it is ready: with a transaction, or together with a single statement.
+//! 7. Where the layer is [`idempotent`](FenceLayer::idempotent) and the request has a key, the key
 //!    is looked up first, in the same transaction: a write that was made before is answered as it
 //!    was then. The response of a new one is stored in the COMMIT of the write.
 //!

@@ -152,7 +152,11 @@ impl RedisLeases {
         ticket: u64,
         wait: Duration,
     ) -> Result<Asked, LeaseError> {
-        let channel = self.lines.channel(partition(resource));
+        let channel = if wait.is_zero() {
+            String::new()
+        } else {
+            self.lines.channel(partition(resource))
+        };
         match self
             .scripts
             .acquire(resource, request, ticket, wait, &channel)

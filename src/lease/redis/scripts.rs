@@ -12,10 +12,13 @@ use crate::{
     token::Resource,
 };
 
-/// A script, after what all of them share.
+/// A script, after what all of them share; some have a short way in between.
 macro_rules! script {
     ($file:literal) => {
-        Script::new(concat!(include_str!("lua/line.lua"), include_str!($file)))
+        script!("lua/line.lua", $file)
+    };
+    ($($part:literal),+) => {
+        Script::new(concat!(include_str!("lua/clock.lua"), $(include_str!($part)),+))
     };
 }
 
@@ -64,11 +67,11 @@ impl Scripts {
             epochs,
             key_prefix: key_prefix.into(),
             abandon: script!("lua/abandon.lua"),
-            acquire: script!("lua/acquire.lua"),
+            acquire: script!("lua/acquire_free.lua", "lua/line.lua", "lua/acquire.lua"),
             begin_epoch: script!("lua/begin_epoch.lua"),
             break_lease: script!("lua/break.lua"),
             inspect: script!("lua/inspect.lua"),
-            release: script!("lua/release.lua"),
+            release: script!("lua/release_alone.lua", "lua/line.lua", "lua/release.lua"),
             renew: script!("lua/renew.lua"),
             tick: script!("lua/tick.lua"),
         }
@@ -266,8 +269,7 @@ impl Scripts {
             .key(format!("{prefix}:{{{partition}}}:queue:{resource}"))
             .key(format!("{prefix}:{{{partition}}}:waiters:{resource}"))
             .arg(Epoch::SIZE)
-            .arg(self.server.publish())
-            .arg(self.everybody(partition));
+            .arg(self.server.publish());
         invocation
     }
 

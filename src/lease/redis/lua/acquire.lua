@@ -2,19 +2,14 @@
 -- ARGV: …, lease id, ticket of the request, ttl in ms, lock delay in ms, owner, wait in ms (0: do not
 -- wait), own channel.
 -- Answers {'granted', token}, {'held', ms left}, {'queued', ms left}, or {'epoch', history, epoch}.
-local id, ticket, owner = ARGV[4], ARGV[5], ARGV[8]
-local ttl, delay, wait = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9])
+local id, ticket, owner = ARGV[3], ARGV[4], ARGV[7]
+local ttl, delay, wait = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
 
 local held = current()
 if not held then
   local now = clock()
   if not now.usable then
     return needs_epoch(now)
-  end
-  if not has_line() then
-    local token = next_token(now)
-    write(token, id, ticket, delay, owner, ttl)
-    return {'granted', token}
   end
   if not hand_over(now) then
     -- Nobody was before us.
@@ -45,7 +40,7 @@ if not redis.call('ZSCORE', QUEUE, id) then
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', QUEUE, string.format('%.0f', tonumber(last or 0) + 1), id)
 end
-redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[10], owner}, '\n'))
+redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[9], owner}, '\n'))
 keep(QUEUE, wait + 10000)
 keep(WAITERS, wait + 10000)
 return {'queued', left}

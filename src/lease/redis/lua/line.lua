@@ -1,13 +1,5 @@
--- What all scripts share: the lease of a resource, the clock of its partition, and the line of
--- those who wait for it.
---
--- KEYS: clock, lease, queue, waiters; all in one slot.
--- ARGV[1]: how many tokens an epoch has. ARGV[2]: PUBLISH, or SPUBLISH in a cluster. ARGV[3]: the
--- channel of all issuers that have waiters in this partition. What a script needs beside these
--- follows.
-local CLOCK, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local SIZE, PUBLISH, EVERYBODY = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-
+-- What all scripts share beside the clock: the lease of a resource, and the line of those who wait
+-- for it.
 -- How long a waiter may take to claim the lease that was granted to it.
 local CLAIM_MS = 1000
 -- Where the channel of its issuer is noted meanwhile, among the waiters. No lease id is empty.
@@ -31,28 +23,19 @@ local function current()
   }
 end
 
--- Whether anybody waits, or has been called and not come yet. Most locks have no line.
-local function has_line()
-  return redis.call('EXISTS', QUEUE, WAITERS) > 0
-end
-
--- Tells the issuers that have waiters how long the resource stays closed.
+-- Tells the issuers that have waiters in this partition how long the resource stays closed.
 local function announce(left)
   if redis.call('EXISTS', QUEUE) == 1 then
-    redis.call(PUBLISH, EVERYBODY, left .. ' ' .. LEASE)
+    local everybody = string.gsub(CLOCK, 'clock$', 'everybody')
+    redis.call(PUBLISH, everybody, left .. ' ' .. LEASE)
   end
 end
 
--- Writes the lease down, and returns for how long the resource is closed.
-local function write(token, id, ticket, delay, owner, ttl)
+local function put(token, id, ticket, delay, owner, ttl)
   local value = table.concat({token, id, ticket, string.format('%.0f', delay), owner}, ':')
   local ms = string.format('%.0f', ttl + delay)
   redis.call('SET', LEASE, value, 'PX', ms)
-  return ms
-end
-
-local function put(token, id, ticket, delay, owner, ttl)
-  announce(write(token, id, ticket, delay, owner, ttl))
+  announce(ms)
 end
 
 -- Who waits under an id: the ticket of the request that asked last, the channel of its issuer, and
@@ -71,30 +54,6 @@ end
 local function leave(id)
   redis.call('ZREM', QUEUE, id)
   redis.call('HDEL', WAITERS, id)
-end
-
--- The clock, where it belongs to the history of this server and has a token left. The history
--- changes at each restart and at each promotion of a replica.
-local function clock()
-  local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-  local found = redis.call('HMGET', CLOCK, 'history', 'epoch', 'n')
-  local epoch, n = tonumber(found[2] or ''), tonumber(found[3] or '')
-  local usable = history and found[1] == history and epoch and n and n + 1 < SIZE
-  return {history = history, epoch = epoch or 0, n = n, usable = usable}
-end
-
--- The answer where a grant needs an epoch first. Nothing has changed for it.
-local function needs_epoch(now)
-  if not now.history then
-    return redis.error_reply('NOHISTORY this server does not tell its master_replid')
-  end
-  return {'epoch', now.history, string.format('%.0f', now.epoch)}
-end
-
--- Takes the next token of a usable clock. tostring would round a number of 15 digits.
-local function next_token(now)
-  now.n = redis.call('HINCRBY', CLOCK, 'n', 1)
-  return string.format('%.0f', now.epoch * SIZE + now.n)
 end
 
 -- Grants a free lease to the first in line whose issuer still listens, and returns its id. It is
@@ -138,9 +97,6 @@ end
 -- Ends the lease, which somebody answers for; then the next in line has it.
 local function end_lease()
   redis.call('DEL', LEASE)
-  if not has_line() then
-    return {'released'}
-  end
   redis.call('HDEL', WAITERS, CLAIM)
   return pass_on() or {'released'}
 end

@@ -2,10 +2,8 @@
 -- ARGV: …, lease id. Answers {'released'}, {'lost'}, or {'epoch', history, epoch}: released, but
 -- the next in line needs an epoch first.
 local held = current()
-if not held or held.id ~= ARGV[4] or not held.holds then
+if not held or held.id ~= ARGV[3] or not held.holds then
   return {'lost'}
 end
-if has_line() then
-  leave(ARGV[4])
-end
+leave(ARGV[3])
 return end_lease()

@@ -11,4 +11,4 @@ local held = current()
 if not held then
   return {'free'}
 end
-return {'held', string.format('%.0f', held.left), tostring(redis.call('HEXISTS', WAITERS, ARGV[4]))}
+return {'held', string.format('%.0f', held.left), tostring(redis.call('HEXISTS', WAITERS, ARGV[3]))}
