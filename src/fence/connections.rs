@@ -5,7 +5,8 @@
 //!    when it hands one out.
 //! 2. Where somebody of this fence waits for a connection, nothing is kept: it goes to the pool,
 //!    which knows who waits for longest.
-//! 3. After a second of this a connection goes back to the pool, which sees to its age.
+//! 3. After twenty milliseconds of this a connection goes back to the pool, where others of the
+//!    application may wait for one, and which sees to its age.
 
 use std::{
     mem,
@@ -24,8 +25,9 @@ use super::{database::Backend, error::AdmitError, limits::Limits};
 /// How long a connection is kept for the next write.
 const KEEP: Duration = Duration::from_millis(1);
 
-/// How long a connection may go from write to write before the pool sees it again.
-const OUT_OF_POOL: Duration = Duration::from_secs(1);
+/// How long a connection may go from write to write before the pool sees it again: a dozen writes
+/// or so, for each of which others might have waited.
+const OUT_OF_POOL: Duration = Duration::from_millis(20);
 
 /// The pool and what is kept of it. Clones share both.
 pub(super) struct Connections<DB: Backend> {

@@ -189,8 +189,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// These are round trips. Without them an idle connection is taken untested, since BEGIN is as
     /// good a test as a ping (where it turns out to be dead, another one is taken), and is kept for
     /// the next transaction for a millisecond, as long as nobody of this fence waits for one; at
-    /// least once a second it goes through the pool. Say yes where the pool's hooks must see each
-    /// use, as one that resets the state of a session.
+    /// least every twenty milliseconds it goes through the pool. Say yes where the pool's hooks must
+    /// see each use, as one that resets the state of a session.
     #[must_use]
     pub const fn pool_checks(mut self, yes: bool) -> Self {
         self.limits.pool_checks = yes;

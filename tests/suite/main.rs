@@ -7,6 +7,7 @@ mod support;
 
 mod announced;
 mod cancellation;
+mod connections;
 mod deferred;
 mod exclusion;
 mod fence;

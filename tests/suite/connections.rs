@@ -1,0 +1,184 @@
+//! How the fence uses the pool's connections.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{join, join_all};
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use tower_fence::{Fence, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+};
+
+const POOL: u32 = 4;
+
+const INSERT: &str = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
+
+fn resource(n: usize) -> Resource {
+    Resource::new(format!("r-{n}")).unwrap()
+}
+
+fn token(token: i64) -> Token {
+    Token::new(token).unwrap()
+}
+
+/// In a transaction.
+async fn write(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
+    let tx = fence.begin(resource, token(value), TokenUse::SingleUse);
+    tx.await.unwrap().commit().await.unwrap();
+}
+
+/// In one statement.
+async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
+    let query = sqlx::query(INSERT).bind(value);
+    let (token, token_use) = (token(value), TokenUse::SingleUse);
+    let written = fence.write::<(i64,)>(resource, token, token_use, query);
+    assert_eq!(written.await.unwrap(), [(value,)]);
+}
+
+async fn all_are_in_the_pool(pool: &PgPool) {
+    eventually("all connections are back", async || {
+        pool.num_idle() == pool.size() as usize
+    })
+    .await;
+}
+
+async fn end_all_connections(db: &Fresh<Postgres>) {
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    assert!(db.number(end).await >= i64::from(POOL) - 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_died_in_the_pool_cost_no_write() {
+    let db = Postgres::fresh(POOL).await;
+    let fence = db.fence();
+    for (round, at_once) in [(1, false), (2, true)] {
+        let held: Vec<_> = join_all((0..POOL).map(|_| db.pool.acquire())).await;
+        drop(held);
+        all_are_in_the_pool(&db.pool).await;
+        end_all_connections(&db).await;
+        all_are_in_the_pool(&db.pool).await;
+        for n in 0..2 * POOL as usize {
+            let value = i64::from(round) * 100 + n as i64;
+            if at_once {
+                write_at_once(&fence, &resource(n), value).await;
+            } else {
+                write(&fence, &resource(n), value).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_kept_for_long_nor_changed_for_others() {
+    let db = Postgres::fresh(POOL).await;
+    let fence = db.fence();
+    for value in 1..=20 {
+        write(&fence, &resource(0), 2 * value).await;
+        write_at_once(&fence, &resource(0), 2 * value + 1).await;
+    }
+    all_are_in_the_pool(&db.pool).await;
+    // No transaction is open, and no limit is left.
+    let open = "SELECT count(*) FROM pg_stat_activity \
+        WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()";
+    let mut connections = vec![];
+    for _ in 0..db.pool.size() {
+        connections.push(db.pool.acquire().await.unwrap());
+    }
+    for conn in &mut connections {
+        assert_eq!(Postgres::number(conn, open).await.unwrap(), 0);
+        for limit in [
+            "lock_timeout",
+            "statement_timeout",
+            "idle_in_transaction_session_timeout",
+        ] {
+            let setting = format!("SELECT setting::bigint FROM pg_settings WHERE name = '{limit}'");
+            assert_eq!(
+                Postgres::number(conn, &setting).await.unwrap(),
+                0,
+                "{limit}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hooks_of_the_pool_see_each_use_where_they_must() {
+    let db = Postgres::fresh(1).await;
+    let taken = Arc::new(AtomicUsize::new(0));
+    let released = Arc::new(AtomicUsize::new(0));
+    let (taking, releasing) = (Arc::clone(&taken), Arc::clone(&released));
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .before_acquire(move |_, _| {
+            taking.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        })
+        .after_release(move |_, _| {
+            releasing.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        });
+    let pool = pool.connect(&db.url).await.unwrap();
+    all_are_in_the_pool(&pool).await;
+    let fence = Fence::new(pool.clone()).pool_checks(true);
+    // The first one begins with the row of its resource.
+    write(&fence, &resource(0), 1).await;
+    all_are_in_the_pool(&pool).await;
+    let before = (taken.load(SeqCst), released.load(SeqCst));
+    for value in 1..=10 {
+        write(&fence, &resource(0), 2 * value).await;
+        write_at_once(&fence, &resource(0), 2 * value + 1).await;
+    }
+    all_are_in_the_pool(&pool).await;
+    let after = (taken.load(SeqCst), released.load(SeqCst));
+    assert_eq!((after.0 - before.0, after.1 - before.1), (20, 20));
+}
+
+/// As many writers as connections, without a pause: others of the application get theirs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_that_use_the_pool_are_not_starved() {
+    let db = Postgres::fresh(POOL).await;
+    let fence = db.fence();
+    let stop = AtomicBool::new(false);
+    let writers = join_all((0..POOL as usize).map(|n| {
+        let (fence, stop) = (&fence, &stop);
+        async move {
+            let resource = resource(n);
+            for value in 1.. {
+                if stop.load(SeqCst) {
+                    return value;
+                }
+                if value % 2 == 0 {
+                    write(fence, &resource, value).await;
+                } else {
+                    let value = token(value);
+                    let query =
+                        "UPDATE stock SET n = 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
+                    let token_use = TokenUse::Reusable;
+                    let none = fence.write::<(i64,)>(&resource, value, token_use, query);
+                    assert!(none.await.unwrap().is_empty());
+                }
+            }
+            0
+        }
+    }));
+    let others = async {
+        for _ in 0..50 {
+            let limit = Duration::from_secs(2);
+            let read = tokio::time::timeout(limit, db.number("SELECT 1::bigint"));
+            read.await.expect("a read of the application starves");
+        }
+        stop.store(true, SeqCst);
+    };
+    let (written, ()) = join(writers, others).await;
+    assert!(written.iter().all(|written| *written > 10), "{written:?}");
+    all_are_in_the_pool(&db.pool).await;
+}
