@@ -1,8 +1,10 @@
-//! The time limits of a fence, and their defaults.
+//! The settings of a fence, most of them time limits, and their defaults.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use super::{Fence, database::FenceDatabase};
 
 /// The settings of a fence, most of them time limits.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,64 @@ impl Default for Limits {
             answer_wait: Duration::from_secs(5),
             pool_checks: false,
         }
+    }
+}
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// How long to wait for a connection of the pool. Default: 5 s.
+    ///
+    /// The pool's own `acquire_timeout` applies as well; the shorter of the two decides.
+    #[must_use]
+    pub const fn pool_wait(mut self, limit: Duration) -> Self {
+        self.limits.pool_wait = limit;
+        self
+    }
+
+    /// How long to wait for those of this process that write to the same resource, then for the row
+    /// lock, and each statement of the transaction for any other lock. Default: 5 s each. At least
+    /// 1 ms.
+    #[must_use]
+    pub const fn lock_wait(mut self, limit: Duration) -> Self {
+        self.limits.lock_wait = limit;
+        self
+    }
+
+    /// How long a transaction may hold the row lock. Default: 10 s. At least 1 ms.
+    ///
+    /// `FenceLayer` ends a handler that takes longer. On Postgres the server sees to it as well,
+    /// so that a process that is frozen loses its transaction: it ends one that is idle for this
+    /// long, and a statement that takes longer than this and [`lock_wait`](Self::lock_wait)
+    /// together; from Postgres 17 on, any transaction that takes longer than both together.
+    #[must_use]
+    pub const fn hold_limit(mut self, limit: Duration) -> Self {
+        self.limits.hold = limit;
+        self
+    }
+
+    /// How long to wait for the database's answer to BEGIN, COMMIT or a statement of the fence,
+    /// beyond the wait for locks. Default: 5 s.
+    #[must_use]
+    pub const fn answer_wait(mut self, limit: Duration) -> Self {
+        self.limits.answer_wait = limit;
+        self
+    }
+
+    /// Whether each transaction takes its connection from the pool and gives it back, with all that
+    /// the pool does then: `test_before_acquire`, `before_acquire`, `after_release`. Default: no.
+    ///
+    /// These are round trips. Without them an idle connection is taken untested, since BEGIN is as
+    /// good a test as a ping (where it turns out to be dead, another one is taken), and is kept for
+    /// the next transaction for a millisecond, as long as nobody of this fence waits for one; at
+    /// least every twenty milliseconds it goes through the pool. Say yes where the pool's hooks must
+    /// see each use, as one that resets the state of a session.
+    #[must_use]
+    pub const fn pool_checks(mut self, yes: bool) -> Self {
+        self.limits.pool_checks = yes;
+        self
+    }
+
+    pub(crate) const fn limits(&self) -> Limits {
+        self.limits
     }
 }
 
