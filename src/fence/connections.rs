@@ -20,7 +20,11 @@ use std::{
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{database::Backend, error::AdmitError, limits::Limits};
+use super::{
+    database::Backend,
+    error::{AdmitError, no_answer},
+    limits::Limits,
+};
 
 /// How long a connection is kept for the next write.
 const KEEP: Duration = Duration::from_millis(1);
@@ -28,6 +32,9 @@ const KEEP: Duration = Duration::from_millis(1);
 /// How long a connection may go from write to write before the pool sees it again: a dozen writes
 /// or so, for each of which others might have waited.
 const OUT_OF_POOL: Duration = Duration::from_millis(20);
+
+/// How long a connection may take to answer that it lives.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// The pool and what is kept of it. Clones share both.
 pub(super) struct Connections<DB: Backend> {
@@ -53,6 +60,8 @@ pub(super) struct Taken<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     since: Instant,
     pub(super) origin: Origin,
+    /// Which server process it leads to; 0 where that is not known.
+    pub(super) server_process: i32,
 }
 
 /// What is known of a connection that was taken.
@@ -102,11 +111,14 @@ impl<DB: Backend> Connections<DB> {
             return None;
         }
         let kept = self.kept.lock().taken.pop();
-        if let Some((taken, _)) = kept {
-            return Some(Taken {
-                origin: Origin::Kept,
-                ..taken
-            });
+        if let Some((taken, since)) = kept {
+            // Nobody has cleared the shelf while the runtime, or the process, stood still.
+            let origin = if since.elapsed() < 10 * KEEP {
+                Origin::Kept
+            } else {
+                Origin::Idle
+            };
+            return Some(Taken { origin, ..taken });
         }
         Some(Taken::new(self.pool.try_acquire()?, Origin::Idle))
     }
@@ -169,11 +181,20 @@ impl<DB: Backend> Clone for Connections<DB> {
 }
 
 impl<DB: Backend> Taken<DB> {
+    /// Asks which server process it leads to; that it answers shows that it lives.
+    pub(super) async fn ask_server_process(&mut self) -> Result<(), AdmitError> {
+        let asked = timeout(ANSWER, DB::server_process(&mut self.conn)).await;
+        let answer = asked.unwrap_or_else(|_| Err(no_answer()));
+        self.server_process = answer.map_err(|error| AdmitError::Unavailable(Arc::new(error)))?;
+        Ok(())
+    }
+
     fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
         Self {
             conn,
             since: Instant::now(),
             origin,
+            server_process: 0,
         }
     }
 }

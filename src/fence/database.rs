@@ -88,6 +88,11 @@ pub trait Backend: Database {
         limits: TransactionLimits,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Which server process serves a connection; 0 where there is none.
+    fn server_process(
+        conn: &mut Self::Connection,
+    ) -> impl Future<Output = sqlx::Result<i32>> + Send;
+
     /// Rolls back a [`Backend::begin`] that did not return.
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 

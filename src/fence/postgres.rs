@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, PgConnection, Postgres, SqlSafeStr,
+    AssertSqlSafe, Connection, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
     migrate::MigrateError,
     postgres::{PgDatabaseError, PgRow, PgSeverity, PgTransactionManager},
 };
@@ -48,6 +48,11 @@ impl Backend for Postgres {
         }
         sql.push_str("; SAVEPOINT tower_fence");
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+    }
+
+    async fn server_process(conn: &mut PgConnection) -> sqlx::Result<i32> {
+        // One message, as for `terminate`.
+        conn.fetch_one("SELECT pg_backend_pid()").await?.try_get(0)
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -127,6 +132,11 @@ impl Backend for Postgres {
         lock_wait: Duration,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
+        // Without a cache of statements there may be a pooler in between, which prepares on one server
+        // and executes on another, unless a transaction holds them together.
+        if conn.cached_statements_size() == 0 {
+            return Ok(Vec::new());
+        }
         let mut arguments = statement.arguments.clone();
         let sql = at_once(trimmed(statement), arguments.len());
         let bound = arguments
@@ -138,9 +148,12 @@ impl Backend for Postgres {
         let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
         // To the end: what comes behind the last row is the answer to its COMMIT.
         match query.fetch_all(conn).await {
-            // Where the pool's sessions are stricter than READ COMMITTED, this is how they learn
-            // that somebody else was faster.
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("40001") => {
+            Err(sqlx::Error::Database(error))
+                if error.message().contains(NOTHING)
+                    // Where the pool's sessions are stricter than READ COMMITTED, this is how they
+                    // learn that somebody else was faster.
+                    || error.code().as_deref() == Some("40001") =>
+            {
                 Ok(Vec::new())
             }
             outcome => outcome,
@@ -163,14 +176,18 @@ impl Backend for Postgres {
     statements!(server_process: "pg_backend_pid()");
 }
 
+/// What the error says with which [`at_once`] undoes itself.
+const NOTHING: &str = "tower-fence: nothing is written at once";
+
 /// A statement with its admission, for a resource, a token, a floor and a limit for locks that are
-/// bound behind the arguments of its own. No row means that nothing has happened.
+/// bound behind the arguments of its own. It writes under an admitted token and returns what it has
+/// written, or nothing stays of it.
 ///
 /// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
 /// differ, somebody has written since the snapshot was taken, and the statement would not see it.
 /// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it. To
-/// wait for the lock would be in vain for the same reason, hence SKIP LOCKED. Where `fence` is empty
-/// and the statement has written all the same, the cast fails, and nothing stays.
+/// wait for the lock would be in vain for the same reason, hence SKIP LOCKED. Without a row in
+/// `fence` and in `work` the cast fails, so that not even a trigger has had its effect.
 fn at_once(statement: &str, bound: usize) -> String {
     let [resource, token, floor, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
@@ -184,9 +201,9 @@ fn at_once(statement: &str, bound: usize) -> String {
         ), work AS ({statement}\n), moved AS (\
             UPDATE fence_resources SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
             WHERE resource = ${resource} AND EXISTS (SELECT 1 FROM work)\
-        ) SELECT work.*, CASE WHEN EXISTS (SELECT 1 FROM fence) THEN true ELSE \
-            ('the statement does not depend on fence, in ' || pg_backend_pid())::boolean \
-        END AS fenced FROM work"
+        ) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
+        WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
+            ELSE ('{NOTHING}, in ' || pg_backend_pid())::boolean END"
     )
 }
 

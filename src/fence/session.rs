@@ -73,19 +73,24 @@ impl<DB: Backend> Session<DB> {
 
     /// Takes a connection for a statement that is a transaction of its own. Where that failed for
     /// a connection that had died, nobody could know its outcome; so one that was not in use a
-    /// moment ago is tested.
+    /// moment ago is tested, by asking which server process would have to be ended.
     pub(super) async fn ready(
         connections: &Connections<DB>,
         limits: Limits,
     ) -> Result<Self, AdmitError> {
         let mut taken = connections.take(limits).await?;
-        if taken.origin == Origin::Idle
-            && !matches!(timeout(GRACE, taken.conn.ping()).await, Ok(Ok(())))
-        {
+        if taken.origin == Origin::Idle && taken.ask_server_process().await.is_err() {
             taken.conn.close_on_drop();
             taken = connections.take_tested(limits).await?;
         }
-        Ok(Self::new(taken, connections, limits))
+        if taken.server_process == 0 {
+            let asked = taken.ask_server_process().await;
+            asked.inspect_err(|_| taken.conn.close_on_drop())?;
+        }
+        let server_process = taken.server_process;
+        let mut session = Self::new(taken, connections, limits);
+        session.server_process = server_process;
+        Ok(session)
     }
 
     fn new(taken: Taken<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
@@ -157,11 +162,7 @@ impl<DB: Backend> Session<DB> {
         match timeout(within, statements(self.connection_mut())).await {
             Ok(outcome) => outcome.map_err(refusal::<DB>),
             Err(_) => {
-                self.phase = Phase::Broken;
-                // Whatever it has locked must not stay so until its statement ends.
-                let (connections, limits) = (self.connections.clone(), self.limits);
-                let server_process = mem::take(&mut self.server_process);
-                tokio::spawn(async move { terminate(&connections, limits, server_process).await });
+                self.give_up();
                 Err(AdmitError::Unavailable(Arc::new(no_answer())))
             }
         }
@@ -179,16 +180,24 @@ impl<DB: Backend> Session<DB> {
         match timeout(within, statement(self.connection_mut())).await {
             Ok(outcome) => {
                 self.phase = match &outcome {
-                    Err(error) if matches!(DB::fault(error), Fault::Lost) => Phase::Broken,
+                    Err(error) if is_gone::<DB>(error) => Phase::Broken,
                     _ => Phase::Ended,
                 };
                 outcome.map_err(WriteError::of_alone::<DB>)
             }
             Err(_) => {
-                self.phase = Phase::Broken;
+                self.give_up();
                 Err(CommitError::OutcomeUnknown(Arc::new(no_answer())).into())
             }
         }
+    }
+
+    /// Ends what has not answered: whatever it has locked must not stay so until its statement ends.
+    fn give_up(&mut self) {
+        self.phase = Phase::Broken;
+        let (connections, limits) = (self.connections.clone(), self.limits);
+        let server_process = mem::take(&mut self.server_process);
+        tokio::spawn(async move { terminate(&connections, limits, server_process).await });
     }
 
     /// Commits. `Ok` means that the writes are there.
@@ -333,8 +342,16 @@ pub(super) async fn terminate<DB: Backend>(
 /// Whether the connection is gone. Where it was only silent, waiting for another one would take as
 /// long again.
 fn is_gone<DB: Backend>(error: &sqlx::Error) -> bool {
-    let silent = matches!(error, sqlx::Error::Io(io) if io.kind() == ErrorKind::TimedOut);
-    matches!(DB::fault(error), Fault::Lost) && !silent
+    match error {
+        sqlx::Error::Io(io) => io.kind() != ErrorKind::TimedOut,
+        // idle_in_transaction_session_timeout, transaction_timeout
+        sqlx::Error::Database(cause)
+            if matches!(cause.code().as_deref(), Some("25P03" | "25P04")) =>
+        {
+            true
+        }
+        error => matches!(DB::fault(error), Fault::Lost),
+    }
 }
 
 /// What a failed statement of the fence means to the one who wanted to write.

@@ -32,6 +32,10 @@ impl Backend for Sqlite {
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
+    async fn server_process(_: &mut SqliteConnection) -> sqlx::Result<i32> {
+        Ok(0)
+    }
+
     async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
         // sqlx's worker rolls back a BEGIN whose answer nobody took.
         Ok(())

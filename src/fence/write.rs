@@ -5,12 +5,13 @@
 //! 2. Its snapshot may be older than the last write to the resource, which it would not see. So it
 //!    also demands that the row of the fence is the version that its snapshot sees.
 //! 3. Where that is not so, where somebody has locked the row, where the token is stale, or where it
-//!    finds nothing to write, it does nothing at all. Then the same happens in an open transaction,
+//!    finds nothing to write, it fails, and nothing stays of it. Then the same happens in an open transaction,
 //!    which knows why: there the lock comes first, and the statement has a snapshot of its own.
 
 use std::sync::Arc;
 
 use sqlx::{Database, Execute, FromRow, SqlStr};
+use sqlx_core::arguments::Arguments;
 
 use super::{
     Fence, TokenUse,
@@ -37,14 +38,29 @@ impl<DB: Backend> Statement<DB> {
             .map_err(|error| WriteError::statement(sqlx::Error::Encode(error)))?;
         let sql = query.sql();
         // Whoever forgets it is told at the first try, and not by the first stale token.
-        if !sql.as_str().contains("fence") {
+        if !sql.as_str().to_ascii_lowercase().contains("fence") {
             return Err(WriteError::Independent);
         }
-        Ok(Self {
-            sql,
-            arguments: arguments.unwrap_or_default(),
-        })
+        let arguments = arguments.unwrap_or_default();
+        // The fence's own arguments come behind these, and must not take the place of one.
+        let (bound, named) = (arguments.len(), highest_placeholder(sql.as_str()));
+        if named > bound {
+            let missing =
+                format!("the statement has ${named}, but only {bound} arguments are bound");
+            return Err(WriteError::statement(sqlx::Error::Protocol(missing)));
+        }
+        Ok(Self { sql, arguments })
     }
+}
+
+/// The highest number that stands behind a `$`.
+fn highest_placeholder(sql: &str) -> usize {
+    let behind = sql.split('$').skip(1);
+    let numbers = behind.filter_map(|text| {
+        let digits = text.find(|next: char| !next.is_ascii_digit());
+        text[..digits.unwrap_or(text.len())].parse().ok()
+    });
+    numbers.max().unwrap_or(0)
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -89,9 +105,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// that takes the lock first. So it does when another process is writing to the resource, when
     /// the statement returned no row, and for the first token of a resource.
     ///
-    /// The statement is not ended by the server after the [hold limit](Fence::hold_limit), as it
-    /// would be in an open transaction; a `statement_timeout` of the pool's connections does that.
-    /// Its waits for locks are limited all the same.
+    /// Postgres logs an error with the text "tower-fence: nothing is written at once" for each of
+    /// these: that is how the statement undoes itself, triggers included.
+    ///
+    /// Not possible: a leading `WITH` (SQLite), statements that write inside of a `WITH` (Postgres),
+    /// a comment behind a semicolon. A `$` with a number higher than that of the bound arguments is
+    /// refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
+    /// by itself is not ended by the server, as it would be in an open transaction; a
+    /// `statement_timeout` of the pool's connections does that.
     ///
     /// # Errors
     ///

@@ -107,9 +107,12 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// [`Fence::write`].
     ///
     /// Where it returns no row, nothing counts as written, and the token stays usable. Where it
-    /// returns rows, they are there, whatever the handler answers. Under an idempotency key, and
-    /// where the request names several resources, it runs in an open transaction instead; under a
-    /// key it is committed after the handler's success, together with the response.
+    /// returns rows, they are there, whatever the handler answers. Where the request names several
+    /// resources, it runs in an open transaction instead.
+    ///
+    /// Under an idempotency key it is a statement on the request's transaction, as on a
+    /// [`FencedTx`](crate::FencedTx): all of it is committed after the handler's success, together
+    /// with the response, rows or no rows, and rolled back after a failure.
     ///
     /// # Errors
     ///

@@ -1,10 +1,13 @@
 //! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock it needs. Each
 //! race is run with a form that loses it, too.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{AssertSqlSafe, Postgres};
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::WriteError};
 
 use crate::support::{
@@ -29,6 +32,14 @@ const COMPARES_TOKENS: &str = "SELECT 1 FROM fence_resources AS f \
 async fn with_numbers() -> Fresh<Postgres> {
     let db = Postgres::fresh(12).await;
     db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
+    // Where nothing was ever prepared, a connection may lead to a pooler, and is used otherwise.
+    let mut connections = vec![];
+    for _ in 0..12 {
+        let mut conn = db.pool.acquire().await.unwrap();
+        sqlx::query("SELECT 1").execute(&mut *conn).await.unwrap();
+        connections.push(conn);
+    }
+    drop(connections);
     db
 }
 
@@ -226,7 +237,7 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
                     Err(WriteError::Admit(AdmitError::Stale(_))) => {}
                     Err(error) => panic!("{error:?}"),
                 }
-                sleep(std::time::Duration::from_micros(500)).await;
+                sleep(Duration::from_micros(500)).await;
             }
         })
     });
@@ -241,34 +252,84 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
     assert!(written > 10, "{written} were admitted");
 }
 
-/// It names `fence`, but writes without it.
+/// What names `fence`, but writes without it; and what triggers write, though the statement writes
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_statement_that_only_mentions_the_fence_writes_nothing_unless_it_is_admitted() {
+async fn nothing_is_written_without_the_fence_not_even_by_a_trigger() {
     const CARELESS: &str = "INSERT INTO numbers VALUES (1) RETURNING n -- fence";
+    const DEPENDENT: &str = "INSERT INTO numbers SELECT 1 FROM fence RETURNING n";
     let db = with_numbers().await;
+    db.execute(
+        "CREATE TABLE log (entry TEXT);
+         CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO log VALUES ('entry'); RETURN NULL; END $$;
+         CREATE TRIGGER log AFTER INSERT ON numbers FOR EACH STATEMENT EXECUTE FUNCTION log();",
+    )
+    .await;
+    let fresh = db.fence();
+    for (value, written, sql) in [
+        (7, true, CARELESS),
+        (8, true, DEPENDENT),
+        (9, true, CARELESS),
+        (9, false, CARELESS),
+        (8, false, DEPENDENT),
+    ] {
+        let before = db.number("SELECT count(*) FROM log").await;
+        let (token, token_use) = (token(value), TokenUse::SingleUse);
+        // From the database, not from memory.
+        let fence = if written { fresh.clone() } else { db.fence() };
+        let resource = resource();
+        let outcome = fence.write::<(i64,)>(&resource, token, token_use, sqlx::query(sql));
+        match outcome.await {
+            Ok(rows) => assert_eq!((rows, written), (vec![(1,)], true)),
+            Err(WriteError::Admit(AdmitError::Stale(_))) => assert!(!written),
+            Err(error) => panic!("{error:?}"),
+        }
+        let logged = db.number("SELECT count(*) FROM log").await - before;
+        assert_eq!(logged, i64::from(written), "{sql} under {value}");
+    }
+    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock() {
+    const SLOW: &str = "INSERT INTO numbers SELECT 1 FROM fence, pg_sleep(30) RETURNING n";
+    let db = with_numbers().await;
+    let limit = Duration::from_millis(300);
+    for fence in [
+        db.fence(),
+        db.fence()
+            .hold_limit(limit)
+            .lock_wait(limit)
+            .answer_wait(limit),
+    ] {
+        write(&fence, NEXT).await.unwrap();
+        let slow = timeout(Duration::from_millis(1500), write(&fence, SLOW)).await;
+        assert!(!matches!(slow, Ok(Ok(_))), "{slow:?}");
+        let running = "SELECT count(*) FROM pg_stat_activity \
+            WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
+            AND datname = current_database() AND pid <> pg_backend_pid()";
+        eventually("it is ended", async || db.number(running).await == 0).await;
+        write(&fence, NEXT).await.unwrap();
+    }
+    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forgotten_argument_is_not_made_up_for() {
+    let db = with_numbers().await;
+    let forgetful = "INSERT INTO numbers SELECT $1 + $2 FROM fence RETURNING n";
+    let query = sqlx::query(forgetful).bind(1_i64);
+    let (token, token_use) = (token(7), TokenUse::SingleUse);
     let fence = db.fence();
-    let careless = async |value: i64| {
-        let (token_use, query) = (TokenUse::SingleUse, sqlx::query(CARELESS));
-        fence
-            .write::<(i64,)>(&resource(), token(value), token_use, query)
-            .await
-    };
-    // For the first token of a resource, too.
-    let refused = careless(7).await;
+    let resource = resource();
+    let refused = fence.write::<(i64,)>(&resource, token, token_use, query);
+    let refused = refused.await;
     assert!(
         matches!(refused, Err(WriteError::Statement(_))),
         "{refused:?}"
     );
-    fence.raise(&resource(), token(7)).await.unwrap();
-    assert_eq!(careless(7).await.unwrap(), [(1,)]);
-    for stale in [7, 5] {
-        let refused = careless(stale).await;
-        assert!(
-            matches!(refused, Err(WriteError::Statement(_))),
-            "{refused:?}"
-        );
-    }
-    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
+    assert_eq!(fence.inspect(&resource).await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
