@@ -1,5 +1,6 @@
 -- What all scripts share beside the clock: the lease of a resource, and the line of those who wait
 -- for it.
+
 -- How long a waiter may take to claim the lease that was granted to it.
 local CLAIM_MS = 1000
 -- Where the channel of its issuer is noted meanwhile, among the waiters. No lease id is empty.
