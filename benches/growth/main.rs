@@ -38,6 +38,8 @@ use self::{
 
 const CONNECTIONS: usize = 16;
 
+const BASELINE: &str = "1000 rows";
+
 fn main() {
     let options = Options::read();
     let runtime = http::runtime();
@@ -50,7 +52,17 @@ fn main() {
         runtime.block_on(Table::fill(&server, rows, &options))
     });
     race(&runtime, &tables, &options, &mut report);
+    written(&runtime, &tables[..2], &options, &mut report);
+    println!("{}", report.folder().display());
+}
+
+/// What becomes of a table that is written for a while.
+fn written(runtime: &Runtime, tables: &[Table], options: &Options, report: &mut Report) {
     let seconds = if options.quick { 5 } else { 60 };
+    let title = format!("Written for {seconds} s");
+    if !options.wants(&title) {
+        return;
+    }
     let mut rows = vec![
         [
             "rows",
@@ -66,11 +78,11 @@ fn main() {
         .to_vec(),
     ];
     let (mut writes, mut sizes) = (vec![], vec![]);
-    for table in &tables[..2] {
+    for table in tables {
         eprintln!("{} rows, written for {seconds} s", table.rows);
         let name = format!("{} rows", table.rows);
         rows.push(row(table, "before", &runtime.block_on(table.state())));
-        let course = sustain(&runtime, table, seconds);
+        let course = sustain(runtime, table, seconds);
         rows.push(row(table, "after", &runtime.block_on(table.state())));
         let curve = |of: fn(&Second) -> f64| {
             let points = course.iter().map(|second| (second.at, of(second)));
@@ -79,7 +91,7 @@ fn main() {
         writes.push(curve(|second| second.writes));
         sizes.push(curve(|second| second.table_mib));
     }
-    report.table(&format!("Written for {seconds} s"), &rows);
+    report.table(&title, &rows);
     for (file, title, unit, series) in [
         ("writes.svg", "Writes in a second", "writes", writes),
         ("size.svg", "Size of fence_resources", "MiB", sizes),
@@ -88,7 +100,6 @@ fn main() {
         let plotted = plot::curves(&file, title, ["seconds", unit], &series);
         plotted.expect("the plot was written");
     }
-    println!("{}", report.folder().display());
 }
 
 /// A server whose handler writes nothing of its own.
@@ -100,6 +111,10 @@ fn serve(runtime: &Runtime, pool: &PgPool) -> SocketAddr {
 }
 
 fn race(runtime: &Runtime, tables: &[Table], options: &Options, report: &mut Report) {
+    let title = "Writes to tables of different size, 16 connections";
+    if !options.wants(title) {
+        return;
+    }
     let done = Arc::default();
     let (mut contenders, mut lasts, mut pools) = (vec![], vec![], vec![]);
     for table in tables {
@@ -121,13 +136,12 @@ fn race(runtime: &Runtime, tables: &[Table], options: &Options, report: &mut Rep
             sample
         })
     });
-    let title = "Writes to tables of different size, 16 connections";
-    let outcomes = rounds::run(title, contenders.collect(), options);
+    let outcomes = rounds::run(title, BASELINE, contenders.collect(), options);
     for ((table, last), pool) in tables.iter().zip(lasts).zip(pools) {
         runtime.block_on(pool.close());
         runtime.block_on(table.check(last.into_inner().into_iter()));
     }
-    report.contenders(title, "1000 rows", &outcomes);
+    report.contenders(title, BASELINE, &outcomes);
 }
 
 /// One second of many.

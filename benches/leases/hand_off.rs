@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     clients::{Etcd, Issuer, Session, Watch},
-    in_process::{TTL, USUAL},
+    in_process::{OURS, TTL, USUAL},
     over_http,
     store::Store,
     support::{
@@ -121,7 +121,11 @@ pub fn race(
     waiters: usize,
     options: &Options,
     report: &mut Report,
-) -> [Vec<String>; 2] {
+) -> Vec<Vec<String>> {
+    let title = format!("Hand-offs of one lock, waiters: {waiters}");
+    if !options.wants(&title) {
+        return vec![];
+    }
     let addr = over_http::serve(store, "hand-off");
     let hot = || vec!["hot".to_owned()];
     let count = |cost: &RefCell<Cost>, commands: &[&str], turn: &dyn Fn() -> Sample| {
@@ -138,7 +142,7 @@ pub fn race(
     };
     let (our_cost, usual_cost) = (RefCell::default(), RefCell::default());
     let mut contenders = vec![
-        Contender::new("tower-fence", |window| {
+        Contender::new(OURS, |window| {
             count(&our_cost, &["evalsha"], &|| {
                 let baton = Baton::new(window);
                 let clients = (0..=waiters).map(|_| Issuer::new(hot(), baton.clone()));
@@ -169,14 +173,13 @@ pub fn race(
     }
     // In that time all of them get in line.
     let joining = Duration::from_millis(2) * waiters as u32;
-    let mut options = *options;
+    let mut options = options.clone();
     options.window.warm_up += joining;
     options.window.measured *= 3;
-    let title = format!("Hand-offs of one lock, waiters: {waiters}");
-    let outcomes = rounds::run(&title, contenders, &options);
+    let outcomes = rounds::run(&title, OURS, contenders, &options);
     store.assert_all_free();
-    report.contenders(&title, "tower-fence", &outcomes);
-    [("tower-fence", our_cost), (USUAL, usual_cost)].map(|(name, cost)| {
+    report.contenders(&title, OURS, &outcomes);
+    let costs = [(OURS, our_cost), (USUAL, usual_cost)].map(|(name, cost)| {
         let cost = cost.into_inner();
         let each = |commands: u64| format!("{:.1}", commands as f64 / cost.hand_offs as f64);
         vec![
@@ -184,5 +187,6 @@ pub fn race(
             each(cost.sent),
             each(cost.all),
         ]
-    })
+    });
+    costs.into()
 }

@@ -35,7 +35,7 @@ fn main() {
     // Whoever waits has to have the lock once, at the end of each turn.
     let fewer = Options {
         rounds: options.rounds.min(3),
-        ..options
+        ..options.clone()
     };
     let mut costs = vec![
         ["", "sent", "with those of scripts"]
@@ -50,8 +50,10 @@ fn main() {
         let race = hand_off::race(&store, etcd.as_ref(), waiters, &fewer, &mut report);
         costs.extend(race);
     }
-    report.table("Commands of Redis for each hand-off", &costs);
-    memory::measure(&store, options.quick, &mut report);
+    if costs.len() > 1 {
+        report.table("Commands of Redis for each hand-off", &costs);
+    }
+    memory::measure(&store, &options, &mut report);
     println!("{}", report.folder().display());
 }
 

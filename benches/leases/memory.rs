@@ -7,7 +7,11 @@ use tower_fence::{
     lease::{Acquire, Leases, RedisLeases},
 };
 
-use crate::{in_process::USUAL, store::Store, support::report::Report};
+use crate::{
+    in_process::USUAL,
+    store::Store,
+    support::{options::Options, report::Report},
+};
 
 /// At once.
 const TASKS: usize = 64;
@@ -15,8 +19,12 @@ const TASKS: usize = 64;
 /// Longer than the bench.
 const TTL: Duration = Duration::from_secs(3_600);
 
-pub fn measure(store: &Store, quick: bool, report: &mut Report) {
-    let (touched, held) = if quick {
+pub fn measure(store: &Store, options: &Options, report: &mut Report) {
+    let title = "Memory of Redis";
+    if !options.wants(title) {
+        return;
+    }
+    let (touched, held) = if options.quick {
         (20_000, 10_000)
     } else {
         (1_000_000, 100_000)
@@ -57,7 +65,7 @@ pub fn measure(store: &Store, quick: bool, report: &mut Report) {
         }
     });
     tell(format!("{held} held, {USUAL}"), before, keys, held);
-    report.table("Memory of Redis", &rows);
+    report.table(title, &rows);
 }
 
 fn row(cells: [&str; 4]) -> Vec<String> {

@@ -8,7 +8,8 @@ use tokio::runtime::Runtime;
 use tower_fence::{Fence, lease::RedisLeases};
 
 use crate::{
-    support::{postgres::PostgresServer, program::Program},
+    in_process::OURS,
+    support::{postgres::PostgresServer, program::Program, rounds::Outcome},
     usual::UsualLock,
 };
 
@@ -86,6 +87,12 @@ impl Store {
             n
         });
         counts.sum()
+    }
+
+    /// As many leases as the one of the outcomes says that is ours.
+    pub fn assert_granted(&self, prefix: &str, outcomes: &[Outcome]) {
+        let ours = outcomes.iter().find(|outcome| outcome.name == OURS);
+        assert_eq!(self.granted(prefix), ours.map_or(0, Outcome::done));
     }
 
     /// Nothing is held, and nobody waits.

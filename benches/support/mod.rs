@@ -1,5 +1,6 @@
 //! What the benches share.
 
+pub mod cpu;
 pub mod http;
 pub mod load;
 pub mod machine;

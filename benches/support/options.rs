@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// How long everything is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// How often each contender has its turn.
     pub rounds: usize,
@@ -13,6 +13,10 @@ pub struct Options {
     pub test_connections: bool,
     /// For a look, not for figures.
     pub quick: bool,
+    /// What the names of the contenders have in them that are measured. The baseline always is.
+    pub only: Option<String>,
+    /// What the titles of the tables have in them that are made.
+    pub table: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,18 +36,20 @@ impl Options {
             },
             test_connections: true,
             quick: false,
+            only: None,
+            table: None,
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
-            let mut number = || -> f64 {
-                let value = arguments.next().and_then(|value| value.parse().ok());
-                value.unwrap_or_else(|| usage(&argument))
-            };
+            let mut text = || arguments.next().unwrap_or_else(|| usage(&argument));
+            let mut number = || -> f64 { text().parse().unwrap_or_else(|_| usage(&argument)) };
             match argument.as_str() {
                 "--bench" => {}
                 "--no-test" => options.test_connections = false,
                 "--rounds" => options.rounds = number() as usize,
                 "--seconds" => options.window.measured = Duration::from_secs_f64(number()),
+                "--table" => options.table = Some(text()),
+                "--only" => options.only = Some(text()),
                 "--quick" => {
                     options.quick = true;
                     options.rounds = 3;
@@ -55,6 +61,11 @@ impl Options {
         }
         options
     }
+
+    /// Whether a table is to be made.
+    pub fn wants(&self, title: &str) -> bool {
+        title.contains(self.table.as_deref().unwrap_or_default())
+    }
 }
 
 fn usage(argument: &str) -> ! {
@@ -63,6 +74,8 @@ fn usage(argument: &str) -> ! {
          --quick        short rounds, for a look\n\
          --rounds N     turns of each contender (5)\n\
          --seconds S    what of a turn is measured (1)\n\
+         --only TEXT    contenders with this in their names, and the baseline\n\
+         --table TEXT   tables with this in their titles\n\
          --no-test      the pool hands out connections without testing them"
     );
     std::process::exit(2)

@@ -32,6 +32,8 @@ pub struct Line {
     /// To the baseline of the same round: the lowest, the median and the highest.
     pub ratio: [f64; 3],
     pub refused: u64,
+    /// Of the load, of the service and of the servers, for each operation, where that is known.
+    pub cpu_us: Option<[f64; 3]>,
 }
 
 impl Report {
@@ -108,6 +110,7 @@ fn lines(baseline: &str, outcomes: &[Outcome]) -> Vec<Line> {
             p99_ms: quantile_ms(&all, 0.99),
             ratio: [ratios[0], median(ratios.clone()), ratios[ratios.len() - 1]],
             refused: outcome.samples.iter().map(|sample| sample.refused).sum(),
+            cpu_us: cpu_us(outcome),
         }
     };
     outcomes.iter().map(line).collect()
@@ -119,6 +122,19 @@ fn all_latencies(outcome: &Outcome) -> Histogram<u64> {
         all.add(&sample.latencies).expect("the same bounds");
     }
     all
+}
+
+/// The processor's time for each operation, in microseconds.
+fn cpu_us(outcome: &Outcome) -> Option<[f64; 3]> {
+    let (mut sums, mut operations) = ([0.0; 3], 0);
+    for sample in &outcome.samples {
+        let cpu = sample.cpu?;
+        for (sum, used) in sums.iter_mut().zip([cpu.load, cpu.service, cpu.servers]) {
+            *sum += used.as_secs_f64() * 1e6;
+        }
+        operations += sample.latencies.len() + sample.refused;
+    }
+    Some(sums.map(|sum| sum / operations as f64))
 }
 
 pub fn quantile_ms(latencies: &Histogram<u64>, quantile: f64) -> f64 {
@@ -135,6 +151,7 @@ fn table(title: &str, baseline: &str, lines: &[Line]) -> String {
             baseline,
             "rounds",
             "refused",
+            "CPU µs",
         ]
         .map(str::to_owned)
         .to_vec(),
@@ -149,6 +166,9 @@ fn table(title: &str, baseline: &str, lines: &[Line]) -> String {
             format!("× {}", short(ratio)),
             format!("{}–{}", short(lowest), short(highest)),
             line.refused.to_string(),
+            line.cpu_us.map_or_else(String::new, |shares| {
+                shares.map(|share| format!("{share:.0}")).join(" + ")
+            }),
         ]);
     }
     text_table(title, &rows)
@@ -175,6 +195,7 @@ fn row((line, outcome): (&Line, &Outcome)) -> Value {
         "ratio_lowest": line.ratio[0],
         "ratio_highest": line.ratio[2],
         "refused": line.refused,
+        "cpu_us": line.cpu_us,
         "per_second_by_round": per_round,
     })
 }

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::options::{Options, Window};
+use super::{
+    cpu::Cpu,
+    options::{Options, Window},
+};
 
 /// What one turn has measured.
 pub struct Sample {
@@ -16,6 +19,8 @@ pub struct Sample {
     pub refused: u64,
     /// Every operation that was done, before and after the window, too: what must be in the data.
     pub done: u64,
+    /// Who has worked how long within the window, where that is known.
+    pub cpu: Option<Cpu>,
 }
 
 impl Sample {
@@ -25,6 +30,7 @@ impl Sample {
             latencies: latencies(),
             refused: 0,
             done: 0,
+            cpu: None,
         }
     }
 
@@ -64,8 +70,15 @@ impl Outcome {
     }
 }
 
-/// Runs all rounds.
-pub fn run(title: &str, mut contenders: Vec<Contender<'_>>, options: &Options) -> Vec<Outcome> {
+/// Runs all rounds of those that are wanted. The baseline always is.
+pub fn run(
+    title: &str,
+    baseline: &str,
+    mut contenders: Vec<Contender<'_>>,
+    options: &Options,
+) -> Vec<Outcome> {
+    let wanted = options.only.as_deref().unwrap_or_default();
+    contenders.retain(|Contender { name, .. }| name.contains(wanted) || name == baseline);
     let mut outcomes: Vec<Outcome> = contenders
         .iter()
         .map(|contender| Outcome {

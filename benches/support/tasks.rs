@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{options::Window, rounds::Sample};
+use super::{cpu::Cpu, options::Window, rounds::Sample};
 
 /// What one task does, again and again.
 pub trait Operation: Send + 'static {
@@ -21,11 +21,17 @@ pub enum Outcome {
 /// Runs each in a task of its own, for as long as the window is. Gives them back.
 pub async fn run<O: Operation>(operations: Vec<O>, window: Window) -> (Sample, Vec<O>) {
     let from = Instant::now() + window.warm_up;
+    let until = from + window.measured;
     let tasks: Vec<_> = operations
         .into_iter()
         .map(|operation| tokio::spawn(repeat(operation, from, window.measured)))
         .collect();
+    tokio::time::sleep_until(from).await;
+    let before = Cpu::now();
+    tokio::time::sleep_until(until).await;
+    let used = Cpu::now() - before;
     let (mut sum, mut operations) = (Sample::new(window.measured), vec![]);
+    sum.cpu = Some(used);
     for task in tasks {
         let (sample, operation) = task.await.expect("an operation failed");
         sum.latencies

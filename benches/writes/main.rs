@@ -103,21 +103,22 @@ impl Bench {
                 .await
                 .expect("a row for each resource");
         }
-        for app in &self.apps {
-            if app.carries == Carries::DeadToken {
-                for sku in Self::skus(app.name, false) {
-                    let resource = Resource::new(sku).expect("a name");
-                    let newest = Token::new(HIGHEST).expect("a token");
-                    let tx = fence.begin(&resource, newest, TokenUse::SingleUse);
-                    let committed = tx.await.expect("it is new").commit().await;
-                    committed.expect("every token of the bench is dead now");
-                }
+        let used = self.apps.iter().map(|app| (app.name, app.carries));
+        for (name, carries) in used.chain([(ONE_STATEMENT, Carries::NewToken)]) {
+            let token = match carries {
+                Carries::Nothing => continue,
+                // Every token of the bench is dead.
+                Carries::DeadToken => HIGHEST,
+                // Everybody's resources have been written to before.
+                _ => client::take_tokens(1),
+            };
+            let token = Token::new(token).expect("a token");
+            for sku in Self::skus(name, false) {
+                let resource = Resource::new(sku).expect("a name");
+                let tx = fence.begin(&resource, token, TokenUse::SingleUse).await;
+                let committed = tx.expect("it is new").commit().await;
+                committed.expect("postgres answers");
             }
-        }
-        for sku in Self::skus(ONE_STATEMENT, false) {
-            let resource = Resource::new(sku).expect("a name");
-            let raised = fence.raise(&resource, Token::MIN).await;
-            raised.expect("a row for each resource");
         }
         for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
             let done = sqlx::raw_sql(statement).execute(&self.pool).await;
@@ -133,6 +134,9 @@ impl Bench {
         connections: usize,
         hot: bool,
     ) {
+        if !self.options.wants(title) {
+            return;
+        }
         let before = self.decrements();
         let mut contenders = vec![];
         for app in &self.apps {
@@ -164,7 +168,7 @@ impl Bench {
             );
             contenders.push(Contender::new(name, move |window| pgbench.run(window)));
         }
-        let outcomes = rounds::run(title, contenders, &self.options);
+        let outcomes = rounds::run(title, BASELINE, contenders, &self.options);
         self.check(&before, &outcomes);
         report.contenders(title, BASELINE, &outcomes);
     }

@@ -29,16 +29,14 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
     (
         ONE_STATEMENT,
         "WITH fence AS (\
-            SELECT 1 FROM fence_resources AS f \
+            UPDATE fence_resources AS f \
+            SET max_token = :floor::bigint, updated_at = CURRENT_TIMESTAMP \
             WHERE f.resource = :sku AND f.max_token < :token::bigint AND f.xmin = (\
                 SELECT s.xmin FROM fence_resources AS s \
                 WHERE s.resource = :sku AND set_config('lock_timeout', '5000ms', true) IS NOT NULL) \
-            FOR NO KEY UPDATE SKIP LOCKED\
+            RETURNING 1\
         ), work AS (\
             UPDATE stock SET n = n - 1 WHERE sku = :sku AND EXISTS (SELECT 1 FROM fence) RETURNING n\
-        ), moved AS (\
-            UPDATE fence_resources SET max_token = :floor::bigint, updated_at = CURRENT_TIMESTAMP \
-            WHERE resource = :sku AND EXISTS (SELECT 1 FROM work)\
         ) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
         WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
             ELSE ('nothing, in ' || pg_backend_pid())::boolean END;",
