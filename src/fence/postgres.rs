@@ -185,23 +185,21 @@ const NOTHING: &str = "tower-fence: nothing is written at once";
 ///
 /// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
 /// differ, somebody has written since the snapshot was taken, and the statement would not see it.
-/// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it. To
-/// wait for the lock would be in vain for the same reason, hence SKIP LOCKED. Without a row in
-/// `fence` and in `work` the cast fails, so that not even a trigger has had its effect.
+/// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it.
+/// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
+/// even a trigger has had its effect.
 fn at_once(statement: &str, bound: usize) -> String {
     let [resource, token, floor, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
         "WITH fence AS (\
-            SELECT 1 FROM fence_resources AS f \
+            UPDATE fence_resources AS f \
+            SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
             WHERE f.resource = ${resource} AND f.max_token < ${token} AND f.xmin = (\
                 SELECT s.xmin FROM fence_resources AS s \
                 WHERE s.resource = ${resource} \
                     AND set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
-            FOR NO KEY UPDATE SKIP LOCKED\
-        ), work AS ({statement}\n), moved AS (\
-            UPDATE fence_resources SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
-            WHERE resource = ${resource} AND EXISTS (SELECT 1 FROM work)\
-        ) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
+            RETURNING 1\
+        ), work AS ({statement}\n) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
         WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
             ELSE ('{NOTHING}, in ' || pg_backend_pid())::boolean END"
     )

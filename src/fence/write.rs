@@ -4,14 +4,15 @@
 //!    transaction of its own: all of it commits, or nothing.
 //! 2. Its snapshot may be older than the last write to the resource, which it would not see. So it
 //!    also demands that the row of the fence is the version that its snapshot sees.
-//! 3. Where that is not so, where somebody has locked the row, where the token is stale, or where it
-//!    finds nothing to write, it fails, and nothing stays of it. Then the same happens in an open transaction,
-//!    which knows why: there the lock comes first, and the statement has a snapshot of its own.
+//! 3. Where that is not so, where the token is stale, or where it finds nothing to write, it fails,
+//!    and nothing stays of it. Then the same happens in an open transaction, which knows why: there
+//!    the lock comes first, and the statement has a snapshot of its own.
 
 use std::sync::Arc;
 
 use sqlx::{Database, Execute, FromRow, SqlStr};
 use sqlx_core::arguments::Arguments;
+use tokio::time::Instant;
 
 use super::{
     Fence, TokenUse,
@@ -102,8 +103,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// row: every fenced write makes a new version of that row. The statement also demands that the
     /// version it locks is the one its snapshot sees; then nobody has written in between, and nobody
     /// can until it commits. Otherwise it writes nothing, and is run again in an open transaction
-    /// that takes the lock first. So it does when another process is writing to the resource, when
-    /// the statement returned no row, and for the first token of a resource.
+    /// that takes the lock first. So it does when another process has just written to the resource,
+    /// when the statement returned no row, and for the first token of a resource.
     ///
     /// Postgres logs an error with the text "tower-fence: nothing is written at once" for each of
     /// these: that is how the statement undoes itself, triggers included.
@@ -149,9 +150,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<Vec<DB::Row>, WriteError> {
         self.check_dead(&all).map_err(AdmitError::from)?;
         let turns = self.turns(&all).await?;
+        let mut limits = self.limits;
         if let [one] = &all[..]
             && DB::AT_ONCE
         {
+            let began = Instant::now();
             let mut session = Session::ready(&self.connections, self.limits).await?;
             let floor = token_use.floor(one.token);
             let lock_wait = self.limits.lock_wait;
@@ -170,8 +173,10 @@ impl<DB: FenceDatabase> Fence<DB> {
             if !rows.is_empty() {
                 return Ok(rows);
             }
+            // It may have waited for a lock, in vain.
+            limits.lock_wait = limits.lock_wait.saturating_sub(began.elapsed());
         }
-        let session = Session::begin(&self.connections, self.limits).await?;
+        let session = Session::begin(&self.connections, limits).await?;
         let mut tx = self.admit_all(session, all, token_use).await?;
         tx.turns = turns;
         let rows = tx.write(&mut statement).await?;

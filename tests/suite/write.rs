@@ -24,10 +24,10 @@ const OBVIOUS: &str = "INSERT INTO fence_resources AS f (resource, max_token) VA
     ON CONFLICT (resource) DO UPDATE SET max_token = 6 WHERE f.max_token < 7 RETURNING 1";
 
 /// As it ships, but that it compares `max_token` in the place of the row's version.
-const COMPARES_TOKENS: &str = "SELECT 1 FROM fence_resources AS f \
+const COMPARES_TOKENS: &str = "UPDATE fence_resources AS f SET max_token = 6 \
     WHERE f.resource = 'r' AND f.max_token < 7 AND f.max_token = (\
         SELECT s.max_token FROM fence_resources AS s WHERE s.resource = 'r') \
-    FOR NO KEY UPDATE";
+    RETURNING 1";
 
 async fn with_numbers() -> Fresh<Postgres> {
     let db = Postgres::fresh(12).await;
