@@ -1,59 +1,70 @@
 //! Where the fence's connections come from: the pool, by way of a few that are kept for a moment.
 //!
-//! 1. A connection that a write has left clean is kept for a millisecond. Under load the next write
-//!    takes it from here, without the round trips that the pool makes when it takes one back and
-//!    when it hands one out.
-//! 2. Where somebody of this fence waits for a connection, nothing is kept: it goes to the pool,
-//!    which knows who waits for longest.
-//! 3. After twenty milliseconds of this a connection goes back to the pool, where others of the
-//!    application may wait for one, and which sees to its age.
+//! 1. A connection that a write has left clean goes to the first in the line of those who wait for
+//!    one, or is kept for the next. That saves the round trips which the pool makes when it takes
+//!    one back and when it hands one out.
+//! 2. While nothing is left in the pool, others of the application may be waiting for it. Then one
+//!    goes back every ten milliseconds.
+//! 3. What was not used for twenty milliseconds goes back, and what was out of the pool for a
+//!    second: the pool sees to its age.
 
 use std::{
+    collections::VecDeque,
     mem,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use sqlx::{Pool, pool::PoolConnection};
-use tokio::time::{Instant, sleep, timeout};
+use sqlx_core::transaction::TransactionManager;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{
-    database::Backend,
+    database::{Backend, TransactionLimits},
     error::{AdmitError, no_answer},
     limits::Limits,
 };
 
-/// How long a connection is kept for the next write.
-const KEEP: Duration = Duration::from_millis(1);
+/// How often others get a connection who may be waiting for one.
+const SHARE: Duration = Duration::from_millis(10);
 
-/// How long a connection may go from write to write before the pool sees it again: a dozen writes
-/// or so, for each of which others might have waited.
-const OUT_OF_POOL: Duration = Duration::from_millis(20);
+/// How long a connection is kept for the next write.
+const KEEP: Duration = Duration::from_millis(20);
+
+/// How long it may go from write to write.
+const OUT_OF_POOL: Duration = Duration::from_secs(1);
+
+/// How long before its request a transaction may have begun.
+const AHEAD: Duration = Duration::from_millis(1);
 
 /// How long a connection may take to answer that it lives.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// The pool and what is kept of it. Clones share both.
-pub(super) struct Connections<DB: Backend> {
+/// The pool, what is kept of it, and who waits for it. Clones share all of it.
+pub(super) struct Connections<DB: Backend>(Arc<Shared<DB>>);
+
+struct Shared<DB: Backend> {
     pool: Pool<DB>,
-    kept: Arc<Kept<DB>>,
+    state: Mutex<State<DB>>,
 }
 
-struct Kept<DB: Backend> {
+struct State<DB: Backend> {
     /// The one that was kept last is taken first.
-    shelf: Mutex<Shelf<DB>>,
-    /// How many wait for the pool.
-    waiting: AtomicUsize,
+    shelf: Vec<(Taken<DB>, Instant)>,
+    /// Whether a task looks at the shelf.
+    watched: bool,
+    /// Nothing is on the shelf while somebody waits.
+    line: VecDeque<Waiter<DB>>,
+    /// How many tasks ask the pool for connections.
+    asking: usize,
+    /// When others last got a connection that they may have been waiting for.
+    shared: Instant,
 }
 
-struct Shelf<DB: Backend> {
-    taken: Vec<(Taken<DB>, Instant)>,
-    /// Whether a task clears it.
-    cleared: bool,
-}
+type Waiter<DB> = oneshot::Sender<Result<Taken<DB>, sqlx::Error>>;
 
 /// A connection that was taken out of the pool.
 pub(super) struct Taken<DB: Backend> {
@@ -62,6 +73,8 @@ pub(super) struct Taken<DB: Backend> {
     pub(super) origin: Origin,
     /// Which server process it leads to; 0 where that is not known.
     pub(super) server_process: i32,
+    /// The limits of the transaction that it is in already, if any.
+    pub(super) begun: Option<TransactionLimits>,
 }
 
 /// What is known of a connection that was taken.
@@ -77,50 +90,44 @@ pub(super) enum Origin {
 
 impl<DB: Backend> Connections<DB> {
     pub(super) fn new(pool: Pool<DB>) -> Self {
-        Self {
+        let state = State {
+            shelf: Vec::new(),
+            watched: false,
+            line: VecDeque::new(),
+            asking: 0,
+            shared: Instant::now(),
+        };
+        Self(Arc::new(Shared {
             pool,
-            kept: Arc::new(Kept {
-                shelf: Mutex::new(Shelf {
-                    taken: Vec::new(),
-                    cleared: false,
-                }),
-                waiting: AtomicUsize::new(0),
-            }),
-        }
+            state: Mutex::new(state),
+        }))
     }
 
-    pub(super) const fn pool(&self) -> &Pool<DB> {
-        &self.pool
+    pub(super) fn pool(&self) -> &Pool<DB> {
+        &self.0.pool
     }
 
-    /// Takes a connection that is at hand, or waits for one of the pool.
+    /// Takes a connection that is at hand, or waits for one.
     pub(super) async fn take(&self, limits: Limits) -> Result<Taken<DB>, AdmitError> {
-        if let Some(taken) = self.at_hand(limits) {
-            return Ok(taken);
-        }
-        let _waiting = Waiting::new(&self.kept);
-        // One that was kept before this was known to wait.
-        if let Some(taken) = self.at_hand(limits) {
-            return Ok(taken);
-        }
-        self.take_tested(limits).await
-    }
-
-    fn at_hand(&self, limits: Limits) -> Option<Taken<DB>> {
         if limits.pool_checks {
-            return None;
+            return self.take_tested(limits).await;
         }
-        let kept = self.kept.lock().taken.pop();
-        if let Some((taken, since)) = kept {
-            // Nobody has cleared the shelf while the runtime, or the process, stood still.
-            let origin = if since.elapsed() < 10 * KEEP {
-                Origin::Kept
-            } else {
-                Origin::Idle
-            };
-            return Some(Taken { origin, ..taken });
+        let turn = {
+            let mut state = self.0.lock();
+            if let Some(taken) = self.0.at_hand(&mut state) {
+                return Ok(taken);
+            }
+            let (waiter, turn) = oneshot::channel();
+            state.line.push_back(waiter);
+            self.0.ask(&mut state);
+            turn
+        };
+        let patience = self.0.pool.options().get_acquire_timeout();
+        match timeout(limits.pool_wait.min(patience), turn).await {
+            Ok(Ok(taken)) => taken.map_err(|error| self.refusal(error)),
+            Ok(Err(_)) => Err(self.refusal(sqlx::Error::PoolClosed)),
+            Err(_) => Err(self.refusal(sqlx::Error::PoolTimedOut)),
         }
-        Some(Taken::new(self.pool.try_acquire()?, Origin::Idle))
     }
 
     /// Takes a connection that the pool has tested or opened.
@@ -128,54 +135,110 @@ impl<DB: Backend> Connections<DB> {
         // In a task of its own, which goes on when the caller is dropped: sqlx closes a connection
         // that is dropped while it is opened or tested, and clients that come and go would keep the
         // pool empty. What nobody takes goes back to the pool.
-        let acquiring = tokio::spawn(timeout(limits.pool_wait, self.pool.acquire()));
-        let error = match acquiring.await {
+        let acquiring = tokio::spawn(timeout(limits.pool_wait, self.0.pool.acquire()));
+        Err(self.refusal(match acquiring.await {
             Ok(Ok(Ok(conn))) => return Ok(Taken::new(conn, Origin::Tested)),
             Ok(Ok(Err(error))) => error,
             Ok(Err(_)) => sqlx::Error::PoolTimedOut,
             Err(_) => sqlx::Error::PoolClosed,
-        };
-        // sqlx tries to connect until the time is up. Only a pool that is full was busy.
-        let full = self.pool.size() >= self.pool.options().get_max_connections();
-        Err(match error {
-            sqlx::Error::PoolTimedOut if full => AdmitError::Busy(Arc::new(error)),
-            error => AdmitError::Unavailable(Arc::new(error)),
-        })
+        }))
     }
 
-    /// Keeps a connection for the next write, or gives it back to the pool. It is outside of any
-    /// transaction, or the end of one is under way on it.
-    pub(super) fn put_back(&self, taken: Taken<DB>, limits: Limits) {
-        let now = Instant::now();
-        if !DB::KEPT
-            || limits.pool_checks
-            || now.duration_since(taken.since) > OUT_OF_POOL
-            || self.pool.is_closed()
-        {
-            return;
+    fn refusal(&self, error: sqlx::Error) -> AdmitError {
+        // sqlx tries to connect until the time is up. Only a pool that is full was busy.
+        match error {
+            sqlx::Error::PoolTimedOut if self.0.free() == 0 => AdmitError::Busy(Arc::new(error)),
+            error => AdmitError::Unavailable(Arc::new(error)),
         }
+    }
+
+    /// Passes a connection on to who waits for it, keeps it for the next write, or gives it back to
+    /// the pool. It is in a transaction that has just begun, or outside of any.
+    pub(super) fn put_back(&self, mut taken: Taken<DB>, limits: Limits) {
+        taken.origin = Origin::Kept;
         // Without a runtime it goes to the pool, too.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        let mut shelf = self.kept.lock();
-        // Under the lock: whoever comes to wait later looks here first.
-        if self.kept.waiting.load(SeqCst) > 0 {
-            return;
-        }
-        shelf.taken.push((taken, now));
-        if !mem::replace(&mut shelf.cleared, true) {
-            let clearing = Clearing(Arc::clone(&self.kept));
-            runtime.spawn(clearing.clear());
+        if !limits.pool_checks
+            && taken.since.elapsed() < OUT_OF_POOL
+            && !self.0.pool.is_closed()
+            && tokio::runtime::Handle::try_current().is_ok()
+            && !self.0.is_share(&mut self.0.lock())
+        {
+            self.0.pass_on(taken);
         }
     }
 }
 
 impl<DB: Backend> Clone for Connections<DB> {
     fn clone(&self) -> Self {
-        Self {
-            pool: self.pool.clone(),
-            kept: Arc::clone(&self.kept),
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<DB: Backend> Shared<DB> {
+    fn lock(&self) -> MutexGuard<'_, State<DB>> {
+        // Nothing panics while the lock is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many connections the pool may still open.
+    fn free(&self) -> u32 {
+        let most = self.pool.options().get_max_connections();
+        most.saturating_sub(self.pool.size())
+    }
+
+    /// Whether it is time for others to get a connection.
+    fn is_share(&self, state: &mut State<DB>) -> bool {
+        let nobody_waits = self.pool.num_idle() > 0 || self.free() > 0;
+        let is_share = !nobody_waits && state.shared.elapsed() >= SHARE;
+        if is_share {
+            state.shared = Instant::now();
+        }
+        is_share
+    }
+
+    fn at_hand(&self, state: &mut State<DB>) -> Option<Taken<DB>> {
+        if let Some((mut taken, since)) = state.shelf.pop() {
+            // Nobody has looked at the shelf while the runtime, or the process, stood still.
+            let idle = since.elapsed();
+            if idle > 2 * KEEP {
+                taken.origin = Origin::Idle;
+            }
+            if idle > AHEAD {
+                taken.end_begun();
+            }
+            return Some(taken);
+        }
+        state.line.retain(|waiter| !waiter.is_closed());
+        if !state.line.is_empty() {
+            return None;
+        }
+        Some(Taken::new(self.pool.try_acquire()?, Origin::Idle))
+    }
+
+    /// To the first in line, or on the shelf.
+    fn pass_on(self: &Arc<Self>, mut taken: Taken<DB>) {
+        let mut state = self.lock();
+        while let Some(waiter) = state.line.pop_front() {
+            match waiter.send(Ok(taken)) {
+                Ok(()) => return,
+                // It has given up.
+                Err(Ok(unsent)) => taken = unsent,
+                Err(Err(_)) => return,
+            }
+        }
+        state.shelf.push((taken, Instant::now()));
+        if !mem::replace(&mut state.watched, true) {
+            tokio::spawn(Watching(Some(Arc::clone(self))).watch());
+        }
+    }
+
+    /// Sees to it that the pool is asked on behalf of those in line: once, or as often as it may
+    /// open connections.
+    fn ask(self: &Arc<Self>, state: &mut State<DB>) {
+        let most = (self.free() as usize).clamp(1, state.line.len().max(1));
+        if state.asking < most {
+            state.asking += 1;
+            tokio::spawn(Asking(Some(Arc::clone(self))).ask());
         }
     }
 }
@@ -189,72 +252,102 @@ impl<DB: Backend> Taken<DB> {
         Ok(())
     }
 
+    /// Rolls back the transaction that nobody wants, with the next message.
+    pub(super) fn end_begun(&mut self) {
+        if self.begun.take().is_some() {
+            DB::TransactionManager::start_rollback(&mut self.conn);
+        }
+    }
+
     fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
         Self {
             conn,
             since: Instant::now(),
             origin,
             server_process: 0,
+            begun: None,
         }
     }
 }
 
-impl<DB: Backend> Kept<DB> {
-    fn lock(&self) -> MutexGuard<'_, Shelf<DB>> {
-        // Nothing panics while the lock is held.
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Somebody waits for the pool, until this is dropped.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn new<DB: Backend>(kept: &'a Kept<DB>) -> Self {
-        kept.waiting.fetch_add(1, SeqCst);
-        Self(&kept.waiting)
-    }
-}
-
-impl Drop for Waiting<'_> {
+/// Nobody gets it from the pool in a transaction.
+impl<DB: Backend> Drop for Taken<DB> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+        self.end_begun();
     }
 }
 
 /// The task that gives back to the pool what nobody has taken in time.
-struct Clearing<DB: Backend>(Arc<Kept<DB>>);
+struct Watching<DB: Backend>(Option<Arc<Shared<DB>>>);
 
-impl<DB: Backend> Clearing<DB> {
-    async fn clear(self) {
-        loop {
-            sleep(KEEP).await;
-            let mut shelf = self.0.lock();
-            let in_time = |(_, kept): &(Taken<DB>, Instant)| kept.elapsed() < KEEP;
+impl<DB: Backend> Watching<DB> {
+    async fn watch(mut self) {
+        while let Some(shared) = &self.0 {
+            sleep(SHARE / 2).await;
+            let mut state = shared.lock();
+            let mut given_back = vec![];
             // The oldest come first.
-            let late = shelf.taken.iter().position(in_time);
-            let late = late.unwrap_or(shelf.taken.len());
-            let given_back: Vec<_> = shelf.taken.drain(..late).collect();
-            shelf.cleared = !shelf.taken.is_empty();
-            let done = !shelf.cleared;
-            drop(shelf);
+            let late = |(_, kept): &(_, Instant)| kept.elapsed() >= KEEP;
+            while state.shelf.first().is_some_and(late)
+                || (!state.shelf.is_empty() && shared.is_share(&mut state))
+            {
+                given_back.push(state.shelf.remove(0));
+            }
+            state.watched = !state.shelf.is_empty();
+            let done = !state.watched;
+            drop(state);
             drop(given_back);
             if done {
-                return;
+                self.0 = None;
             }
         }
     }
 }
 
 /// Where the task ends with its runtime, what it would have given back goes to the pool as well.
-impl<DB: Backend> Drop for Clearing<DB> {
+impl<DB: Backend> Drop for Watching<DB> {
     fn drop(&mut self) {
-        let mut shelf = self.0.lock();
-        if shelf.cleared {
-            shelf.cleared = false;
-            let all = mem::take(&mut shelf.taken);
-            drop(shelf);
+        if let Some(shared) = &self.0 {
+            let mut state = shared.lock();
+            state.watched = false;
+            let all = mem::take(&mut state.shelf);
+            drop(state);
             drop(all);
+        }
+    }
+}
+
+/// A task that asks the pool on behalf of those in line. None of them does so itself: sqlx closes a
+/// connection whose acquisition is given up.
+struct Asking<DB: Backend>(Option<Arc<Shared<DB>>>);
+
+impl<DB: Backend> Asking<DB> {
+    async fn ask(mut self) {
+        while let Some(shared) = &self.0 {
+            match shared.pool.acquire().await {
+                Ok(conn) => shared.pass_on(Taken::new(conn, Origin::Tested)),
+                // Each has a limit of its own.
+                Err(sqlx::Error::PoolTimedOut) => {}
+                Err(error) => {
+                    let first = shared.lock().line.pop_front();
+                    let _ = first.map(|waiter| waiter.send(Err(error)));
+                }
+            }
+            let mut state = shared.lock();
+            state.line.retain(|waiter| !waiter.is_closed());
+            if state.line.is_empty() {
+                state.asking -= 1;
+                drop(state);
+                self.0 = None;
+            }
+        }
+    }
+}
+
+impl<DB: Backend> Drop for Asking<DB> {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            shared.lock().asking -= 1;
         }
     }
 }

@@ -62,14 +62,16 @@ pub(crate) fn fault_of(error: &sqlx::Error) -> Fault {
 
 /// A transaction whose writes are there.
 pub enum Committed {
-    /// The connection can be used again.
+    /// The connection can go back to the pool.
     Clean,
+    /// The connection is in the next transaction, and worth keeping.
+    Begun,
     /// The connection failed right after it had confirmed.
     Broken,
 }
 
 /// The time limits of a transaction.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransactionLimits {
     pub lock_wait: Duration,
     pub hold: Duration,
@@ -79,9 +81,6 @@ pub struct TransactionLimits {
 
 /// One database. Public in name only: nobody outside can implement it.
 pub trait Backend: Database {
-    /// Whether it pays to keep a connection for the next transaction.
-    const KEPT: bool;
-
     /// Opens a transaction and sets its time limits, in one round trip.
     fn begin(
         conn: &mut Self::Connection,
@@ -97,8 +96,12 @@ pub trait Backend: Database {
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Checks that the transaction of [`Backend::begin`] is whole, and commits it. `Ok` means
-    /// that the writes are there.
-    fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Committed>> + Send;
+    /// that the writes are there. Where that saves the next write something, its transaction is
+    /// opened as well.
+    fn commit(
+        conn: &mut Self::Connection,
+        next: TransactionLimits,
+    ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
 
     /// What an error says about the statement it answers.
     fn fault(error: &sqlx::Error) -> Fault;
@@ -121,6 +124,17 @@ pub trait Backend: Database {
         token: Token,
         floor: i64,
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+
+    /// The same in a transaction that began ahead of its request; the answer is the server process.
+    /// `now()` is when it began. So that time does not seem to go back on a resource, it must not
+    /// have begun before the one that wrote there last. `None` where that is so, or where the token
+    /// is not admitted.
+    fn admit_ahead(
+        conn: &mut Self::Connection,
+        resource: &Resource,
+        token: Token,
+        floor: i64,
+    ) -> impl Future<Output = sqlx::Result<Option<i32>>> + Send;
 
     /// Moves `max_token` to at least `floor`, and returns it.
     fn raise(
@@ -206,6 +220,26 @@ macro_rules! statements {
             Ok(Admission::Stale {
                 max_token: max_token.unwrap_or(token.get()),
             })
+        }
+
+        async fn admit_ahead(
+            conn: &mut Self::Connection,
+            resource: &Resource,
+            token: Token,
+            floor: i64,
+        ) -> sqlx::Result<Option<i32>> {
+            const ADMIT_AHEAD: &str = concat!(
+                "UPDATE fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+                 WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP \
+                 RETURNING ",
+                $server_process
+            );
+            sqlx::query_scalar(ADMIT_AHEAD)
+                .bind(resource.as_str())
+                .bind(token.get())
+                .bind(floor)
+                .fetch_optional(conn)
+                .await
         }
 
         async fn raise(

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Fence, database::FenceDatabase};
+use super::{
+    Fence,
+    database::{FenceDatabase, TransactionLimits},
+};
 
 /// The settings of a fence, most of them time limits.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +24,15 @@ impl Limits {
     /// How long a statement of the fence may take, the wait for the row lock included.
     pub(super) const fn statement(self) -> Duration {
         self.lock_wait.saturating_add(self.answer_wait)
+    }
+
+    /// What bounds a transaction.
+    pub(super) const fn transaction(self, key_wait: Option<Duration>) -> TransactionLimits {
+        TransactionLimits {
+            lock_wait: self.lock_wait,
+            hold: self.hold,
+            key_wait,
+        }
     }
 }
 

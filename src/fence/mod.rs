@@ -146,7 +146,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// The pool.
-    pub const fn pool(&self) -> &Pool<DB> {
+    pub fn pool(&self) -> &Pool<DB> {
         self.connections.pool()
     }
 
@@ -285,6 +285,12 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
+        if session.ahead {
+            if self.admit_ahead(&mut session, &all, token_use).await? {
+                return Ok(FencedTx::new(session, all, None));
+            }
+            session.restart().await?;
+        }
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
             let admission = session
@@ -301,6 +307,26 @@ impl<DB: FenceDatabase> Fence<DB> {
                 })?;
         }
         Ok(FencedTx::new(session, all, None))
+    }
+
+    /// Admits all or not all, in a transaction that began ahead of the request.
+    async fn admit_ahead(
+        &self,
+        session: &mut Session<DB>,
+        all: &AllAdmitted,
+        token_use: TokenUse,
+    ) -> Result<bool, AdmitError> {
+        for Admitted { resource, token } in all.in_lock_order() {
+            let floor = token_use.floor(*token);
+            let admitted = session
+                .run(async |conn| DB::admit_ahead(conn, resource, *token, floor).await)
+                .await?;
+            let Some(server_process) = admitted else {
+                return Ok(false);
+            };
+            session.server_process = server_process;
+        }
+        Ok(true)
     }
 
     /// Admits `token` in a transaction of the caller's.

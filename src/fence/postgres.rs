@@ -20,33 +20,14 @@ use crate::token::{Resource, Token};
 /// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
 /// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
 /// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
-/// AND CHAIN opens an empty transaction, which keeps sqlx's count of nested transactions true
-/// without another round trip: the ROLLBACK that closes it travels with the pool's own check of the
-/// connection.
-const PROVE_AND_COMMIT: &str = "RELEASE SAVEPOINT tower_fence; COMMIT AND CHAIN";
+/// The next transaction begins with the same message: it saves the next write a round trip, and
+/// keeps sqlx's count of nested transactions true. If nobody wants it, the ROLLBACK that closes it
+/// travels with the pool's own check of the connection.
+const PROVE_AND_COMMIT: &str = "RELEASE SAVEPOINT tower_fence; COMMIT; ";
 
 impl Backend for Postgres {
-    const KEPT: bool = true;
-
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
-        let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
-        let (lock_ms, hold_ms) = (millis(first_wait), millis(limits.hold));
-        // A statement may wait for a lock first, and so may the claim of a key, and the admission.
-        let waits = limits
-            .lock_wait
-            .saturating_add(limits.key_wait.unwrap_or_default());
-        let whole_ms = millis(waits.saturating_add(limits.hold));
-        let mut sql = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; \
-             SET LOCAL lock_timeout = {lock_ms}; \
-             SET LOCAL statement_timeout = {whole_ms}; \
-             SET LOCAL idle_in_transaction_session_timeout = {hold_ms}"
-        );
-        // From Postgres 17 on, the server also bounds a transaction that is never idle.
-        if conn.server_version_num() >= Some(17_00_00) {
-            sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
-        }
-        sql.push_str("; SAVEPOINT tower_fence");
+        let sql = begin(conn, limits);
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
@@ -62,9 +43,11 @@ impl Backend for Postgres {
         Ok(())
     }
 
-    async fn commit(conn: &mut PgConnection) -> sqlx::Result<Committed> {
+    async fn commit(conn: &mut PgConnection, next: TransactionLimits) -> sqlx::Result<Committed> {
+        let sql = PROVE_AND_COMMIT.to_owned() + &begin(conn, next);
+        let behind_pooler = is_behind_pooler(conn);
         let mut confirmed = 0;
-        let mut answers = conn.fetch_many(PROVE_AND_COMMIT);
+        let mut answers = conn.fetch_many(AssertSqlSafe(sql));
         while let Some(answer) = answers.next().await {
             match answer {
                 Ok(Either::Left(_)) => confirmed += 1,
@@ -75,8 +58,12 @@ impl Backend for Postgres {
             }
         }
         drop(answers);
-        PgTransactionManager::start_rollback(conn);
-        Ok(Committed::Clean)
+        // There an open transaction keeps a server from others.
+        if behind_pooler {
+            PgTransactionManager::start_rollback(conn);
+            return Ok(Committed::Clean);
+        }
+        Ok(Committed::Begun)
     }
 
     fn fault(error: &sqlx::Error) -> Fault {
@@ -132,9 +119,8 @@ impl Backend for Postgres {
         lock_wait: Duration,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
-        // Without a cache of statements there may be a pooler in between, which prepares on one server
-        // and executes on another, unless a transaction holds them together.
-        if conn.cached_statements_size() == 0 {
+        // It prepares on one server and executes on another, unless a transaction holds them together.
+        if is_behind_pooler(conn) {
             return Ok(Vec::new());
         }
         let mut arguments = statement.arguments.clone();
@@ -174,6 +160,34 @@ impl Backend for Postgres {
     }
 
     statements!(server_process: "pg_backend_pid()");
+}
+
+/// Whether there may be a pooler in between. With one, sqlx's cache of statements has to be off.
+fn is_behind_pooler(conn: &PgConnection) -> bool {
+    conn.cached_statements_size() == 0
+}
+
+/// The start of a transaction with its time limits.
+fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
+    let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
+    let (lock_ms, hold_ms) = (millis(first_wait), millis(limits.hold));
+    // A statement may wait for a lock first, and so may the claim of a key, and the admission.
+    let waits = limits
+        .lock_wait
+        .saturating_add(limits.key_wait.unwrap_or_default());
+    let whole_ms = millis(waits.saturating_add(limits.hold));
+    let mut sql = format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; \
+         SET LOCAL lock_timeout = {lock_ms}; \
+         SET LOCAL statement_timeout = {whole_ms}; \
+         SET LOCAL idle_in_transaction_session_timeout = {hold_ms}"
+    );
+    // From Postgres 17 on, the server also bounds a transaction that is never idle.
+    if conn.server_version_num() >= Some(17_00_00) {
+        sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
+    }
+    sql.push_str("; SAVEPOINT tower_fence");
+    sql
 }
 
 /// What the error says with which [`at_once`] undoes itself.

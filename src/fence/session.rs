@@ -5,14 +5,13 @@
 
 use std::{io::ErrorKind, mem, sync::Arc, time::Duration};
 
-use sqlx::pool::PoolConnection;
 use sqlx_core::{connection::Connection, transaction::TransactionManager};
 use tokio::time::timeout;
 
 use super::{
     Limits,
     connections::{Connections, Origin, Taken},
-    database::{Backend, Committed, Fault, TransactionLimits},
+    database::{Backend, Committed, Fault},
     error::{AdmitError, CommitError, WriteError, no_answer},
     records::RecordId,
 };
@@ -22,6 +21,8 @@ pub(super) struct Session<DB: Backend> {
     connections: Connections<DB>,
     phase: Phase,
     limits: Limits,
+    /// Whether its transaction began ahead: with the end of the one before on this connection.
+    pub(super) ahead: bool,
     /// The server process that holds the row lock; 0 where there is none.
     pub(super) server_process: i32,
     /// The record that this transaction has claimed, and that waits for its response.
@@ -34,8 +35,10 @@ enum Phase {
     Beginning,
     /// In a transaction.
     Open,
-    /// The transaction is over.
-    Ended,
+    /// Outside of any transaction of its own. The connection is kept for the next one.
+    Kept,
+    /// The same, but that it goes back to the pool.
+    Clean,
     /// Not to be used again.
     Broken,
 }
@@ -79,6 +82,7 @@ impl<DB: Backend> Session<DB> {
         limits: Limits,
     ) -> Result<Self, AdmitError> {
         let mut taken = connections.take(limits).await?;
+        taken.end_begun();
         if taken.origin == Origin::Idle && taken.ask_server_process().await.is_err() {
             taken.conn.close_on_drop();
             taken = connections.take_tested(limits).await?;
@@ -97,8 +101,9 @@ impl<DB: Backend> Session<DB> {
         Self {
             taken: Some(taken),
             connections: connections.clone(),
-            phase: Phase::Ended,
+            phase: Phase::Kept,
             limits,
+            ahead: false,
             server_process: 0,
             claimed: None,
         }
@@ -111,11 +116,13 @@ impl<DB: Backend> Session<DB> {
     }
 
     async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), AdmitError> {
-        let limits = TransactionLimits {
-            lock_wait: self.limits.lock_wait,
-            hold: self.limits.hold,
-            key_wait,
-        };
+        let limits = self.limits.transaction(key_wait);
+        let taken = self.taken.as_mut().expect(HELD);
+        self.ahead = taken.begun.take() == Some(limits);
+        if self.ahead {
+            self.phase = Phase::Open;
+            return Ok(());
+        }
         self.roll_back();
         if self.phase == Phase::Open
             && !matches!(
@@ -181,7 +188,7 @@ impl<DB: Backend> Session<DB> {
             Ok(outcome) => {
                 self.phase = match &outcome {
                     Err(error) if is_gone::<DB>(error) => Phase::Broken,
-                    _ => Phase::Ended,
+                    _ => Phase::Kept,
                 };
                 outcome.map_err(WriteError::of_alone::<DB>)
             }
@@ -203,20 +210,25 @@ impl<DB: Backend> Session<DB> {
     /// Commits. `Ok` means that the writes are there.
     pub(super) async fn commit(mut self) -> Result<(), CommitError> {
         let answer_wait = self.limits.answer_wait;
+        let next = self.limits.transaction(None);
         let conn = self.connection_mut();
         if DB::TransactionManager::get_transaction_depth(conn) != 1 {
             return Err(CommitError::Unfinished);
         }
-        let Ok(outcome) = timeout(answer_wait, DB::commit(conn)).await else {
+        let Ok(outcome) = timeout(answer_wait, DB::commit(conn, next)).await else {
             self.phase = Phase::Broken;
             return Err(CommitError::OutcomeUnknown(Arc::new(no_answer())));
         };
         match outcome {
             Ok(committed) => {
                 self.phase = match committed {
-                    Committed::Clean => Phase::Ended,
+                    Committed::Clean => Phase::Clean,
+                    Committed::Begun => Phase::Kept,
                     Committed::Broken => Phase::Broken,
                 };
+                if let (Committed::Begun, Some(taken)) = (committed, &mut self.taken) {
+                    taken.begun = Some(next);
+                }
                 Ok(())
             }
             Err(error) => Err(match DB::fault(&error) {
@@ -267,11 +279,12 @@ impl<DB: Backend> Drop for Session<DB> {
             return;
         };
         match phase {
-            Phase::Ended => self.connections.put_back(taken, self.limits),
+            Phase::Kept => self.connections.put_back(taken, self.limits),
+            Phase::Clean => {}
             Phase::Broken => taken.conn.close_on_drop(),
             Phase::Beginning | Phase::Open => {
                 let clean_up = clean_up(
-                    taken.conn,
+                    taken,
                     phase,
                     self.connections.clone(),
                     self.limits,
@@ -291,15 +304,16 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Sees a rollback through that is queued on a connection, and gives it back to the pool.
 async fn clean_up<DB: Backend>(
-    mut conn: PoolConnection<DB>,
+    mut taken: Taken<DB>,
     phase: Phase,
     connections: Connections<DB>,
     limits: Limits,
     server_process: i32,
 ) {
+    let conn = &mut taken.conn;
     let rolled_back = async {
         if phase == Phase::Beginning {
-            DB::abandon_begin(&mut conn).await?;
+            DB::abandon_begin(conn).await?;
         }
         conn.ping().await
     };
@@ -313,7 +327,7 @@ async fn clean_up<DB: Backend>(
     }
     // SQLite: where the handler had ended the transaction by hand, the rollback failed and was not
     // counted.
-    let depth = DB::TransactionManager::get_transaction_depth(&conn);
+    let depth = DB::TransactionManager::get_transaction_depth(conn);
     if !matches!(outcome, Ok(Ok(()))) || depth > 0 {
         conn.close_on_drop();
     }
@@ -329,13 +343,18 @@ pub(super) async fn terminate<DB: Backend>(
     if server_process == 0 {
         return;
     }
-    let Ok(Taken { mut conn, .. }) = connections.take_tested(limits).await else {
+    let Ok(mut taken) = connections.take_tested(limits).await else {
         return;
     };
-    match timeout(limits.answer_wait, DB::terminate(&mut conn, server_process)).await {
+    match timeout(
+        limits.answer_wait,
+        DB::terminate(&mut taken.conn, server_process),
+    )
+    .await
+    {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::error!(%error, "a transaction was not ended"),
-        Err(_) => conn.close_on_drop(),
+        Err(_) => taken.conn.close_on_drop(),
     }
 }
 

@@ -21,8 +21,6 @@ use super::{
 use crate::token::{Resource, Token};
 
 impl Backend for Sqlite {
-    const KEPT: bool = false;
-
     async fn begin(conn: &mut SqliteConnection, limits: TransactionLimits) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
         // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
@@ -41,7 +39,7 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<Committed> {
+    async fn commit(conn: &mut SqliteConnection, _: TransactionLimits) -> sqlx::Result<Committed> {
         // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
         // full disk), or by hand.
         conn.execute("RELEASE tower_fence").await?;

@@ -10,7 +10,7 @@ use std::{
 
 use futures_util::future::{join, join_all};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
-use tower_fence::{Fence, Resource, Token, TokenUse};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -181,4 +181,109 @@ async fn others_that_use_the_pool_are_not_starved() {
     let (written, ()) = join(writers, others).await;
     assert!(written.iter().all(|written| *written > 10), "{written:?}");
     all_are_in_the_pool(&db.pool).await;
+}
+
+/// The transaction that began with the end of another one is as old as that end. On a resource time
+/// must not seem to go back for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_write_seems_older_than_the_one_before_it() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    let begin = async |n, value| {
+        let resource = resource(n);
+        let tx = fence.begin(&resource, token(value), TokenUse::Reusable);
+        tx.await.unwrap()
+    };
+    let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+    for _ in 0..300 {
+        let mut older = begin(0, 7).await;
+        let other = begin(1, 7).await;
+        // Its connection is in the next transaction from now on.
+        other.commit().await.unwrap();
+        let first = Postgres::number(&mut older, time).await.unwrap();
+        older.commit().await.unwrap();
+        let mut younger = begin(0, 7).await;
+        let second = Postgres::number(&mut younger, time).await.unwrap();
+        younger.commit().await.unwrap();
+        let in_the_way = begin(1, 7).await;
+        let mut last = begin(0, 7).await;
+        let third = Postgres::number(&mut last, time).await.unwrap();
+        last.commit().await.unwrap();
+        in_the_way.commit().await.unwrap();
+        assert!(
+            first <= second && second <= third,
+            "{first}, {second}, {third}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
+    let db = Postgres::fresh(1).await;
+    let released = Arc::new(AtomicUsize::new(0));
+    let releasing = Arc::clone(&released);
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .after_release(move |_, _| {
+            releasing.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        });
+    let pool = pool.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool.clone());
+    for n in 0..40 {
+        write(&fence, &resource(n), 1).await;
+    }
+    let first = resource(0);
+    let tx = fence.begin(&first, token(2), TokenUse::SingleUse);
+    let tx = tx.await.unwrap();
+    let before = released.load(SeqCst);
+    let done = Arc::new(std::sync::Mutex::new(vec![]));
+    let writers = (1..40).map(|n| {
+        let (fence, done) = (&fence, &done);
+        async move {
+            let resource = resource(n);
+            if n % 3 == 0 {
+                // It comes and goes.
+                let gone = write_at_once(fence, &resource, 100 + n as i64);
+                let waited = tokio::time::timeout(Duration::from_millis(1), gone);
+                assert!(waited.await.is_err());
+            } else {
+                write_at_once(fence, &resource, 100 + n as i64).await;
+                done.lock().unwrap().push(n);
+            }
+        }
+    });
+    let committing = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        tx.commit().await.unwrap();
+    };
+    join(join_all(writers), committing).await;
+    let in_turn: Vec<_> = (1..40).filter(|n| n % 3 != 0).collect();
+    assert_eq!(*done.lock().unwrap(), in_turn);
+    let by_way_of_the_pool = released.load(SeqCst) - before;
+    assert!(by_way_of_the_pool < 20, "{by_way_of_the_pool}");
+    all_are_in_the_pool(&pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_connection_is_told_that_the_pool_is_closed() {
+    let db = Postgres::fresh(1).await;
+    let fence = db.fence();
+    let (first, others) = (resource(0), [resource(1), resource(2), resource(3)]);
+    let tx = fence.begin(&first, token(1), TokenUse::SingleUse);
+    let tx = tx.await.unwrap();
+    let waiting = join_all(others.iter().map(|other| {
+        let waiting = fence.begin(other, token(1), TokenUse::SingleUse);
+        async { waiting.await.unwrap_err() }
+    }));
+    let closing = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        // It waits for the connection.
+        let closed = db.pool.close();
+        let (committed, ()) = join(tx.commit(), closed).await;
+        committed.unwrap();
+    };
+    for error in join(waiting, closing).await.0 {
+        assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+    }
 }
