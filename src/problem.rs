@@ -10,8 +10,8 @@ use std::{borrow::Cow, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde_json::Value;
 
 macro_rules! table {
     ($($(#[$doc:meta])* $variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
@@ -126,27 +126,30 @@ table! {
 /// );
 /// # Ok::<(), serde_json::Error>(())
 /// ```
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Problem {
-    #[serde(rename = "type")]
     urn: Cow<'static, str>,
     title: Cow<'static, str>,
-    #[serde(serialize_with = "status_code")]
     status: StatusCode,
-    #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
-    #[serde(flatten)]
-    members: Map<String, Value>,
-    #[serde(skip)]
+    members: Vec<(Cow<'static, str>, Value)>,
     retry_after: Option<Duration>,
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde asks for a reference"
-)]
-fn status_code<S: serde::Serializer>(status: &StatusCode, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_u16(status.as_u16())
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut document = to.serialize_map(None)?;
+        document.serialize_entry("type", &self.urn)?;
+        document.serialize_entry("title", &self.title)?;
+        document.serialize_entry("status", &self.status.as_u16())?;
+        if let Some(detail) = &self.detail {
+            document.serialize_entry("detail", detail)?;
+        }
+        for (name, value) in &self.members {
+            document.serialize_entry(name, value)?;
+        }
+        document.end()
+    }
 }
 
 impl Problem {
@@ -168,7 +171,7 @@ impl Problem {
             title: title.into(),
             status,
             detail: None,
-            members: Map::new(),
+            members: Vec::new(),
             retry_after: None,
         }
     }
@@ -180,10 +183,12 @@ impl Problem {
         self
     }
 
-    /// Adds a member beside the standard ones.
+    /// Adds a member beside the standard ones, or replaces it.
     #[must_use]
-    pub fn member(mut self, name: &str, value: impl Into<Value>) -> Self {
-        self.members.insert(name.into(), value.into());
+    pub fn member(mut self, name: impl Into<Cow<'static, str>>, value: impl Into<Value>) -> Self {
+        let (name, value) = (name.into(), value.into());
+        self.members.retain(|(other, _)| *other != name);
+        self.members.push((name, value));
         self
     }
 
@@ -210,8 +215,10 @@ impl IntoResponse for Problem {
             ),
             (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         ];
-        // Maps with text keys and plain values always serialize.
-        let body = serde_json::to_vec(&self).unwrap_or_default();
+        // As long as most of them are.
+        let mut body = Vec::with_capacity(384);
+        // Maps with text keys and plain values always serialize, and memory can always be written.
+        _ = serde_json::to_writer(&mut body, &self);
         let mut response = (self.status, headers, body).into_response();
         if let Some(wait) = self.retry_after {
             let seconds = wait

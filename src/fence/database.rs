@@ -125,16 +125,15 @@ pub trait Backend: Database {
         floor: i64,
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
 
-    /// The same in a transaction that began ahead of its request; the answer is the server process.
-    /// `now()` is when it began. So that time does not seem to go back on a resource, it must not
-    /// have begun before the one that wrote there last. `None` where that is so, or where the token
-    /// is not admitted.
+    /// The same in a transaction that began ahead of its request. `now()` is when it began. So that
+    /// time does not seem to go back on a resource, it must not have begun before the one that wrote
+    /// there last. False where it has, or where the token is not admitted.
     fn admit_ahead(
         conn: &mut Self::Connection,
         resource: &Resource,
         token: Token,
         floor: i64,
-    ) -> impl Future<Output = sqlx::Result<Option<i32>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Moves `max_token` to at least `floor`, and returns it.
     fn raise(
@@ -227,19 +226,16 @@ macro_rules! statements {
             resource: &Resource,
             token: Token,
             floor: i64,
-        ) -> sqlx::Result<Option<i32>> {
-            const ADMIT_AHEAD: &str = concat!(
-                "UPDATE fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
-                 WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP \
-                 RETURNING ",
-                $server_process
-            );
-            sqlx::query_scalar(ADMIT_AHEAD)
+        ) -> sqlx::Result<bool> {
+            const ADMIT_AHEAD: &str = "UPDATE fence_resources \
+                 SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+                 WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP";
+            let admitted = sqlx::query(ADMIT_AHEAD)
                 .bind(resource.as_str())
                 .bind(token.get())
                 .bind(floor)
-                .fetch_optional(conn)
-                .await
+                .execute(conn);
+            Ok(admitted.await?.rows_affected() == 1)
         }
 
         async fn raise(

@@ -321,10 +321,10 @@ impl<DB: FenceDatabase> Fence<DB> {
             let admitted = session
                 .run(async |conn| DB::admit_ahead(conn, resource, *token, floor).await)
                 .await?;
-            let Some(server_process) = admitted else {
+            if !admitted {
                 return Ok(false);
-            };
-            session.server_process = server_process;
+            }
+            session.server_process = session.process_of_connection();
         }
         Ok(true)
     }

@@ -118,7 +118,8 @@ impl<DB: Backend> Session<DB> {
     async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), AdmitError> {
         let limits = self.limits.transaction(key_wait);
         let taken = self.taken.as_mut().expect(HELD);
-        self.ahead = taken.begun.take() == Some(limits);
+        // As an admission ahead does not ask for it, the server process must be known.
+        self.ahead = taken.begun.take() == Some(limits) && taken.server_process != 0;
         if self.ahead {
             self.phase = Phase::Open;
             return Ok(());
@@ -228,6 +229,9 @@ impl<DB: Backend> Session<DB> {
                 };
                 if let (Committed::Begun, Some(taken)) = (committed, &mut self.taken) {
                     taken.begun = Some(next);
+                    if self.server_process != 0 {
+                        taken.server_process = self.server_process;
+                    }
                 }
                 Ok(())
             }
@@ -255,6 +259,11 @@ impl<DB: Backend> Session<DB> {
                 DB::TransactionManager::start_rollback(conn);
             }
         }
+    }
+
+    /// The server process, where it was known before this session.
+    pub(super) fn process_of_connection(&self) -> i32 {
+        self.taken.as_ref().expect(HELD).server_process
     }
 
     pub(super) fn connection(&self) -> &DB::Connection {

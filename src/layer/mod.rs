@@ -192,7 +192,7 @@ impl<S, DB: FenceDatabase, R: Clone> Layer<S> for FenceLayer<DB, R> {
     fn layer(&self, inner: S) -> Self::Service {
         FenceService {
             inner,
-            config: self.config.clone(),
+            config: Arc::new(self.config.clone()),
         }
     }
 }

@@ -68,14 +68,14 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
 /// The service that [`FenceLayer`](super::FenceLayer) makes.
 pub struct FenceService<S, DB: FenceDatabase, R> {
     pub(super) inner: S,
-    pub(super) config: Config<DB, R>,
+    pub(super) config: Arc<Config<DB, R>>,
 }
 
-impl<S: Clone, DB: FenceDatabase, R: Clone> Clone for FenceService<S, DB, R> {
+impl<S: Clone, DB: FenceDatabase, R> Clone for FenceService<S, DB, R> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            config: self.config.clone(),
+            config: Arc::clone(&self.config),
         }
     }
 }
@@ -101,7 +101,7 @@ where
         // The service that was polled ready is the one to call; its clone is not ready yet.
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
-        let config = self.config.clone();
+        let config = Arc::clone(&self.config);
         let span = tracing::info_span!("fence", resource = Empty, token = Empty);
         let call = async move {
             let (mut parts, body) = request.into_parts();
