@@ -156,8 +156,10 @@ impl<DB: Backend> Connections<DB> {
     /// the pool. It is in a transaction that has just begun, or outside of any.
     pub(super) fn put_back(&self, mut taken: Taken<DB>, limits: Limits) {
         taken.origin = Origin::Kept;
-        // Without a runtime it goes to the pool, too.
+        // Without a runtime it goes to the pool, too; and where the server would soon end it for
+        // being idle.
         if !limits.pool_checks
+            && limits.hold > 2 * KEEP
             && taken.since.elapsed() < OUT_OF_POOL
             && !self.0.pool.is_closed()
             && tokio::runtime::Handle::try_current().is_ok()
@@ -208,8 +210,7 @@ impl<DB: Backend> Shared<DB> {
             }
             return Some(taken);
         }
-        state.line.retain(|waiter| !waiter.is_closed());
-        if !state.line.is_empty() {
+        if state.somebody_waits() {
             return None;
         }
         Some(Taken::new(self.pool.try_acquire()?, Origin::Idle))
@@ -240,6 +241,18 @@ impl<DB: Backend> Shared<DB> {
             state.asking += 1;
             tokio::spawn(Asking(Some(Arc::clone(self))).ask());
         }
+    }
+}
+
+impl<DB: Backend> State<DB> {
+    /// Forgets who has given up at the head of the line.
+    fn somebody_waits(&mut self) -> bool {
+        while self
+            .line
+            .pop_front_if(|waiter| waiter.is_closed())
+            .is_some()
+        {}
+        !self.line.is_empty()
     }
 }
 
@@ -334,8 +347,7 @@ impl<DB: Backend> Asking<DB> {
                 }
             }
             let mut state = shared.lock();
-            state.line.retain(|waiter| !waiter.is_closed());
-            if state.line.is_empty() {
+            if !state.somebody_waits() {
                 state.asking -= 1;
                 drop(state);
                 self.0 = None;

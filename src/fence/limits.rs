@@ -91,10 +91,16 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// the pool does then: `test_before_acquire`, `before_acquire`, `after_release`. Default: no.
     ///
     /// These are round trips. Without them an idle connection is taken untested, since BEGIN is as
-    /// good a test as a ping (where it turns out to be dead, another one is taken), and is kept for
-    /// the next transaction for a millisecond, as long as nobody of this fence waits for one; at
-    /// least every twenty milliseconds it goes through the pool. Say yes where the pool's hooks must
-    /// see each use, as one that resets the state of a session.
+    /// good a test as a ping: where it turns out to be dead, another one is taken. When its write is
+    /// done, it goes to the next in line of this fence, or is kept for one for twenty milliseconds;
+    /// the pool sees it again after a second at most. While others of the application may be waiting
+    /// for a connection, the pool gets one back every ten milliseconds. Say yes where the pool's
+    /// hooks must see each use, as one that resets the state of a session.
+    ///
+    /// On Postgres the next transaction begins with the COMMIT of the one before on the same
+    /// connection, which saves another round trip. `now()` in a write may so be up to a millisecond
+    /// older than its request. It is never older than that of the last write to the same resource,
+    /// unless it waited for that one's lock.
     #[must_use]
     pub const fn pool_checks(mut self, yes: bool) -> Self {
         self.limits.pool_checks = yes;

@@ -42,7 +42,7 @@
 //! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
 //!   writers wait without a connection of the pool, and the memory of what is dead, from which
 //!   stale writers are refused without asking the database (for ten seconds at a time).
-//! - Connections are taken from the pool untested and kept for a millisecond, unless
+//! - Connections are taken from the pool untested and go from write to write for a while, unless
 //!   [`pool_checks`](Fence::pool_checks) says otherwise: the pool's `before_acquire` and
 //!   `after_release` do not see each use.
 //! - The tables live in the schema that the pool's connections see first, `fence_resources`,

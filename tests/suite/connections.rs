@@ -1,6 +1,7 @@
 //! How the fence uses the pool's connections.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
@@ -286,4 +287,23 @@ async fn who_waits_for_a_connection_is_told_that_the_pool_is_closed() {
     for error in join(waiting, closing).await.0 {
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
     }
+}
+
+/// The server ends what is idle in a transaction for longer than the hold limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_hold_limit_costs_no_connection() {
+    let db = Postgres::fresh(2).await;
+    drop(db.pool.acquire().await.unwrap());
+    let fence = db.fence().hold_limit(Duration::from_millis(5));
+    let mut server_processes = HashSet::new();
+    for value in 1..=5 {
+        let first = resource(0);
+        let tx = fence.begin(&first, token(value), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let server_process = "SELECT CAST(pg_backend_pid() AS bigint)";
+        server_processes.insert(Postgres::number(&mut tx, server_process).await.unwrap());
+        tx.commit().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(12)).await;
+    }
+    assert!(server_processes.len() <= 2, "{server_processes:?}");
 }
