@@ -19,17 +19,18 @@ use sqlx::{Pool, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep, timeout},
+    task::yield_now,
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
     database::{Backend, TransactionLimits},
     error::{AdmitError, no_answer},
-    limits::Limits,
+    limits::{Limits, deadline},
 };
 
 /// How often others get a connection who may be waiting for one.
-const SHARE: Duration = Duration::from_millis(10);
+pub(super) const SHARE: Duration = Duration::from_millis(10);
 
 /// How long a connection is kept for the next write.
 const KEEP: Duration = Duration::from_millis(20);
@@ -46,25 +47,27 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// The pool, what is kept of it, and who waits for it. Clones share all of it.
 pub(super) struct Connections<DB: Backend>(Arc<Shared<DB>>);
 
-struct Shared<DB: Backend> {
-    pool: Pool<DB>,
+pub(super) struct Shared<DB: Backend> {
+    pub(super) pool: Pool<DB>,
     state: Mutex<State<DB>>,
 }
 
-struct State<DB: Backend> {
+pub(super) struct State<DB: Backend> {
     /// The one that was kept last is taken first.
     shelf: Vec<(Taken<DB>, Instant)>,
     /// Whether a task looks at the shelf.
     watched: bool,
     /// Nothing is on the shelf while somebody waits.
-    line: VecDeque<Waiter<DB>>,
+    pub(super) line: VecDeque<Waiter<DB>>,
     /// How many tasks ask the pool for connections.
-    asking: usize,
+    pub(super) asking: usize,
+    /// How many of them may be opening one.
+    pub(super) opening: u32,
     /// When others last got a connection that they may have been waiting for.
     shared: Instant,
 }
 
-type Waiter<DB> = oneshot::Sender<Result<Taken<DB>, sqlx::Error>>;
+pub(super) type Waiter<DB> = oneshot::Sender<Result<Taken<DB>, sqlx::Error>>;
 
 /// A connection that was taken out of the pool.
 pub(super) struct Taken<DB: Backend> {
@@ -95,6 +98,7 @@ impl<DB: Backend> Connections<DB> {
             watched: false,
             line: VecDeque::new(),
             asking: 0,
+            opening: 0,
             shared: Instant::now(),
         };
         Self(Arc::new(Shared {
@@ -112,21 +116,25 @@ impl<DB: Backend> Connections<DB> {
         if limits.pool_checks {
             return self.take_tested(limits).await;
         }
-        let turn = {
-            let mut state = self.0.lock();
-            if let Some(taken) = self.0.at_hand(&mut state) {
-                return Ok(taken);
-            }
-            let (waiter, turn) = oneshot::channel();
-            state.line.push_back(waiter);
-            self.0.ask(&mut state);
-            turn
-        };
         let patience = self.0.pool.options().get_acquire_timeout();
-        match timeout(limits.pool_wait.min(patience), turn).await {
-            Ok(Ok(taken)) => taken.map_err(|error| self.refusal(error)),
-            Ok(Err(_)) => Err(self.refusal(sqlx::Error::PoolClosed)),
-            Err(_) => Err(self.refusal(sqlx::Error::PoolTimedOut)),
+        let until = deadline(limits.pool_wait.min(patience));
+        loop {
+            let turn = {
+                let mut state = self.0.lock();
+                if let Some(taken) = self.0.at_hand(&mut state) {
+                    return Ok(taken);
+                }
+                let (waiter, turn) = oneshot::channel();
+                state.line.push_back(waiter);
+                turn
+            };
+            self.0.ask();
+            match timeout_at(until, turn).await {
+                Ok(Ok(taken)) => return taken.map_err(|error| self.refusal(error)),
+                // Another runtime has ended, and with it the task that asked.
+                Ok(Err(_)) => yield_now().await,
+                Err(_) => return Err(self.refusal(sqlx::Error::PoolTimedOut)),
+            }
         }
     }
 
@@ -146,8 +154,11 @@ impl<DB: Backend> Connections<DB> {
 
     fn refusal(&self, error: sqlx::Error) -> AdmitError {
         // sqlx tries to connect until the time is up. Only a pool that is full was busy.
+        let opening = self.0.lock().opening;
         match error {
-            sqlx::Error::PoolTimedOut if self.0.free() == 0 => AdmitError::Busy(Arc::new(error)),
+            sqlx::Error::PoolTimedOut if self.0.free() + opening == 0 => {
+                AdmitError::Busy(Arc::new(error))
+            }
             error => AdmitError::Unavailable(Arc::new(error)),
         }
     }
@@ -177,13 +188,13 @@ impl<DB: Backend> Clone for Connections<DB> {
 }
 
 impl<DB: Backend> Shared<DB> {
-    fn lock(&self) -> MutexGuard<'_, State<DB>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State<DB>> {
         // Nothing panics while the lock is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many connections the pool may still open.
-    fn free(&self) -> u32 {
+    pub(super) fn free(&self) -> u32 {
         let most = self.pool.options().get_max_connections();
         most.saturating_sub(self.pool.size())
     }
@@ -217,7 +228,7 @@ impl<DB: Backend> Shared<DB> {
     }
 
     /// To the first in line, or on the shelf.
-    fn pass_on(self: &Arc<Self>, mut taken: Taken<DB>) {
+    pub(super) fn pass_on(self: &Arc<Self>, mut taken: Taken<DB>) {
         let mut state = self.lock();
         while let Some(waiter) = state.line.pop_front() {
             match waiter.send(Ok(taken)) {
@@ -228,25 +239,18 @@ impl<DB: Backend> Shared<DB> {
             }
         }
         state.shelf.push((taken, Instant::now()));
-        if !mem::replace(&mut state.watched, true) {
+        let watched = mem::replace(&mut state.watched, true);
+        // A task is dropped at once where its runtime is about to end, and takes the lock then.
+        drop(state);
+        if !watched {
             tokio::spawn(Watching(Some(Arc::clone(self))).watch());
-        }
-    }
-
-    /// Sees to it that the pool is asked on behalf of those in line: once, or as often as it may
-    /// open connections.
-    fn ask(self: &Arc<Self>, state: &mut State<DB>) {
-        let most = (self.free() as usize).clamp(1, state.line.len().max(1));
-        if state.asking < most {
-            state.asking += 1;
-            tokio::spawn(Asking(Some(Arc::clone(self))).ask());
         }
     }
 }
 
 impl<DB: Backend> State<DB> {
     /// Forgets who has given up at the head of the line.
-    fn somebody_waits(&mut self) -> bool {
+    pub(super) fn somebody_waits(&mut self) -> bool {
         while self
             .line
             .pop_front_if(|waiter| waiter.is_closed())
@@ -272,7 +276,7 @@ impl<DB: Backend> Taken<DB> {
         }
     }
 
-    fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
+    pub(super) fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
         Self {
             conn,
             since: Instant::now(),
@@ -326,40 +330,6 @@ impl<DB: Backend> Drop for Watching<DB> {
             let all = mem::take(&mut state.shelf);
             drop(state);
             drop(all);
-        }
-    }
-}
-
-/// A task that asks the pool on behalf of those in line. None of them does so itself: sqlx closes a
-/// connection whose acquisition is given up.
-struct Asking<DB: Backend>(Option<Arc<Shared<DB>>>);
-
-impl<DB: Backend> Asking<DB> {
-    async fn ask(mut self) {
-        while let Some(shared) = &self.0 {
-            match shared.pool.acquire().await {
-                Ok(conn) => shared.pass_on(Taken::new(conn, Origin::Tested)),
-                // Each has a limit of its own.
-                Err(sqlx::Error::PoolTimedOut) => {}
-                Err(error) => {
-                    let first = shared.lock().line.pop_front();
-                    let _ = first.map(|waiter| waiter.send(Err(error)));
-                }
-            }
-            let mut state = shared.lock();
-            if !state.somebody_waits() {
-                state.asking -= 1;
-                drop(state);
-                self.0 = None;
-            }
-        }
-    }
-}
-
-impl<DB: Backend> Drop for Asking<DB> {
-    fn drop(&mut self) {
-        if let Some(shared) = &self.0 {
-            shared.lock().asking -= 1;
         }
     }
 }

@@ -243,13 +243,13 @@ macro_rules! statements {
             resource: &Resource,
             floor: i64,
         ) -> sqlx::Result<i64> {
-            const RAISE: &str = "UPDATE fence_resources \
-                 SET max_token = $2, updated_at = CURRENT_TIMESTAMP \
+            // Where the transaction began ahead, the row may be younger than it.
+            const RAISE: &str = "UPDATE fence_resources SET max_token = $2, updated_at = CASE \
+                 WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
                  WHERE resource = $1 AND max_token < $2 RETURNING max_token";
             const RAISE_FIRST: &str = "INSERT INTO fence_resources AS f \
                  (resource, max_token, updated_at) VALUES ($1, $2, CURRENT_TIMESTAMP) \
-                 ON CONFLICT (resource) DO UPDATE \
-                 SET max_token = excluded.max_token, updated_at = excluded.updated_at \
+                 ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token \
                  WHERE f.max_token < $2 \
                  RETURNING max_token";
             for statement in [RAISE, RAISE_FIRST] {

@@ -54,7 +54,9 @@
 //! - Rows of resources are never deleted. A row that is deleted by hand forgets what is dead. Records
 //!   of idempotency keys are removed by [`Fence::remove_expired_keys`].
 
+mod admission;
 mod admitted;
+mod asking;
 mod connections;
 mod database;
 mod dead;
@@ -94,7 +96,6 @@ pub use self::{
 };
 use self::{
     connections::Connections,
-    database::Admission,
     dead::Dead,
     limits::deadline,
     queue::{Queues, Wanted},
@@ -232,20 +233,6 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.begin_admitted(all, token_use).await
     }
 
-    /// Opens a transaction and admits what is to be admitted.
-    pub(crate) async fn begin_admitted(
-        &self,
-        all: AllAdmitted,
-        token_use: TokenUse,
-    ) -> Result<FencedTx<DB>, AdmitError> {
-        self.check_dead(&all)?;
-        let turns = self.turns(&all).await?;
-        let session = Session::begin(&self.connections, self.limits).await?;
-        let mut tx = self.admit_all(session, all, token_use).await?;
-        tx.turns = turns;
-        Ok(tx)
-    }
-
     /// Refuses what this process knows to be dead, without asking the database.
     pub(crate) fn check_dead(&self, all: &AllAdmitted) -> Result<(), Stale> {
         let known = all
@@ -278,57 +265,6 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(turns)
     }
 
-    /// Admits in an open transaction, row lock by row lock.
-    async fn admit_all(
-        &self,
-        mut session: Session<DB>,
-        all: AllAdmitted,
-        token_use: TokenUse,
-    ) -> Result<FencedTx<DB>, AdmitError> {
-        if session.ahead {
-            if self.admit_ahead(&mut session, &all, token_use).await? {
-                return Ok(FencedTx::new(session, all, None));
-            }
-            session.restart().await?;
-        }
-        for Admitted { resource, token } in all.in_lock_order() {
-            let floor = token_use.floor(*token);
-            let admission = session
-                .run(async |conn| DB::admit(conn, resource, *token, floor).await)
-                .await?;
-            // Known from the first one on, so that a wait for the second that is cut off keeps
-            // nobody waiting.
-            session.server_process =
-                admitted(admission, resource, *token).inspect_err(|stale| {
-                    // What this very transaction has moved is rolled back with it.
-                    if all.iter().filter(|one| one.resource == *resource).count() == 1 {
-                        self.dead.remember(stale);
-                    }
-                })?;
-        }
-        Ok(FencedTx::new(session, all, None))
-    }
-
-    /// Admits all or not all, in a transaction that began ahead of the request.
-    async fn admit_ahead(
-        &self,
-        session: &mut Session<DB>,
-        all: &AllAdmitted,
-        token_use: TokenUse,
-    ) -> Result<bool, AdmitError> {
-        for Admitted { resource, token } in all.in_lock_order() {
-            let floor = token_use.floor(*token);
-            let admitted = session
-                .run(async |conn| DB::admit_ahead(conn, resource, *token, floor).await)
-                .await?;
-            if !admitted {
-                return Ok(false);
-            }
-            session.server_process = session.process_of_connection();
-        }
-        Ok(true)
-    }
-
     /// Admits `token` in a transaction of the caller's.
     ///
     /// The caller sees to the rest: the transaction is open and runs at READ COMMITTED, its
@@ -350,7 +286,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
             .map_err(session::refusal::<DB>)?;
         // Not remembered: what it has met may be the caller's own, and rolled back.
-        admitted(admission, resource, token)?;
+        admission::admitted(admission, resource, token)?;
         Ok(())
     }
 
@@ -377,18 +313,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Ends a transaction that is out of reach.
     pub(crate) async fn terminate(&self, server_process: i32) {
         session::terminate(&self.connections, self.limits, server_process).await;
-    }
-}
-
-/// The server process of an admission, or the refusal.
-fn admitted(admission: Admission, resource: &Resource, token: Token) -> Result<i32, Stale> {
-    match admission {
-        Admission::Admitted { server_process } => Ok(server_process),
-        Admission::Stale { max_token } => Err(Stale {
-            resource: resource.clone(),
-            presented: token,
-            max_token,
-        }),
     }
 }
 

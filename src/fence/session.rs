@@ -68,6 +68,15 @@ impl<DB: Backend> Session<DB> {
             }
             opened => return opened.map(|()| session),
         }
+        Self::begin_tested(connections, limits, key_wait).await
+    }
+
+    /// Opens a transaction on a connection that the pool has tested.
+    pub(super) async fn begin_tested(
+        connections: &Connections<DB>,
+        limits: Limits,
+        key_wait: Option<Duration>,
+    ) -> Result<Self, AdmitError> {
         let tested = connections.take_tested(limits).await?;
         let mut session = Self::new(tested, connections, limits);
         session.open(key_wait).await?;
@@ -113,6 +122,12 @@ impl<DB: Backend> Session<DB> {
     pub(super) async fn restart(&mut self) -> Result<(), AdmitError> {
         self.claimed = None;
         self.open(None).await
+    }
+
+    /// The same where a part of the wait for locks has gone by.
+    pub(super) async fn restart_after(&mut self, waited: Duration) -> Result<(), AdmitError> {
+        self.limits.lock_wait = self.limits.lock_wait.saturating_sub(waited);
+        self.restart().await
     }
 
     async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), AdmitError> {
@@ -369,7 +384,7 @@ pub(super) async fn terminate<DB: Backend>(
 
 /// Whether the connection is gone. Where it was only silent, waiting for another one would take as
 /// long again.
-fn is_gone<DB: Backend>(error: &sqlx::Error) -> bool {
+pub(super) fn is_gone<DB: Backend>(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(io) => io.kind() != ErrorKind::TimedOut,
         // idle_in_transaction_session_timeout, transaction_timeout

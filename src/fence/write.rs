@@ -113,7 +113,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// a comment behind a semicolon. A `$` with a number higher than that of the bound arguments is
     /// refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
     /// by itself is not ended by the server, as it would be in an open transaction; a
-    /// `statement_timeout` of the pool's connections does that.
+    /// `statement_timeout` of the pool's connections does that. Nor does
+    /// [`lock_wait`](Self::lock_wait) bound its wait for a whole table, as while an `ALTER TABLE`
+    /// runs: it is given up, with an unknown outcome, when an open transaction would be; a
+    /// `lock_timeout` of the pool's connections makes that a [`AdmitError::Busy`].
     ///
     /// # Errors
     ///

@@ -218,6 +218,41 @@ async fn no_write_seems_older_than_the_one_before_it() {
     }
 }
 
+/// A raise by a process whose transaction began ahead is no older than what it raises.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_meanwhile() {
+    let db = Postgres::fresh(1).await;
+    let [one, two, three] = [db.fence(), own_pool(&db).await, own_pool(&db).await];
+    let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+    for n in 0..3 {
+        write(&one, &resource(n), 1).await;
+    }
+    for value in 2..200 {
+        // The next transaction of both begins.
+        write(&three, &resource(2), value).await;
+        write(&one, &resource(1), value).await;
+        let hot = resource(0);
+        let tx = two.begin(&hot, token(10 * value), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let first = Postgres::number(&mut tx, time).await.unwrap();
+        tx.commit().await.unwrap();
+        three.raise(&hot, token(10 * value + 5)).await.unwrap();
+        let tx = one.begin(&hot, token(10 * value + 6), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let second = Postgres::number(&mut tx, time).await.unwrap();
+        tx.commit().await.unwrap();
+        assert!(first <= second, "{first}, {second}");
+        // Whatever began ahead is given up.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// As in another process.
+async fn own_pool(db: &Fresh<Postgres>) -> Fence<Postgres> {
+    let pool = PgPoolOptions::new().max_connections(1);
+    Fence::new(pool.connect(&db.url).await.unwrap())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
     let db = Postgres::fresh(1).await;

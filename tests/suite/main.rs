@@ -30,5 +30,6 @@ mod redis_line;
 mod redis_loss;
 mod repeated;
 mod several;
+mod shortage;
 mod worker;
 mod write;

@@ -1,0 +1,111 @@
+//! Those who wait for a connection ask the pool together.
+//!
+//! None of them does so itself: sqlx closes a connection whose acquisition is given up, and clients
+//! that come and go would keep the pool empty. So tasks ask on their behalf, and what comes goes to
+//! the first in line.
+
+use std::{mem, pin::pin, sync::Arc, time::Duration};
+
+use sqlx::pool::PoolConnection;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    connections::{Origin, SHARE, Shared, Taken},
+    database::Backend,
+};
+
+/// How long a connection goes on being opened that nobody waits for.
+const WANTED: Duration = Duration::from_secs(1);
+
+/// A task that asks the pool, until nobody waits any more.
+struct Asking<DB: Backend>(Option<Arc<Shared<DB>>>);
+
+impl<DB: Backend> Asking<DB> {
+    async fn ask(mut self) {
+        while let Some(shared) = &self.0 {
+            match shared.acquire().await {
+                Some(Ok(conn)) => shared.pass_on(Taken::new(conn, Origin::Tested)),
+                // Each has a limit of its own.
+                None | Some(Err(sqlx::Error::PoolTimedOut)) => {}
+                Some(Err(error)) => {
+                    let first = shared.lock().line.pop_front();
+                    let _ = first.map(|waiter| waiter.send(Err(error)));
+                }
+            }
+            let mut state = shared.lock();
+            if state.somebody_waits() {
+                drop(state);
+                // Others may be opened by now.
+                shared.ask();
+            } else {
+                state.asking -= 1;
+                drop(state);
+                self.0 = None;
+            }
+        }
+    }
+}
+
+impl<DB: Backend> Shared<DB> {
+    /// Sees to it that the pool is asked on behalf of those in line: once, or as often as it may
+    /// open connections.
+    pub(super) fn ask(self: &Arc<Self>) {
+        let free = self.free() as usize;
+        let mut state = self.lock();
+        let more = state.somebody_waits() && state.asking < free.clamp(1, state.line.len());
+        state.asking += usize::from(more);
+        drop(state);
+        if more {
+            tokio::spawn(Asking(Some(Arc::clone(self))).ask());
+        }
+    }
+
+    /// Waits for a connection of the pool; `None` when nobody has wanted it for a while.
+    async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
+        let _opening = (self.free() > 0).then(|| Opening::new(self));
+        let mut acquiring = pin!(self.pool.acquire());
+        let mut wanted = Instant::now();
+        loop {
+            if let Ok(acquired) = timeout(SHARE, acquiring.as_mut()).await {
+                return Some(acquired);
+            }
+            // It may be opening one, in vain, while another one has come back.
+            let waits = self.lock().somebody_waits();
+            match waits.then(|| self.pool.try_acquire()).flatten() {
+                Some(conn) => self.pass_on(Taken::new(conn, Origin::Idle)),
+                None if waits => wanted = Instant::now(),
+                None if wanted.elapsed() > WANTED || self.pool.is_closed() => return None,
+                None => {}
+            }
+        }
+    }
+}
+
+/// The pool may be opening a connection, until this is dropped.
+struct Opening<'a, DB: Backend>(&'a Shared<DB>);
+
+impl<'a, DB: Backend> Opening<'a, DB> {
+    fn new(shared: &'a Shared<DB>) -> Self {
+        shared.lock().opening += 1;
+        Self(shared)
+    }
+}
+
+impl<DB: Backend> Drop for Opening<'_, DB> {
+    fn drop(&mut self) {
+        self.0.lock().opening -= 1;
+    }
+}
+
+/// Where the task ends with its runtime, those in line get in line again, and ask by themselves.
+impl<DB: Backend> Drop for Asking<DB> {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            let mut state = shared.lock();
+            state.asking -= 1;
+            let line = mem::take(&mut state.line);
+            drop(state);
+            drop(line);
+        }
+    }
+}
