@@ -43,7 +43,11 @@ const BASELINE: &str = "1000 rows";
 fn main() {
     let options = Options::read();
     let runtime = http::runtime();
-    let settings = ["shared_buffers=512MB", "max_wal_size=8GB"];
+    let settings = [
+        "shared_buffers=2GB",
+        "max_wal_size=8GB",
+        "checkpoint_timeout=30min",
+    ];
     let server = runtime.block_on(PostgresServer::start(&settings));
     let mut report = Report::new("growth", &options, machine::describe(&server.programs));
     let largest = if options.quick { 1_000_000 } else { 10_000_000 };
@@ -51,7 +55,11 @@ fn main() {
         eprintln!("filling {rows} rows");
         runtime.block_on(Table::fill(&server, rows, &options))
     });
-    race(&runtime, &tables, &options, &mut report);
+    let title = "Writes to tables of different size, 16 connections";
+    race(title, &runtime, &tables, &options, &mut report);
+    runtime.block_on(tables[0].checkpoint());
+    let title = "The same right after a checkpoint";
+    race(title, &runtime, &tables, &options, &mut report);
     written(&runtime, &tables[..2], &options, &mut report);
     println!("{}", report.folder().display());
 }
@@ -110,8 +118,7 @@ fn serve(runtime: &Runtime, pool: &PgPool) -> SocketAddr {
     http::serve(runtime, app.route_layer(layer))
 }
 
-fn race(runtime: &Runtime, tables: &[Table], options: &Options, report: &mut Report) {
-    let title = "Writes to tables of different size, 16 connections";
+fn race(title: &str, runtime: &Runtime, tables: &[Table], options: &Options, report: &mut Report) {
     if !options.wants(title) {
         return;
     }

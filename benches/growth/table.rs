@@ -49,10 +49,8 @@ impl Table {
         .execute(&pool)
         .await
         .expect("the rows");
-        for statement in ["VACUUM ANALYZE fence_resources", "CHECKPOINT"] {
-            let done = sqlx::raw_sql(statement).execute(&pool).await;
-            done.expect(statement);
-        }
+        let vacuumed = sqlx::raw_sql("VACUUM ANALYZE fence_resources");
+        vacuumed.execute(&pool).await.expect("it was vacuumed");
         pool.close().await;
         table
     }
@@ -62,6 +60,14 @@ impl Table {
             .max_connections(16)
             .test_before_acquire(self.test_connections);
         pool.connect(&self.url).await.expect("postgres answers")
+    }
+
+    /// Of the whole server.
+    pub async fn checkpoint(&self) {
+        let pool = self.pool().await;
+        let done = sqlx::raw_sql("CHECKPOINT").execute(&pool).await;
+        done.expect("a checkpoint");
+        pool.close().await;
     }
 
     /// Up to date only once the connections that wrote are closed.
