@@ -1,9 +1,15 @@
 //! Who works how long: the time on a processor of the load, of the service and of its servers.
 
-use std::{collections::HashMap, fs, ops::Sub, path::Path, time::Duration};
+use std::{
+    collections::HashMap,
+    fs,
+    ops::Sub,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// What has been used up so far, or between two points of time.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Cpu {
     /// The thread that asks.
     pub load: Duration,
@@ -37,7 +43,7 @@ impl Sub for Cpu {
     }
 }
 
-fn process(id: u32) -> std::path::PathBuf {
+fn process(id: u32) -> PathBuf {
     Path::new("/proc").join(id.to_string())
 }
 

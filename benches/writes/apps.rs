@@ -40,7 +40,7 @@ pub const HIGHEST: i64 = 900_000_000_000_000;
 /// What everybody does.
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
 
-/// What the fence does besides.
+/// The check that one would write by hand.
 pub const ADMIT: &str = "INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
      VALUES ($1, $3, CURRENT_TIMESTAMP) \
      ON CONFLICT (resource) DO UPDATE \
@@ -199,7 +199,7 @@ async fn refusal(Path(sku): Path<String>) -> Problem {
         .member("max_token", HIGHEST)
 }
 
-/// The fence's statement by hand, in the transaction of another layer.
+/// The check by hand, in the transaction of another layer.
 async fn in_sqlx_tx(
     mut tx: axum_sqlx_tx::Tx<Postgres>,
     headers: HeaderMap,
