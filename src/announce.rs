@@ -6,35 +6,75 @@
 //! update. [`Leases::announced_to`](crate::lease::Leases::announced_to) closes that gap; `Fence`
 //! implements [`Announce`].
 
-use std::{error::Error, pin::Pin};
+use std::{error::Error, fmt, pin::Pin};
+
+use sha2::{Digest, Sha256};
 
 use crate::token::{Resource, Token};
 
 /// Something that is told of each grant before its holder is.
 pub trait Announce: Send + Sync {
-    /// Makes every token of the resource that is older than `token` dead, and waits for a write
-    /// in flight. To announce the same grant again is no error, even after its token was used.
+    /// Announces that `token` was granted to a lease: makes every older token of the resource dead,
+    /// and waits for a write in flight. To announce the same grant again is no error while its token
+    /// is alive.
+    ///
+    /// The resource has the last word. It keeps the highest token that was announced, and to which
+    /// lease; what is not above both that and the highest dead token, and is no repetition either,
+    /// is outranked, and changes nothing.
     ///
     /// # Errors
     ///
     /// [`AnnounceError`] when that could not be done. The grant is not answered then.
-    fn announce<'a>(&'a self, resource: &'a Resource, token: Token) -> AnnounceFuture<'a>;
+    fn announce<'a>(
+        &'a self,
+        resource: &'a Resource,
+        token: Token,
+        lease: &'a LeaseDigest,
+    ) -> AnnounceFuture<'a>;
 }
 
 /// What [`Announce::announce`] returns.
 pub type AnnounceFuture<'a> = Pin<Box<dyn Future<Output = Result<(), AnnounceError>> + Send + 'a>>;
 
+/// SHA-256 of a lease id: tells leases from each other, and gives none of their secrets away.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct LeaseDigest([u8; 32]);
+
+impl LeaseDigest {
+    /// The digest of a lease id.
+    #[must_use]
+    pub fn of(lease_id: &str) -> Self {
+        Self(Sha256::digest(lease_id.as_bytes()).into())
+    }
+
+    /// The 32 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for LeaseDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LeaseDigest(…)")
+    }
+}
+
 /// Why a grant could not be announced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {
-    /// A newer token was seen already: the store that granted this one was deposed, or is not the
-    /// one whose tokens the resource knows.
-    #[error("the resource has seen token {max_token}, which is newer than the grant's {token}")]
+    /// A newer token was seen or announced already. The grant may be repeated with `next`, or any
+    /// token above it.
+    #[error("the resource has seen a newer token than the grant's: the next one is {next}")]
     Outranked {
-        /// The token of the grant.
-        token: Token,
-        /// The highest token that is dead.
+        /// The lowest token that is above all that the resource has seen.
+        next: Token,
+    },
+    /// There is no token above those that the resource has seen.
+    #[error("the resource has seen token {max_token}, above which there is none")]
+    Exhausted {
+        /// The highest token that is dead, or was announced.
         max_token: i64,
     },
     /// The resource could not be reached, or a write in flight took too long.

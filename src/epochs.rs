@@ -6,12 +6,12 @@
 
 use std::{error::Error, fmt, pin::Pin};
 
-use crate::token::Token;
+use crate::token::{Resource, Token};
 
 /// A source of epochs that never repeats and never goes back.
 ///
-/// An implementation must have made the epoch durable before it answers: tokens are only as
-/// monotonic as their epochs.
+/// An implementation must have made durable what it answers, whatever its connection is set to:
+/// tokens are only as monotonic as their epochs.
 pub trait Epochs: Send + Sync {
     /// Takes the next epoch of a partition: higher than every epoch this partition was given
     /// before, and not below `at_least`.
@@ -20,10 +20,73 @@ pub trait Epochs: Send + Sync {
     ///
     /// [`EpochError`] when the source cannot be reached, or has no epoch left. No epoch, no grant.
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_>;
+
+    /// Brings back an epoch that a lease store counts in: from now on only higher ones are handed
+    /// out for this partition. It costs a source nothing that has not forgotten any, and saves one
+    /// that has (a failover, a restored backup).
+    ///
+    /// # Errors
+    ///
+    /// [`EpochError`] when the source cannot be reached.
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()>;
+
+    /// Which source this is. Epochs of two sources say nothing about each other, so a lease store
+    /// refuses a clock that belongs to another one.
+    ///
+    /// # Errors
+    ///
+    /// [`EpochError`] when the source cannot be reached.
+    fn source_id(&self) -> EpochFuture<'_, SourceId>;
 }
 
-/// What [`Epochs::next_epoch`] returns.
-pub type EpochFuture<'a> = Pin<Box<dyn Future<Output = Result<Epoch, EpochError>> + Send + 'a>>;
+/// What the methods of [`Epochs`] return.
+pub type EpochFuture<'a, T = Epoch> =
+    Pin<Box<dyn Future<Output = Result<T, EpochError>> + Send + 'a>>;
+
+/// The name of a source of epochs, drawn at random when the source was made: 1 to 64 characters of
+/// `A-Z a-z 0-9 - _`. No secret.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SourceId(String);
+
+impl SourceId {
+    /// Checks that `id` has the form of a source's name.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSourceId`] when it has not.
+    pub fn new(id: impl Into<String>) -> Result<Self, InvalidSourceId> {
+        let id = id.into();
+        let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
+        if !(1..=64).contains(&id.len()) || !id.bytes().all(in_alphabet) {
+            return Err(InvalidSourceId);
+        }
+        Ok(Self(id))
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for SourceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A text that is no [`SourceId`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the name of a source of epochs has 1 to 64 characters of A-Z a-z 0-9 - _")]
+pub struct InvalidSourceId;
+
+/// The partition of a resource: one of 256. This never changes between versions, or a resource would
+/// meet a clock that knows nothing of its earlier tokens.
+pub(crate) fn partition_of(resource: &Resource) -> u8 {
+    // The low byte of the CRC-32 (IEEE 802.3) of the name.
+    crc32fast::hash(resource.as_str().as_bytes()).to_le_bytes()[0]
+}
 
 /// The high digits of a token: an integer from 1 to 999 999.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +117,13 @@ impl Epoch {
     #[must_use]
     pub const fn get(self) -> i64 {
         self.0
+    }
+
+    /// The epoch of a token; `None` for a token below the first epoch, as other issuers make them.
+    #[must_use]
+    pub fn of(token: Token) -> Option<Self> {
+        let epoch = token.get() / Self::SIZE;
+        (epoch > 0).then_some(Self(epoch))
     }
 
     /// The token with number `n` of this epoch, for `n` from 1 to [`Epoch::SIZE`]` - 1`.
@@ -95,6 +165,34 @@ mod tests {
         assert_eq!(last.token(Epoch::SIZE), None);
         assert_eq!(last.token(0), None);
         assert!(matches!(Epoch::new(1_000_000), Err(EpochError::Exhausted)));
+    }
+
+    #[test]
+    fn partitions_never_change() {
+        // From `zlib.crc32(name) & 255` of Python.
+        let partitions = [
+            ("sku-1", 0x6e),
+            ("sku-2", 0xd4),
+            ("123456789", 0x26),
+            ("é", 0x3e),
+        ];
+        for (name, expected) in partitions {
+            assert_eq!(
+                partition_of(&Resource::new(name).unwrap()),
+                expected,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_token_tells_its_epoch() {
+        assert_eq!(Epoch::of(Token::new(Epoch::SIZE - 1).unwrap()), None);
+        assert_eq!(
+            Epoch::of(Token::new(Epoch::SIZE).unwrap()),
+            Some(Epoch::FIRST)
+        );
+        assert_eq!(Epoch::of(Token::MAX), Some(Epoch::new(999_999).unwrap()));
     }
 
     #[test]

@@ -60,6 +60,8 @@ table! {
     MalformedToken = BAD_REQUEST, "malformed-token", "The fencing token is malformed";
     /// 403: the token was made for another resource.
     WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
+    /// 403: the token is of an epoch that was never handed out.
+    UnknownEpoch = FORBIDDEN, "unknown-epoch", "The fencing token was never handed out";
     /// 412: a newer token was seen, or this one was already used. Members: `resource`,
     /// `presented_token`, `max_token`.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
@@ -67,6 +69,11 @@ table! {
     LockHeld = CONFLICT, "lock-held", "The lock is held";
     /// 409: the lease to renew or release is not held under this lease id. Member: `resource`.
     LeaseLost = CONFLICT, "lease-lost", "The lease is not held";
+    /// 409: the resource has seen a token above which there is none. Members: `resource`,
+    /// `max_token`.
+    FenceExhausted = CONFLICT, "fence-exhausted", "No token is left above the fence's";
+    /// 503: too many requests wait for the lease, or for any lease. Member: `resource`.
+    TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many wait in line";
     /// 422: a part of the request has no valid value. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
     /// 400: a write without an idempotency key, where one is required.

@@ -5,7 +5,10 @@ use std::time::Duration;
 use sqlx::Database;
 
 use super::{records::Records, write::Statement};
-use crate::token::{Resource, Token};
+use crate::{
+    announce::LeaseDigest,
+    token::{Resource, Token},
+};
 
 /// A database that the fence can live in: `sqlx::Postgres` or `sqlx::Sqlite`.
 pub trait FenceDatabase: Backend + Records {}
@@ -19,6 +22,14 @@ pub enum Admission {
     Admitted { server_process: i32 },
     /// It is not newer than `max_token`.
     Stale { max_token: i64 },
+}
+
+/// What became of a grant that was announced.
+pub enum Announcement {
+    /// Everyone older is dead.
+    Announced,
+    /// A token as high as `highest` was seen or announced already. Nothing was changed.
+    Outranked { highest: i64 },
 }
 
 /// Whether a failed statement is worth another try.
@@ -168,6 +179,27 @@ pub trait Backend: Database {
         statement: &mut Statement<Self>,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
+    /// Raises the fence for a grant, unless it is outranked.
+    fn announce(
+        conn: &mut Self::Connection,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
+
+    /// Has the COMMIT of this transaction wait for the disk, whatever the session says.
+    fn make_durable(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Which source of epochs this database is.
+    fn source_id(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<String>> + Send;
+
+    /// Makes sure that epochs of a partition are above `seen`.
+    fn bring_back(
+        conn: &mut Self::Connection,
+        partition: u8,
+        seen: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Takes the next epoch of a partition, at least `at_least`.
     fn next_epoch(
         conn: &mut Self::Connection,
@@ -278,6 +310,60 @@ macro_rules! statements {
                 .bind(resource.as_str())
                 .fetch_optional(conn)
                 .await
+        }
+
+        async fn announce(
+            conn: &mut Self::Connection,
+            resource: &Resource,
+            token: Token,
+            lease: &LeaseDigest,
+        ) -> sqlx::Result<Announcement> {
+            // The row is younger than the transaction where that began ahead.
+            const ANNOUNCE: &str = "INSERT INTO fence_resources AS f \
+                 (resource, max_token, announced, announced_lease, updated_at) \
+                 VALUES ($1, $2 - 1, $2, $3, CURRENT_TIMESTAMP) \
+                 ON CONFLICT (resource) DO UPDATE SET \
+                     max_token = CASE WHEN f.max_token < $2 - 1 THEN $2 - 1 ELSE f.max_token END, \
+                     announced = $2, announced_lease = $3, \
+                     updated_at = CASE WHEN f.updated_at > CURRENT_TIMESTAMP THEN f.updated_at \
+                         ELSE CURRENT_TIMESTAMP END \
+                 WHERE f.max_token < $2 \
+                     AND (f.announced < $2 OR (f.announced = $2 AND f.announced_lease = $3))";
+            const HIGHEST: &str = "SELECT CASE WHEN max_token < announced THEN announced \
+                 ELSE max_token END FROM fence_resources WHERE resource = $1";
+            let announced = sqlx::query(ANNOUNCE)
+                .bind(resource.as_str())
+                .bind(token.get())
+                .bind(&lease.as_bytes()[..])
+                .execute(&mut *conn);
+            if announced.await?.rows_affected() == 1 {
+                return Ok(Announcement::Announced);
+            }
+            let highest = sqlx::query_scalar(HIGHEST).bind(resource.as_str());
+            let highest = highest.fetch_one(conn).await?;
+            Ok(Announcement::Outranked { highest })
+        }
+
+        async fn source_id(conn: &mut Self::Connection) -> sqlx::Result<String> {
+            sqlx::query_scalar("SELECT id FROM fence_epoch_source")
+                .fetch_one(conn)
+                .await
+        }
+
+        async fn bring_back(
+            conn: &mut Self::Connection,
+            partition: u8,
+            seen: i64,
+        ) -> sqlx::Result<()> {
+            const BRING_BACK: &str = "INSERT INTO fence_epochs AS e (partition, epoch) \
+                 VALUES ($1, $2) ON CONFLICT (partition) DO UPDATE SET epoch = excluded.epoch \
+                 WHERE e.epoch < excluded.epoch";
+            sqlx::query(BRING_BACK)
+                .bind(i16::from(partition))
+                .bind(seen)
+                .execute(conn)
+                .await?;
+            Ok(())
         }
 
         async fn next_epoch(

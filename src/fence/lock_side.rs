@@ -1,43 +1,95 @@
 //! What the lock side asks of a fence: epochs that survive its store, and word of each grant.
 
-use super::{AdmitError, Fence, FenceDatabase, raise::commit, session::Session};
+use super::{
+    AdmitError, Fence, FenceDatabase, admitted::AllAdmitted, database::Announcement, raise::commit,
+    session::Session,
+};
 use crate::{
-    announce::{Announce, AnnounceError, AnnounceFuture},
-    epochs::{Epoch, EpochError, EpochFuture, Epochs},
+    announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
     token::{Resource, Token},
 };
 
-/// The epochs of this crate's issuers, kept in the table `fence_epochs`.
+/// The epochs of this crate's issuers, kept in the table `fence_epochs`. Where the session has
+/// `synchronous_commit = off`, their transactions are durable all the same.
 impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let unreachable = |error: AdmitError| EpochError::Unreachable(Box::new(error));
+            let epoch = self
+                .durably(async |conn| DB::next_epoch(conn, partition, at_least.get()).await)
+                .await?;
+            Epoch::new(epoch)
+        })
+    }
+
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
+        Box::pin(self.durably(async move |conn| DB::bring_back(conn, partition, seen.get()).await))
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async move {
             let mut session = Session::begin(&self.connections, self.limits)
                 .await
                 .map_err(unreachable)?;
-            let epoch = session
-                .run(async |conn| DB::next_epoch(conn, partition, at_least.get()).await)
+            let id = session
+                .run(async |conn| DB::source_id(conn).await)
                 .await
                 .map_err(unreachable)?;
-            commit(session).await.map_err(unreachable)?;
-            Epoch::new(epoch)
+            SourceId::new(id).map_err(|error| EpochError::Unreachable(Box::new(error)))
         })
     }
 }
 
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Runs statements in a transaction whose COMMIT is on the disk when it is confirmed.
+    async fn durably<T>(
+        &self,
+        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, EpochError> {
+        let mut session = Session::begin(&self.connections, self.limits)
+            .await
+            .map_err(unreachable)?;
+        let outcome = session
+            .run(async |conn| {
+                DB::make_durable(conn).await?;
+                statements(conn).await
+            })
+            .await
+            .map_err(unreachable)?;
+        commit(session).await.map_err(unreachable)?;
+        Ok(outcome)
+    }
+}
+
+fn unreachable(error: AdmitError) -> EpochError {
+    EpochError::Unreachable(Box::new(error))
+}
+
 /// A grant raises the fence: everyone older is dead before the new holder hears of it.
 impl<DB: FenceDatabase> Announce for Fence<DB> {
-    fn announce<'a>(&'a self, resource: &'a Resource, token: Token) -> AnnounceFuture<'a> {
+    fn announce<'a>(
+        &'a self,
+        resource: &'a Resource,
+        token: Token,
+        lease: &'a LeaseDigest,
+    ) -> AnnounceFuture<'a> {
         Box::pin(async move {
-            match self.raise(resource, token).await {
-                Ok(()) => Ok(()),
-                // Announced before, and used since.
-                Err(AdmitError::Stale(stale)) if stale.max_token == token.get() => Ok(()),
-                Err(AdmitError::Stale(stale)) => Err(AnnounceError::Outranked {
-                    token,
-                    max_token: stale.max_token,
+            let unreachable = |error: AdmitError| AnnounceError::Unreachable(Box::new(error));
+            let one = AllAdmitted::one(resource.clone(), token);
+            let _turns = self.turns(&one).await.map_err(unreachable)?;
+            let mut session = Session::begin(&self.connections, self.limits)
+                .await
+                .map_err(unreachable)?;
+            let announcement = session
+                .run(async |conn| DB::announce(conn, resource, token, lease).await)
+                .await
+                .map_err(unreachable)?;
+            match announcement {
+                Announcement::Announced => commit(session).await.map_err(unreachable),
+                Announcement::Outranked { highest } => Err(match Token::new(highest + 1) {
+                    Ok(next) => AnnounceError::Outranked { next },
+                    Err(_) => AnnounceError::Exhausted { max_token: highest },
                 }),
-                Err(error) => Err(AnnounceError::Unreachable(Box::new(error))),
             }
         })
     }

@@ -11,11 +11,16 @@ use sqlx::{
 use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 use super::{
-    database::{Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements},
+    database::{
+        Admission, Announcement, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+    },
     records::{Record, RecordId, Records, StoredResponse, records},
     write::Statement,
 };
-use crate::token::{Resource, Token};
+use crate::{
+    announce::LeaseDigest,
+    token::{Resource, Token},
+};
 
 /// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
 /// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
@@ -104,9 +109,22 @@ impl Backend for Postgres {
                 "idempotency",
                 include_str!("../../migrations/postgres/0002_idempotency.sql"),
             ),
+            (
+                3,
+                "announcements",
+                include_str!("../../migrations/postgres/0003_announcements.sql"),
+            ),
         ])
         .run(pool)
         .await
+    }
+
+    async fn make_durable(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // `remote_write` and `remote_apply` wait for the own disk as well, and for more.
+        const WAIT_FOR_DISK: &str = "SELECT set_config('synchronous_commit', 'on', true) \
+             WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+        conn.execute(WAIT_FOR_DISK).await?;
+        Ok(())
     }
 
     const AT_ONCE: bool = true;

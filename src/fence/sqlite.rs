@@ -14,11 +14,16 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
-    database::{Admission, Backend, Committed, Fault, TransactionLimits, migrator, statements},
+    database::{
+        Admission, Announcement, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+    },
     records::{Record, RecordId, Records, StoredResponse, records},
     write::Statement,
 };
-use crate::token::{Resource, Token};
+use crate::{
+    announce::LeaseDigest,
+    token::{Resource, Token},
+};
 
 impl Backend for Sqlite {
     async fn begin(conn: &mut SqliteConnection, limits: TransactionLimits) -> sqlx::Result<()> {
@@ -77,9 +82,19 @@ impl Backend for Sqlite {
                 "idempotency",
                 include_str!("../../migrations/sqlite/0002_idempotency.sql"),
             ),
+            (
+                3,
+                "announcements",
+                include_str!("../../migrations/sqlite/0003_announcements.sql"),
+            ),
         ])
         .run(pool)
         .await
+    }
+
+    async fn make_durable(_: &mut SqliteConnection) -> sqlx::Result<()> {
+        // `PRAGMA synchronous` cannot be changed in a transaction.
+        Ok(())
     }
 
     // A statement that writes cannot be part of another one here.

@@ -6,7 +6,10 @@ use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
     give_back::GiveBack,
 };
-use crate::{announce::Announce, token::Resource};
+use crate::{
+    announce::{Announce, LeaseDigest},
+    token::Resource,
+};
 
 /// Leases whose grants are announced, from [`Leases::announced_to`]. Cheap to clone.
 pub struct Announced<L, A> {
@@ -29,7 +32,11 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         let lease = self.leases.acquire(resource, request).await?;
         // Nobody has it before it is announced; whoever goes away now may not have it at all.
         let mut unused = GiveBack::granted(&self.leases, &lease);
-        let cause = match self.resources.announce(resource, lease.token).await {
+        let cause = match self
+            .resources
+            .announce(resource, lease.token, &LeaseDigest::of(lease.id.expose()))
+            .await
+        {
             // It may have run out meanwhile, or another request under its id have given it back.
             Ok(()) => match self
                 .leases

@@ -244,14 +244,6 @@ impl<L: Leases> Leases for Arc<L> {
     }
 }
 
-/// The partition of a resource: one of 256. This must never change between versions, or a
-/// resource would meet a clock that knows nothing of its earlier tokens.
-#[cfg(any(feature = "redis", feature = "embedded"))]
-fn partition(resource: &Resource) -> u8 {
-    // The low byte of the CRC-32 (IEEE 802.3) of the name.
-    crc32fast::hash(resource.as_str().as_bytes()).to_le_bytes()[0]
-}
-
 /// More than any clock has to count.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
@@ -271,21 +263,6 @@ pub(crate) fn after(time: Duration) -> tokio::time::Instant {
 #[cfg(all(test, any(feature = "redis", feature = "embedded")))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn partitions_never_change() {
-        // From `zlib.crc32(name) & 255` of Python.
-        for (name, expected) in PARTITIONS {
-            assert_eq!(partition(&Resource::new(name).unwrap()), expected, "{name}");
-        }
-    }
-
-    const PARTITIONS: [(&str, u8); 4] = [
-        ("sku-1", 0x6e),
-        ("sku-2", 0xd4),
-        ("123456789", 0x26),
-        ("é", 0x3e),
-    ];
 
     #[test]
     fn a_ttl_is_rounded_up_and_never_overflows() {

@@ -13,7 +13,7 @@ use sqlx::Sqlite;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
     Fence,
-    epochs::{Epoch, EpochFuture, Epochs},
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
     lease::{Acquire, Leases, RedisLeases},
 };
 
@@ -44,6 +44,14 @@ impl Epochs for Overtaken {
             sleep(Duration::from_millis(first_is_late)).await;
             epoch
         })
+    }
+
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
+        self.fence.bring_back(partition, seen)
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        self.fence.source_id()
     }
 }
 

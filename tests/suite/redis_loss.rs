@@ -16,7 +16,7 @@ use tokio::{
 };
 use tower_fence::{
     Resource, Token,
-    epochs::{Epoch, EpochError, EpochFuture, Epochs},
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
     lease::{Acquire, LeaseError, Leases, RedisLeases, Renew},
 };
 
@@ -189,6 +189,16 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
 
     impl Epochs for Unreachable {
         fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+            let cause = std::io::Error::other("down");
+            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+        }
+
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+            let cause = std::io::Error::other("down");
+            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
             let cause = std::io::Error::other("down");
             Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
         }

@@ -15,10 +15,9 @@ use tokio::{
 use self::partition::{Asked, Partition};
 use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
-    partition,
 };
 use crate::{
-    epochs::{Epoch, EpochError, Epochs},
+    epochs::{Epoch, EpochError, Epochs, partition_of},
     metrics,
     token::Resource,
 };
@@ -45,7 +44,7 @@ impl EmbeddedLeases {
 
     fn partition(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
         // Nothing panics while the lock is held.
-        self.partitions[usize::from(partition(resource))]
+        self.partitions[usize::from(partition_of(resource))]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,7 +52,10 @@ impl EmbeddedLeases {
     /// Begins an epoch above one that has no token left.
     async fn begin_epoch(&self, resource: &Resource, last: i64) -> Result<(), LeaseError> {
         let at_least = Epoch::new(last + 1).map_err(LeaseError::unavailable)?;
-        let epoch = self.epochs.next_epoch(partition(resource), at_least).await;
+        let epoch = self
+            .epochs
+            .next_epoch(partition_of(resource), at_least)
+            .await;
         let epoch = epoch.map_err(LeaseError::unavailable)?;
         if epoch.get() <= last {
             // The source does not keep its word, and would be asked for ever.
@@ -192,7 +194,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{epochs::EpochFuture, token::Token};
+    use crate::{
+        epochs::{EpochFuture, SourceId},
+        token::Token,
+    };
 
     struct Counter(std::sync::atomic::AtomicI64);
 
@@ -200,6 +205,14 @@ mod tests {
         fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
             let next = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
             Box::pin(async move { Epoch::new(next.max(at_least.get())) })
+        }
+
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            Box::pin(async { Ok(SourceId::new("counter").unwrap()) })
         }
     }
 

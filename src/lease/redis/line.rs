@@ -29,7 +29,8 @@ use super::{
     server::in_time,
 };
 use crate::{
-    lease::{LeaseError, LeaseId, partition},
+    epochs::partition_of,
+    lease::{LeaseError, LeaseId},
     token::Resource,
 };
 
@@ -89,7 +90,7 @@ impl Lines {
     /// Makes sure that this issuer listens to the partition of a resource.
     pub(super) async fn listen(&self, resource: &Resource) -> Result<(), LeaseError> {
         let (done, listening) = oneshot::channel();
-        let _ = self.subscriptions.send((partition(resource), done));
+        let _ = self.subscriptions.send((partition_of(resource), done));
         // Nobody answers where the runtime has ended in which this store was made.
         let nobody = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         let listening = async { listening.await.unwrap_or_else(|_| nobody()) };

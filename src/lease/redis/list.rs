@@ -2,7 +2,8 @@
 
 use super::{RedisLeases, connection::Connection, scripts::Scripts};
 use crate::{
-    lease::{LeaseError, Leases, ListError, Page, partition},
+    epochs::partition_of,
+    lease::{LeaseError, Leases, ListError, Page},
     token::Resource,
 };
 
@@ -116,7 +117,7 @@ impl Scripts {
                 .split_once("}:lease:")?;
             // Names may hold anything; a queue of such a name is no lease.
             let resource = Resource::new(name).ok()?;
-            (partition(&resource).to_string() == digits).then(|| name.to_owned())
+            (partition_of(&resource).to_string() == digits).then(|| name.to_owned())
         });
         Ok((next, names.collect()))
     }

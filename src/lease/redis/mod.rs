@@ -32,10 +32,10 @@ use self::{
 };
 use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
-    partition, whole_ms,
+    whole_ms,
 };
 use crate::{
-    epochs::Epochs,
+    epochs::{Epochs, partition_of},
     token::{Resource, Token},
 };
 
@@ -155,7 +155,7 @@ impl RedisLeases {
         let channel = if wait.is_zero() {
             String::new()
         } else {
-            self.lines.channel(partition(resource))
+            self.lines.channel(partition_of(resource))
         };
         match self
             .scripts

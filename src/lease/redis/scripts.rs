@@ -6,8 +6,8 @@ use redis::{FromRedisValue, RedisError, RedisResult, Script, ScriptInvocation};
 
 use super::{Token, server::Server, unexpected};
 use crate::{
-    epochs::{Epoch, Epochs},
-    lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, partition, whole_ms},
+    epochs::{Epoch, Epochs, partition_of},
+    lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, whole_ms},
     metrics,
     token::Resource,
 };
@@ -96,7 +96,7 @@ impl Scripts {
     }
 
     pub(super) fn lease_key(&self, resource: &Resource) -> String {
-        let partition = partition(resource);
+        let partition = partition_of(resource);
         format!("{}:{{{partition}}}:lease:{resource}", self.key_prefix)
     }
 
@@ -246,7 +246,7 @@ impl Scripts {
 
     /// Takes an epoch for the clock that was seen, and begins it there.
     async fn begin_epoch(&self, resource: &Resource, seen: &Seen) -> Result<(), LeaseError> {
-        let partition = partition(resource);
+        let partition = partition_of(resource);
         let at_least = Epoch::new(seen.epoch + 1).map_err(LeaseError::unavailable)?;
         let epoch = self.epochs.next_epoch(partition, at_least).await;
         let epoch = epoch.map_err(LeaseError::unavailable)?;
@@ -261,7 +261,7 @@ impl Scripts {
 
     /// A script with the keys and arguments that all of them share.
     fn invoke<'a>(&'a self, script: &'a Script, resource: &Resource) -> ScriptInvocation<'a> {
-        let partition = partition(resource);
+        let partition = partition_of(resource);
         let prefix = &self.key_prefix;
         let mut invocation = script.key(format!("{prefix}:{{{partition}}}:clock"));
         invocation
