@@ -12,6 +12,7 @@ use super::{
     database::{Admission, FenceDatabase},
     error::{AdmitError, Stale},
     session::{self, Session},
+    tables::Tables,
     tx::FencedTx,
 };
 use crate::token::{Resource, Token};
@@ -38,10 +39,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
+        let tables = self.tables(&mut session).await?;
         if session.ahead {
             let began = Instant::now();
-            match self.admit_ahead(&mut session, &all, token_use).await {
-                Ok(true) => return Ok(FencedTx::new(session, all, None)),
+            match self
+                .admit_ahead(&mut session, &tables, &all, token_use)
+                .await
+            {
+                Ok(true) => {
+                    self.run_hook(&mut session).await?;
+                    return Ok(FencedTx::new(session, all, None));
+                }
                 Ok(false) => session.restart_after(began.elapsed()).await?,
                 // It had died since it was used last, and nothing was written.
                 Err(AdmitError::Unavailable(error)) if session::is_gone::<DB>(&error) => {
@@ -54,7 +62,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
             let admission = session
-                .run(async |conn| DB::admit(conn, resource, *token, floor).await)
+                .run(async |conn| DB::admit(conn, &tables, resource, *token, floor).await)
                 .await?;
             // Known from the first one on, so that a wait for the second that is cut off keeps
             // nobody waiting.
@@ -66,6 +74,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     }
                 })?;
         }
+        self.run_hook(&mut session).await?;
         Ok(FencedTx::new(session, all, None))
     }
 
@@ -73,13 +82,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     async fn admit_ahead(
         &self,
         session: &mut Session<DB>,
+        tables: &Tables,
         all: &AllAdmitted,
         token_use: TokenUse,
     ) -> Result<bool, AdmitError> {
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
             let admitted = session
-                .run(async |conn| DB::admit_ahead(conn, resource, *token, floor).await)
+                .run(async |conn| DB::admit_ahead(conn, tables, resource, *token, floor).await)
                 .await?;
             if !admitted {
                 return Ok(false);

@@ -1,10 +1,10 @@
 //! What the fence asks of a database: the statements, and the two ends of a transaction.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
 use sqlx::Database;
 
-use super::{records::Records, write::Statement};
+use super::{records::Records, tables::Tables, write::Statement};
 use crate::{
     announce::LeaseDigest,
     token::{Resource, Token},
@@ -61,14 +61,30 @@ pub(crate) fn fault_of(error: &sqlx::Error) -> Fault {
         {
             sqlx::Sqlite::fault(error)
         }
+        error => fault_without_answer(error),
+    }
+}
+
+/// What an error says that is not the database's own.
+pub(super) fn fault_without_answer(error: &sqlx::Error) -> Fault {
+    match error {
         sqlx::Error::PoolTimedOut => Fault::Contention,
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => Fault::Lost,
+        // Noticed before the statement was sent: a type that the database does not know, an
+        // argument that cannot be encoded, tables that are missing. Or behind its answer.
         _ => Fault::Refused,
     }
+}
+
+/// The name of the savepoint that marks a transaction of this process, for COMMIT. Nobody can guess
+/// it, so no statement of the application's goes back behind the admission and is committed.
+pub(super) fn savepoint() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| format!("tower_fence_{:032x}", rand::random::<u128>()))
 }
 
 /// A transaction whose writes are there.
@@ -103,6 +119,11 @@ pub trait Backend: Database {
         conn: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<i32>> + Send;
 
+    /// Finds the schema of the fence's tables; `None` where there are none.
+    fn find_schema(
+        conn: &mut Self::Connection,
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+
     /// Rolls back a [`Backend::begin`] that did not return.
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
@@ -116,6 +137,9 @@ pub trait Backend: Database {
 
     /// What an error says about the statement it answers.
     fn fault(error: &sqlx::Error) -> Fault;
+
+    /// Whether the database does not run a data-modifying statement inside another one.
+    fn is_unsupported(error: &sqlx::Error) -> bool;
 
     /// Ends the session of a server process from outside, where the database can do that.
     fn terminate(
@@ -131,6 +155,7 @@ pub trait Backend: Database {
     /// Admits `token` and moves `max_token` to `floor`, in one statement.
     fn admit(
         conn: &mut Self::Connection,
+        tables: &Tables,
         resource: &Resource,
         token: Token,
         floor: i64,
@@ -141,6 +166,7 @@ pub trait Backend: Database {
     /// there last. False where it has, or where the token is not admitted.
     fn admit_ahead(
         conn: &mut Self::Connection,
+        tables: &Tables,
         resource: &Resource,
         token: Token,
         floor: i64,
@@ -149,6 +175,7 @@ pub trait Backend: Database {
     /// Moves `max_token` to at least `floor`, and returns it.
     fn raise(
         conn: &mut Self::Connection,
+        tables: &Tables,
         resource: &Resource,
         floor: i64,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
@@ -156,6 +183,7 @@ pub trait Backend: Database {
     /// Reads `max_token`, if the resource was ever seen.
     fn max_token(
         conn: &mut Self::Connection,
+        tables: &Tables,
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
@@ -166,6 +194,7 @@ pub trait Backend: Database {
     /// outside of any transaction. No row means that nothing has happened, for whatever reason.
     fn write_at_once(
         conn: &mut Self::Connection,
+        tables: &Tables,
         resource: &Resource,
         token: Token,
         floor: i64,
@@ -182,20 +211,35 @@ pub trait Backend: Database {
     /// Raises the fence for a grant, unless it is outranked.
     fn announce(
         conn: &mut Self::Connection,
+        tables: &Tables,
         resource: &Resource,
         token: Token,
         lease: &LeaseDigest,
     ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
 
+    /// Moves `max_token` to `token`, in either direction, but not below what was granted for all
+    /// that is known here: returns that, and has changed nothing where it is above `token`.
+    fn reset(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+        partition: u8,
+        token: Token,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
     /// Has the COMMIT of this transaction wait for the disk, whatever the session says.
     fn make_durable(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Which source of epochs this database is.
-    fn source_id(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<String>> + Send;
+    fn source_id(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+    ) -> impl Future<Output = sqlx::Result<String>> + Send;
 
     /// Makes sure that epochs of a partition are above `seen`.
     fn bring_back(
         conn: &mut Self::Connection,
+        tables: &Tables,
         partition: u8,
         seen: i64,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -203,6 +247,7 @@ pub trait Backend: Database {
     /// Takes the next epoch of a partition, at least `at_least`.
     fn next_epoch(
         conn: &mut Self::Connection,
+        tables: &Tables,
         partition: u8,
         at_least: i64,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
@@ -213,7 +258,7 @@ pub trait Backend: Database {
 macro_rules! statements {
     (server_process: $server_process:literal) => {
         async fn admit(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             resource: &Resource,
             token: Token,
             floor: i64,
@@ -221,14 +266,14 @@ macro_rules! statements {
             // The row stays locked until the transaction ends. At READ COMMITTED the WHERE is
             // evaluated on the newest version of the row, after the wait for its lock.
             const ADMIT: &str = concat!(
-                "UPDATE fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+                "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
                  WHERE resource = $1 AND max_token < $2 RETURNING ",
                 $server_process
             );
             // A resource that was never seen before; or that somebody else has just written to for
             // the first time. For one that is there, this costs half as much again.
             const ADMIT_FIRST: &str = concat!(
-                "INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
+                "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at) \
                  VALUES ($1, $3, CURRENT_TIMESTAMP) \
                  ON CONFLICT (resource) DO UPDATE \
                  SET max_token = excluded.max_token, updated_at = excluded.updated_at \
@@ -237,7 +282,7 @@ macro_rules! statements {
                 $server_process
             );
             for statement in [ADMIT, ADMIT_FIRST] {
-                let admitted: Option<i32> = sqlx::query_scalar(statement)
+                let admitted: Option<i32> = sqlx::query_scalar(tables.sql(statement))
                     .bind(resource.as_str())
                     .bind(token.get())
                     .bind(floor)
@@ -247,22 +292,22 @@ macro_rules! statements {
                     return Ok(Admission::Admitted { server_process });
                 }
             }
-            let max_token = Self::max_token(conn, resource).await?;
+            let max_token = Self::max_token(conn, tables, resource).await?;
             Ok(Admission::Stale {
                 max_token: max_token.unwrap_or(token.get()),
             })
         }
 
         async fn admit_ahead(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             resource: &Resource,
             token: Token,
             floor: i64,
         ) -> sqlx::Result<bool> {
-            const ADMIT_AHEAD: &str = "UPDATE fence_resources \
+            const ADMIT_AHEAD: &str = "UPDATE {schema}.fence_resources \
                  SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
                  WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP";
-            let admitted = sqlx::query(ADMIT_AHEAD)
+            let admitted = sqlx::query(tables.sql(ADMIT_AHEAD))
                 .bind(resource.as_str())
                 .bind(token.get())
                 .bind(floor)
@@ -271,21 +316,21 @@ macro_rules! statements {
         }
 
         async fn raise(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             resource: &Resource,
             floor: i64,
         ) -> sqlx::Result<i64> {
             // Where the transaction began ahead, the row may be younger than it.
-            const RAISE: &str = "UPDATE fence_resources SET max_token = $2, updated_at = CASE \
+            const RAISE: &str = "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
                  WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
                  WHERE resource = $1 AND max_token < $2 RETURNING max_token";
-            const RAISE_FIRST: &str = "INSERT INTO fence_resources AS f \
+            const RAISE_FIRST: &str = "INSERT INTO {schema}.fence_resources AS f \
                  (resource, max_token, updated_at) VALUES ($1, $2, CURRENT_TIMESTAMP) \
                  ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token \
                  WHERE f.max_token < $2 \
                  RETURNING max_token";
             for statement in [RAISE, RAISE_FIRST] {
-                let raised: Option<i64> = sqlx::query_scalar(statement)
+                let raised: Option<i64> = sqlx::query_scalar(tables.sql(statement))
                     .bind(resource.as_str())
                     .bind(floor)
                     .fetch_optional(&mut *conn)
@@ -294,7 +339,7 @@ macro_rules! statements {
                     return Ok(max_token);
                 }
                 // Somebody may have inserted a lower one in between.
-                match Self::max_token(conn, resource).await? {
+                match Self::max_token(conn, tables, resource).await? {
                     Some(max_token) if max_token >= floor => return Ok(max_token),
                     _ => {}
                 }
@@ -303,23 +348,25 @@ macro_rules! statements {
         }
 
         async fn max_token(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             resource: &Resource,
         ) -> sqlx::Result<Option<i64>> {
-            sqlx::query_scalar("SELECT max_token FROM fence_resources WHERE resource = $1")
+            const MAX_TOKEN: &str =
+                "SELECT max_token FROM {schema}.fence_resources WHERE resource = $1";
+            sqlx::query_scalar(tables.sql(MAX_TOKEN))
                 .bind(resource.as_str())
                 .fetch_optional(conn)
                 .await
         }
 
         async fn announce(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             resource: &Resource,
             token: Token,
             lease: &LeaseDigest,
         ) -> sqlx::Result<Announcement> {
             // The row is younger than the transaction where that began ahead.
-            const ANNOUNCE: &str = "INSERT INTO fence_resources AS f \
+            const ANNOUNCE: &str = "INSERT INTO {schema}.fence_resources AS f \
                  (resource, max_token, announced, announced_lease, updated_at) \
                  VALUES ($1, $2 - 1, $2, $3, CURRENT_TIMESTAMP) \
                  ON CONFLICT (resource) DO UPDATE SET \
@@ -330,8 +377,8 @@ macro_rules! statements {
                  WHERE f.max_token < $2 \
                      AND (f.announced < $2 OR (f.announced = $2 AND f.announced_lease = $3))";
             const HIGHEST: &str = "SELECT CASE WHEN max_token < announced THEN announced \
-                 ELSE max_token END FROM fence_resources WHERE resource = $1";
-            let announced = sqlx::query(ANNOUNCE)
+                 ELSE max_token END FROM {schema}.fence_resources WHERE resource = $1";
+            let announced = sqlx::query(tables.sql(ANNOUNCE))
                 .bind(resource.as_str())
                 .bind(token.get())
                 .bind(&lease.as_bytes()[..])
@@ -339,26 +386,67 @@ macro_rules! statements {
             if announced.await?.rows_affected() == 1 {
                 return Ok(Announcement::Announced);
             }
-            let highest = sqlx::query_scalar(HIGHEST).bind(resource.as_str());
+            let highest = sqlx::query_scalar(tables.sql(HIGHEST)).bind(resource.as_str());
             let highest = highest.fetch_one(conn).await?;
             Ok(Announcement::Outranked { highest })
         }
 
-        async fn source_id(conn: &mut Self::Connection) -> sqlx::Result<String> {
-            sqlx::query_scalar("SELECT id FROM fence_epoch_source")
+        async fn reset(
+            conn: &mut Self::Connection,
+            tables: &Tables,
+            resource: &Resource,
+            partition: u8,
+            token: Token,
+        ) -> sqlx::Result<i64> {
+            // An update that changes nothing locks the row.
+            const LOCK: &str = "UPDATE {schema}.fence_resources SET max_token = max_token \
+                 WHERE resource = $1 RETURNING announced";
+            const LAST_EPOCH: &str = "SELECT epoch FROM {schema}.fence_epochs WHERE partition = $1";
+            const RESET: &str = "UPDATE {schema}.fence_resources SET max_token = $2, \
+                 announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
+                 announced = CASE WHEN announced > $2 THEN $2 ELSE announced END \
+                 WHERE resource = $1";
+            let announced: Option<i64> = sqlx::query_scalar(tables.sql(LOCK))
+                .bind(resource.as_str())
+                .fetch_optional(&mut *conn)
+                .await?;
+            let last_epoch: Option<i64> = sqlx::query_scalar(tables.sql(LAST_EPOCH))
+                .bind(i16::from(partition))
+                .fetch_optional(&mut *conn)
+                .await?;
+            // Above all epochs a grant has outranked what is to be taken back, and nothing else.
+            let epochs_end = last_epoch.map_or(0, |epoch| (epoch + 1) * Epoch::SIZE);
+            let announced = announced.filter(|announced| *announced < epochs_end);
+            let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
+            let granted = announced.unwrap_or(0).max(begun);
+            if granted <= token.get() {
+                sqlx::query(tables.sql(RESET))
+                    .bind(resource.as_str())
+                    .bind(token.get())
+                    .execute(conn)
+                    .await?;
+            }
+            Ok(granted)
+        }
+
+        async fn source_id(
+            conn: &mut Self::Connection,
+            tables: &Tables,
+        ) -> sqlx::Result<String> {
+            sqlx::query_scalar(tables.sql("SELECT id FROM {schema}.fence_epoch_source"))
                 .fetch_one(conn)
                 .await
         }
 
         async fn bring_back(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             partition: u8,
             seen: i64,
         ) -> sqlx::Result<()> {
-            const BRING_BACK: &str = "INSERT INTO fence_epochs AS e (partition, epoch) \
+            const BRING_BACK: &str = "INSERT INTO {schema}.fence_epochs AS e (partition, epoch) \
                  VALUES ($1, $2) ON CONFLICT (partition) DO UPDATE SET epoch = excluded.epoch \
                  WHERE e.epoch < excluded.epoch";
-            sqlx::query(BRING_BACK)
+            sqlx::query(tables.sql(BRING_BACK))
                 .bind(i16::from(partition))
                 .bind(seen)
                 .execute(conn)
@@ -367,15 +455,15 @@ macro_rules! statements {
         }
 
         async fn next_epoch(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             partition: u8,
             at_least: i64,
         ) -> sqlx::Result<i64> {
-            const NEXT: &str = "INSERT INTO fence_epochs AS e (partition, epoch) VALUES ($1, $2) \
+            const NEXT: &str = "INSERT INTO {schema}.fence_epochs AS e (partition, epoch) VALUES ($1, $2) \
                  ON CONFLICT (partition) DO UPDATE SET epoch = \
                  CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE e.epoch + 1 END \
                  RETURNING epoch";
-            sqlx::query_scalar(NEXT)
+            sqlx::query_scalar(tables.sql(NEXT))
                 .bind(i16::from(partition))
                 .bind(at_least)
                 .fetch_one(conn)

@@ -31,6 +31,11 @@ impl Dead {
             .insert(stale.resource.clone(), (stale.max_token, until));
     }
 
+    /// Forgets what is known of a resource.
+    pub(super) fn forget(&self, resource: &Resource) {
+        self.known.remove(resource);
+    }
+
     /// Refuses a token that is known to be dead.
     pub(super) fn check(&self, resource: &Resource, token: Token) -> Result<(), Stale> {
         match self.known.get(resource) {

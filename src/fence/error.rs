@@ -30,6 +30,9 @@ pub enum AdmitError {
     /// another one. Trying again may help.
     #[error("the fence is busy")]
     Busy(#[source] Arc<sqlx::Error>),
+    /// The application's hook at BEGIN failed, for another reason than these.
+    #[error("the hook at BEGIN failed")]
+    Hook(#[source] Arc<sqlx::Error>),
     /// The database cannot be reached, or cannot do its work.
     #[error("the fence's database is unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
@@ -73,6 +76,10 @@ pub enum WriteError {
     /// The statement failed. Nothing was written.
     #[error("the statement failed")]
     Statement(#[source] Arc<sqlx::Error>),
+    /// The database cannot run such a statement together with its admission: rules rewrite it, for
+    /// example. Nothing was written. A [`FencedTx`](super::FencedTx) can.
+    #[error("the database cannot run this statement together with its admission: use a `FencedTx`")]
+    Unsupported(#[source] Arc<sqlx::Error>),
     /// The statement does not depend on `fence`: it would write whether its token was admitted or
     /// not. It was not run.
     #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]

@@ -2,7 +2,7 @@
 
 use super::{
     AdmitError, Fence, FenceDatabase, admitted::AllAdmitted, database::Announcement, raise::commit,
-    session::Session,
+    session::Session, tables::Tables,
 };
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
@@ -16,14 +16,18 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
             let epoch = self
-                .durably(async |conn| DB::next_epoch(conn, partition, at_least.get()).await)
+                .durably(async |conn, tables| {
+                    DB::next_epoch(conn, tables, partition, at_least.get()).await
+                })
                 .await?;
             Epoch::new(epoch)
         })
     }
 
     fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
-        Box::pin(self.durably(async move |conn| DB::bring_back(conn, partition, seen.get()).await))
+        Box::pin(self.durably(async move |conn, tables| {
+            DB::bring_back(conn, tables, partition, seen.get()).await
+        }))
     }
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
@@ -31,8 +35,9 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
             let mut session = Session::begin(&self.connections, self.limits)
                 .await
                 .map_err(unreachable)?;
+            let tables = self.tables(&mut session).await.map_err(unreachable)?;
             let id = session
-                .run(async |conn| DB::source_id(conn).await)
+                .run(async |conn| DB::source_id(conn, &tables).await)
                 .await
                 .map_err(unreachable)?;
             SourceId::new(id).map_err(|error| EpochError::Unreachable(Box::new(error)))
@@ -44,15 +49,16 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Runs statements in a transaction whose COMMIT is on the disk when it is confirmed.
     async fn durably<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T>,
     ) -> Result<T, EpochError> {
         let mut session = Session::begin(&self.connections, self.limits)
             .await
             .map_err(unreachable)?;
+        let tables = self.tables(&mut session).await.map_err(unreachable)?;
         let outcome = session
             .run(async |conn| {
                 DB::make_durable(conn).await?;
-                statements(conn).await
+                statements(conn, &tables).await
             })
             .await
             .map_err(unreachable)?;
@@ -80,8 +86,9 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
             let mut session = Session::begin(&self.connections, self.limits)
                 .await
                 .map_err(unreachable)?;
+            let tables = self.tables(&mut session).await.map_err(unreachable)?;
             let announcement = session
-                .run(async |conn| DB::announce(conn, resource, token, lease).await)
+                .run(async |conn| DB::announce(conn, &tables, resource, token, lease).await)
                 .await
                 .map_err(unreachable)?;
             match announcement {

@@ -45,9 +45,11 @@
 //! - Connections are taken from the pool untested and go from write to write for a while, unless
 //!   [`pool_checks`](Fence::pool_checks) says otherwise: the pool's `before_acquire` and
 //!   `after_release` do not see each use.
-//! - The tables live in the schema that the pool's connections see first, `fence_resources`,
-//!   `fence_epochs` and `fence_idempotency_keys`, with a migration history of their own,
-//!   `_tower_fence_migrations`.
+//! - [`migrate`](Fence::migrate) makes the tables in the schema that the pool's connections see
+//!   first: `fence_resources`, `fence_epochs`, `fence_epoch_source` and `fence_idempotency_keys`,
+//!   with a migration history of their own, `_tower_fence_migrations`. A fence looks once where
+//!   they are, and names that schema from then on: what a session or a transaction does to its
+//!   `search_path` leads no check to other rows.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together.
@@ -61,6 +63,7 @@ mod connections;
 mod database;
 mod dead;
 mod error;
+mod hook;
 mod limits;
 mod loan;
 mod lock_side;
@@ -70,13 +73,18 @@ mod queue;
 mod raise;
 mod records;
 mod replay;
+mod reset;
 mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod tables;
 mod tx;
 mod write;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use sqlx::{Pool, migrate::MigrateError};
 use tokio::time::Instant;
@@ -92,14 +100,18 @@ pub use self::{
     admitted::{Admitted, AllAdmitted},
     database::FenceDatabase,
     error::{AdmitError, CommitError, Stale, WriteError},
+    hook::HookFuture,
+    reset::ResetError,
     tx::FencedTx,
 };
 use self::{
     connections::Connections,
     dead::Dead,
+    hook::Hook,
     limits::deadline,
     queue::{Queues, Wanted},
     session::Session,
+    tables::Tables,
 };
 use crate::{
     metrics,
@@ -133,6 +145,9 @@ pub struct Fence<DB: FenceDatabase> {
     limits: Limits,
     queues: Arc<Queues>,
     dead: Arc<Dead>,
+    /// Known from the first use on.
+    tables: Arc<OnceLock<Arc<Tables>>>,
+    hook: Hook<DB>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -143,6 +158,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             limits: Limits::default(),
             queues: Arc::default(),
             dead: Arc::default(),
+            tables: Arc::default(),
+            hook: Hook::default(),
         }
     }
 
@@ -282,9 +299,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         token: Token,
         token_use: TokenUse,
     ) -> Result<(), AdmitError> {
-        let admission = DB::admit(conn, resource, token, token_use.floor(token))
-            .await
-            .map_err(session::refusal::<DB>)?;
+        let admission = async {
+            let tables = self.find_tables(conn).await?;
+            DB::admit(conn, &tables, resource, token, token_use.floor(token)).await
+        };
+        let admission = admission.await.map_err(session::refusal::<DB>)?;
         // Not remembered: what it has met may be the caller's own, and rolled back.
         admission::admitted(admission, resource, token)?;
         Ok(())
@@ -305,9 +324,31 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
         // In a transaction, since a pooler in between gives each one a server of its own.
         let mut session = Session::begin(&self.connections, self.limits).await?;
+        let tables = self.tables(&mut session).await?;
         session
-            .run(async |conn| DB::max_token(conn, resource).await)
+            .run(async |conn| DB::max_token(conn, &tables, resource).await)
             .await
+    }
+
+    /// Where the tables are; looked up once.
+    async fn tables(&self, session: &mut Session<DB>) -> Result<Arc<Tables>, AdmitError> {
+        match self.tables.get() {
+            Some(tables) => Ok(Arc::clone(tables)),
+            None => session.run(async |conn| self.find_tables(conn).await).await,
+        }
+    }
+
+    async fn find_tables(&self, conn: &mut DB::Connection) -> sqlx::Result<Arc<Tables>> {
+        if let Some(tables) = self.tables.get() {
+            return Ok(Arc::clone(tables));
+        }
+        let schema = DB::find_schema(conn).await?.ok_or_else(|| {
+            let missing = "the fence's tables are in no schema of the search path: call \
+                           `Fence::migrate` first";
+            sqlx::Error::Configuration(missing.into())
+        })?;
+        let found = || Arc::new(Tables::new(&schema));
+        Ok(Arc::clone(self.tables.get_or_init(found)))
     }
 
     /// Ends a transaction that is out of reach.
@@ -323,6 +364,8 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             limits: self.limits,
             queues: Arc::clone(&self.queues),
             dead: Arc::clone(&self.dead),
+            tables: Arc::clone(&self.tables),
+            hook: self.hook.clone(),
         }
     }
 }

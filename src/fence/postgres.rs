@@ -12,13 +12,16 @@ use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+        Admission, Announcement, Backend, Committed, Fault, TransactionLimits,
+        fault_without_answer, migrator, savepoint, statements,
     },
-    records::{Record, RecordId, Records, StoredResponse, records},
+    records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
+    tables::{Tables, quoted},
     write::Statement,
 };
 use crate::{
     announce::LeaseDigest,
+    epochs::Epoch,
     token::{Resource, Token},
 };
 
@@ -28,7 +31,9 @@ use crate::{
 /// The next transaction begins with the same message: it saves the next write a round trip, and
 /// keeps sqlx's count of nested transactions true. If nobody wants it, the ROLLBACK that closes it
 /// travels with the pool's own check of the connection.
-const PROVE_AND_COMMIT: &str = "RELEASE SAVEPOINT tower_fence; COMMIT; ";
+fn prove_and_commit() -> String {
+    format!("RELEASE SAVEPOINT {}; COMMIT; ", savepoint())
+}
 
 impl Backend for Postgres {
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
@@ -41,6 +46,17 @@ impl Backend for Postgres {
         conn.fetch_one("SELECT pg_backend_pid()").await?.try_get(0)
     }
 
+    async fn find_schema(conn: &mut PgConnection) -> sqlx::Result<Option<String>> {
+        // Not what the session sees first, which may be a temporary table.
+        const FIND: &str = "SELECT n.nspname::text \
+             FROM unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY AS s (name, place) \
+             JOIN pg_catalog.pg_namespace AS n ON n.nspname = s.name \
+             JOIN pg_catalog.pg_class AS c \
+                 ON c.relnamespace = n.oid AND c.relname = 'fence_resources' \
+             ORDER BY s.place LIMIT 1";
+        sqlx::query_scalar(FIND).fetch_optional(conn).await
+    }
+
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
         // BEGIN may have been sent without sqlx having counted it. Given back to the pool as it
         // is, the connection would stay in that transaction.
@@ -49,7 +65,7 @@ impl Backend for Postgres {
     }
 
     async fn commit(conn: &mut PgConnection, next: TransactionLimits) -> sqlx::Result<Committed> {
-        let sql = PROVE_AND_COMMIT.to_owned() + &begin(conn, next);
+        let sql = prove_and_commit() + &begin(conn, next);
         let behind_pooler = is_behind_pooler(conn);
         let mut confirmed = 0;
         let mut answers = conn.fetch_many(AssertSqlSafe(sql));
@@ -72,11 +88,11 @@ impl Backend for Postgres {
     }
 
     fn fault(error: &sqlx::Error) -> Fault {
-        let sqlx::Error::Database(error) = error else {
-            return Fault::Lost;
-        };
-        let Some(error) = error.try_downcast_ref::<PgDatabaseError>() else {
-            return Fault::Lost;
+        let Some(error) = error
+            .as_database_error()
+            .and_then(|error| error.try_downcast_ref::<PgDatabaseError>())
+        else {
+            return fault_without_answer(error);
         };
         match error.code() {
             // lock_not_available, deadlock_detected, serialization_failure, query_canceled (by
@@ -88,6 +104,12 @@ impl Backend for Postgres {
             _ if matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) => Fault::Lost,
             _ => Fault::Refused,
         }
+    }
+
+    fn is_unsupported(error: &sqlx::Error) -> bool {
+        // feature_not_supported
+        let code = error.as_database_error().and_then(|error| error.code());
+        code.as_deref() == Some("0A000")
     }
 
     async fn terminate(conn: &mut PgConnection, server_process: i32) -> sqlx::Result<()> {
@@ -131,6 +153,7 @@ impl Backend for Postgres {
 
     async fn write_at_once(
         conn: &mut PgConnection,
+        tables: &Tables,
         resource: &Resource,
         token: Token,
         floor: i64,
@@ -142,7 +165,7 @@ impl Backend for Postgres {
             return Ok(Vec::new());
         }
         let mut arguments = statement.arguments.clone();
-        let sql = at_once(trimmed(statement), arguments.len());
+        let sql = at_once(tables.schema(), trimmed(statement), arguments.len());
         let bound = arguments
             .add(resource.as_str())
             .and_then(|()| arguments.add(token.get()))
@@ -204,7 +227,8 @@ fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
     if conn.server_version_num() >= Some(17_00_00) {
         sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
     }
-    sql.push_str("; SAVEPOINT tower_fence");
+    sql.push_str("; SAVEPOINT ");
+    sql.push_str(savepoint());
     sql
 }
 
@@ -220,14 +244,14 @@ const NOTHING: &str = "tower-fence: nothing is written at once";
 /// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it.
 /// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
 /// even a trigger has had its effect.
-fn at_once(statement: &str, bound: usize) -> String {
+fn at_once(schema: &str, statement: &str, bound: usize) -> String {
     let [resource, token, floor, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
         "WITH fence AS (\
-            UPDATE fence_resources AS f \
+            UPDATE {schema}.fence_resources AS f \
             SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
             WHERE f.resource = ${resource} AND f.max_token < ${token} AND f.xmin = (\
-                SELECT s.xmin FROM fence_resources AS s \
+                SELECT s.xmin FROM {schema}.fence_resources AS s \
                 WHERE s.resource = ${resource} \
                     AND set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
             RETURNING 1\
@@ -243,6 +267,13 @@ fn trimmed(statement: &Statement<Postgres>) -> &str {
     sql.trim_end_matches(|end: char| end == ';' || end.is_whitespace())
 }
 
+/// Two digits for each byte.
+fn hex(bytes: &[u8]) -> String {
+    let digit = |four: u8| char::from(b"0123456789abcdef"[usize::from(four)]);
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(digit).collect()
+}
+
 /// Postgres' settings of times are whole milliseconds; 0 would mean no limit.
 fn millis(limit: Duration) -> u128 {
     limit.as_millis().clamp(1, i32::MAX as u128)
@@ -254,7 +285,35 @@ impl Records for Postgres {
     records!(
         now: "now()",
         expires_at: "now() + $4 * interval '1 millisecond'",
-        claimed: "pg_backend_pid(), set_config('lock_timeout', $5, true)",
+        claimed: "pg_backend_pid(), current_setting('role'), set_config('lock_timeout', $5, true)",
         skip_locked: "FOR UPDATE SKIP LOCKED",
     );
+
+    async fn store(
+        conn: &mut PgConnection,
+        claimed: &Claimed,
+        response: &StoredResponse,
+    ) -> sqlx::Result<bool> {
+        // The role must be back before the UPDATE, and both in one message save a round trip. Such a
+        // message has no parameters; hexadecimal digits need no quoting. Its function is named with
+        // its schema, whatever the handler has done to `search_path`.
+        let role = match claimed.role.as_str() {
+            "none" => "NONE".to_owned(),
+            role => quoted(role),
+        };
+        let bytes = |bytes: &[u8]| format!("pg_catalog.decode('{}', 'hex')", hex(bytes));
+        let sql = format!(
+            "SET LOCAL ROLE {role}; \
+             UPDATE {}.fence_idempotency_keys SET status = {}, headers = {}, body = {} \
+             WHERE scope = {} AND key = pg_catalog.convert_from({}, 'UTF8') AND status IS NULL",
+            claimed.tables.schema(),
+            response.status,
+            bytes(&response.headers),
+            bytes(&response.body),
+            bytes(&claimed.id.scope),
+            bytes(claimed.id.key.as_bytes()),
+        );
+        let stored = sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await?;
+        Ok(stored.rows_affected() == 1)
+    }
 }

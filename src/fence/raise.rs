@@ -57,12 +57,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         mut session: Session<DB>,
         all: &AllAdmitted,
     ) -> Result<(), AdmitError> {
+        let tables = self.tables(&mut session).await?;
         let outranked = session
             .run(async |conn| {
                 let mut outranked = None;
                 for Admitted { resource, token } in all.in_lock_order() {
                     let floor = TokenUse::Reusable.floor(*token);
-                    let max_token = DB::raise(conn, resource, floor).await?;
+                    let max_token = DB::raise(conn, &tables, resource, floor).await?;
                     if max_token >= token.get() {
                         outranked.get_or_insert_with(|| Stale {
                             resource: resource.clone(),

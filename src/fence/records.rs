@@ -1,9 +1,11 @@
 //! The statements on the records of idempotency keys.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use sqlx::Database;
+
+use super::tables::Tables;
 
 /// Which record: the key, and what it belongs to.
 #[derive(Clone, Debug)]
@@ -21,6 +23,23 @@ pub struct StoredResponse {
     pub body: Bytes,
 }
 
+/// A record that a transaction has claimed, and that waits for its response.
+pub struct Claimed {
+    pub id: RecordId,
+    pub tables: Arc<Tables>,
+    /// As whom the transaction began. The application may go on as another one, who need not have
+    /// any right to the fence's tables.
+    pub role: String,
+}
+
+/// What a successful claim tells.
+pub struct ClaimedAs {
+    /// Which server process holds the row lock; 0 where there is none.
+    pub server_process: i32,
+    /// As whom it was made.
+    pub role: String,
+}
+
 /// A record that is there.
 pub struct Record {
     pub fingerprint: Vec<u8>,
@@ -31,20 +50,21 @@ pub struct Record {
 /// The statements. Public in name only, as [`Backend`](super::database::Backend).
 pub trait Records: Database {
     /// Makes a record without a response, unless there is one that is still good; waits for the
-    /// transaction of whoever does the same. Returns which server process holds the row lock (0
-    /// where there is none), or nothing where there is a record. From then on locks are waited for
+    /// transaction of whoever does the same. Returns nothing where there is a record. From then on locks are waited for
     /// as long as `lock_wait`.
     fn claim(
         conn: &mut Self::Connection,
+        tables: &Tables,
         id: &RecordId,
         fingerprint: &[u8; 32],
         ttl_ms: i64,
         lock_wait: Duration,
-    ) -> impl Future<Output = sqlx::Result<Option<i32>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<ClaimedAs>>> + Send;
 
     /// Reads a record that is still good.
     fn find(
         conn: &mut Self::Connection,
+        tables: &Tables,
         id: &RecordId,
     ) -> impl Future<Output = sqlx::Result<Option<Record>>> + Send;
 
@@ -52,13 +72,14 @@ pub trait Records: Database {
     /// none.
     fn store(
         conn: &mut Self::Connection,
-        id: &RecordId,
+        claimed: &Claimed,
         response: &StoredResponse,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Removes records whose time is over, and returns how many.
     fn remove_expired(
         conn: &mut Self::Connection,
+        tables: &Tables,
         at_most: i64,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 }
@@ -72,14 +93,14 @@ macro_rules! records {
         skip_locked: $skip_locked:literal $(,)?
     ) => {
         async fn claim(
-            conn: &mut Self::Connection,
+            conn: &mut Self::Connection, tables: &Tables,
             id: &RecordId,
             fingerprint: &[u8; 32],
             ttl_ms: i64,
             lock_wait: Duration,
-        ) -> sqlx::Result<Option<i32>> {
+        ) -> sqlx::Result<Option<ClaimedAs>> {
             const CLAIM: &str = concat!(
-                "INSERT INTO fence_idempotency_keys AS k (scope, key, fingerprint, expires_at) \
+                "INSERT INTO {schema}.fence_idempotency_keys AS k (scope, key, fingerprint, expires_at) \
                  VALUES ($1, $2, $3, ",
                 $expires_at,
                 ") ON CONFLICT (scope, key) DO UPDATE \
@@ -91,7 +112,7 @@ macro_rules! records {
                 $claimed
             );
             let lock_ms = lock_wait.as_millis().clamp(1, i32::MAX as u128);
-            let claimed: Option<(i32, String)> = sqlx::query_as(CLAIM)
+            let claimed: Option<(i32, String, String)> = sqlx::query_as(tables.sql(CLAIM))
                 .bind(&id.scope[..])
                 .bind(&id.key)
                 .bind(&fingerprint[..])
@@ -99,17 +120,20 @@ macro_rules! records {
                 .bind(format!("{lock_ms}ms"))
                 .fetch_optional(conn)
                 .await?;
-            Ok(claimed.map(|(server_process, _)| server_process))
+            Ok(claimed.map(|(server_process, role, _)| ClaimedAs {
+                server_process,
+                role,
+            }))
         }
 
-        async fn find(conn: &mut Self::Connection, id: &RecordId) -> sqlx::Result<Option<Record>> {
+        async fn find(conn: &mut Self::Connection, tables: &Tables, id: &RecordId) -> sqlx::Result<Option<Record>> {
             type Row = (Vec<u8>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>);
             const FIND: &str = concat!(
                 "SELECT fingerprint, status, headers, body \
-                 FROM fence_idempotency_keys WHERE scope = $1 AND key = $2 AND expires_at > ",
+                 FROM {schema}.fence_idempotency_keys WHERE scope = $1 AND key = $2 AND expires_at > ",
                 $now
             );
-            let row: Option<Row> = sqlx::query_as(FIND)
+            let row: Option<Row> = sqlx::query_as(tables.sql(FIND))
                 .bind(&id.scope[..])
                 .bind(&id.key)
                 .fetch_optional(conn)
@@ -124,35 +148,16 @@ macro_rules! records {
             }))
         }
 
-        async fn store(
-            conn: &mut Self::Connection,
-            id: &RecordId,
-            response: &StoredResponse,
-        ) -> sqlx::Result<bool> {
-            const STORE: &str = "UPDATE fence_idempotency_keys \
-                 SET status = $3, headers = $4, body = $5 \
-                 WHERE scope = $1 AND key = $2 AND status IS NULL";
-            let stored = sqlx::query(STORE)
-                .bind(&id.scope[..])
-                .bind(&id.key)
-                .bind(response.status.cast_signed())
-                .bind(&response.headers)
-                .bind(&response.body[..])
-                .execute(conn)
-                .await?;
-            Ok(stored.rows_affected() == 1)
-        }
-
-        async fn remove_expired(conn: &mut Self::Connection, at_most: i64) -> sqlx::Result<u64> {
+        async fn remove_expired(conn: &mut Self::Connection, tables: &Tables, at_most: i64) -> sqlx::Result<u64> {
             const REMOVE: &str = concat!(
-                "DELETE FROM fence_idempotency_keys WHERE (scope, key) IN (\
-                 SELECT scope, key FROM fence_idempotency_keys WHERE expires_at <= ",
+                "DELETE FROM {schema}.fence_idempotency_keys WHERE (scope, key) IN (\
+                 SELECT scope, key FROM {schema}.fence_idempotency_keys WHERE expires_at <= ",
                 $now,
                 " ORDER BY expires_at LIMIT $1 ",
                 $skip_locked,
                 ")"
             );
-            let removed = sqlx::query(REMOVE).bind(at_most).execute(conn).await?;
+            let removed = sqlx::query(tables.sql(REMOVE)).bind(at_most).execute(conn).await?;
             Ok(removed.rows_affected())
         }
     };

@@ -20,7 +20,7 @@ use super::{
     limits::deadline,
     queue::Wanted,
     raise::commit,
-    records::{Record, RecordId, StoredResponse},
+    records::{Claimed, Record, RecordId, StoredResponse},
     session::Session,
     tx::FencedTx,
 };
@@ -92,7 +92,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             Ok(turns) => turns,
             Err(_) => {
                 let mut session = Session::begin(&self.connections, self.limits).await?;
-                let found = session.run(async |conn| DB::find(conn, &id).await).await?;
+                let found = self.find(&mut session, &id).await?;
                 if found
                     .as_ref()
                     .is_some_and(|record| record.response.is_some())
@@ -106,30 +106,42 @@ impl<DB: FenceDatabase> Fence<DB> {
         turns.push(turn);
         let mut session =
             Session::begin_for_key(&self.connections, self.limits, Some(wait)).await?;
+        let tables = self.tables(&mut session).await?;
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
         let within = wait.saturating_add(self.limits.answer_wait);
         let claimed = session
             .run_within(within, async |conn| {
-                DB::claim(conn, &id, &fingerprint, ttl_ms, lock_wait).await
+                DB::claim(conn, &tables, &id, &fingerprint, ttl_ms, lock_wait).await
             })
             .await;
         match claimed {
-            Ok(Some(server_process)) => {
-                session.server_process = server_process;
-                session.claimed = Some(Box::new(id));
+            Ok(Some(claim)) => {
+                session.server_process = claim.server_process;
+                let role = claim.role;
+                session.claimed = Some(Box::new(Claimed { id, tables, role }));
                 let mut tx = self.admit_all(session, all, token_use).await?;
                 tx.turns = turns;
                 Ok(Once::First(tx))
             }
             Ok(None) => {
-                let found = session.run(async |conn| DB::find(conn, &id).await).await?;
+                let found = self.find(&mut session, &id).await?;
                 replay(found, fingerprint)
             }
             // The only lock that a claim waits for is that of the same key.
             Err(AdmitError::Busy(_)) => Err(OnceError::InFlight),
             Err(error) => Err(error.into()),
         }
+    }
+
+    async fn find(
+        &self,
+        session: &mut Session<DB>,
+        id: &RecordId,
+    ) -> Result<Option<Record>, AdmitError> {
+        let tables = self.tables(session).await?;
+        let find = session.run(async |conn| DB::find(conn, &tables, id).await);
+        find.await
     }
 
     /// Removes the records of idempotency keys whose time is over, and returns how many.
@@ -151,8 +163,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         let mut removed = 0;
         loop {
             let mut session = Session::begin(&self.connections, self.limits).await?;
+            let tables = self.tables(&mut session).await?;
             let batch = session
-                .run(async |conn| DB::remove_expired(conn, BATCH.into()).await)
+                .run(async |conn| DB::remove_expired(conn, &tables, BATCH.into()).await)
                 .await?;
             commit(session).await?;
             removed += batch;
@@ -188,9 +201,9 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         let Some(mut session) = self.take_session() else {
             return Err(CommitError::Unfinished);
         };
-        if let Some(id) = session.claimed.take() {
+        if let Some(claimed) = session.claimed.take() {
             let stored = session
-                .run(async |conn| DB::store(conn, &id, response).await)
+                .run(async |conn| DB::store(conn, &claimed, response).await)
                 .await
                 .map_err(not_stored::<DB>)?;
             if !stored {
@@ -213,6 +226,7 @@ fn not_stored<DB: FenceDatabase>(error: AdmitError) -> CommitError {
             CommitError::Aborted(cause)
         }
         AdmitError::Unavailable(cause) => CommitError::Unavailable(cause),
+        AdmitError::Hook(cause) => CommitError::Aborted(cause),
         AdmitError::Stale(_) | AdmitError::NoResource => CommitError::Unfinished,
     }
 }

@@ -13,7 +13,7 @@ use super::{
     connections::{Connections, Origin, Taken},
     database::{Backend, Committed, Fault},
     error::{AdmitError, CommitError, WriteError, no_answer},
-    records::RecordId,
+    records::Claimed,
 };
 
 pub(super) struct Session<DB: Backend> {
@@ -26,7 +26,7 @@ pub(super) struct Session<DB: Backend> {
     /// The server process that holds the row lock; 0 where there is none.
     pub(super) server_process: i32,
     /// The record that this transaction has claimed, and that waits for its response.
-    pub(super) claimed: Option<Box<RecordId>>,
+    pub(super) claimed: Option<Box<Claimed>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -15,13 +15,16 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+        Admission, Announcement, Backend, Committed, Fault, TransactionLimits,
+        fault_without_answer, migrator, savepoint, statements,
     },
-    records::{Record, RecordId, Records, StoredResponse, records},
+    records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
+    tables::Tables,
     write::Statement,
 };
 use crate::{
     announce::LeaseDigest,
+    epochs::Epoch,
     token::{Resource, Token},
 };
 
@@ -30,13 +33,20 @@ impl Backend for Sqlite {
         // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
         // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
         let lock_ms = limits.lock_wait.as_millis().clamp(1, i32::MAX as u128);
-        let sql =
-            format!("PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT tower_fence");
+        let sql = format!(
+            "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
+            savepoint()
+        );
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
     async fn server_process(_: &mut SqliteConnection) -> sqlx::Result<i32> {
         Ok(0)
+    }
+
+    async fn find_schema(_: &mut SqliteConnection) -> sqlx::Result<Option<String>> {
+        // The file of the connection, not one that is attached to it, nor a temporary table.
+        Ok(Some("main".into()))
     }
 
     async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
@@ -47,14 +57,15 @@ impl Backend for Sqlite {
     async fn commit(conn: &mut SqliteConnection, _: TransactionLimits) -> sqlx::Result<Committed> {
         // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
         // full disk), or by hand.
-        conn.execute("RELEASE tower_fence").await?;
+        let release = format!("RELEASE {}", savepoint());
+        conn.execute(AssertSqlSafe(release)).await?;
         SqliteTransactionManager::commit(conn).await?;
         Ok(Committed::Clean)
     }
 
     fn fault(error: &sqlx::Error) -> Fault {
         let sqlx::Error::Database(error) = error else {
-            return Fault::Lost;
+            return fault_without_answer(error);
         };
         // The low byte is the primary result code.
         match error.code().and_then(|code| code.parse::<i32>().ok()) {
@@ -64,6 +75,10 @@ impl Backend for Sqlite {
             Some(code) if matches!(code & 0xff, 10 | 11) => Fault::Lost,
             _ => Fault::Refused,
         }
+    }
+
+    fn is_unsupported(_: &sqlx::Error) -> bool {
+        false
     }
 
     async fn terminate(_: &mut SqliteConnection, _: i32) -> sqlx::Result<()> {
@@ -102,6 +117,7 @@ impl Backend for Sqlite {
 
     async fn write_at_once(
         _: &mut SqliteConnection,
+        _: &Tables,
         _: &Resource,
         _: Token,
         _: i64,
@@ -129,7 +145,26 @@ impl Records for Sqlite {
         now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
         expires_at: "CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4",
         // There is nothing left to wait for: the transaction has the lock of the file.
-        claimed: "0, $5",
+        claimed: "0, '', $5",
         skip_locked: "",
     );
+
+    async fn store(
+        conn: &mut SqliteConnection,
+        claimed: &Claimed,
+        response: &StoredResponse,
+    ) -> sqlx::Result<bool> {
+        const STORE: &str = "UPDATE {schema}.fence_idempotency_keys \
+             SET status = $3, headers = $4, body = $5 \
+             WHERE scope = $1 AND key = $2 AND status IS NULL";
+        let stored = sqlx::query(claimed.tables.sql(STORE))
+            .bind(&claimed.id.scope[..])
+            .bind(&claimed.id.key)
+            .bind(response.status.cast_signed())
+            .bind(&response.headers)
+            .bind(&response.body[..])
+            .execute(conn)
+            .await?;
+        Ok(stored.rows_affected() == 1)
+    }
 }

@@ -155,7 +155,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         let turns = self.turns(&all).await?;
         let mut limits = self.limits;
         if let [one] = &all[..]
+            && let Some(tables) = self.tables.get()
             && DB::AT_ONCE
+            && !self.hook.is_set()
         {
             let began = Instant::now();
             let mut session = Session::ready(&self.connections, self.limits).await?;
@@ -164,6 +166,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let written = session.run_alone(async |conn| {
                 DB::write_at_once(
                     conn,
+                    tables,
                     &one.resource,
                     one.token,
                     floor,
@@ -223,6 +226,7 @@ impl WriteError {
     fn of<DB: Backend>(error: sqlx::Error) -> Self {
         match DB::fault(&error) {
             Fault::Contention => AdmitError::Busy(Arc::new(error)).into(),
+            Fault::Refused if DB::is_unsupported(&error) => Self::Unsupported(Arc::new(error)),
             Fault::Refused => Self::statement(error),
             Fault::Lost => AdmitError::Unavailable(Arc::new(error)).into(),
         }

@@ -44,7 +44,7 @@ impl IntoResponse for WriteError {
             Self::Admit(error) => Rejection::from(error).into_response(),
             Self::Commit(error) => Rejection::from(error).into_response(),
             Self::Statement(error) => failed(&error),
-            Self::Independent | Self::Rows(_) => {
+            Self::Independent | Self::Rows(_) | Self::Unsupported(_) => {
                 let source = self.source().map(tracing::field::display);
                 tracing::error!(error = %self, source, "a handler's statement cannot be fenced");
                 Problem::new(ProblemType::Misconfigured).into_response()

@@ -146,7 +146,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     fn failed(&self, error: &WriteError) {
         match error {
             WriteError::Admit(error) => self.loan.refuse(error.clone()),
-            WriteError::Statement(cause) => {
+            WriteError::Statement(cause) | WriteError::Unsupported(cause) => {
                 let aborted = CommitError::Aborted(cause.clone());
                 self.loan.settle(Err(aborted));
             }

@@ -125,6 +125,7 @@ impl Rejection {
                 AdmitError::Stale(_) => ProblemType::StaleToken,
                 AdmitError::Busy(_) => ProblemType::FenceBusy,
                 AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
+                AdmitError::Hook(_) => ProblemType::TransactionAborted,
                 AdmitError::NoResource => ProblemType::Misconfigured,
             },
             Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
