@@ -109,7 +109,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Postgres logs an error with the text "tower-fence: nothing is written at once" for each of
     /// these: that is how the statement undoes itself, triggers included.
     ///
-    /// Not possible: a leading `WITH` (SQLite), statements that write inside of a `WITH` (Postgres),
+    /// What the statement does outside of the database (a function that sends something, a foreign
+    /// table without transactions, a sequence) does not undo itself, and happens once more in the
+    /// second run: such a statement belongs into a [`FencedTx`], after
+    /// [`begin`](Self::begin).
+    ///
+    /// With a hook ([`on_begin`](Self::on_begin)), and at the first use of a fence, it runs in an
+    /// open transaction at once.
+    ///
+    /// Not possible: tables whose rules rewrite the statement (Postgres), a leading `WITH` (SQLite), statements that write inside of a `WITH` (Postgres),
     /// a comment behind a semicolon. A `$` with a number higher than that of the bound arguments is
     /// refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
     /// by itself is not ended by the server, as it would be in an open transaction; a
@@ -121,7 +129,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Errors
     ///
     /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable.
-    /// - [`WriteError::Statement`] when the statement failed. Nothing was written.
+    /// - [`WriteError::Statement`] when the statement failed, or has an argument of a type that the
+    ///   database does not know. Nothing was written.
+    /// - [`WriteError::Unsupported`] when the database cannot run it together with its admission.
+    ///   Nothing was written.
     /// - [`WriteError::Commit`] when the connection was lost meanwhile: the outcome is unknown.
     /// - [`WriteError::Rows`] when the rows are not a `T`. They were written.
     /// - [`WriteError::Independent`] when the statement does not name `fence`. It was not run.

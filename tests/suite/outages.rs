@@ -10,9 +10,13 @@ use axum::{Router, extract::Path, routing::post};
 use futures_util::future::join_all;
 use reqwest::Client;
 use serde_json::json;
-use sqlx::{Connection, PgConnection, Postgres};
+use sqlx::{Connection, PgConnection, PgPool, Postgres};
 use tokio::{sync::watch, time::sleep};
-use tower_fence::{FenceLayer, FencedTx, PathParam, layer::DatabaseError};
+use tower_fence::{
+    Fence, FenceLayer, FencedTx, PathParam, Resource, Token,
+    epochs::{Epoch, Epochs},
+    layer::DatabaseError,
+};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -450,4 +454,27 @@ async fn crash_under_load() {
             "client {client} was told that entry {entry} was not written"
         );
     }
+}
+
+#[tokio::test]
+async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+    let lazy = ["synchronous_commit=off", "wal_writer_delay=10000"];
+    let mut server = PostgresServer::start(&lazy).await;
+    let url = server.url("postgres");
+    let fence = || async { Fence::new(PgPool::connect(&url).await.unwrap()) };
+    let before = fence().await;
+    before.migrate().await.unwrap();
+    let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
+    // Nothing waits for the disk on behalf of this.
+    let resource = Resource::new("lost").unwrap();
+    before.raise(&resource, Token::MIN).await.unwrap();
+    before.pool().close().await;
+    server.crash().await;
+    server.restart().await;
+    let after = fence().await;
+    let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
+    assert!(again > epoch, "{epoch} was handed out twice");
+    let lost = after.inspect(&resource).await.unwrap();
+    assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
+    after.pool().close().await;
 }

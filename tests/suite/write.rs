@@ -350,3 +350,40 @@ async fn rows_of_another_type_are_written_and_said_to_be() {
         .unwrap();
     assert_eq!(written, [(5, 6)]);
 }
+
+#[tokio::test]
+async fn what_the_database_cannot_run_is_told_as_what_it_is() {
+    let db = with_numbers().await;
+    db.execute(
+        "CREATE TABLE ruled (n BIGINT NOT NULL); \
+         CREATE RULE quiet AS ON INSERT TO ruled WHERE new.n < 0 DO INSTEAD NOTHING",
+    )
+    .await;
+    let fence = db.fence();
+    // The first use of a fence looks for its tables, and is never a single statement.
+    assert_eq!(fence.inspect(&resource()).await.unwrap(), None);
+
+    #[derive(sqlx::Type)]
+    #[sqlx(type_name = "no_such_type")]
+    struct Unknown(i64);
+    let insert = "INSERT INTO numbers SELECT 1 FROM fence WHERE $1 IS NOT NULL RETURNING n";
+    let unknown = sqlx::query(insert).bind(Unknown(1));
+    let refused: Result<Vec<(i64,)>, _> = fence
+        .write(&resource(), token(7), TokenUse::SingleUse, unknown)
+        .await;
+    let Err(WriteError::Statement(cause)) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert!(cause.to_string().contains("no_such_type"), "{cause}");
+
+    let ruled = "INSERT INTO ruled SELECT 1 FROM fence RETURNING n";
+    let refused = write(&fence, ruled).await;
+    assert!(
+        matches!(refused, Err(WriteError::Unsupported(_))),
+        "{refused:?}"
+    );
+    let answer = axum::response::IntoResponse::into_response(refused.unwrap_err());
+    assert_eq!(answer.status(), 500);
+    // Neither has used the token up.
+    assert_eq!(write(&fence, NEXT).await.unwrap(), [(1,)]);
+}

@@ -1,0 +1,153 @@
+//! A token that is far too high, and how operators take the fence back.
+
+use tower_fence::{
+    AdmitError, Fence, Resource, Token, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
+    epochs::{Epoch, Epochs},
+    fence::{FenceDatabase, ResetError},
+};
+
+use crate::support::database::{TestDatabase, on_both_databases};
+
+on_both_databases!(
+    a_fence_is_taken_back_and_the_memory_of_it_too,
+    a_fence_is_never_taken_back_below_what_was_granted,
+    the_announcement_of_a_grant_passes_above_the_last_one_or_as_its_repetition,
+    a_range_that_is_used_up_is_told,
+    two_leases_never_share_a_token_whatever_their_order,
+);
+
+/// Of partition 110.
+fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+fn token(value: i64) -> Token {
+    Token::new(value).unwrap()
+}
+
+const FORGED: i64 = 999_999_999_000_000;
+
+async fn admits<DB: FenceDatabase>(fence: &Fence<DB>, value: i64) -> bool {
+    match fence.begin(&sku(), token(value), TokenUse::Reusable).await {
+        // Dropped: nothing has moved.
+        Ok(_) => true,
+        Err(AdmitError::Stale(_)) => false,
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+async fn a_fence_is_taken_back_and_the_memory_of_it_too<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let epoch = fence.next_epoch(110, Epoch::FIRST).await.unwrap();
+    let granted = epoch.token(5).unwrap().get();
+    fence.raise(&sku(), token(FORGED)).await.unwrap();
+    // Remembered from here on.
+    assert!(!admits(&fence, granted + 1).await);
+    fence.reset(&sku(), token(granted)).await.unwrap();
+    assert!(!admits(&fence, granted).await, "the dead stay dead");
+    assert!(admits(&fence, granted + 1).await);
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(granted));
+    // A resource without a row has nothing to be taken back.
+    let other = Resource::new("never seen").unwrap();
+    fence.reset(&other, token(FORGED)).await.unwrap();
+    assert_eq!(fence.inspect(&other).await.unwrap(), None);
+}
+
+async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let epoch = Epoch::new(3).unwrap();
+    fence.bring_back(110, epoch).await.unwrap();
+    let announced = epoch.token(5).unwrap();
+    let lease = LeaseDigest::of("one");
+    fence.announce(&sku(), announced, &lease).await.unwrap();
+    for (below, at_least) in [(announced.get() - 1, announced.get()), (1, announced.get())] {
+        let refused = fence.reset(&sku(), token(below)).await.unwrap_err();
+        let ResetError::BelowGranted { granted, .. } = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(granted, at_least);
+    }
+    // A grant that outranks a forged token is no measure: only the epochs are.
+    fence.raise(&sku(), token(FORGED)).await.unwrap();
+    fence.announce(&sku(), token(FORGED), &lease).await.unwrap();
+    let below = fence.reset(&sku(), token(2_000_000_005)).await;
+    assert!(
+        matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == 3_000_000_000),
+        "{below:?}"
+    );
+    fence.reset(&sku(), announced).await.unwrap();
+    assert!(!admits(&fence, announced.get()).await);
+    // The next grant is announced as if nothing had been.
+    let next = epoch.token(6).unwrap();
+    fence
+        .announce(&sku(), next, &LeaseDigest::of("two"))
+        .await
+        .unwrap();
+    assert!(admits(&fence, next.get()).await);
+}
+
+/// What an announcement says: the token that is next where it is outranked.
+async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str) -> Option<i64> {
+    let lease = LeaseDigest::of(lease);
+    match fence.announce(&sku(), token(value), &lease).await {
+        Ok(()) => None,
+        Err(AnnounceError::Outranked { next }) => Some(next.get()),
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+async fn the_announcement_of_a_grant_passes_above_the_last_one_or_as_its_repetition<
+    DB: TestDatabase,
+>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    assert_eq!(announce(&fence, 5, "a").await, None);
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
+    assert_eq!(announce(&fence, 5, "a").await, None, "repeated");
+    // `max_token` says nothing of it: this is how a doubled grant would pass.
+    assert_eq!(announce(&fence, 5, "b").await, Some(6), "doubled");
+    assert_eq!(announce(&fence, 4, "a").await, Some(6), "an older one");
+    // Above `max_token`, but not above what was announced.
+    assert_eq!(announce(&fence, 7, "b").await, None);
+    fence.reset(&sku(), token(7)).await.unwrap();
+    assert_eq!(announce(&fence, 7, "b").await, Some(8), "dead");
+    assert_eq!(announce(&fence, 8, "b").await, None);
+    // Used up: a repetition gets another one.
+    let tx = fence.begin(&sku(), token(8), TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    assert_eq!(announce(&fence, 8, "b").await, Some(9));
+    // A fenced read of the next holder's leaves `max_token` where its announcement would.
+    fence.raise(&sku(), token(12)).await.unwrap();
+    assert_eq!(announce(&fence, 11, "c").await, Some(12));
+    assert_eq!(announce(&fence, 12, "c").await, None);
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(11));
+}
+
+async fn a_range_that_is_used_up_is_told<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let lease = LeaseDigest::of("a");
+    fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
+    let other = LeaseDigest::of("b");
+    let refused = fence.announce(&sku(), Token::MAX, &other).await;
+    let Err(AnnounceError::Exhausted { max_token }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(max_token, Token::MAX.get());
+}
+
+/// Two grants with one token are announced at the same time, again and again.
+async fn two_leases_never_share_a_token_whatever_their_order<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let (one, two) = (db.fence(), db.fence());
+    for value in 1..=20 {
+        let both = tokio::join!(announce(&one, value, "a"), announce(&two, value, "b"));
+        assert!(
+            matches!(both, (None, Some(_)) | (Some(_), None)),
+            "token {value}: {both:?}"
+        );
+    }
+}

@@ -1,0 +1,192 @@
+//! What an application does to its session leads no check elsewhere: search paths, temporary tables,
+//! roles, collations. In Postgres.
+
+use axum::{Router, http::StatusCode, routing::post};
+use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
+use tower_fence::{
+    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, Token, TokenUse,
+    layer::DatabaseError,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::{Answer, Server},
+};
+
+fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+async fn begin(fence: &Fence<Postgres>, token: i64) -> Result<FencedTx<Postgres>, AdmitError> {
+    let token = Token::new(token).unwrap();
+    fence.begin(&sku(), token, TokenUse::SingleUse).await
+}
+
+async fn execute(tx: &mut FencedTx<Postgres>, sql: &'static str) {
+    sqlx::raw_sql(sql).execute(&mut **tx).await.unwrap();
+}
+
+/// Another schema with tables of the same names, and no memory of any token.
+async fn with_a_twin() -> Fresh<Postgres> {
+    let db = Postgres::fresh(1).await;
+    db.execute(
+        "CREATE SCHEMA twin; \
+         CREATE TABLE twin.fence_resources (LIKE public.fence_resources INCLUDING ALL); \
+         CREATE TABLE twin.fence_idempotency_keys (LIKE public.fence_idempotency_keys INCLUDING ALL)",
+    )
+    .await;
+    db
+}
+
+#[tokio::test]
+async fn a_session_whose_search_path_was_changed_refuses_what_is_stale() {
+    let db = with_a_twin().await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 7).await.unwrap();
+    // For the session, not for the transaction: the next request has the same connection.
+    execute(&mut tx, "SET search_path = twin").await;
+    tx.commit().await.unwrap();
+    // Each time without the memory of what was refused.
+    for token in [7, 6] {
+        let refused = begin(&fence, token).await;
+        assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    }
+    fence
+        .raise(&sku(), Token::new(9).unwrap())
+        .await
+        .expect("the same row");
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
+    let twins = "SELECT count(*) FROM twin.fence_resources";
+    assert_eq!(db.number(twins).await, 0);
+}
+
+#[tokio::test]
+async fn a_temporary_table_of_the_same_name_is_none_of_the_fences() {
+    let db = Postgres::fresh(1).await;
+    let fence = db.fence();
+    db.execute("CREATE TEMPORARY TABLE fence_resources (LIKE public.fence_resources)")
+        .await;
+    begin(&fence, 7).await.unwrap().commit().await.unwrap();
+    let refused = begin(&fence, 7).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    let rows = "SELECT count(*) FROM public.fence_resources";
+    assert_eq!(db.number(rows).await, 1);
+}
+
+#[tokio::test]
+async fn the_tables_may_live_in_any_schema() {
+    let db = Postgres::fresh(1).await;
+    db.execute("CREATE SCHEMA \"odd \"\"name\"").await;
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .after_connect(|conn, _| {
+            Box::pin(async move {
+                let set = "SET search_path = \"odd \"\"name\", public";
+                sqlx::raw_sql(set).execute(conn).await.map(|_| ())
+            })
+        })
+        .connect(&db.url)
+        .await
+        .unwrap();
+    let fence = Fence::new(pool);
+    fence.migrate().await.unwrap();
+    begin(&fence, 7).await.unwrap().commit().await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
+    let odd = "SELECT count(*) FROM \"odd \"\"name\".fence_resources";
+    assert_eq!(db.number(odd).await, 1);
+    assert_eq!(
+        db.number("SELECT count(*) FROM public.fence_resources")
+            .await,
+        0
+    );
+    // One statement, too.
+    let written: Vec<(i64,)> = fence
+        .write(
+            &sku(),
+            Token::new(8).unwrap(),
+            TokenUse::SingleUse,
+            sqlx::query("INSERT INTO ledger SELECT 1 FROM fence RETURNING entry"),
+        )
+        .await
+        .unwrap();
+    assert_eq!(written, [(1,)]);
+    fence.pool().close().await;
+}
+
+#[tokio::test]
+async fn without_tables_the_error_says_what_to_do() {
+    let db = Postgres::fresh(1).await;
+    db.execute("DROP TABLE fence_resources").await;
+    let Err(AdmitError::Unavailable(cause)) = begin(&db.fence(), 7).await else {
+        panic!("admitted without a table");
+    };
+    assert!(cause.to_string().contains("Fence::migrate"), "{cause}");
+}
+
+#[tokio::test]
+async fn under_a_key_a_handler_may_change_its_role_and_its_search_path() {
+    let db = with_a_twin().await;
+    // Roles are the server's, not the database's.
+    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+    db.execute(&format!(
+        "CREATE ROLE {role}; GRANT INSERT ON ledger TO {role}; GRANT USAGE ON SCHEMA twin TO {role}"
+    ))
+    .await;
+    let set = format!("SET LOCAL ROLE {role}; SET LOCAL search_path = twin, public");
+    let handler = move |mut tx: FencedTx| async move {
+        let set = AssertSqlSafe(set);
+        sqlx::raw_sql(set).execute(&mut *tx).await?;
+        let insert = sqlx::query("INSERT INTO ledger VALUES (1)");
+        insert.execute(&mut *tx).await?;
+        Ok::<_, DatabaseError>(StatusCode::CREATED)
+    };
+    let layer = FenceLayer::new(db.fence(), PathParam("sku")).idempotent(Idempotency::required());
+    let app = Router::new()
+        .route("/{sku}", post(handler))
+        .route_layer(layer);
+    let server = Server::start(app).await;
+    for replayed in [false, true] {
+        let request = server.post("/sku-1").header("Fencing-Token", "7");
+        let answer = Answer::to(request.header("Idempotency-Key", "\"k\"")).await;
+        assert_eq!(answer.status, 201, "{}", answer.text);
+        assert_eq!(answer.headers.contains_key("idempotent-replayed"), replayed);
+    }
+    assert_eq!(db.entries().await, 1);
+    let twins = "SELECT count(*) FROM twin.fence_idempotency_keys";
+    assert_eq!(db.number(twins).await, 0);
+    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
+        .await;
+}
+
+#[tokio::test]
+async fn names_are_compared_by_their_bytes() {
+    let db = Postgres::fresh(1).await;
+    let collations = "SELECT count(*) FROM information_schema.columns \
+         WHERE (table_name, column_name) IN \
+             (('fence_resources', 'resource'), ('fence_idempotency_keys', 'key')) \
+         AND collation_name = 'C'";
+    assert_eq!(db.number(collations).await, 2);
+}
+
+#[tokio::test]
+async fn nobody_goes_back_behind_the_admission_and_is_confirmed() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 7).await.unwrap();
+    let back = sqlx::raw_sql("ROLLBACK TO SAVEPOINT tower_fence; INSERT INTO ledger VALUES (1)");
+    let outcome = back.execute(&mut *tx).await;
+    assert!(outcome.is_err(), "there is no such savepoint");
+    tx.commit().await.unwrap_err();
+    assert_eq!(db.entries().await, 0);
+    // Whoever goes back in a transaction of their own is none of this.
+    let mut tx = begin(&fence, 7).await.unwrap();
+    execute(
+        &mut tx,
+        "SAVEPOINT a; INSERT INTO ledger VALUES (2); ROLLBACK TO SAVEPOINT a",
+    )
+    .await;
+    tx.commit().await.unwrap();
+    assert_eq!(db.entries().await, 0);
+    let refused = begin(&fence, 7).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+}
