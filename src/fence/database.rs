@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Database;
 
-use super::{records::Records, write::Statement};
+use super::{fenced_read::RowVersion, records::Records, write::Statement};
 use crate::{
     announce::LeaseDigest,
     token::{Resource, Token},
@@ -152,6 +152,27 @@ pub trait Backend: Database {
         resource: &Resource,
         floor: i64,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Reads the row of a resource, and what tells it from every later version of it.
+    fn row_version(
+        conn: &mut Self::Connection,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<RowVersion>>> + Send;
+
+    /// Moves `max_token` to `floor` where the row still is of this version, after the wait for
+    /// its lock. False where it is not, or where that cannot be told.
+    fn raise_if_unwritten(
+        conn: &mut Self::Connection,
+        resource: &Resource,
+        floor: i64,
+        version: &str,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Reads the highest epoch that was handed out for a partition, if any.
+    fn handed_out_epoch(
+        conn: &mut Self::Connection,
+        partition: u8,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
     /// Reads `max_token`, if the resource was ever seen.
     fn max_token(
@@ -342,6 +363,16 @@ macro_rules! statements {
             let highest = sqlx::query_scalar(HIGHEST).bind(resource.as_str());
             let highest = highest.fetch_one(conn).await?;
             Ok(Announcement::Outranked { highest })
+        }
+
+        async fn handed_out_epoch(
+            conn: &mut Self::Connection,
+            partition: u8,
+        ) -> sqlx::Result<Option<i64>> {
+            sqlx::query_scalar("SELECT epoch FROM fence_epochs WHERE partition = $1")
+                .bind(i16::from(partition))
+                .fetch_optional(conn)
+                .await
         }
 
         async fn source_id(conn: &mut Self::Connection) -> sqlx::Result<String> {

@@ -61,6 +61,8 @@ mod connections;
 mod database;
 mod dead;
 mod error;
+mod fenced_read;
+mod handed_out;
 mod limits;
 mod loan;
 mod lock_side;
@@ -82,12 +84,13 @@ use sqlx::{Pool, migrate::MigrateError};
 use tokio::time::Instant;
 
 pub(crate) use self::database::{Fault, fault_of};
+pub(crate) use self::fenced_read::ToRaise;
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
 pub(crate) use self::queue::Turn;
 pub(crate) use self::records::{RecordId, StoredResponse};
 pub(crate) use self::replay::{Claim, Once, OnceError};
-pub(crate) use self::write::{Statement, typed};
+pub(crate) use self::write::{Statement, Written, typed};
 pub use self::{
     admitted::{Admitted, AllAdmitted},
     database::FenceDatabase,
@@ -97,6 +100,7 @@ pub use self::{
 use self::{
     connections::Connections,
     dead::Dead,
+    handed_out::HandedOut,
     limits::deadline,
     queue::{Queues, Wanted},
     session::Session,
@@ -133,6 +137,7 @@ pub struct Fence<DB: FenceDatabase> {
     limits: Limits,
     queues: Arc<Queues>,
     dead: Arc<Dead>,
+    handed_out: Arc<HandedOut>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -143,6 +148,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             limits: Limits::default(),
             queues: Arc::default(),
             dead: Arc::default(),
+            handed_out: Arc::default(),
         }
     }
 
@@ -323,6 +329,7 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             limits: self.limits,
             queues: Arc::clone(&self.queues),
             dead: Arc::clone(&self.dead),
+            handed_out: Arc::clone(&self.handed_out),
         }
     }
 }

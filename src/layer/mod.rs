@@ -76,17 +76,23 @@
 
 mod extract;
 mod failure;
+mod fenced_read;
 mod idempotency;
+mod on_begin;
 mod pending;
 mod presented;
 mod rejection;
 mod resource;
 mod service;
+mod settle;
+mod stale_log;
 mod stored;
+mod verdict;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::HeaderName;
+use futures_util::future::BoxFuture;
+use http::{HeaderName, request::Parts};
 use tower_layer::Layer;
 
 use self::service::Config;
@@ -96,7 +102,7 @@ pub use self::{
     idempotency::Idempotency,
     pending::PendingWrite,
     rejection::{BodyError, Rejection},
-    resource::{HeaderField, PathParam, ResourceError, ResourceFrom, Resources},
+    resource::{HeaderField, ParsedPathParam, PathParam, ResourceError, ResourceFrom, Resources},
     service::FenceService,
     stored::UnstorableResponse,
 };
@@ -125,6 +131,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 body_wait: Duration::from_secs(10),
                 idempotency: None,
                 deferred: false,
+                known_epochs: false,
+                on_begin: None,
             },
         }
     }
@@ -147,6 +155,64 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     #[must_use]
     pub const fn deferred(mut self) -> Self {
         self.config.deferred = true;
+        self
+    }
+
+    /// Refuses tokens whose epoch this database has never handed out, with 403 `unknown-epoch`.
+    /// Default: any integer counts, whoever made it.
+    ///
+    /// For tokens of this crate's issuers over the same database (`RedisLeases`, `EmbeddedLeases`
+    /// with this fence for their epochs), and no others: what another issuer has made is refused.
+    /// It bounds what a forged token can do: it outranks no later epoch.
+    ///
+    /// The epochs are remembered. Only a token above them makes the layer look, at most once a
+    /// second for each of 256 groups of resources; it waits for so long, without a connection.
+    #[must_use]
+    pub const fn issued_by_this_database(mut self) -> Self {
+        self.config.known_epochs = true;
+        self
+    }
+
+    /// Runs a function of the request and the connection in each fenced transaction, after the
+    /// admission and before the handler has it: for what the handler's statements depend on, such as
+    /// the tenant of row-level security, or a role.
+    ///
+    /// ```
+    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
+    /// use tower_fence::{FenceLayer, PathParam};
+    ///
+    /// FenceLayer::new(fence, PathParam("sku")).on_begin(|parts, conn| {
+    ///     Box::pin(async move {
+    ///         // What authentication outside of this layer has found out.
+    ///         let tenant = parts.extensions.get::<String>().cloned().unwrap_or_default();
+    ///         // Until the end of the transaction, and no longer.
+    ///         sqlx::query("SELECT set_config('app.tenant', $1, true)")
+    ///             .bind(tenant)
+    ///             .execute(conn)
+    ///             .await?;
+    ///         Ok(())
+    ///     })
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// Its failure is answered as that of a handler's statement ([`DatabaseError`]); nothing is
+    /// written, the token stays usable, and the fence stays where it was. It has as long as the
+    /// handler, the fence's [`hold_limit`](Fence::hold_limit).
+    ///
+    /// It runs in each mode of the layer. Behind a [`deferred`](Self::deferred) one it runs when the
+    /// handler begins, and [`PendingWrite::write`] takes an open transaction instead of a single
+    /// round trip. It does not run for what has no transaction: a read, fenced or not, and the
+    /// answer to a repetition under an idempotency key.
+    #[must_use]
+    pub fn on_begin<F>(mut self, hook: F) -> Self
+    where
+        F: for<'a> Fn(&'a Parts, &'a mut DB::Connection) -> BoxFuture<'a, sqlx::Result<()>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.config.on_begin = Some(Arc::new(hook));
         self
     }
 
@@ -215,6 +281,8 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("body_wait", &self.config.body_wait)
             .field("idempotency", &self.config.idempotency)
             .field("deferred", &self.config.deferred)
+            .field("known_epochs", &self.config.known_epochs)
+            .field("on_begin", &self.config.on_begin.is_some())
             .finish_non_exhaustive()
     }
 }
