@@ -23,7 +23,12 @@ use crate::{
 /// A write with a key happens once and is answered the same way every time: the response is stored
 /// in the transaction of the write, and a repetition gets it back with `Idempotent-Replayed: true`,
 /// also after its token went stale. Only what was committed is stored: after a 4xx or a 5xx the
-/// same key may try again.
+/// same key may try again. Such a try is a new write, whose body must not stem from a read under
+/// an older token: see [`idempotency`](crate::idempotency).
+///
+/// A key belongs to its [scope](Self::scope), the resources where nothing else is said, and to its
+/// [principal](Self::principal), by the `Authorization` header. A repetition is the same request
+/// when method, path, query, resources and body are the same; otherwise it is refused with 422.
 ///
 /// ```
 /// use std::time::Duration;

@@ -70,7 +70,7 @@ pub enum Rejection {
     #[error(transparent)]
     MalformedKey(#[from] InvalidKey),
     /// The idempotency key was used for another request.
-    #[error("the idempotency key was used for another method, path or body")]
+    #[error("the idempotency key was used for another method, path, resource or body")]
     KeyMismatch,
     /// A request with this idempotency key is under way.
     #[error("a request with this idempotency key is under way")]
