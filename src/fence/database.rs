@@ -4,7 +4,7 @@ use std::{sync::OnceLock, time::Duration};
 
 use sqlx::Database;
 
-use super::{records::Records, tables::Tables, write::Statement};
+use super::{fenced_read::RowVersion, records::Records, tables::Tables, write::Statement};
 use crate::{
     announce::LeaseDigest,
     token::{Resource, Token},
@@ -179,6 +179,37 @@ pub trait Backend: Database {
         resource: &Resource,
         floor: i64,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Reads the row of a resource, and what tells it from every later version of it.
+    fn row_version(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<RowVersion>>> + Send;
+
+    /// Moves `max_token` to `floor` where the row still is of this version, after the wait for
+    /// its lock. False where it is not, or where that cannot be told.
+    fn raise_if_unwritten(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+        floor: i64,
+        version: &str,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Reads the highest epoch that was handed out for a partition, if any.
+    fn handed_out_epoch(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        partition: u8,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Reads the highest token that was announced, if the resource was ever seen.
+    fn announced(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
     /// Reads `max_token`, if the resource was ever seen.
     fn max_token(
@@ -359,6 +390,19 @@ macro_rules! statements {
                 .await
         }
 
+        async fn announced(
+            conn: &mut Self::Connection,
+            tables: &Tables,
+            resource: &Resource,
+        ) -> sqlx::Result<Option<i64>> {
+            const ANNOUNCED: &str =
+                "SELECT announced FROM {schema}.fence_resources WHERE resource = $1";
+            sqlx::query_scalar(tables.sql(ANNOUNCED))
+                .bind(resource.as_str())
+                .fetch_optional(conn)
+                .await
+        }
+
         async fn announce(
             conn: &mut Self::Connection, tables: &Tables,
             resource: &Resource,
@@ -391,6 +435,18 @@ macro_rules! statements {
             Ok(Announcement::Outranked { highest })
         }
 
+        async fn handed_out_epoch(
+            conn: &mut Self::Connection,
+            tables: &Tables,
+            partition: u8,
+        ) -> sqlx::Result<Option<i64>> {
+            const LAST: &str = "SELECT epoch FROM {schema}.fence_epochs WHERE partition = $1";
+            sqlx::query_scalar(tables.sql(LAST))
+                .bind(i16::from(partition))
+                .fetch_optional(conn)
+                .await
+        }
+
         async fn reset(
             conn: &mut Self::Connection,
             tables: &Tables,
@@ -401,7 +457,6 @@ macro_rules! statements {
             // An update that changes nothing locks the row.
             const LOCK: &str = "UPDATE {schema}.fence_resources SET max_token = max_token \
                  WHERE resource = $1 RETURNING announced";
-            const LAST_EPOCH: &str = "SELECT epoch FROM {schema}.fence_epochs WHERE partition = $1";
             const RESET: &str = "UPDATE {schema}.fence_resources SET max_token = $2, \
                  announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
                  announced = CASE WHEN announced > $2 THEN $2 ELSE announced END \
@@ -410,10 +465,7 @@ macro_rules! statements {
                 .bind(resource.as_str())
                 .fetch_optional(&mut *conn)
                 .await?;
-            let last_epoch: Option<i64> = sqlx::query_scalar(tables.sql(LAST_EPOCH))
-                .bind(i16::from(partition))
-                .fetch_optional(&mut *conn)
-                .await?;
+            let last_epoch = Self::handed_out_epoch(conn, tables, partition).await?;
             // Above all epochs a grant has outranked what is to be taken back, and nothing else.
             let epochs_end = last_epoch.map_or(0, |epoch| (epoch + 1) * Epoch::SIZE);
             let announced = announced.filter(|announced| *announced < epochs_end);

@@ -70,9 +70,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// How long a transaction may hold the row lock. Default: 10 s. At least 1 ms.
     ///
     /// `FenceLayer` ends a handler that takes longer. On Postgres the server sees to it as well,
-    /// so that a process that is frozen loses its transaction: it ends one that is idle for this
-    /// long, and a statement that takes longer than this and [`lock_wait`](Self::lock_wait)
-    /// together; from Postgres 17 on, any transaction that takes longer than both together.
+    /// so that a process that is frozen loses its transaction: it ends one that is idle for a second
+    /// longer than this, and a statement that takes longer than this and
+    /// [`lock_wait`](Self::lock_wait) together; from Postgres 17 on, any transaction that takes longer
+    /// than both together.
     #[must_use]
     pub const fn hold_limit(mut self, limit: Duration) -> Self {
         self.limits.hold = limit;

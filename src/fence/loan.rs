@@ -46,6 +46,8 @@ enum Slot<DB: FenceDatabase> {
     Beginning,
     /// What the handler wanted to write was not admitted.
     Refused(AdmitError),
+    /// The handler's single statement was admitted, and found nothing to write.
+    Empty(Session<DB>),
     Home(Session<DB>),
     Lent,
     /// The handler commits by itself, or runs a statement that does.
@@ -64,6 +66,9 @@ pub(crate) enum Closed<DB: FenceDatabase> {
     Unused,
     /// What the handler wanted to write was not admitted.
     Refused(AdmitError),
+    /// The handler's single statement was admitted, and found nothing to write: whatever the
+    /// handler answers, there is nothing to commit.
+    Empty(FencedTx<DB>),
     /// It was back, or had never been taken.
     Home(FencedTx<DB>),
     /// The handler had committed by itself, or had tried to.
@@ -136,6 +141,7 @@ impl<DB: FenceDatabase> Loan<DB> {
         let closed = match mem::replace(&mut state.slot, Slot::Closed) {
             Slot::Pending | Slot::Beginning => Closed::Unused,
             Slot::Refused(error) => Closed::Refused(error),
+            Slot::Empty(session) => Closed::Empty(FencedTx::new(session, self.named.clone(), None)),
             Slot::Home(session) => Closed::Home(FencedTx::new(session, self.named.clone(), None)),
             Slot::Settled(outcome) => Closed::Settled(outcome),
             Slot::Committing => Closed::EscapedCommitting,
@@ -171,6 +177,19 @@ impl<DB: FenceDatabase> Loan<DB> {
         state.turns = turns;
         state.server_process = session.server_process;
         Some(FencedTx::new(session, self.named.clone(), self.clone()))
+    }
+
+    /// Takes the transaction of a single statement that was admitted and found nothing to write.
+    pub(crate) fn wrote_nothing(&self, mut tx: FencedTx<DB>) {
+        let turns = mem::take(&mut tx.turns);
+        let mut state = self.lock();
+        if matches!(state.slot, Slot::Committing)
+            && let Some(session) = tx.take_session()
+        {
+            state.turns = turns;
+            state.server_process = session.server_process;
+            state.slot = Slot::Empty(session);
+        }
     }
 
     /// Says that nothing was admitted, and why.

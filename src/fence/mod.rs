@@ -70,6 +70,8 @@ mod connections;
 mod database;
 mod dead;
 mod error;
+mod fenced_read;
+mod handed_out;
 mod hook;
 mod limits;
 mod loan;
@@ -97,12 +99,13 @@ use sqlx::{Pool, migrate::MigrateError};
 use tokio::time::Instant;
 
 pub(crate) use self::database::{Fault, fault_of};
+pub(crate) use self::fenced_read::ToRaise;
 pub(crate) use self::limits::Limits;
 pub(crate) use self::loan::{Closed, Loan};
 pub(crate) use self::queue::Turn;
 pub(crate) use self::records::{RecordId, StoredResponse};
 pub(crate) use self::replay::{Claim, Once, OnceError};
-pub(crate) use self::write::{Statement, typed};
+pub(crate) use self::write::{Statement, Written, typed};
 pub use self::{
     admitted::{Admitted, AllAdmitted},
     database::FenceDatabase,
@@ -114,6 +117,7 @@ pub use self::{
 use self::{
     connections::Connections,
     dead::Dead,
+    handed_out::HandedOut,
     hook::Hook,
     limits::deadline,
     queue::{Queues, Wanted},
@@ -155,6 +159,7 @@ pub struct Fence<DB: FenceDatabase> {
     /// Known from the first use on.
     tables: Arc<OnceLock<Arc<Tables>>>,
     hook: Hook<DB>,
+    handed_out: Arc<HandedOut>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -167,6 +172,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             dead: Arc::default(),
             tables: Arc::default(),
             hook: Hook::default(),
+            handed_out: Arc::default(),
         }
     }
 
@@ -373,6 +379,7 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             dead: Arc::clone(&self.dead),
             tables: Arc::clone(&self.tables),
             hook: self.hook.clone(),
+            handed_out: Arc::clone(&self.handed_out),
         }
     }
 }

@@ -15,6 +15,7 @@ use super::{
         Admission, Announcement, Backend, Committed, Fault, TransactionLimits,
         fault_without_answer, migrator, savepoint, statements,
     },
+    fenced_read::RowVersion,
     records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
     tables::{Tables, quoted},
     write::Statement,
@@ -149,6 +150,43 @@ impl Backend for Postgres {
         Ok(())
     }
 
+    async fn row_version(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> sqlx::Result<Option<RowVersion>> {
+        const LOOK: &str =
+            "SELECT max_token, xmin::text FROM {schema}.fence_resources WHERE resource = $1";
+        let row: Option<(i64, String)> = sqlx::query_as(tables.sql(LOOK))
+            .bind(resource.as_str())
+            .fetch_optional(conn)
+            .await?;
+        Ok(row.map(|(max_token, xmin)| RowVersion {
+            max_token,
+            version: Some(xmin),
+        }))
+    }
+
+    async fn raise_if_unwritten(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        resource: &Resource,
+        floor: i64,
+        version: &str,
+    ) -> sqlx::Result<bool> {
+        // At READ COMMITTED the WHERE is evaluated on the newest version of the row, after the wait
+        // for its lock; `xmin` too.
+        const RAISE: &str = "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
+             WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
+             WHERE resource = $1 AND max_token < $2 AND xmin::text = $3";
+        let raised = sqlx::query(tables.sql(RAISE))
+            .bind(resource.as_str())
+            .bind(floor)
+            .bind(version)
+            .execute(conn);
+        Ok(raised.await?.rows_affected() == 1)
+    }
+
     const AT_ONCE: bool = true;
 
     async fn write_at_once(
@@ -208,10 +246,17 @@ fn is_behind_pooler(conn: &PgConnection) -> bool {
     conn.cached_statements_size() == 0
 }
 
+/// How much longer than the process the server waits: it ends the connection as well, which is for
+/// processes that are frozen, and not for each handler that takes too long.
+const MARGIN: Duration = Duration::from_secs(1);
+
 /// The start of a transaction with its time limits.
 fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
     let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
-    let (lock_ms, hold_ms) = (millis(first_wait), millis(limits.hold));
+    let (lock_ms, idle_ms) = (
+        millis(first_wait),
+        millis(limits.hold.saturating_add(MARGIN)),
+    );
     // A statement may wait for a lock first, and so may the claim of a key, and the admission.
     let waits = limits
         .lock_wait
@@ -221,7 +266,7 @@ fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
         "BEGIN ISOLATION LEVEL READ COMMITTED; \
          SET LOCAL lock_timeout = {lock_ms}; \
          SET LOCAL statement_timeout = {whole_ms}; \
-         SET LOCAL idle_in_transaction_session_timeout = {hold_ms}"
+         SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
     );
     // From Postgres 17 on, the server also bounds a transaction that is never idle.
     if conn.server_version_num() >= Some(17_00_00) {

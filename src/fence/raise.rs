@@ -19,17 +19,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// Dropped at any moment, it leaves no open transaction and no lock behind.
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
-        self.raise_all(&AllAdmitted::one(resource.clone(), token))
-            .await
-    }
-
-    /// Raises several resources in one transaction. Where one turns out to be stale, the others are
-    /// raised all the same; where this process knows it before, nothing is.
-    pub(crate) async fn raise_all(&self, all: &AllAdmitted) -> Result<(), AdmitError> {
-        self.check_dead(all)?;
-        let _turns = self.turns(all).await?;
+        let one = AllAdmitted::one(resource.clone(), token);
+        self.check_dead(&one)?;
+        let _turns = self.turns(&one).await?;
         let session = Session::begin(&self.connections, self.limits).await?;
-        self.raise_on(session, all).await
+        self.raise_on(session, &one).await
     }
 
     /// Rolls back what was written under admitted tokens, and raises the fence instead, so
@@ -52,7 +46,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         outranked_or(self.raise_on(session, all).await)
     }
 
-    async fn raise_on(
+    /// Raises several resources in one transaction. Where one turns out to be stale, the others are
+    /// raised all the same.
+    pub(super) async fn raise_on(
         &self,
         mut session: Session<DB>,
         all: &AllAdmitted,

@@ -144,6 +144,21 @@ impl<DB: FenceDatabase> Fence<DB> {
         find.await
     }
 
+    /// Finds what was answered under a key before, without claiming it; nothing where the request
+    /// would be the first, or is under way.
+    pub(crate) async fn answered(
+        &self,
+        claim: &Claim,
+    ) -> Result<Option<StoredResponse>, OnceError> {
+        let mut session = Session::begin(&self.connections, self.limits).await?;
+        let found = self.find(&mut session, &claim.id).await?;
+        match replay::<DB>(found, claim.fingerprint) {
+            Ok(Once::Replay(stored)) => Ok(Some(stored)),
+            Ok(Once::First(_)) | Err(OnceError::InFlight) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes the records of idempotency keys whose time is over, and returns how many.
     ///
     /// An expired key counts as new whether its record is still there or not, so this only keeps

@@ -27,6 +27,8 @@ pub(super) struct Session<DB: Backend> {
     pub(super) server_process: i32,
     /// The record that this transaction has claimed, and that waits for its response.
     pub(super) claimed: Option<Box<Claimed>>,
+    /// Whether a borrower of the transaction has had its connection for a statement.
+    pub(super) used: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -115,6 +117,7 @@ impl<DB: Backend> Session<DB> {
             ahead: false,
             server_process: 0,
             claimed: None,
+            used: false,
         }
     }
 

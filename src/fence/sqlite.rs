@@ -18,6 +18,7 @@ use super::{
         Admission, Announcement, Backend, Committed, Fault, TransactionLimits,
         fault_without_answer, migrator, savepoint, statements,
     },
+    fenced_read::RowVersion,
     records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
     tables::Tables,
     write::Statement,
@@ -110,6 +111,29 @@ impl Backend for Sqlite {
     async fn make_durable(_: &mut SqliteConnection) -> sqlx::Result<()> {
         // `PRAGMA synchronous` cannot be changed in a transaction.
         Ok(())
+    }
+
+    async fn row_version(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> sqlx::Result<Option<RowVersion>> {
+        // Rows have no versions here, and a reusable write need not move `max_token`.
+        let max_token = Self::max_token(conn, tables, resource).await?;
+        Ok(max_token.map(|max_token| RowVersion {
+            max_token,
+            version: None,
+        }))
+    }
+
+    async fn raise_if_unwritten(
+        _: &mut SqliteConnection,
+        _: &Tables,
+        _: &Resource,
+        _: i64,
+        _: &str,
+    ) -> sqlx::Result<bool> {
+        Ok(false)
     }
 
     // A statement that writes cannot be part of another one here.

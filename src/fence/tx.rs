@@ -75,6 +75,16 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &self.admitted
     }
 
+    /// Whether anybody has had its connection for a statement.
+    pub(crate) fn is_used(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.used)
+    }
+
+    /// The connection, for statements that are not the borrower's own.
+    pub(crate) fn connection_mut(&mut self) -> &mut DB::Connection {
+        self.session.as_mut().expect(HELD).connection_mut()
+    }
+
     /// Commits the fence and everything that was written on this transaction. `Ok` means that
     /// it is there.
     ///
@@ -124,7 +134,9 @@ impl<DB: FenceDatabase> Deref for FencedTx<DB> {
 
 impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        self.session.as_mut().expect(HELD).connection_mut()
+        let session = self.session.as_mut().expect(HELD);
+        session.used = true;
+        session.connection_mut()
     }
 }
 

@@ -153,7 +153,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     {
         let statement = Statement::new(query)?;
         let one = AllAdmitted::one(resource.clone(), token);
-        typed(self.write_admitted(one, token_use, statement).await?)
+        match self.write_admitted(one, token_use, statement).await? {
+            Written::Rows(rows) => typed(rows),
+            Written::Nothing(tx) => {
+                self.fail(tx).await?;
+                Ok(Vec::new())
+            }
+        }
     }
 
     pub(crate) async fn write_admitted(
@@ -161,7 +167,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         all: AllAdmitted,
         token_use: TokenUse,
         mut statement: Statement<DB>,
-    ) -> Result<Vec<DB::Row>, WriteError> {
+    ) -> Result<Written<DB>, WriteError> {
         self.check_dead(&all).map_err(AdmitError::from)?;
         let turns = self.turns(&all).await?;
         let mut limits = self.limits;
@@ -188,7 +194,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             });
             let rows = written.await?;
             if !rows.is_empty() {
-                return Ok(rows);
+                return Ok(Written::Rows(rows));
             }
             // It may have waited for a lock, in vain.
             limits.lock_wait = limits.lock_wait.saturating_sub(began.elapsed());
@@ -196,17 +202,32 @@ impl<DB: FenceDatabase> Fence<DB> {
         let session = Session::begin(&self.connections, limits).await?;
         let mut tx = self.admit_all(session, all, token_use).await?;
         tx.turns = turns;
-        let rows = tx.write(&mut statement).await?;
-        if rows.is_empty() {
-            self.fail(tx).await?;
-        } else {
-            tx.commit().await.map_err(WriteError::Commit)?;
-        }
-        Ok(rows)
+        tx.write_and_commit(statement).await
     }
 }
 
+/// What a single statement has written.
+pub(crate) enum Written<DB: FenceDatabase> {
+    /// These rows, and they are committed.
+    Rows(Vec<DB::Row>),
+    /// Nothing: the token was admitted in this transaction, in which there is nothing to commit.
+    Nothing(FencedTx<DB>),
+}
+
 impl<DB: FenceDatabase> FencedTx<DB> {
+    /// Runs such a statement in an open transaction, and commits what it has written.
+    pub(crate) async fn write_and_commit(
+        mut self,
+        mut statement: Statement<DB>,
+    ) -> Result<Written<DB>, WriteError> {
+        let rows = self.write(&mut statement).await?;
+        if rows.is_empty() {
+            return Ok(Written::Nothing(self));
+        }
+        self.commit().await?;
+        Ok(Written::Rows(rows))
+    }
+
     /// Runs such a statement in an open transaction, in which its tokens are admitted.
     pub(crate) async fn write(
         &mut self,

@@ -23,7 +23,12 @@ use crate::{
 /// A write with a key happens once and is answered the same way every time: the response is stored
 /// in the transaction of the write, and a repetition gets it back with `Idempotent-Replayed: true`,
 /// also after its token went stale. Only what was committed is stored: after a 4xx or a 5xx the
-/// same key may try again.
+/// same key may try again. Such a try is a new write, whose body must not stem from a read under
+/// an older token: see [`idempotency`](crate::idempotency).
+///
+/// A key belongs to its [scope](Self::scope), the resources where nothing else is said, and to its
+/// [principal](Self::principal), by the `Authorization` header. A repetition is the same request
+/// when method, path, query, resources and body are the same; otherwise it is refused with 422.
 ///
 /// ```
 /// use std::time::Duration;
@@ -42,6 +47,7 @@ pub struct Idempotency {
     ttl: Duration,
     wait: Option<Duration>,
     scope: Option<Arc<dyn Scope>>,
+    principal: Option<Arc<Principal>>,
     pub(super) response_limit_bytes: usize,
     pub(super) stored_headers: Arc<[HeaderName]>,
 }
@@ -55,6 +61,7 @@ impl Idempotency {
             ttl: Duration::from_secs(24 * 60 * 60),
             wait: None,
             scope: None,
+            principal: None,
             response_limit_bytes: 64 * 1024,
             stored_headers: Arc::new([
                 header::CACHE_CONTROL,
@@ -99,14 +106,48 @@ impl Idempotency {
         self
     }
 
-    /// What a key belongs to: the same key in two scopes is two keys. Default: the resources of
-    /// the request.
+    /// What a key belongs to, beside the [principal](Self::principal): the same key in two scopes
+    /// is two keys. Default: the resources of the request.
     ///
-    /// Where clients must not see each other's responses, name the client here: whoever sends the
-    /// same request with the same key gets the stored response.
+    /// Whatever it is, a repetition has to name the same resources.
     #[must_use]
     pub fn scope(mut self, scope: impl ResourceFrom) -> Self {
         self.scope = Some(Arc::new(scope));
+        self
+    }
+
+    /// Who has sent a request, as bytes of any form: a key is the principal's own, and nobody else
+    /// gets the stored answer. Default: the `Authorization` header, byte by byte.
+    ///
+    /// A replay does not reach the handler, and so nothing that would check rights in there. Say who
+    /// it is where `Authorization` does not: with cookies or client certificates, from what
+    /// authentication outside of the layer has put into the extensions. And where `Authorization`
+    /// may change between two tries of a client, as with access tokens that run out: under another
+    /// principal a repetition is a new request. Only a SHA-256 of it is kept; with `Basic` it is
+    /// made from the password, and a name is better.
+    ///
+    /// ```
+    /// use tower_fence::Idempotency;
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     name: String,
+    /// }
+    ///
+    /// let keys = Idempotency::optional().principal(|parts| {
+    ///     let user = parts.extensions.get::<User>();
+    ///     user.map(|user| user.name.clone()).unwrap_or_default()
+    /// });
+    /// # let _ = keys;
+    /// ```
+    #[must_use]
+    pub fn principal<F, P>(mut self, principal: F) -> Self
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: AsRef<[u8]>,
+    {
+        let digest = move |parts: &Parts| Sha256::digest(principal(parts).as_ref()).into();
+        self.principal = Some(Arc::new(digest));
         self
     }
 
@@ -151,20 +192,49 @@ impl Idempotency {
                 }
                 digest("scope", names.as_slice())
             }
-            None => digest("resources", presented.iter().map(|one| &one.resource)),
+            None => resources(presented),
         };
+        let principal = match &self.principal {
+            Some(principal) => principal(parts),
+            None => authorization(parts),
+        };
+        let scope = Sha256::new().chain_update(scope).chain_update(principal);
+        let scope = scope.finalize().into();
         let key = key.as_str().to_owned();
         Ok(Some(RecordId { scope, key }))
     }
 
-    pub(super) fn claim(&self, id: RecordId, parts: &Parts, body: &Bytes) -> Claim {
+    pub(super) fn claim(
+        &self,
+        id: RecordId,
+        parts: &Parts,
+        presented: &AllAdmitted,
+        body: &Bytes,
+    ) -> Claim {
         Claim {
             id,
-            fingerprint: fingerprint(parts, body),
+            fingerprint: fingerprint(parts, presented, body),
             ttl: self.ttl,
             wait: self.wait,
         }
     }
+}
+
+/// Who has sent a request, as a digest.
+type Principal = dyn Fn(&Parts) -> [u8; 32] + Send + Sync;
+
+/// A digest of all field lines of `Authorization`, each with its length in front.
+fn authorization(parts: &Parts) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for line in parts.headers.get_all(header::AUTHORIZATION) {
+        hash.update((line.len() as u64).to_be_bytes());
+        hash.update(line.as_bytes());
+    }
+    hash.finalize().into()
+}
+
+fn resources(presented: &AllAdmitted) -> [u8; 32] {
+    digest("resources", presented.iter().map(|one| &one.resource))
 }
 
 /// [`ResourceFrom`], without its type.
@@ -194,9 +264,9 @@ fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -
     hash.finalize().into()
 }
 
-/// What makes two requests the same: method, path, query and body. Not the token: who got no answer
-/// may come back under a new lease.
-fn fingerprint(parts: &Parts, body: &Bytes) -> [u8; 32] {
+/// What makes two requests the same: method, path, query, resources and body. Not the token: who got
+/// no answer may come back under a new lease.
+fn fingerprint(parts: &Parts, presented: &AllAdmitted, body: &Bytes) -> [u8; 32] {
     // Inside a nested router the path is what the nest has left of it.
     let whole = parts.extensions.get::<OriginalUri>();
     let uri = whole.map_or(&parts.uri, |OriginalUri(uri)| uri);
@@ -207,6 +277,7 @@ fn fingerprint(parts: &Parts, body: &Bytes) -> [u8; 32] {
         hash.update(text);
     }
     hash.update(b" ");
+    hash.update(resources(presented));
     hash.update(body);
     hash.finalize().into()
 }

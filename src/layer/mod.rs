@@ -2,15 +2,17 @@
 //! runs, and commits the handler's writes together with the check.
 //!
 //! 1. An unsafe method needs one token for its resource, or one for each of its resources. A safe
-//!    one (GET, HEAD, OPTIONS, TRACE, QUERY) may carry them: then everyone older is dead before the
-//!    handler reads (a *fenced read*).
+//!    one (GET, HEAD, QUERY) may carry them: then everyone older is dead once it is answered (a *fenced
+//!    read*, below). OPTIONS and TRACE pass, whatever they bring, and so does a preflight.
 //! 2. The body is read first, bounded in size and time, so that a slow client holds neither a
 //!    connection nor a row lock.
 //! 3. The token is admitted in a transaction (of several tokens all, or none), which the handler gets from the extractor
 //!    [`FencedTx`](crate::FencedTx). A handler that does not ask for it is protected all the same.
 //! 4. A status below 400 commits. Anything else, a panic and a timeout too, rolls back: the token
-//!    stays usable, and everyone older is dead from then on.
-//! 5. Only then does the response leave. A success is never answered without a confirmed COMMIT.
+//!    stays usable, and everyone older is dead from then on. But who is turned away without being
+//!    served moves nothing (below).
+//! 5. Only then does the response leave. A success is never answered without a confirmed COMMIT. A
+//!    handler that takes too long is answered at its limit, while its transaction is ended.
 //! 6. Behind a [`deferred`](FenceLayer::deferred) layer the handler gets a [`PendingWrite`], and admits
 //!    when it is ready: with a transaction, or together with a single statement.
 //! 7. Where the layer is [`idempotent`](FenceLayer::idempotent) and the request has a key, the key
@@ -58,6 +60,43 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Who is turned away
+//!
+//! A token is a number, and the highest one outranks all others. So that nobody closes a resource
+//! without having rights on it, these answers leave the fence where it was:
+//!
+//! - 401, 403 and 405, whatever the handler has done before.
+//! - 400, 413, 415 and 422, unless the handler has used its transaction. That is how extractors refuse
+//!   what nobody can read, and the layer cannot tell their answers from a handler's own. It can
+//!   tell whether a handler may have seen anything: where it has had the connection of its
+//!   [`FencedTx`](crate::FencedTx), or of its [`PendingWrite`], for a statement. A handler that gives
+//!   such an answer out of what it has read elsewhere tells its client something that an older holder
+//!   may still overwrite; read on the transaction, or answer 409.
+//!
+//! Everything else counts as served: a 404 or a 409 says something about the resource, which no older
+//! holder may change any more. A redirect is a success and commits: where an extractor sends strangers
+//! to a page to log in, put it outside of the layer. Whoever has rights can close a resource by a
+//! number out of the blue all the same; where the tokens are this crate's own,
+//! [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that.
+//!
+//! # Fenced reads
+//!
+//! A handler that reads has no transaction, and takes connections of the pool as it likes. The layer
+//! holds neither a connection nor a row lock meanwhile, and does not time it:
+//!
+//! 1. It looks at the fence. A stale token is refused. Where everyone older is dead already, as after
+//!    an [announced](crate::announce) grant, the handler runs, and that is all.
+//! 2. Otherwise the handler runs, and only if it turns nobody away the fence is raised: by then
+//!    it is known that the request was served.
+//! 3. Where somebody has written to the resource in between, what was read may be overtaken. So the
+//!    handler runs **once more**, after the raise, and the second answer is the one that
+//!    leaves. The same happens for a resource without a row, and always on SQLite, where rows have
+//!    no versions.
+//!
+//! So the handler of a fenced read may be called twice for one request, as is right for a safe method;
+//! an extractor that takes a proof once only belongs outside of the layer. The body of such a request
+//! is read first, as that of a write. A response whose body is a stream leaves after the raise.
+//!
 //! # Deployment
 //!
 //! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). What it
@@ -66,27 +105,42 @@
 //!   second one from the same pool can starve it: size the pool for that, or use the transaction.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer` the layer also sees requests that match no route: unsafe ones are
-//!   answered 404 before the fallback is reached, where the resource is a [`PathParam`].
+//!   answered 404 before the fallback is reached, where the resource is a [`PathParam`]. Where it is
+//!   something else, the fallback's 404 raises the fence: prefer `Router::route_layer`.
+//! - Two names are two resources. Where the handler parses the name (`Path<i64>`), the fence has to
+//!   parse it as well: [`PathParam::parsed`]. Otherwise `/items/07` passes by the fence of `/items/7`.
 //! - A handler of a safe method is not timed.
 //! - Each resource that was named with an admissible token keeps a row, also where the handler then
-//!   failed: put authentication, and checks of names that anybody may invent, in front.
+//!   failed, unless it turned somebody away: put authentication, and checks of names that anybody may
+//!   invent, in front.
+//! - A replay under an idempotency key does not reach the handler: rights that are checked in there
+//!   are not checked again. A key belongs to whoever has sent it, which [`Idempotency::principal`]
+//!   has to be able to tell.
+//! - Stale writers are logged at WARN, at most one line a second, with the number of those
+//!   `suppressed` since the line before; the metrics count each.
 //! - 503 answers promise nothing about older tokens: where the database is out of reach, the
 //!   fence cannot be raised. Nor does a 500 beside which the log says so: a transaction that the
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
 mod extract;
 mod failure;
+mod fenced_read;
 mod idempotency;
+mod on_begin;
 mod pending;
 mod presented;
 mod rejection;
 mod resource;
 mod service;
+mod settle;
+mod stale_log;
 mod stored;
+mod verdict;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::HeaderName;
+use futures_util::future::BoxFuture;
+use http::{HeaderName, request::Parts};
 use tower_layer::Layer;
 
 use self::service::Config;
@@ -96,7 +150,7 @@ pub use self::{
     idempotency::Idempotency,
     pending::PendingWrite,
     rejection::{BodyError, Rejection},
-    resource::{HeaderField, PathParam, ResourceError, ResourceFrom, Resources},
+    resource::{HeaderField, ParsedPathParam, PathParam, ResourceError, ResourceFrom, Resources},
     service::FenceService,
     stored::UnstorableResponse,
 };
@@ -125,6 +179,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 body_wait: Duration::from_secs(10),
                 idempotency: None,
                 deferred: false,
+                known_epochs: false,
+                on_begin: None,
             },
         }
     }
@@ -147,6 +203,64 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     #[must_use]
     pub const fn deferred(mut self) -> Self {
         self.config.deferred = true;
+        self
+    }
+
+    /// Refuses tokens whose epoch this database has never handed out, with 403 `unknown-epoch`.
+    /// Default: any integer counts, whoever made it.
+    ///
+    /// For tokens of this crate's issuers over the same database (`RedisLeases`, `EmbeddedLeases`
+    /// with this fence for their epochs), and no others: what another issuer has made is refused.
+    /// It bounds what a forged token can do: it outranks no later epoch.
+    ///
+    /// The epochs are remembered. Only a token above them makes the layer look, at most once a
+    /// second for each of 256 groups of resources; it waits for so long, without a connection.
+    #[must_use]
+    pub const fn issued_by_this_database(mut self) -> Self {
+        self.config.known_epochs = true;
+        self
+    }
+
+    /// Runs a function of the request and the connection in each fenced transaction, after the
+    /// admission and before the handler has it: for what the handler's statements depend on, such as
+    /// the tenant of row-level security, or a role.
+    ///
+    /// ```
+    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
+    /// use tower_fence::{FenceLayer, PathParam};
+    ///
+    /// FenceLayer::new(fence, PathParam("sku")).on_begin(|parts, conn| {
+    ///     Box::pin(async move {
+    ///         // What authentication outside of this layer has found out.
+    ///         let tenant = parts.extensions.get::<String>().cloned().unwrap_or_default();
+    ///         // Until the end of the transaction, and no longer.
+    ///         sqlx::query("SELECT set_config('app.tenant', $1, true)")
+    ///             .bind(tenant)
+    ///             .execute(conn)
+    ///             .await?;
+    ///         Ok(())
+    ///     })
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// Its failure is answered as that of a handler's statement ([`DatabaseError`]); nothing is
+    /// written, the token stays usable, and the fence stays where it was. It has as long as the
+    /// handler, the fence's [`hold_limit`](Fence::hold_limit).
+    ///
+    /// It runs in each mode of the layer. Behind a [`deferred`](Self::deferred) one it runs when the
+    /// handler begins, and [`PendingWrite::write`] takes an open transaction instead of a single
+    /// round trip. It does not run for what has no transaction: a read, fenced or not, and the
+    /// answer to a repetition under an idempotency key.
+    #[must_use]
+    pub fn on_begin<F>(mut self, hook: F) -> Self
+    where
+        F: for<'a> Fn(&'a Parts, &'a mut DB::Connection) -> BoxFuture<'a, sqlx::Result<()>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.config.on_begin = Some(Arc::new(hook));
         self
     }
 
@@ -215,6 +329,8 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("body_wait", &self.config.body_wait)
             .field("idempotency", &self.config.idempotency)
             .field("deferred", &self.config.deferred)
+            .field("known_epochs", &self.config.known_epochs)
+            .field("on_begin", &self.config.on_begin.is_some())
             .finish_non_exhaustive()
     }
 }

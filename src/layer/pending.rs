@@ -1,16 +1,16 @@
 //! [`PendingWrite`]: a write whose token is checked, but not admitted yet.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
 use sqlx::{Execute, FromRow};
 
-use super::{extract::NoTransaction, rejection::Rejection};
+use super::{extract::NoTransaction, on_begin::OnBegin, rejection::Rejection};
 use crate::{
     fence::{
-        Admitted, AllAdmitted, CommitError, Fence, FenceDatabase, FencedTx, Loan, Statement,
-        TokenUse, WriteError, typed,
+        AdmitError, Admitted, AllAdmitted, CommitError, Fault, Fence, FenceDatabase, FencedTx,
+        Loan, Statement, TokenUse, WriteError, Written, fault_of, typed,
     },
     metrics,
 };
@@ -46,14 +46,21 @@ pub struct PendingWrite<
     fence: Fence<DB>,
     token_use: TokenUse,
     loan: Loan<DB>,
+    on_begin: Option<OnBegin<DB>>,
 }
 
 impl<DB: FenceDatabase> PendingWrite<DB> {
-    pub(super) const fn new(fence: Fence<DB>, token_use: TokenUse, loan: Loan<DB>) -> Self {
+    pub(super) const fn new(
+        fence: Fence<DB>,
+        token_use: TokenUse,
+        loan: Loan<DB>,
+        on_begin: Option<OnBegin<DB>>,
+    ) -> Self {
         Self {
             fence,
             token_use,
             loan,
+            on_begin,
         }
     }
 
@@ -75,7 +82,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// # Errors
     ///
     /// The [`Rejection`] that the layer itself would have answered, ready to be answered: stale,
-    /// busy, unavailable.
+    /// busy, unavailable; or [the hook](super::FenceLayer::on_begin) failed.
     ///
     /// # Cancel safety
     ///
@@ -88,17 +95,19 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         if !self.loan.start_begin() {
             return Err(CommitError::Escaped.into());
         }
+        let tx = self.open().await.inspect_err(|error| self.refused(error))?;
+        metrics::count_by("tower_fence_admitted_total", "kind", "write");
+        let lent = self.loan.begun(tx);
+        lent.ok_or_else(|| CommitError::Escaped.into())
+    }
+
+    /// Opens a transaction, admits in it, and runs the hook.
+    async fn open(&self) -> Result<FencedTx<DB>, Rejection> {
         let named = self.loan.named().clone();
-        match self.fence.begin_admitted(named, self.token_use).await {
-            Ok(tx) => {
-                metrics::count_by("tower_fence_admitted_total", "kind", "write");
-                let lent = self.loan.begun(tx);
-                lent.ok_or_else(|| CommitError::Escaped.into())
-            }
-            Err(error) => {
-                self.loan.refuse(error.clone());
-                Err(error.into())
-            }
+        let tx = self.fence.begin_admitted(named, self.token_use).await?;
+        match &self.on_begin {
+            Some(on_begin) => on_begin.run(tx, self.fence.limits().hold).await,
+            None => Ok(tx),
         }
     }
 
@@ -108,7 +117,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     ///
     /// Where it returns no row, nothing counts as written, and the token stays usable. Where it
     /// returns rows, they are there, whatever the handler answers. Where the request names several
-    /// resources, it runs in an open transaction instead.
+    /// resources, or the layer has a [hook](super::FenceLayer::on_begin), it runs in an open
+    /// transaction instead.
     ///
     /// Under an idempotency key it is a statement on the request's transaction, as on a
     /// [`FencedTx`](crate::FencedTx): all of it is committed after the handler's success, together
@@ -133,12 +143,39 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         if !self.loan.start_write() {
             return Err(CommitError::Escaped.into());
         }
-        let named = self.loan.named().clone();
-        let written = self.fence.write_admitted(named, self.token_use, statement);
-        let rows = written.await.inspect_err(|error| self.failed(error))?;
+        let written = match self.on_begin {
+            Some(_) => {
+                let opened = self.open().await;
+                let opened = opened.inspect_err(|error| self.refused(error));
+                let tx = opened.map_err(not_opened)?;
+                tx.write_and_commit(statement).await
+            }
+            None => {
+                let named = self.loan.named().clone();
+                let written = self.fence.write_admitted(named, self.token_use, statement);
+                written.await
+            }
+        };
+        let written = written.inspect_err(|error| self.failed(error))?;
         metrics::count_by("tower_fence_admitted_total", "kind", "write");
-        self.loan.settle(Ok(()));
-        typed(rows)
+        match written {
+            Written::Rows(rows) => {
+                self.loan.settle(Ok(()));
+                typed(rows)
+            }
+            Written::Nothing(tx) => {
+                self.loan.wrote_nothing(tx);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// Tells the layer that no transaction was opened.
+    fn refused(&self, rejection: &Rejection) {
+        self.loan.refuse(match not_opened(rejection.clone()) {
+            WriteError::Admit(error) => error,
+            other => AdmitError::Unavailable(Arc::new(sqlx::Error::Protocol(other.to_string()))),
+        });
     }
 
     /// Tells the layer. It raises the fence after a statement that failed under an admitted token;
@@ -156,11 +193,28 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 }
 
+/// Why no transaction was opened, as the error of a statement that needed one.
+fn not_opened(rejection: Rejection) -> WriteError {
+    match rejection {
+        Rejection::Admit(error) => error.into(),
+        Rejection::OnBegin(error) => match fault_of(&error) {
+            Fault::Contention => AdmitError::Busy(error).into(),
+            Fault::Lost => AdmitError::Unavailable(error).into(),
+            Fault::Refused => WriteError::Statement(error),
+        },
+        other => {
+            let error = sqlx::Error::Protocol(other.to_string());
+            AdmitError::Unavailable(Arc::new(error)).into()
+        }
+    }
+}
+
 impl<DB: FenceDatabase> Clone for PendingWrite<DB> {
     fn clone(&self) -> Self {
         Self {
             fence: self.fence.clone(),
             loan: self.loan.clone(),
+            on_begin: self.on_begin.clone(),
             ..*self
         }
     }

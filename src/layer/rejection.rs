@@ -1,16 +1,17 @@
 //! Why the layer refused a request, and how that is answered.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 
 use super::{
     resource::{ResourceError, Resources},
+    stale_log,
     stored::UnstorableResponse,
 };
 pub use crate::body::BodyError;
 use crate::{
-    fence::{AdmitError, CommitError, OnceError, Stale},
+    fence::{AdmitError, Admitted, CommitError, Fault, OnceError, Stale, fault_of},
     header::MalformedToken,
     idempotency::InvalidKey,
     metrics,
@@ -55,6 +56,10 @@ pub enum Rejection {
     /// The request has no resource.
     #[error(transparent)]
     Resource(#[from] ResourceError),
+    /// The token's epoch was never handed out by this database; see
+    /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
+    #[error("this database never handed out the epoch of token {} for {}", .0.token, .0.resource)]
+    UnknownEpoch(Admitted),
     /// Another `FenceLayer` has admitted this request already; this one would wait for its lock.
     #[error("there are two fences around this handler; a request passes one `FenceLayer`")]
     TwoLayers,
@@ -65,7 +70,7 @@ pub enum Rejection {
     #[error(transparent)]
     MalformedKey(#[from] InvalidKey),
     /// The idempotency key was used for another request.
-    #[error("the idempotency key was used for another method, path or body")]
+    #[error("the idempotency key was used for another method, path, resource or body")]
     KeyMismatch,
     /// A request with this idempotency key is under way.
     #[error("a request with this idempotency key is under way")]
@@ -79,6 +84,9 @@ pub enum Rejection {
     /// The token was not admitted, or the fence could not be raised after the handler failed.
     #[error(transparent)]
     Admit(#[from] AdmitError),
+    /// The hook at BEGIN failed; see [`FenceLayer::on_begin`](super::FenceLayer::on_begin).
+    #[error("the hook at BEGIN failed")]
+    OnBegin(#[source] Arc<sqlx::Error>),
     /// The handler took longer than the hold limit.
     #[error("the handler took longer than {0:?}")]
     HandlerTimeout(Duration),
@@ -102,17 +110,26 @@ impl Rejection {
 
     /// The type of problem it is answered with.
     #[must_use]
-    pub const fn problem_type(&self) -> ProblemType {
+    pub fn problem_type(&self) -> ProblemType {
         match self {
             Self::TokenRequired | Self::TokenMissing(_) => ProblemType::TokenRequired,
             Self::Malformed(_) => ProblemType::MalformedToken,
             Self::WrongResource { .. } => ProblemType::WrongResource,
             Self::Resource(error) => match error {
                 ResourceError::Invalid(_)
+                | ResourceError::Unparsed(_)
                 | ResourceError::NotOneHeader(_)
                 | ResourceError::Nothing => ProblemType::InvalidRequest,
                 ResourceError::NoRoute => ProblemType::UnknownRoute,
-                ResourceError::NoPathParam(_) => ProblemType::Misconfigured,
+                ResourceError::NoPathParam(_) | ResourceError::PathParamTwice(_) => {
+                    ProblemType::Misconfigured
+                }
+            },
+            Self::UnknownEpoch(_) => ProblemType::UnknownEpoch,
+            Self::OnBegin(error) => match fault_of(error) {
+                Fault::Contention => ProblemType::FenceBusy,
+                Fault::Lost => ProblemType::StoreUnavailable,
+                Fault::Refused => ProblemType::TransactionAborted,
             },
             Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
             Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
@@ -145,13 +162,7 @@ impl Rejection {
     fn log(&self) {
         let problem = self.problem_type().name();
         if let Some(stale) = self.stale() {
-            tracing::warn!(
-                problem,
-                resource = %stale.resource,
-                presented_token = stale.presented.get(),
-                max_token = stale.max_token,
-                "refused a stale writer"
-            );
+            stale_log::refused(stale);
         } else if self.problem_type().status().is_server_error() {
             let source = self.source().map(tracing::field::display);
             tracing::error!(problem, error = %self, source, "refused a write");
@@ -183,6 +194,10 @@ impl From<&Rejection> for Problem {
             Rejection::Resource(ResourceError::Invalid(_) | ResourceError::Nothing) => {
                 problem.member("field", "resource")
             }
+            Rejection::Resource(ResourceError::Unparsed(name)) => problem.member("field", *name),
+            Rejection::UnknownEpoch(claim) => problem
+                .member("resource", claim.resource.as_str())
+                .member("presented_token", claim.token.get()),
             Rejection::Resource(ResourceError::NotOneHeader(name)) => {
                 problem.member("field", name.as_str())
             }

@@ -1,6 +1,6 @@
 //! Where the names of resources come from: path parameters, headers, or a closure.
 
-use std::{collections::HashSet, fmt};
+use std::{collections::HashSet, fmt, marker::PhantomData, str::FromStr};
 
 use axum::{
     RequestPartsExt,
@@ -94,25 +94,94 @@ impl fmt::Display for Resources {
 /// The layer must be inside the router (`Router::layer`, `Router::route_layer`,
 /// `MethodRouter::layer`): outside of it no path parameter is known yet, and every write is
 /// refused.
+///
+/// Two names are two resources, byte by byte. Where the handler takes the parameter as something
+/// else than text, two names may mean one row: with `Path<i64>`, `/items/7`, `/items/07` and
+/// `/items/+7` are the same item, and would have three fences. There, say what it is:
+/// [`PathParam::parsed`]. The same goes for a handler, or a column, that ignores case.
 #[derive(Clone, Debug)]
 pub struct PathParam(pub &'static str);
 
+impl PathParam {
+    /// The resource is the parameter's value as it is written when it was parsed as a `T`, which has
+    /// to be the type that the handler takes: `PathParam("id").parsed::<i64>()` for `Path<i64>`.
+    ///
+    /// However the value was spelled, its fence is that of the one form: of `7`, for `07` and
+    /// `+7`. What is no `T` is refused with 422 `invalid-request`.
+    ///
+    /// ```
+    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
+    /// use tower_fence::{FenceLayer, PathParam};
+    ///
+    /// FenceLayer::new(fence, PathParam("id").parsed::<i64>())
+    /// # }
+    /// ```
+    #[must_use]
+    pub const fn parsed<T: FromStr + fmt::Display>(self) -> ParsedPathParam<T> {
+        ParsedPathParam {
+            name: self.0,
+            parsed: PhantomData,
+        }
+    }
+}
+
 impl ResourceFrom for PathParam {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
-        if parts.extensions.get::<MatchedPath>().is_none() {
-            return Err(ResourceError::NoRoute);
-        }
-        match parts.extract::<RawPathParams>().await {
-            Ok(params) => params
-                .iter()
-                .find(|(name, _)| *name == self.0)
-                .ok_or(ResourceError::NoPathParam(self.0))
-                .and_then(|(_, value)| Ok(Resource::new(value)?.into())),
-            Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => {
-                Err(InvalidResource::NotUtf8.into())
+        let name = path_param(parts, self.0, |value| Resource::new(value)).await?;
+        Ok(name?.into())
+    }
+}
+
+/// A parameter of the path in the one form that its value has: [`PathParam::parsed`].
+pub struct ParsedPathParam<T> {
+    name: &'static str,
+    parsed: PhantomData<fn() -> T>,
+}
+
+impl<T: FromStr + fmt::Display + 'static> ResourceFrom for ParsedPathParam<T> {
+    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
+        let canonical = |value: &str| value.parse().map(|value: T| value.to_string()).ok();
+        let canonical = path_param(parts, self.name, canonical).await?;
+        let canonical = canonical.ok_or(ResourceError::Unparsed(self.name))?;
+        Ok(Resource::new(canonical)?.into())
+    }
+}
+
+impl<T> Clone for ParsedPathParam<T> {
+    fn clone(&self) -> Self {
+        Self { ..*self }
+    }
+}
+
+impl<T> fmt::Debug for ParsedPathParam<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ParsedPathParam").field(&self.name).finish()
+    }
+}
+
+/// Reads the only parameter of this name. Of two (in a router that is nested in another one) nobody
+/// can know which one the handler means.
+async fn path_param<V>(
+    parts: &mut Parts,
+    name: &'static str,
+    read: impl FnOnce(&str) -> V,
+) -> Result<V, ResourceError> {
+    if parts.extensions.get::<MatchedPath>().is_none() {
+        return Err(ResourceError::NoRoute);
+    }
+    match parts.extract::<RawPathParams>().await {
+        Ok(params) => {
+            let mut found = params.iter().filter(|(other, _)| *other == name);
+            match (found.next(), found.next()) {
+                (Some((_, value)), None) => Ok(read(value)),
+                (None, _) => Err(ResourceError::NoPathParam(name)),
+                (Some(_), Some(_)) => Err(ResourceError::PathParamTwice(name)),
             }
-            Err(_) => Err(ResourceError::NoPathParam(self.0)),
         }
+        Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => {
+            Err(InvalidResource::NotUtf8.into())
+        }
+        Err(_) => Err(ResourceError::NoPathParam(name)),
     }
 }
 
@@ -169,6 +238,12 @@ pub enum ResourceError {
     /// No route matched before the layer was reached.
     #[error("no route matched before the fence; `FenceLayer` belongs inside the router")]
     NoRoute,
+    /// The path parameter is not of the type that it has to be.
+    #[error("the path parameter `{0}` is not what it has to be")]
+    Unparsed(&'static str),
+    /// The route has two path parameters of this name.
+    #[error("the route has the path parameter `{0}` twice; which one is the resource?")]
+    PathParamTwice(&'static str),
     /// The route has no such path parameter.
     #[error("the route has no path parameter `{0}` for `FenceLayer`")]
     NoPathParam(&'static str),

@@ -1,9 +1,7 @@
 //! The service: header → token → admission → handler → COMMIT → response.
 
 use std::{
-    any::Any,
     mem,
-    panic::{AssertUnwindSafe, resume_unwind},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -13,31 +11,27 @@ use axum::{
     body::Body,
     response::{IntoResponse, Response},
 };
-use futures_util::{
-    FutureExt,
-    future::{BoxFuture, ready},
-};
-use http::{HeaderName, Request, request::Parts};
+use futures_util::future::{BoxFuture, ready};
+use http::{HeaderName, Method, Request, request::Parts};
 use http_body_util::{BodyExt, Full};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
 
 use super::{
     extract::PlainRead,
     idempotency::Idempotency,
+    on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
     presented::presented,
     rejection::Rejection,
     resource::ResourceFrom,
-    stored::{UnstorableResponse, capture, replay},
+    settle::{run, settle},
+    stored::replay,
 };
 use crate::{
     body,
-    fence::{
-        AdmitError, AllAdmitted, Closed, CommitError, Fence, FenceDatabase, Loan, Once,
-        StoredResponse, TokenUse,
-    },
+    fence::{AdmitError, AllAdmitted, Fence, FenceDatabase, FencedTx, Loan, Once, TokenUse},
     header, metrics,
 };
 
@@ -51,6 +45,8 @@ pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) body_wait: Duration,
     pub(super) idempotency: Option<Arc<Idempotency>>,
     pub(super) deferred: bool,
+    pub(super) known_epochs: bool,
+    pub(super) on_begin: Option<Hook<DB>>,
 }
 
 impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
@@ -60,6 +56,7 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
             resource_from: self.resource_from.clone(),
             header: self.header.clone(),
             idempotency: self.idempotency.clone(),
+            on_begin: self.on_begin.clone(),
             ..*self
         }
     }
@@ -100,11 +97,16 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         // The service that was polled ready is the one to call; its clone is not ready yet.
         let clone = self.inner.clone();
-        let inner = mem::replace(&mut self.inner, clone);
+        let inner = mem::replace(&mut self.inner, clone.clone());
         let config = Arc::clone(&self.config);
         let span = tracing::info_span!("fence", resource = Empty, token = Empty);
         let call = async move {
             let (mut parts, body) = request.into_parts();
+            // They neither read nor write what is fenced, whatever they bring; a preflight among them.
+            if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
+                parts.extensions.insert(PlainRead);
+                return unfenced(inner, Request::from_parts(parts, body)).await;
+            }
             let presented = match config.identify(&mut parts).await {
                 Ok(Some(presented)) => {
                     let first = presented.first();
@@ -120,12 +122,7 @@ where
                 Err(rejection) => return Ok(rejection.into_response()),
             };
             if parts.method.is_safe() {
-                if let Err(error) = config.fence.raise_all(&presented).await {
-                    return Ok(Rejection::from(error).into_response());
-                }
-                metrics::count_by("tower_fence_admitted_total", "kind", "read");
-                parts.extensions.insert(presented);
-                return unfenced(inner, Request::from_parts(parts, body)).await;
+                return config.read(inner, clone, parts, presented, body).await;
             }
             match config.admit(&mut parts, presented, body).await {
                 Ok(Entry::Write(loan, body)) => {
@@ -134,7 +131,7 @@ where
                     let keys = keys.filter(|_| loan.has_claimed());
                     let handler = run(inner, Request::from_parts(parts, body), keys);
                     let began = Instant::now();
-                    let settled = config.settle(loan, handler).await;
+                    let settled = settle(&config.fence, loan, handler).await;
                     metrics::took("tower_fence_hold_seconds", began.elapsed());
                     settled
                 }
@@ -186,126 +183,72 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         }
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let began = Instant::now();
+        let unknown = self.unknown_epoch(&presented).await?;
         let Some((keys, id)) = record else {
+            if let Some(unknown) = unknown {
+                return Err(unknown);
+            }
             if self.deferred {
                 return Ok(Entry::Write(Loan::pending(presented), Body::new(body)));
             }
             let begun = self.fence.begin_admitted(presented, self.token_use).await;
             metrics::took("tower_fence_admission_seconds", began.elapsed());
-            let loan = Loan::new(begun?);
-            metrics::count_by("tower_fence_admitted_total", "kind", "write");
+            let loan = self.admitted(parts, begun?).await?;
             return Ok(Entry::Write(loan, Body::new(body)));
         };
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
-        let claim = keys.claim(id, parts, &bytes);
+        let claim = keys.claim(id, parts, &presented, &bytes);
+        if let Some(unknown) = unknown {
+            let answered = self.fence.answered(&claim).await?;
+            return answered
+                .map(|stored| Entry::Replay(replay(stored)))
+                .ok_or(unknown);
+        }
         let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
         let begun = self.fence.begin_once(claim, presented, self.token_use);
         let begun = begun.await;
         metrics::took("tower_fence_admission_seconds", began.elapsed());
         Ok(match begun? {
-            Once::First(tx) => {
-                metrics::count_by("tower_fence_admitted_total", "kind", "write");
-                Entry::Write(Loan::new(tx), body)
-            }
+            Once::First(tx) => Entry::Write(self.admitted(parts, tx).await?, body),
             Once::Replay(stored) => Entry::Replay(replay(stored)),
         })
+    }
+
+    /// The refusal of a token that was never handed out, where that is to be checked.
+    pub(super) async fn unknown_epoch(
+        &self,
+        presented: &AllAdmitted,
+    ) -> Result<Option<Rejection>, AdmitError> {
+        if !self.known_epochs {
+            return Ok(None);
+        }
+        let unknown = self.fence.unknown_epoch(presented).await?.cloned();
+        Ok(unknown.map(Rejection::UnknownEpoch))
+    }
+
+    /// Puts a transaction on loan, in which the hook has run.
+    async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Loan<DB>, Rejection> {
+        if let Some(hook) = &self.on_begin {
+            tx = on_begin::run(hook, parts, tx, self.fence.limits().hold).await?;
+        }
+        metrics::count_by("tower_fence_admitted_total", "kind", "write");
+        Ok(Loan::new(tx))
     }
 
     /// Puts what the handler may ask for where its extractors find it.
     fn lend(&self, loan: &Loan<DB>, parts: &mut Parts) {
         if self.deferred {
             let (fence, token_use) = (self.fence.clone(), self.token_use);
-            let pending = PendingWrite::new(fence, token_use, loan.clone());
+            let on_begin = self.on_begin.as_ref();
+            let on_begin = on_begin.map(|hook| OnBegin::new(hook, parts));
+            let pending = PendingWrite::new(fence, token_use, loan.clone(), on_begin);
             parts.extensions.insert(pending);
         }
         if !loan.is_pending() {
             parts.extensions.insert(loan.named().clone());
         }
         parts.extensions.insert(loan.clone());
-    }
-
-    /// Runs the handler and ends its transaction; only then is there a response.
-    async fn settle<E>(
-        &self,
-        loan: Loan<DB>,
-        handler: impl Future<Output = Ended<E>>,
-    ) -> Result<Response, E> {
-        let hold = self.fence.limits().hold;
-        // Where the client goes away, this future is dropped: whatever is still out is called in.
-        let loan = CloseOnDrop(loan);
-        let ended = timeout(hold, handler).await;
-        let outcome = match &ended {
-            Ok(Ended::Response(response, stored)) if is_success(response) => {
-                Outcome::Success(stored.as_ref())
-            }
-            _ => Outcome::Failure,
-        };
-        let settled = self.end_transaction(&loan.0, outcome).await;
-        match (ended, settled) {
-            (Ok(Ended::Response(response, _)), Ok(_)) => Ok(response),
-            (Ok(Ended::Unstorable(error)), Ok(_)) => Ok(Rejection::from(error).into_response()),
-            (Ok(Ended::Response(..) | Ended::Unstorable(_)), Err(rejection)) => {
-                Ok(rejection.into_response())
-            }
-            (Err(_), Ok(Written::Nothing | Written::AsAnswered)) => {
-                Ok(Rejection::HandlerTimeout(hold).into_response())
-            }
-            (Err(_), Ok(Written::ByTheHandler)) => {
-                let error = unknown("the handler committed, and then took too long");
-                Ok(Rejection::from(error).into_response())
-            }
-            (Err(_), Err(rejection)) => Ok(rejection.into_response()),
-            (Ok(Ended::Error(error)), _) => Err(error),
-            (Ok(Ended::Panic(payload)), _) => resume_unwind(payload),
-        }
-    }
-
-    /// Commits after a success. Otherwise rolls back and raises the fence: once the token was
-    /// admitted, everyone older is dead before any response leaves.
-    async fn end_transaction(
-        &self,
-        loan: &Loan<DB>,
-        outcome: Outcome<'_>,
-    ) -> Result<Written, Rejection> {
-        let (closed, _turns) = loan.close();
-        let error = match (closed, outcome) {
-            (Closed::Unused | Closed::Refused(_), Outcome::Failure) => return Ok(Written::Nothing),
-            (Closed::Unused, Outcome::Success(_)) => return Err(Rejection::NotWritten),
-            (Closed::Refused(error), Outcome::Success(_)) => return Err(error.into()),
-            (Closed::Home(tx), Outcome::Success(stored)) => {
-                let committed = match stored {
-                    Some(stored) => tx.commit_with(stored).await,
-                    None => tx.commit().await,
-                };
-                match committed {
-                    Ok(()) => return Ok(Written::AsAnswered),
-                    Err(error) => error,
-                }
-            }
-            (Closed::Home(tx), Outcome::Failure) => {
-                self.fence.fail(tx).await?;
-                return Ok(Written::Nothing);
-            }
-            (Closed::Settled(Ok(())), _) => return Ok(Written::ByTheHandler),
-            // The handler knows that its own COMMIT failed, and answers for it.
-            (Closed::Settled(Err(_)), Outcome::Failure) => {
-                self.fence.fail_lost(loan.named()).await?;
-                return Ok(Written::Nothing);
-            }
-            (Closed::Settled(Err(error)), Outcome::Success(_)) => error,
-            (Closed::Escaped(server_process), _) => {
-                self.fence.terminate(server_process).await;
-                CommitError::Escaped
-            }
-            (Closed::EscapedCommitting, _) => {
-                unknown("the handler answered while it was committing")
-            }
-        };
-        if let Err(raise) = self.fence.fail_lost(loan.named()).await {
-            tracing::error!(error = %raise, "the fence could not be raised");
-        }
-        Err(error.into())
     }
 }
 
@@ -315,71 +258,6 @@ enum Entry<DB: FenceDatabase> {
     Write(Loan<DB>, Body),
     /// It was answered before.
     Replay(Response),
-}
-
-/// What the handler wants.
-enum Outcome<'a> {
-    /// COMMIT, together with the response where that must be stored.
-    Success(Option<&'a StoredResponse>),
-    Failure,
-}
-
-fn is_success(response: &Response) -> bool {
-    response.status().as_u16() < 400
-}
-
-/// What a request has written in the end.
-enum Written {
-    /// What the handler's success claims.
-    AsAnswered,
-    /// What the handler has committed by itself.
-    ByTheHandler,
-    Nothing,
-}
-
-fn unknown(why: &str) -> CommitError {
-    CommitError::OutcomeUnknown(Arc::new(sqlx::Error::Protocol(why.into())))
-}
-
-/// Nothing that is still out can commit once this is gone.
-struct CloseOnDrop<DB: FenceDatabase>(Loan<DB>);
-
-impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
-    fn drop(&mut self) {
-        drop(self.0.close());
-    }
-}
-
-/// How a handler ended.
-enum Ended<E> {
-    /// With what must be stored of it, where something must.
-    Response(Response, Option<StoredResponse>),
-    Unstorable(UnstorableResponse),
-    Error(E),
-    Panic(Box<dyn Any + Send>),
-}
-
-/// Runs the handler. A panic is held back until its transaction is ended. Under a key the response
-/// of a success is read to its end.
-async fn run<S>(mut inner: S, request: Request<Body>, keys: Option<&Idempotency>) -> Ended<S::Error>
-where
-    S: Service<Request<Body>>,
-    S::Response: IntoResponse,
-{
-    let handler = AssertUnwindSafe(async move {
-        let response = match inner.call(request).await {
-            Ok(response) => response.into_response(),
-            Err(error) => return Ended::Error(error),
-        };
-        match keys {
-            Some(keys) if is_success(&response) => match capture(response, keys).await {
-                Ok((response, stored)) => Ended::Response(response, Some(stored)),
-                Err(error) => Ended::Unstorable(error),
-            },
-            _ => Ended::Response(response, None),
-        }
-    });
-    handler.catch_unwind().await.unwrap_or_else(Ended::Panic)
 }
 
 /// Runs the handler without a transaction.

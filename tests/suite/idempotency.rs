@@ -42,6 +42,9 @@ on_both_databases!(
     a_stale_token_leaves_no_record,
     a_response_that_cannot_be_stored_undoes_the_write,
     a_key_belongs_to_its_resource_or_to_its_scope,
+    an_answer_is_for_whoever_has_sent_the_request,
+    a_principal_may_be_named_otherwise,
+    a_scope_of_ones_own_does_not_mix_resources,
     an_expired_key_is_new_and_the_token_still_counts,
     expired_keys_are_removed_and_no_others,
     a_handler_cannot_commit_without_its_record,
@@ -440,6 +443,74 @@ async fn a_key_belongs_to_its_resource_or_to_its_scope<DB: TestDatabase>() {
         nobody.is_problem(422, "invalid-request")["field"],
         "x-tenant"
     );
+}
+
+async fn an_answer_is_for_whoever_has_sent_the_request<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let send = |token: i64, authorization: &'static [&'static str]| {
+        let request = keyed(&server, "/a/add", token, "k");
+        let request = authorization.iter().fold(request, |request, line| {
+            request.header("Authorization", *line)
+        });
+        Answer::to(request)
+    };
+    is_call(&send(5, &["Bearer alice"]).await, 1, false);
+    is_call(&send(5, &["Bearer alice"]).await, 1, true);
+    // The same request with the same key, but for who sends it.
+    for stranger in [
+        &[][..],
+        &["Bearer bob"],
+        &["Bearer alice", ""],
+        &["Bearer", "alice"],
+        &["bearer alice"],
+    ] {
+        for token in [5, 1] {
+            let answer = send(token, stranger).await;
+            answer.is_problem(412, "stale-token");
+        }
+    }
+    is_call(&send(6, &["Bearer bob"]).await, 2, false);
+    is_call(&send(1, &["Bearer alice"]).await, 1, true);
+}
+
+async fn a_principal_may_be_named_otherwise<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let keys = Idempotency::optional().principal(|parts| {
+        let user = parts.headers.get("x-user");
+        user.map(|user| user.as_bytes().to_vec())
+            .unwrap_or_default()
+    });
+    let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
+    let send = |user: &'static str, authorization: &'static str| {
+        let request = keyed(&server, "/a/add", 5, "k").header("X-User", user);
+        Answer::to(request.header("Authorization", authorization))
+    };
+    is_call(&send("alice", "Bearer 1").await, 1, false);
+    // Under an access token that is new.
+    is_call(&send("alice", "Bearer 2").await, 1, true);
+    let other = send("bob", "Bearer 1").await;
+    other.is_problem(412, "stale-token");
+}
+
+async fn a_scope_of_ones_own_does_not_mix_resources<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let tenant = HeaderField(HeaderName::from_static("x-tenant"));
+    let sku = HeaderField(HeaderName::from_static("x-sku"));
+    let layer = FenceLayer::new(db.fence(), sku);
+    let app = Router::new()
+        .route("/add", post(add::<DB>))
+        .route_layer(layer.idempotent(Idempotency::optional().scope(tenant)))
+        .layer(Extension(Plan::new(0, 1_000)));
+    let server = Server::start(app).await;
+    let write = |sku: &'static str| {
+        let request = keyed(&server, "/add", 5, "k").header("X-Tenant", "acme");
+        Answer::to(request.header("X-Sku", sku))
+    };
+    is_call(&write("sku-1").await, 1, false);
+    let other = write("sku-2").await;
+    other.is_problem(422, "idempotency-mismatch");
+    is_call(&write("sku-1").await, 1, true);
 }
 
 async fn an_expired_key_is_new_and_the_token_still_counts<DB: TestDatabase>() {

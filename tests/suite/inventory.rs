@@ -129,6 +129,41 @@ async fn a_stale_writer_bounces_without_any_server() {
 }
 
 #[tokio::test]
+async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
+    let service = Inventory::start(&[]).await;
+    let caller = Caller::of(&service);
+    let stale = caller.acquire("sku-1", 100).await;
+    caller.set("sku-1", 10).await;
+    let storm = async || {
+        let body = json!({ "quantity": 1 });
+        let refused = caller.decrement("sku-1", &stale, body).await;
+        refused.is_problem(412, "stale-token");
+    };
+    let began = std::time::Instant::now();
+    for _ in 0..100 {
+        futures_util::future::join_all((0..10).map(|_| storm())).await;
+    }
+    // The next line tells of those that came behind the last one.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    storm().await;
+    let seconds = began.elapsed().as_secs();
+    let log = service.log();
+    let suppressed = log
+        .lines()
+        .filter(|line| line.contains("stale writer"))
+        .map(|line| {
+            let (_, behind) = line.split_once("suppressed=").expect("it says how many");
+            let digits = behind.find(|c: char| !c.is_ascii_digit());
+            let digits = &behind[..digits.unwrap_or(behind.len())];
+            digits.parse::<u64>().unwrap()
+        });
+    let suppressed: Vec<_> = suppressed.collect();
+    let lines = suppressed.len() as u64;
+    assert!((2..=seconds + 2).contains(&lines), "{lines} in {seconds} s");
+    assert_eq!(lines + suppressed.iter().sum::<u64>(), 1_001, "{log}");
+}
+
+#[tokio::test]
 async fn a_stale_writer_bounces_on_postgres_and_redis() {
     let (service, db, _redis) = on_servers().await;
     a_stale_writer_bounces(&service).await;

@@ -1,0 +1,86 @@
+//! A safe method with a token: everyone older is dead once it is answered, and nothing that was
+//! read is overtaken by them.
+//!
+//! The handler runs without a transaction. Only when it has served the request, and has not turned it
+//! away, the fence is raised; where somebody has written since the handler began, it reads once more.
+//! See `Fence::look` and `Fence::raise_after`.
+
+use std::future::poll_fn;
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use http::{Request, request::Parts};
+use tower_service::Service;
+
+use super::{
+    rejection::Rejection,
+    resource::ResourceFrom,
+    service::Config,
+    verdict::{Verdict, verdict},
+};
+use crate::{
+    body,
+    fence::{AllAdmitted, FenceDatabase, ToRaise},
+    metrics,
+};
+
+impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
+    /// Answers a fenced read. `inner` is ready; `spare` is not.
+    pub(super) async fn read<S>(
+        &self,
+        mut inner: S,
+        mut spare: S,
+        mut parts: Parts,
+        presented: AllAdmitted,
+        body: Body,
+    ) -> Result<Response, S::Error>
+    where
+        S: Service<Request<Body>>,
+        S::Response: IntoResponse,
+    {
+        let (body, to_raise) = match self.prepare(&presented, body).await {
+            Ok(prepared) => prepared,
+            Err(rejection) => return Ok(rejection.into_response()),
+        };
+        parts.extensions.insert(presented.clone());
+        let Some(to_raise) = to_raise else {
+            metrics::count_by("tower_fence_admitted_total", "kind", "read");
+            let request = Request::from_parts(parts, Body::from(body));
+            return Ok(inner.call(request).await?.into_response());
+        };
+        let request = Request::from_parts(parts.clone(), Body::from(body.clone()));
+        let response = inner.call(request).await?.into_response();
+        if verdict(Some(response.status()), false) == Verdict::Leave {
+            return Ok(response);
+        }
+        match self.fence.raise_after(&presented, to_raise).await {
+            Ok(unwritten) => {
+                metrics::count_by("tower_fence_admitted_total", "kind", "read");
+                if unwritten {
+                    return Ok(response);
+                }
+            }
+            Err(error) => return Ok(Rejection::from(error).into_response()),
+        }
+        drop(response);
+        poll_fn(|cx| spare.poll_ready(cx)).await?;
+        let request = Request::from_parts(parts, Body::from(body));
+        Ok(spare.call(request).await?.into_response())
+    }
+
+    /// Reads the body, which may be needed twice; then looks at the fence.
+    async fn prepare(
+        &self,
+        presented: &AllAdmitted,
+        body: Body,
+    ) -> Result<(Bytes, Option<ToRaise>), Rejection> {
+        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
+        if let Some(unknown) = self.unknown_epoch(presented).await? {
+            return Err(unknown);
+        }
+        Ok((body.to_bytes(), self.fence.look(presented).await?))
+    }
+}

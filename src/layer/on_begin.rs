@@ -1,0 +1,67 @@
+//! What runs in each fenced transaction before the handler has it.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+use http::request::Parts;
+use tokio::time::timeout;
+
+use super::rejection::Rejection;
+use crate::fence::{FenceDatabase, FencedTx};
+
+/// A function of the request and the connection.
+pub(super) type Hook<DB> = Arc<
+    dyn for<'a> Fn(
+            &'a Parts,
+            &'a mut <DB as sqlx::Database>::Connection,
+        ) -> BoxFuture<'a, sqlx::Result<()>>
+        + Send
+        + Sync,
+>;
+
+/// The hook, with the request that it is for.
+pub(super) struct OnBegin<DB: FenceDatabase> {
+    hook: Hook<DB>,
+    parts: Arc<Parts>,
+}
+
+impl<DB: FenceDatabase> OnBegin<DB> {
+    pub(super) fn new(hook: &Hook<DB>, parts: &Parts) -> Self {
+        Self {
+            hook: Arc::clone(hook),
+            parts: Arc::new(parts.clone()),
+        }
+    }
+
+    pub(super) async fn run(
+        &self,
+        tx: FencedTx<DB>,
+        within: Duration,
+    ) -> Result<FencedTx<DB>, Rejection> {
+        run(&self.hook, &self.parts, tx, within).await
+    }
+}
+
+impl<DB: FenceDatabase> Clone for OnBegin<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            hook: Arc::clone(&self.hook),
+            parts: Arc::clone(&self.parts),
+        }
+    }
+}
+
+/// Runs the hook in a transaction that has begun. Where it fails, the transaction is rolled back and
+/// the fence stays where it was: the handler has served nobody.
+pub(super) async fn run<DB: FenceDatabase>(
+    hook: &Hook<DB>,
+    parts: &Parts,
+    mut tx: FencedTx<DB>,
+    within: Duration,
+) -> Result<FencedTx<DB>, Rejection> {
+    match timeout(within, hook(parts, tx.connection_mut())).await {
+        Ok(Ok(())) => Ok(tx),
+        Ok(Err(error)) => Err(Rejection::OnBegin(Arc::new(error))),
+        Err(_) => Err(Rejection::HandlerTimeout(within)),
+    }
+}

@@ -1,0 +1,126 @@
+//! `FenceLayer::issued_by_this_database`: a token of an epoch that was never handed out is refused.
+
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use tower_fence::{
+    FenceLayer, Idempotency, PathParam, Resource, Token,
+    epochs::{Epoch, Epochs},
+    lease::{Acquire, EmbeddedLeases, Leases},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    http::{Answer, Server},
+};
+
+on_both_databases!(
+    what_was_never_handed_out_is_refused,
+    what_was_handed_out_is_known_without_a_look,
+    tokens_of_the_issuer_are_known,
+    a_repetition_is_answered_whatever_its_token,
+);
+
+/// The partition of "a", from `zlib.crc32(name) & 255` of Python.
+const PARTITION: u8 = 0x43;
+
+async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).issued_by_this_database();
+    let route = || post(|| async { "done" }).get(|| async { "read" });
+    let app = Router::new()
+        .route("/{r}", route())
+        .route_layer(layer.clone())
+        .route(
+            "/{r}/deferred",
+            route().route_layer(layer.clone().deferred()),
+        )
+        .route(
+            "/{r}/keys",
+            route().route_layer(layer.idempotent(Idempotency::optional())),
+        );
+    Server::start(app).await
+}
+
+async fn begin_epoch<DB: TestDatabase>(db: &Fresh<DB>, epoch: i64) {
+    let epoch = Epoch::new(epoch).unwrap();
+    let begun = db.fence().next_epoch(PARTITION, epoch).await.unwrap();
+    assert_eq!(begun, epoch);
+}
+
+async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
+    let a = Resource::new("a").unwrap();
+    db.fence().inspect(&a).await.unwrap()
+}
+
+async fn what_was_never_handed_out_is_refused<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    server
+        .write("/a", 1_000_000_001)
+        .await
+        .is_problem(403, "unknown-epoch");
+    begin_epoch(&db, 3).await;
+    assert_eq!(server.write("/a", 3_000_000_001_i64).await.text, "done");
+    for token in [Token::MAX.get(), 4_000_000_000, 999_999_999, 1] {
+        for path in ["/a", "/a/deferred"] {
+            let problem = server.write(path, token).await;
+            let problem = problem.is_problem(403, "unknown-epoch");
+            assert_eq!(problem["resource"], "a");
+            assert_eq!(problem["presented_token"], token);
+        }
+        let read = server.get("/a").header("Fencing-Token", token);
+        Answer::to(read).await.is_problem(403, "unknown-epoch");
+    }
+    assert_eq!(max_token(&db).await, Some(3_000_000_001));
+    // A new one is known as soon as it is there.
+    begin_epoch(&db, 4).await;
+    assert_eq!(server.write("/a", 4_000_000_001_i64).await.text, "done");
+    // Without a token nobody asks.
+    assert_eq!(Answer::to(server.get("/a")).await.text, "read");
+}
+
+async fn what_was_handed_out_is_known_without_a_look<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    begin_epoch(&db, 3).await;
+    assert_eq!(server.write("/a", 3_000_000_001_i64).await.text, "done");
+    db.execute("ALTER TABLE fence_epochs RENAME TO gone").await;
+    for token in [3_000_000_002_i64, 3_999_999_999] {
+        assert_eq!(server.write("/a", token).await.text, "done");
+    }
+    let above = server.write("/a", 4_000_000_000_i64).await;
+    above.is_problem(503, "store-unavailable");
+}
+
+async fn tokens_of_the_issuer_are_known<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let leases = EmbeddedLeases::new(db.fence());
+    for name in ["a", "b", "c"] {
+        let resource = Resource::new(name).unwrap();
+        let lease = leases.acquire(&resource, Acquire::new(Duration::from_secs(30)));
+        let token = lease.await.unwrap().token;
+        let answer = server.write(&format!("/{name}"), token).await;
+        assert_eq!(answer.text, "done");
+    }
+}
+
+async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    begin_epoch(&db, 3).await;
+    let send = |key: &str, token: i64| {
+        let request = server.post("/a/keys").header("Fencing-Token", token);
+        Answer::to(request.header("Idempotency-Key", format!("\"{key}\"")))
+    };
+    assert_eq!(send("k", 3_000_000_001).await.text, "done");
+    for token in [3_000_000_001, 1, Token::MAX.get()] {
+        let again = send("k", token).await;
+        assert_eq!(again.headers["idempotent-replayed"], "true");
+    }
+    send("new", Token::MAX.get())
+        .await
+        .is_problem(403, "unknown-epoch");
+    assert_eq!(max_token(&db).await, Some(3_000_000_001));
+    assert_eq!(send("new", 3_000_000_002).await.text, "done");
+}

@@ -1,0 +1,207 @@
+//! The hook at BEGIN: what it sets holds for the handler's statements, in each mode of the layer.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    extract::Path,
+    http::{HeaderName, StatusCode, request::Parts},
+    routing::{get, post},
+};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+use tower_fence::{
+    FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite, Resource, fence::WriteError,
+    layer::Rejection,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::{Answer, Server},
+};
+
+/// A tenant's rows are seen and written by the tenant alone.
+async fn with_tenants() -> Fresh<Postgres> {
+    let db = Postgres::fresh(4).await;
+    // Roles belong to the whole server; who owns a table, or everything, is above its policies.
+    let role = format!("tenant_{:016x}", rand::random::<u64>());
+    db.execute(&format!(
+        "CREATE ROLE {role};
+         CREATE TABLE orders (tenant TEXT DEFAULT current_setting('app.tenant'), n BIGINT);
+         INSERT INTO orders VALUES ('red', 0), ('blue', 0);
+         ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY own ON orders USING (tenant = current_setting('app.tenant', true));
+         CREATE TABLE role (name TEXT);
+         INSERT INTO role VALUES ('{role}');
+         GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};"
+    ))
+    .await;
+    db
+}
+
+async fn become_tenant(parts: &Parts, conn: &mut PgConnection) -> sqlx::Result<()> {
+    let tenant = parts.headers.get("x-tenant");
+    let tenant = tenant.and_then(|tenant| tenant.to_str().ok());
+    let role: String = sqlx::query_scalar("SELECT name FROM role")
+        .fetch_one(&mut *conn)
+        .await?;
+    let set = AssertSqlSafe(format!("SET LOCAL ROLE {role}"));
+    sqlx::raw_sql(set).execute(&mut *conn).await?;
+    let Some(tenant) = tenant else {
+        return sqlx::raw_sql("SELECT 1 / 0").execute(conn).await.map(drop);
+    };
+    sqlx::query("SELECT set_config('app.tenant', $1, true)")
+        .bind(tenant)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Writes to all orders that it sees, and says how many that are.
+const WRITE: &str = "UPDATE orders SET n = n + 1 RETURNING n";
+
+async fn write(mut tx: FencedTx) -> String {
+    let all = sqlx::query(WRITE).fetch_all(&mut *tx).await.unwrap();
+    all.len().to_string()
+}
+
+async fn begin(pending: PendingWrite) -> Result<String, Rejection> {
+    Ok(write(pending.begin().await?).await)
+}
+
+async fn at_once(pending: PendingWrite) -> Result<String, WriteError> {
+    let write = "UPDATE orders SET n = n + 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
+    let all: Vec<(i64,)> = pending.write(write).await?;
+    Ok(all.len().to_string())
+}
+
+async fn swallow(pending: PendingWrite) -> &'static str {
+    let _ = pending.begin().await;
+    "all is well"
+}
+
+async fn start(db: &Fresh<Postgres>) -> Server {
+    let fence = db.fence().hold_limit(Duration::from_secs(2));
+    let layer = FenceLayer::new(fence.clone(), PathParam("r"))
+        .on_begin(|parts, conn| Box::pin(become_tenant(parts, conn)));
+    let both = FenceLayer::new(fence, [PathParam("r"), PathParam("s")])
+        .on_begin(|parts, conn| Box::pin(become_tenant(parts, conn)));
+    let keys = Idempotency::optional();
+    let app = Router::new()
+        .route("/{r}/once", post(write).get(|| async { "read" }))
+        .route_layer(layer.clone())
+        .route(
+            "/{r}/reusable",
+            post(write).route_layer(layer.clone().reusable()),
+        )
+        .route(
+            "/{r}/keys",
+            post(write).route_layer(layer.clone().idempotent(keys.clone())),
+        )
+        .route(
+            "/{r}/begin",
+            post(begin).route_layer(layer.clone().deferred()),
+        )
+        .route(
+            "/{r}/at-once",
+            post(at_once).route_layer(layer.clone().deferred()),
+        )
+        .route(
+            "/{r}/swallow",
+            post(swallow).route_layer(layer.clone().deferred()),
+        )
+        .route(
+            "/{r}/deferred-keys",
+            post(at_once).route_layer(layer.deferred().idempotent(keys)),
+        )
+        .route("/{r}/and/{s}", post(write).route_layer(both))
+        .route("/{r}/bare", get(|Path(r): Path<String>| async { r }));
+    Server::start(app).await
+}
+
+const MODES: [&str; 7] = [
+    "once",
+    "reusable",
+    "keys",
+    "begin",
+    "at-once",
+    "deferred-keys",
+    "and/s",
+];
+
+async fn send(server: &Server, path: &str, token: &str, key: i64, tenant: Option<&str>) -> Answer {
+    let mut request = server
+        .post(path)
+        .header("Fencing-Token", token)
+        .header("Idempotency-Key", format!("\"{key}\""));
+    if let Some(tenant) = tenant {
+        request = request.header(HeaderName::from_static("x-tenant"), tenant);
+    }
+    Answer::to(request).await
+}
+
+/// The header for a token, of one resource or of two.
+fn tokens(mode: &str, token: i64) -> String {
+    if mode == "and/s" {
+        format!(r#"{token};resource="r", {token};resource="s""#)
+    } else {
+        token.to_string()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_tenant_writes_its_own_rows_in_each_mode() {
+    let db = with_tenants().await;
+    let server = start(&db).await;
+    let (mut token, mut red, mut blue) = (1, 0, 0);
+    for mode in MODES {
+        for tenant in ["red", "blue", "nobody"] {
+            token += 1;
+            let path = format!("/r/{mode}");
+            let answer = send(&server, &path, &tokens(mode, token), token, Some(tenant)).await;
+            let rows = if tenant == "nobody" { "0" } else { "1" };
+            assert_eq!((answer.status, answer.text.as_str()), (200, rows), "{mode}");
+            red += i64::from(tenant == "red");
+            blue += i64::from(tenant == "blue");
+        }
+        let written = async |tenant| {
+            let n = format!("SELECT n FROM orders WHERE tenant = '{tenant}'");
+            db.number(&n).await
+        };
+        assert_eq!((written("red").await, written("blue").await), (red, blue));
+    }
+    // It ended with the transaction.
+    assert_eq!(db.number("SELECT count(*) FROM orders").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_it_fails_nothing_is_written_and_the_token_stays_usable() {
+    let db = with_tenants().await;
+    let server = start(&db).await;
+    for mode in MODES {
+        let path = format!("/r/{mode}");
+        let answer = send(&server, &path, &tokens(mode, 5), 5, None).await;
+        answer.is_problem(500, "transaction-aborted");
+        assert!(!answer.text.contains("division"), "{answer:?}");
+    }
+    let answer = send(&server, "/r/swallow", "5", 5, None).await;
+    answer.is_problem(503, "store-unavailable");
+    let r = Resource::new("r").unwrap();
+    assert_eq!(db.fence().inspect(&r).await.unwrap(), None);
+    assert_eq!(db.number("SELECT max(n) FROM orders").await, 0);
+    let answer = send(&server, "/r/once", "5", 5, Some("red")).await;
+    assert_eq!((answer.status, answer.text.as_str()), (200, "1"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hook_that_hangs_is_ended_at_the_hold_limit() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence().hold_limit(Duration::from_millis(200));
+    let layer =
+        FenceLayer::new(fence, PathParam("r")).on_begin(|_, _| Box::pin(std::future::pending()));
+    let app = Router::new()
+        .route("/{r}", post(|| async { StatusCode::OK }))
+        .route_layer(layer);
+    let server = Server::start(app).await;
+    let answer = server.write("/r", 5).await;
+    answer.is_problem(503, "handler-timeout");
+}

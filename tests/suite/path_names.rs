@@ -1,0 +1,77 @@
+//! Names that mean one row have one fence.
+
+use axum::{Router, extract::Path, routing::post};
+use sqlx::Sqlite;
+use tower_fence::{Admitted, FenceLayer, PathParam};
+
+use crate::support::{database::TestDatabase, http::Server};
+
+#[tokio::test]
+async fn however_a_number_is_spelled_it_has_one_fence() {
+    let db = Sqlite::fresh(2).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("id").parsed::<i64>());
+    let item = |admitted: Admitted, Path(id): Path<i64>| async move {
+        assert_eq!(admitted.resource.as_str(), id.to_string());
+        admitted.resource.to_string()
+    };
+    let app = Router::new()
+        .route("/items/{id}", post(item))
+        .route_layer(layer);
+    let server = Server::start(app).await;
+    assert_eq!(server.write("/items/7", 5).await.text, "7");
+    for same in ["7", "07", "+7", "%37", "%2B7", "0007"] {
+        let answer = server.write(&format!("/items/{same}"), 4).await;
+        let problem = answer.is_problem(412, "stale-token");
+        assert_eq!(problem["resource"], "7", "{same}");
+    }
+    assert_eq!(
+        server.write("/items/007", r#"6;resource="7""#).await.text,
+        "7"
+    );
+    server
+        .write("/items/07", r#"8;resource="07""#)
+        .await
+        .is_problem(403, "wrong-resource");
+    for other in ["x", "7x", "%20", "7.0", "9223372036854775808"] {
+        let answer = server.write(&format!("/items/{other}"), 9).await;
+        assert_eq!(answer.is_problem(422, "invalid-request")["field"], "id");
+    }
+}
+
+#[tokio::test]
+async fn a_text_is_compared_percent_decoded() {
+    let db = Sqlite::fresh(2).await;
+    let app = Router::new()
+        .route("/items/{id}", post(|| async {}))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("id")));
+    let server = Server::start(app).await;
+    assert_eq!(server.write("/items/7", 5).await.status, 200);
+    let stale = server.write("/items/%37", 5).await;
+    stale.is_problem(412, "stale-token");
+}
+
+#[tokio::test]
+async fn a_parameter_that_stands_twice_is_a_mistake_of_the_service() {
+    let db = Sqlite::fresh(2).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("id"));
+    let parsed = FenceLayer::new(db.fence(), PathParam("id").parsed::<i64>());
+    let app = Router::new()
+        .nest(
+            "/shops/{id}",
+            Router::new()
+                .route("/items/{id}", post(|| async {}))
+                .route_layer(layer),
+        )
+        .nest(
+            "/towns/{id}",
+            Router::new()
+                .route("/items/{id}", post(|| async {}))
+                .route_layer(parsed),
+        );
+    let server = Server::start(app).await;
+    for path in ["/shops/1/items/2", "/towns/1/items/2", "/shops/1/items/1"] {
+        let answer = server.write(path, 5).await;
+        answer.is_problem(500, "misconfigured");
+        assert!(answer.text.contains("twice"), "{answer:?}");
+    }
+}

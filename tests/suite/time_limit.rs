@@ -1,0 +1,80 @@
+//! A handler that takes too long is answered at its limit, and its connection goes on.
+
+use std::time::Duration;
+
+use axum::{Router, http::StatusCode, routing::post};
+use sqlx::Postgres;
+use tokio::time::Instant;
+use tower_fence::{FenceLayer, FencedTx, PathParam, Resource};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::Server,
+};
+
+async fn start(db: &Fresh<Postgres>, hold: Duration) -> Server {
+    let fence = db.fence().hold_limit(hold);
+    let sleep = |mut tx: FencedTx| async move {
+        let sleep = sqlx::raw_sql("SELECT pg_sleep(20)");
+        sleep.execute(&mut *tx).await.unwrap();
+    };
+    let wait = |mut tx: FencedTx| async move {
+        let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
+        insert.execute(&mut *tx).await.unwrap();
+        std::future::pending::<StatusCode>().await
+    };
+    let app = Router::new()
+        .route("/{r}/sleep", post(sleep))
+        .route("/{r}/wait", post(wait))
+        .route("/{r}/plain", post(|| async {}))
+        .route_layer(FenceLayer::new(fence, PathParam("r")));
+    Server::start(app).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
+    let db = Postgres::fresh(3).await;
+    let server = start(&db, Duration::from_millis(500)).await;
+    // The connections are there before the time is taken.
+    futures_util::future::join_all((0..3).map(|_| db.number("SELECT 1"))).await;
+    let began = Instant::now();
+    let writes = (0..3).map(|n| {
+        let path = format!("/r-{n}/sleep");
+        let server = &server;
+        async move { server.write(&path, 5).await }
+    });
+    for answer in futures_util::future::join_all(writes).await {
+        answer.is_problem(503, "handler-timeout");
+    }
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(500), "{took:?}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    // What is behind it comes to its end, and to the raise.
+    for n in 0..3 {
+        let resource = Resource::new(format!("r-{n}")).unwrap();
+        eventually("everyone older is dead", async || {
+            db.fence().inspect(&resource).await.ok() == Some(Some(4))
+        })
+        .await;
+        let path = format!("/r-{n}/plain");
+        assert_eq!(server.write(&path, 5).await.status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_over_its_time_keeps_its_connection() {
+    let db = Postgres::fresh(1).await;
+    let server = start(&db, Duration::from_millis(300)).await;
+    let backend = async || db.number("SELECT pg_backend_pid()").await;
+    let before = backend().await;
+    for token in [5, 6, 7] {
+        let answer = server.write("/r/wait", token).await;
+        answer.is_problem(503, "handler-timeout");
+        assert_eq!(backend().await, before);
+    }
+    assert_eq!(db.entries().await, 0);
+    let stale = server.write("/r/plain", 6).await;
+    stale.is_problem(412, "stale-token");
+    assert_eq!(server.write("/r/plain", 7).await.status, 200);
+}

@@ -1,0 +1,245 @@
+//! Who is turned away without being served moves no fence, whatever token the request brings.
+
+use axum::{
+    Json, Router,
+    extract::{FromRequestParts, Path, Query},
+    http::{Method, StatusCode, request::Parts},
+    routing::{any, post},
+};
+use serde::Deserialize;
+use tower_fence::{
+    FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite, Resource, Token, fence::WriteError,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    http::{Answer, Server},
+};
+
+on_both_databases!(
+    a_write_that_is_turned_away_moves_nothing,
+    a_read_that_is_turned_away_moves_nothing,
+    options_and_trace_pass_whatever_they_bring,
+    whoever_was_served_kills_older_ones,
+    a_row_that_nobody_may_write_moves_nothing,
+);
+
+/// The last of all tokens: where the fence has seen it, nobody writes any more.
+const LAST: i64 = Token::MAX.get();
+
+/// Somebody whom nobody knows.
+struct User;
+
+impl<S: Sync> FromRequestParts<S> for User {
+    type Rejection = StatusCode;
+
+    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, StatusCode> {
+        Err(StatusCode::UNAUTHORIZED)
+    }
+}
+
+#[derive(Deserialize)]
+struct Page {
+    #[serde(rename = "page")]
+    _page: u32,
+}
+
+async fn status(Path((_, status)): Path<(String, u16)>) -> StatusCode {
+    StatusCode::from_u16(status).unwrap()
+}
+
+async fn used<DB: TestDatabase>(mut tx: FencedTx<DB>, path: Path<(String, u16)>) -> StatusCode {
+    DB::execute(&mut tx, "INSERT INTO ledger VALUES (1)")
+        .await
+        .unwrap();
+    status(path).await
+}
+
+async fn begun<DB: TestDatabase>(
+    pending: PendingWrite<DB>,
+    path: Path<(String, u16)>,
+) -> StatusCode {
+    used(pending.begin().await.unwrap(), path).await
+}
+
+/// Rights that stand in the statement itself.
+async fn not_theirs<DB: TestDatabase>(
+    pending: PendingWrite<DB>,
+    path: Path<(String, u16)>,
+) -> Result<StatusCode, WriteError> {
+    let update = "UPDATE stock SET n = 0 \
+         WHERE sku = 'theirs' AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+    assert!(pending.write::<()>(update).await?.is_empty());
+    Ok(status(path).await)
+}
+
+fn routes<DB: TestDatabase>(layer: FenceLayer<DB, PathParam>) -> Router {
+    let unknown = post(|_: FencedTx<DB>, _: User| async {});
+    Router::new()
+        .route("/{sku}/plain", post(|| async {}))
+        .route("/{sku}/unknown", unknown.get(|_: User| async {}))
+        .route(
+            "/{sku}/json",
+            post(|_: FencedTx<DB>, _: Json<u32>| async {}),
+        )
+        .route("/{sku}/page", any(|_: Query<Page>| async {}))
+        .route("/{sku}/status/{status}", any(status))
+        .route("/{sku}/used/{status}", post(used::<DB>))
+        .route_layer(layer)
+}
+
+async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let deferred = Router::new()
+        .route("/{sku}/begun/{status}", post(begun::<DB>))
+        .route("/{sku}/not-theirs/{status}", post(not_theirs::<DB>))
+        .route_layer(layer.clone().deferred());
+    let app = routes(layer.clone())
+        .merge(deferred)
+        .nest("/reusable", routes(layer.clone().reusable()))
+        .nest("/keys", routes(layer.idempotent(Idempotency::optional())));
+    Server::start(app).await
+}
+
+async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
+    let a = Resource::new("a").unwrap();
+    db.fence().inspect(&a).await.unwrap()
+}
+
+async fn a_write_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let server = start(&db).await;
+    let send = async |method: Method, path: &str, body: &'static str| {
+        let request = server.client.request(method, server.url(path));
+        let request = request
+            .header("Fencing-Token", LAST)
+            .header("Idempotency-Key", "\"k\"")
+            .header("Content-Type", "application/json");
+        Answer::to(request.body(body)).await.status
+    };
+    for mode in ["", "/reusable", "/keys"] {
+        for (method, path, body, expected) in [
+            // Its own extractor knows nobody.
+            (Method::POST, "unknown", "", 401),
+            // Methods that the route does not have.
+            (Method::PUT, "plain", "", 405),
+            (Method::DELETE, "json", "", 405),
+            // Bodies and queries that nobody can read.
+            (Method::POST, "json", "{", 400),
+            (Method::POST, "json", "\"x\"", 422),
+            (Method::POST, "page?page=x", "", 400),
+            // A handler that says so.
+            (Method::POST, "status/401", "", 401),
+            (Method::PATCH, "status/403", "", 403),
+            (Method::POST, "status/422", "", 422),
+            (Method::POST, "used/401", "", 401),
+            (Method::POST, "used/403", "", 403),
+        ] {
+            let path = format!("{mode}/a/{path}");
+            assert_eq!(send(method, &path, body).await, expected, "{path}");
+            assert_eq!(max_token(&db).await, None, "{path}");
+        }
+    }
+    assert_eq!(send(Method::POST, "/a/begun/403", "").await, 403);
+    let other_type = server.post("/a/json").header("Fencing-Token", LAST);
+    assert_eq!(Answer::to(other_type.body("1")).await.status, 415);
+    assert_eq!((db.entries().await, max_token(&db).await), (0, None));
+    assert_eq!(server.write("/a/plain", 1).await.status, 200);
+}
+
+async fn a_read_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let server = start(&db).await;
+    let query = || "QUERY".parse::<Method>().unwrap();
+    for (method, path, expected) in [
+        (Method::GET, "/a/unknown", 401),
+        (Method::HEAD, "/a/unknown", 401),
+        (query(), "/a/unknown", 405),
+        (Method::GET, "/a/plain", 405),
+        (Method::HEAD, "/a/plain", 405),
+        (Method::GET, "/a/page?page=x", 400),
+        (query(), "/a/page", 400),
+        (Method::GET, "/a/status/403", 403),
+        (Method::GET, "/keys/a/unknown", 401),
+        (Method::GET, "/reusable/a/unknown", 401),
+    ] {
+        let request = server.client.request(method, server.url(path));
+        let request = request.header("Fencing-Token", LAST);
+        assert_eq!(Answer::to(request).await.status, expected, "{path}");
+        assert_eq!(max_token(&db).await, None, "{path}");
+    }
+    assert_eq!(server.write("/a/plain", 1).await.status, 200);
+    // What is not there was served.
+    for (token, status) in [(5, 404), (6, 500), (7, 200)] {
+        let read = server.get(&format!("/a/status/{status}"));
+        let read = Answer::to(read.header("Fencing-Token", token)).await;
+        assert_eq!(read.status, status);
+        assert_eq!(max_token(&db).await, Some(token - 1));
+    }
+}
+
+async fn options_and_trace_pass_whatever_they_bring<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+    let app = Router::new()
+        .route("/{sku}", any(|| async { "passed" }))
+        .route_layer(layer);
+    let server = Server::start(app).await;
+    for method in [Method::OPTIONS, Method::TRACE] {
+        let request = || server.client.request(method.clone(), server.url("/a"));
+        let last = LAST.to_string();
+        let preflight = request()
+            .header("Origin", "https://example.org")
+            .header("Access-Control-Request-Method", "PUT")
+            .header("Access-Control-Request-Headers", "fencing-token");
+        assert_eq!(Answer::to(preflight).await.text, "passed");
+        for token in [last.as_str(), "5", "x", "1, 2", "1;resource=\"b\""] {
+            let request = request().header("Fencing-Token", token);
+            let answer = Answer::to(request).await;
+            assert_eq!((answer.status, answer.text.as_str()), (200, "passed"));
+        }
+    }
+    assert_eq!(max_token(&db).await, None);
+}
+
+async fn whoever_was_served_kills_older_ones<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let server = start(&db).await;
+    let mut token = 1;
+    for path in [
+        "used/400",
+        "used/422",
+        "used/404",
+        "used/409",
+        "used/500",
+        "status/404",
+        "status/409",
+        "status/500",
+        "begun/422",
+        "not-theirs/200",
+        "not-theirs/404",
+        "not-theirs/422",
+    ] {
+        token += 2;
+        let answer = server.write(&format!("/a/{path}"), token).await;
+        assert!(path.ends_with(&answer.status.to_string()), "{answer:?}");
+        assert_eq!(max_token(&db).await, Some(token - 1), "{path}");
+    }
+    assert_eq!(db.entries().await, 0);
+    let older = server.write("/a/plain", token - 1).await;
+    older.is_problem(412, "stale-token");
+    assert_eq!(server.write("/a/plain", token).await.status, 200);
+}
+
+async fn a_row_that_nobody_may_write_moves_nothing<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    for status in [401, 403] {
+        let answer = server.write(&format!("/a/not-theirs/{status}"), LAST).await;
+        assert_eq!(answer.status, status);
+        assert_eq!(max_token(&db).await, None);
+    }
+    assert_eq!(server.write("/a/plain", 1).await.status, 200);
+    let answer = server.write("/a/not-theirs/403", LAST).await;
+    assert_eq!((answer.status, max_token(&db).await), (403, Some(1)));
+}
