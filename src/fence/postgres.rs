@@ -12,7 +12,8 @@ use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+        Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
+        migrator, statements,
     },
     records::{Record, RecordId, Records, StoredResponse, records},
     write::Statement,
@@ -25,9 +26,9 @@ use crate::{
 /// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
 /// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
 /// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
-/// The next transaction begins with the same message: it saves the next write a round trip, and
-/// keeps sqlx's count of nested transactions true. If nobody wants it, the ROLLBACK that closes it
-/// travels with the pool's own check of the connection.
+/// Another transaction begins with the same message: that keeps sqlx's count of nested transactions
+/// true, and where it can be used, it saves the next write a round trip. If nobody wants it, the
+/// ROLLBACK that closes it travels with the pool's own check of the connection.
 const PROVE_AND_COMMIT: &str = "RELEASE SAVEPOINT tower_fence; COMMIT; ";
 
 impl Backend for Postgres {
@@ -36,9 +37,12 @@ impl Backend for Postgres {
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    async fn server_process(conn: &mut PgConnection) -> sqlx::Result<i32> {
+    async fn server_process(conn: &mut PgConnection) -> sqlx::Result<Option<ServerProcess>> {
         // One message, as for `terminate`.
-        conn.fetch_one("SELECT pg_backend_pid()").await?.try_get(0)
+        const ASK: &str = "SELECT pg_backend_pid(), \
+             CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+        let row = conn.fetch_one(ASK).await?;
+        Ok(ServerProcess::new(row.try_get(0)?, row.try_get(1)?))
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -48,9 +52,14 @@ impl Backend for Postgres {
         Ok(())
     }
 
-    async fn commit(conn: &mut PgConnection, next: TransactionLimits) -> sqlx::Result<Committed> {
-        let sql = PROVE_AND_COMMIT.to_owned() + &begin(conn, next);
-        let behind_pooler = is_behind_pooler(conn);
+    async fn commit(
+        conn: &mut PgConnection,
+        next: Option<TransactionLimits>,
+    ) -> sqlx::Result<Committed> {
+        // With a pooler in between, an open transaction keeps a server from others.
+        let next = next.filter(|_| !is_behind_pooler(conn));
+        let begin = next.map_or_else(|| "BEGIN".to_owned(), |limits| begin(conn, limits));
+        let sql = PROVE_AND_COMMIT.to_owned() + &begin;
         let mut confirmed = 0;
         let mut answers = conn.fetch_many(AssertSqlSafe(sql));
         while let Some(answer) = answers.next().await {
@@ -63,8 +72,7 @@ impl Backend for Postgres {
             }
         }
         drop(answers);
-        // There an open transaction keeps a server from others.
-        if behind_pooler {
+        if next.is_none() {
             PgTransactionManager::start_rollback(conn);
             return Ok(Committed::Clean);
         }
@@ -90,9 +98,13 @@ impl Backend for Postgres {
         }
     }
 
-    async fn terminate(conn: &mut PgConnection, server_process: i32) -> sqlx::Result<()> {
+    async fn terminate(conn: &mut PgConnection, process: ServerProcess) -> sqlx::Result<()> {
         // One message, which needs no transaction where a pooler stands in between.
-        let sql = format!("SELECT pg_terminate_backend({server_process})");
+        let ServerProcess { id, seen_us } = process;
+        let sql = format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {id} \
+             AND backend_start <= TIMESTAMPTZ 'epoch' + {seen_us} * INTERVAL '1 microsecond'"
+        );
         conn.execute(AssertSqlSafe(sql)).await?;
         Ok(())
     }
@@ -177,7 +189,10 @@ impl Backend for Postgres {
             .await
     }
 
-    statements!(server_process: "pg_backend_pid()");
+    statements!(
+        server_process:
+        "pg_backend_pid(), CAST(extract(epoch FROM now()) * 1000000 AS bigint)"
+    );
 }
 
 /// Whether there may be a pooler in between. With one, sqlx's cache of statements has to be off.
@@ -254,7 +269,8 @@ impl Records for Postgres {
     records!(
         now: "now()",
         expires_at: "now() + $4 * interval '1 millisecond'",
-        claimed: "pg_backend_pid(), set_config('lock_timeout', $5, true)",
+        claimed: "pg_backend_pid(), CAST(extract(epoch FROM now()) * 1000000 AS bigint), \
+             set_config('lock_timeout', $5, true)",
         skip_locked: "FOR UPDATE SKIP LOCKED",
     );
 }

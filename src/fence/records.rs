@@ -5,6 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::Database;
 
+use super::database::ServerProcess;
+
 /// Which record: the key, and what it belongs to.
 #[derive(Clone, Debug)]
 pub struct RecordId {
@@ -31,16 +33,15 @@ pub struct Record {
 /// The statements. Public in name only, as [`Backend`](super::database::Backend).
 pub trait Records: Database {
     /// Makes a record without a response, unless there is one that is still good; waits for the
-    /// transaction of whoever does the same. Returns which server process holds the row lock (0
-    /// where there is none), or nothing where there is a record. From then on locks are waited for
-    /// as long as `lock_wait`.
+    /// transaction of whoever does the same. `Some` when it has, with the server process that holds
+    /// the row lock, if any does. From then on locks are waited for as long as `lock_wait`.
     fn claim(
         conn: &mut Self::Connection,
         id: &RecordId,
         fingerprint: &[u8; 32],
         ttl_ms: i64,
         lock_wait: Duration,
-    ) -> impl Future<Output = sqlx::Result<Option<i32>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<Option<ServerProcess>>>> + Send;
 
     /// Reads a record that is still good.
     fn find(
@@ -77,7 +78,7 @@ macro_rules! records {
             fingerprint: &[u8; 32],
             ttl_ms: i64,
             lock_wait: Duration,
-        ) -> sqlx::Result<Option<i32>> {
+        ) -> sqlx::Result<Option<Option<ServerProcess>>> {
             const CLAIM: &str = concat!(
                 "INSERT INTO fence_idempotency_keys AS k (scope, key, fingerprint, expires_at) \
                  VALUES ($1, $2, $3, ",
@@ -91,7 +92,7 @@ macro_rules! records {
                 $claimed
             );
             let lock_ms = lock_wait.as_millis().clamp(1, i32::MAX as u128);
-            let claimed: Option<(i32, String)> = sqlx::query_as(CLAIM)
+            let claimed: Option<(Option<i32>, Option<i64>, String)> = sqlx::query_as(CLAIM)
                 .bind(&id.scope[..])
                 .bind(&id.key)
                 .bind(&fingerprint[..])
@@ -99,7 +100,7 @@ macro_rules! records {
                 .bind(format!("{lock_ms}ms"))
                 .fetch_optional(conn)
                 .await?;
-            Ok(claimed.map(|(server_process, _)| server_process))
+            Ok(claimed.map(|(id, seen_us, _)| ServerProcess::new(id, seen_us)))
         }
 
         async fn find(conn: &mut Self::Connection, id: &RecordId) -> sqlx::Result<Option<Record>> {

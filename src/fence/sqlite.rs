@@ -15,7 +15,8 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, TransactionLimits, migrator, statements,
+        Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
+        migrator, statements,
     },
     records::{Record, RecordId, Records, StoredResponse, records},
     write::Statement,
@@ -35,8 +36,8 @@ impl Backend for Sqlite {
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    async fn server_process(_: &mut SqliteConnection) -> sqlx::Result<i32> {
-        Ok(0)
+    async fn server_process(_: &mut SqliteConnection) -> sqlx::Result<Option<ServerProcess>> {
+        Ok(None)
     }
 
     async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
@@ -44,7 +45,10 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn commit(conn: &mut SqliteConnection, _: TransactionLimits) -> sqlx::Result<Committed> {
+    async fn commit(
+        conn: &mut SqliteConnection,
+        _: Option<TransactionLimits>,
+    ) -> sqlx::Result<Committed> {
         // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
         // full disk), or by hand.
         conn.execute("RELEASE tower_fence").await?;
@@ -66,7 +70,7 @@ impl Backend for Sqlite {
         }
     }
 
-    async fn terminate(_: &mut SqliteConnection, _: i32) -> sqlx::Result<()> {
+    async fn terminate(_: &mut SqliteConnection, _: ServerProcess) -> sqlx::Result<()> {
         Ok(())
     }
 
@@ -121,7 +125,7 @@ impl Backend for Sqlite {
             .await
     }
 
-    statements!(server_process: "0");
+    statements!(server_process: "NULL, NULL");
 }
 
 impl Records for Sqlite {
@@ -129,7 +133,7 @@ impl Records for Sqlite {
         now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
         expires_at: "CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4",
         // There is nothing left to wait for: the transaction has the lock of the file.
-        claimed: "0, $5",
+        claimed: "NULL, NULL, $5",
         skip_locked: "",
     );
 }

@@ -5,6 +5,7 @@
 
 mod support;
 
+mod abandoned;
 mod announced;
 mod cancellation;
 mod connections;
@@ -13,6 +14,7 @@ mod exclusion;
 mod fence;
 mod guard;
 mod holder;
+mod hooks;
 mod http_leases;
 mod idempotency;
 mod inventory;
