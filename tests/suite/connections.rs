@@ -90,8 +90,9 @@ async fn nothing_is_kept_for_long_nor_changed_for_others() {
     let db = Postgres::fresh(POOL).await;
     for (n, fence) in [db.fence(), db.reusing_fence()].iter().enumerate() {
         for value in 1..=20 {
-            write(fence, &resource(n), 2 * value).await;
-            write_at_once(fence, &resource(n), 100 * n as i64 + 2 * value + 1).await;
+            let value = 100 * n as i64 + 2 * value;
+            write(fence, &resource(n), value).await;
+            write_at_once(fence, &resource(n), value + 1).await;
         }
     }
     all_are_in_the_pool(&db.pool).await;
