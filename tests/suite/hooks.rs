@@ -138,25 +138,17 @@ async fn a_search_path_that_a_request_leaves_is_reset_before_the_next_one() {
     )
     .await;
     let fence = Fence::new(pool_with_reset(&db, "RESET search_path").await);
-    let hot = resource(0);
-    let write = async |value| {
-        let tx = fence.begin(&hot, token(value), TokenUse::SingleUse);
+    let write = async |n, value| {
+        let resource = resource(n);
+        let tx = fence.begin(&resource, token(value), TokenUse::SingleUse);
         let mut tx = tx.await?;
         tx.execute("SET search_path = other, public").await.unwrap();
         tx.commit().await.unwrap();
-        Ok(())
+        Ok::<_, AdmitError>(())
     };
-    write(10).await.unwrap();
-    for stale in 1..10 {
-        // Not from memory.
-        let elsewhere = Fence::new(fence.pool().clone());
-        let outcome = elsewhere.begin(&hot, token(stale), TokenUse::SingleUse);
-        assert!(
-            matches!(outcome.await, Err(AdmitError::Stale(_))),
-            "{stale}"
-        );
-        let outcome = write(stale).await;
-        assert!(matches!(outcome, Err(AdmitError::Stale(_))), "{stale}");
-        write(10 + stale).await.unwrap();
+    for n in 0..20 {
+        write(n, 10).await.unwrap();
+        let stale = write(n, 9).await;
+        assert!(matches!(stale, Err(AdmitError::Stale(_))), "{stale:?}");
     }
 }
