@@ -55,6 +55,9 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
     let plain = |router: Router<PgPool>| router.with_state(pool.clone());
     let route = || Router::new().route("/{sku}", post(fenced));
     let layer = || FenceLayer::new(fence.clone(), PathParam("sku"));
+    // Clones of one: they share the connections that are kept.
+    let reusing = fence.clone().reuse_connections(true);
+    let reusing = || FenceLayer::new(reusing.clone(), PathParam("sku"));
     let keys = Idempotency::optional();
     let app = |name, carries, when_hot, router| App {
         name,
@@ -88,6 +91,12 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             route().route_layer(layer()),
         ),
         app(
+            "fence, reuse",
+            NewToken,
+            Some(NewToken),
+            route().route_layer(reusing()),
+        ),
+        app(
             "fence, reusable",
             OneToken,
             Some(OneToken),
@@ -104,6 +113,12 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             NewToken,
             Some(NewToken),
             at(one_statement).route_layer(layer().deferred()),
+        ),
+        app(
+            "one statement, reuse",
+            NewToken,
+            Some(NewToken),
+            at(one_statement).route_layer(reusing().deferred()),
         ),
         app(
             "deferred",

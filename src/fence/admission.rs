@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{
     Fence, TokenUse,
     admitted::{Admitted, AllAdmitted},
-    database::{Admission, FenceDatabase},
+    database::{Admission, FenceDatabase, ServerProcess},
     error::{AdmitError, Stale},
     session::{self, Session},
     tables::Tables,
@@ -105,7 +105,7 @@ pub(super) fn admitted(
     admission: Admission,
     resource: &Resource,
     token: Token,
-) -> Result<i32, Stale> {
+) -> Result<Option<ServerProcess>, Stale> {
     match admission {
         Admission::Admitted { server_process } => Ok(server_process),
         Admission::Stale { max_token } => Err(Stale {

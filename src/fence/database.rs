@@ -17,11 +17,30 @@ impl<DB: Backend + Records> FenceDatabase for DB {}
 
 /// What became of a token that was checked.
 pub enum Admission {
-    /// It was admitted, and `max_token` moved. The number says which server process holds the
-    /// row lock; 0 where there is none.
-    Admitted { server_process: i32 },
+    /// It was admitted, and `max_token` moved. The row lock is in the hands of the server process,
+    /// where there is one.
+    Admitted {
+        server_process: Option<ServerProcess>,
+    },
     /// It is not newer than `max_token`.
     Stale { max_token: i64 },
+}
+
+/// A session of the server, as others can find it: until it ends, the process with this number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ServerProcess {
+    pub id: i32,
+    /// When the number was the session's, in microseconds since 1970 by the server's clock. A session
+    /// that began later is another one.
+    pub seen_us: i64,
+}
+
+impl ServerProcess {
+    /// From the two columns, which are null where there is no server.
+    pub(super) fn new(id: Option<i32>, seen_us: Option<i64>) -> Option<Self> {
+        let (id, seen_us) = (id?, seen_us?);
+        Some(Self { id, seen_us })
+    }
 }
 
 /// What became of a grant that was announced.
@@ -114,10 +133,10 @@ pub trait Backend: Database {
         limits: TransactionLimits,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Which server process serves a connection; 0 where there is none.
+    /// Which server process serves a connection, if there is a server.
     fn server_process(
         conn: &mut Self::Connection,
-    ) -> impl Future<Output = sqlx::Result<i32>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<ServerProcess>>> + Send;
 
     /// Finds the schema of the fence's tables; `None` where there are none.
     fn find_schema(
@@ -128,11 +147,11 @@ pub trait Backend: Database {
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Checks that the transaction of [`Backend::begin`] is whole, and commits it. `Ok` means
-    /// that the writes are there. Where that saves the next write something, its transaction is
-    /// opened as well.
+    /// that the writes are there. With limits for a next transaction it may be opened as well, where
+    /// that saves a round trip.
     fn commit(
         conn: &mut Self::Connection,
-        next: TransactionLimits,
+        next: Option<TransactionLimits>,
     ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
 
     /// What an error says about the statement it answers.
@@ -141,10 +160,10 @@ pub trait Backend: Database {
     /// Whether the database does not run a data-modifying statement inside another one.
     fn is_unsupported(error: &sqlx::Error) -> bool;
 
-    /// Ends the session of a server process from outside, where the database can do that.
+    /// Ends a session from outside, where the database can do that.
     fn terminate(
         conn: &mut Self::Connection,
-        server_process: i32,
+        server_process: ServerProcess,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Brings the tables up to date.
@@ -313,13 +332,14 @@ macro_rules! statements {
                 $server_process
             );
             for statement in [ADMIT, ADMIT_FIRST] {
-                let admitted: Option<i32> = sqlx::query_scalar(tables.sql(statement))
+                let admitted: Option<(Option<i32>, Option<i64>)> = sqlx::query_as(tables.sql(statement))
                     .bind(resource.as_str())
                     .bind(token.get())
                     .bind(floor)
                     .fetch_optional(&mut *conn)
                     .await?;
-                if let Some(server_process) = admitted {
+                if let Some((id, seen_us)) = admitted {
+                    let server_process = ServerProcess::new(id, seen_us);
                     return Ok(Admission::Admitted { server_process });
                 }
             }

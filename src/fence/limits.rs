@@ -16,8 +16,6 @@ pub(crate) struct Limits {
     pub(crate) lock_wait: Duration,
     pub(crate) hold: Duration,
     pub(crate) answer_wait: Duration,
-    /// Whether the pool checks a connection at each use.
-    pub(crate) pool_checks: bool,
 }
 
 impl Limits {
@@ -43,7 +41,6 @@ impl Default for Limits {
             lock_wait: Duration::from_secs(5),
             hold: Duration::from_secs(10),
             answer_wait: Duration::from_secs(5),
-            pool_checks: false,
         }
     }
 }
@@ -88,23 +85,34 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// Whether each transaction takes its connection from the pool and gives it back, with all that
-    /// the pool does then: `test_before_acquire`, `before_acquire`, `after_release`. Default: no.
+    /// Whether connections go from write to write, past the pool. Default: no.
     ///
-    /// These are round trips. Without them an idle connection is taken untested, since BEGIN is as
-    /// good a test as a ping: where it turns out to be dead, another one is taken. When its write is
-    /// done, it goes to the next in line of this fence, or is kept for one for twenty milliseconds;
-    /// the pool sees it again after a second at most. While others of the application may be waiting
-    /// for a connection, the pool gets one back every ten milliseconds. Say yes where the pool's
-    /// hooks must see each use, as one that resets the state of a session.
+    /// By default each use takes a connection from the pool, in the task that asks, and gives it back
+    /// afterwards: `test_before_acquire`, `before_acquire` and `after_release` see each one, and find
+    /// the task-locals of the request. (Where a request is dropped while a connection is tested for
+    /// it, another task sees that through, without them; nobody uses that connection before it is
+    /// taken again.) What a handler sets on its session, as by `SET` without `LOCAL`, stays until a
+    /// hook resets it, as with any use of the pool.
     ///
-    /// On Postgres the next transaction begins with the COMMIT of the one before on the same
-    /// connection, which saves another round trip. `now()` in a write may so be up to a millisecond
-    /// older than its request. It is never older than that of the last write to the same resource,
-    /// unless it waited for that one's lock.
+    /// These are round trips. Say yes where no hook has to see each use, and what one write leaves on
+    /// a session may be there for the next:
+    ///
+    /// - An idle connection is taken untested, since BEGIN is as good a test as a ping: where it
+    ///   turns out to be dead, another one is taken.
+    /// - When its write is done, a connection goes to the next in line of this fence, or is kept for
+    ///   one for twenty milliseconds. Whoever waits for a connection is served in turn, and the pool
+    ///   is asked in another task. The pool sees a connection again after a second at most. While
+    ///   others of the application may be waiting for one, the pool gets one back every ten
+    ///   milliseconds.
+    /// - On Postgres the next transaction begins with the COMMIT of the one before on the same
+    ///   connection. `now()` in a write may so be up to five milliseconds older than its request. It
+    ///   is never older than that of the last write to the same resource, unless it waited for that
+    ///   one's lock. Where the answer to COMMIT takes longer than that, another one begins.
+    ///
+    /// Say so before the fence is cloned: its clones share what is kept.
     #[must_use]
-    pub const fn pool_checks(mut self, yes: bool) -> Self {
-        self.limits.pool_checks = yes;
+    pub fn reuse_connections(mut self, yes: bool) -> Self {
+        self.connections = self.connections.reusing(yes);
         self
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     admitted::AllAdmitted,
-    database::FenceDatabase,
+    database::{FenceDatabase, ServerProcess},
     error::{AdmitError, CommitError},
     queue::Turn,
     session::Session,
@@ -25,8 +25,8 @@ struct State<DB: FenceDatabase> {
     slot: Slot<DB>,
     /// They end with the request, not with a transaction that a handler lets escape.
     turns: Vec<Turn>,
-    /// The server process that holds the row lock; 0 where there is none.
-    server_process: i32,
+    /// The server process that holds the row lock, if any does.
+    server_process: Option<ServerProcess>,
 }
 
 impl<DB: FenceDatabase> Clone for Loan<DB> {
@@ -73,9 +73,9 @@ pub(crate) enum Closed<DB: FenceDatabase> {
     Home(FencedTx<DB>),
     /// The handler had committed by itself, or had tried to.
     Settled(Result<(), CommitError>),
-    /// It was still out, with the row lock in the hands of this server process (0 where there is
-    /// none). It can no longer commit.
-    Escaped(i32),
+    /// It was still out, with the row lock in the hands of this server process, if there is one. It
+    /// can no longer commit.
+    Escaped(Option<ServerProcess>),
     /// It was still out, and committing.
     EscapedCommitting,
 }
@@ -88,20 +88,20 @@ impl<DB: FenceDatabase> Loan<DB> {
         let session = tx.take_session();
         let claimed = session.as_ref();
         let claimed = claimed.is_some_and(|session| session.claimed.is_some());
-        let server_process = session.as_ref().map_or(0, |session| session.server_process);
+        let server_process = session.as_ref().and_then(|session| session.server_process);
         let slot = session.map_or(Slot::Closed, Slot::Home);
         Self::with(slot, turns, server_process, named, claimed)
     }
 
     /// One that the handler may begin.
     pub(crate) fn pending(named: AllAdmitted) -> Self {
-        Self::with(Slot::Pending, Vec::new(), 0, named, false)
+        Self::with(Slot::Pending, Vec::new(), None, named, false)
     }
 
     fn with(
         slot: Slot<DB>,
         turns: Vec<Turn>,
-        server_process: i32,
+        server_process: Option<ServerProcess>,
         named: AllAdmitted,
         claimed: bool,
     ) -> Self {

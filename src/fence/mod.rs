@@ -42,9 +42,13 @@
 //! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
 //!   writers wait without a connection of the pool, and the memory of what is dead, from which
 //!   stale writers are refused without asking the database (for ten seconds at a time).
-//! - Connections are taken from the pool untested and go from write to write for a while, unless
-//!   [`pool_checks`](Fence::pool_checks) says otherwise: the pool's `before_acquire` and
-//!   `after_release` do not see each use.
+//! - Each use takes a connection from the pool in the task that asks, and gives it back: the pool's
+//!   `before_acquire` and `after_release` see all of them, with the task-locals of the request. To
+//!   pass connections from write to write without them is a choice:
+//!   [`reuse_connections`](Fence::reuse_connections).
+//! - A statement of which the answer is no longer waited for is ended after a second, over a
+//!   connection beside the pool, of which each fence has one at a time: leave room for it in the
+//!   server's `max_connections`. The pool's role may end its own sessions.
 //! - [`migrate`](Fence::migrate) makes the tables in the schema that the pool's connections see
 //!   first: `fence_resources`, `fence_epochs`, `fence_epoch_source` and `fence_idempotency_keys`,
 //!   with a migration history of their own, `_tower_fence_migrations`. A fence looks once where
@@ -65,8 +69,7 @@
 
 mod admission;
 mod admitted;
-mod asking;
-mod connections;
+mod conn;
 mod database;
 mod dead;
 mod error;
@@ -115,7 +118,8 @@ pub use self::{
     tx::FencedTx,
 };
 use self::{
-    connections::Connections,
+    conn::Connections,
+    database::ServerProcess,
     dead::Dead,
     handed_out::HandedOut,
     hook::Hook,
@@ -365,8 +369,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Ends a transaction that is out of reach.
-    pub(crate) async fn terminate(&self, server_process: i32) {
-        session::terminate(&self.connections, self.limits, server_process).await;
+    pub(crate) async fn terminate(&self, server_process: Option<ServerProcess>) {
+        self.connections
+            .terminate(server_process, self.limits)
+            .await;
     }
 }
 

@@ -12,7 +12,7 @@ use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, TransactionLimits,
+        Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
         fault_without_answer, migrator, savepoint, statements,
     },
     fenced_read::RowVersion,
@@ -29,9 +29,9 @@ use crate::{
 /// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
 /// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
 /// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
-/// The next transaction begins with the same message: it saves the next write a round trip, and
-/// keeps sqlx's count of nested transactions true. If nobody wants it, the ROLLBACK that closes it
-/// travels with the pool's own check of the connection.
+/// Another transaction begins with the same message: that keeps sqlx's count of nested transactions
+/// true, and where it can be used, it saves the next write a round trip. If nobody wants it, the
+/// ROLLBACK that closes it travels with the pool's own check of the connection.
 fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT; ", savepoint())
 }
@@ -42,9 +42,12 @@ impl Backend for Postgres {
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    async fn server_process(conn: &mut PgConnection) -> sqlx::Result<i32> {
+    async fn server_process(conn: &mut PgConnection) -> sqlx::Result<Option<ServerProcess>> {
         // One message, as for `terminate`.
-        conn.fetch_one("SELECT pg_backend_pid()").await?.try_get(0)
+        const ASK: &str = "SELECT pg_backend_pid(), \
+             CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+        let row = conn.fetch_one(ASK).await?;
+        Ok(ServerProcess::new(row.try_get(0)?, row.try_get(1)?))
     }
 
     async fn find_schema(conn: &mut PgConnection) -> sqlx::Result<Option<String>> {
@@ -65,9 +68,14 @@ impl Backend for Postgres {
         Ok(())
     }
 
-    async fn commit(conn: &mut PgConnection, next: TransactionLimits) -> sqlx::Result<Committed> {
-        let sql = prove_and_commit() + &begin(conn, next);
-        let behind_pooler = is_behind_pooler(conn);
+    async fn commit(
+        conn: &mut PgConnection,
+        next: Option<TransactionLimits>,
+    ) -> sqlx::Result<Committed> {
+        // With a pooler in between, an open transaction keeps a server from others.
+        let next = next.filter(|_| !is_behind_pooler(conn));
+        let begin = next.map_or_else(|| "BEGIN".to_owned(), |limits| begin(conn, limits));
+        let sql = prove_and_commit() + &begin;
         let mut confirmed = 0;
         let mut answers = conn.fetch_many(AssertSqlSafe(sql));
         while let Some(answer) = answers.next().await {
@@ -80,8 +88,7 @@ impl Backend for Postgres {
             }
         }
         drop(answers);
-        // There an open transaction keeps a server from others.
-        if behind_pooler {
+        if next.is_none() {
             PgTransactionManager::start_rollback(conn);
             return Ok(Committed::Clean);
         }
@@ -113,9 +120,13 @@ impl Backend for Postgres {
         code.as_deref() == Some("0A000")
     }
 
-    async fn terminate(conn: &mut PgConnection, server_process: i32) -> sqlx::Result<()> {
+    async fn terminate(conn: &mut PgConnection, process: ServerProcess) -> sqlx::Result<()> {
         // One message, which needs no transaction where a pooler stands in between.
-        let sql = format!("SELECT pg_terminate_backend({server_process})");
+        let ServerProcess { id, seen_us } = process;
+        let sql = format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {id} \
+             AND backend_start <= TIMESTAMPTZ 'epoch' + {seen_us} * INTERVAL '1 microsecond'"
+        );
         conn.execute(AssertSqlSafe(sql)).await?;
         Ok(())
     }
@@ -238,7 +249,10 @@ impl Backend for Postgres {
             .await
     }
 
-    statements!(server_process: "pg_backend_pid()");
+    statements!(
+        server_process:
+        "pg_backend_pid(), CAST(extract(epoch FROM now()) * 1000000 AS bigint)"
+    );
 }
 
 /// Whether there may be a pooler in between. With one, sqlx's cache of statements has to be off.
@@ -330,7 +344,8 @@ impl Records for Postgres {
     records!(
         now: "now()",
         expires_at: "now() + $4 * interval '1 millisecond'",
-        claimed: "pg_backend_pid(), current_setting('role'), set_config('lock_timeout', $5, true)",
+        claimed: "pg_backend_pid(), CAST(extract(epoch FROM now()) * 1000000 AS bigint), \
+             current_setting('role'), set_config('lock_timeout', $5, true)",
         skip_locked: "FOR UPDATE SKIP LOCKED",
     );
 

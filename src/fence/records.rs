@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use sqlx::Database;
 
-use super::tables::Tables;
+use super::{database::ServerProcess, tables::Tables};
 
 /// Which record: the key, and what it belongs to.
 #[derive(Clone, Debug)]
@@ -34,8 +34,8 @@ pub struct Claimed {
 
 /// What a successful claim tells.
 pub struct ClaimedAs {
-    /// Which server process holds the row lock; 0 where there is none.
-    pub server_process: i32,
+    /// Which server process holds the row lock, if there is a server.
+    pub server_process: Option<ServerProcess>,
     /// As whom it was made.
     pub role: String,
 }
@@ -50,8 +50,8 @@ pub struct Record {
 /// The statements. Public in name only, as [`Backend`](super::database::Backend).
 pub trait Records: Database {
     /// Makes a record without a response, unless there is one that is still good; waits for the
-    /// transaction of whoever does the same. Returns nothing where there is a record. From then on locks are waited for
-    /// as long as `lock_wait`.
+    /// transaction of whoever does the same. Returns nothing where there is a record. From then on
+    /// locks are waited for as long as `lock_wait`.
     fn claim(
         conn: &mut Self::Connection,
         tables: &Tables,
@@ -112,7 +112,8 @@ macro_rules! records {
                 $claimed
             );
             let lock_ms = lock_wait.as_millis().clamp(1, i32::MAX as u128);
-            let claimed: Option<(i32, String, String)> = sqlx::query_as(tables.sql(CLAIM))
+            type Row = (Option<i32>, Option<i64>, String, String);
+            let claimed: Option<Row> = sqlx::query_as(tables.sql(CLAIM))
                 .bind(&id.scope[..])
                 .bind(&id.key)
                 .bind(&fingerprint[..])
@@ -120,8 +121,8 @@ macro_rules! records {
                 .bind(format!("{lock_ms}ms"))
                 .fetch_optional(conn)
                 .await?;
-            Ok(claimed.map(|(server_process, role, _)| ClaimedAs {
-                server_process,
+            Ok(claimed.map(|(id, seen_us, role, _)| ClaimedAs {
+                server_process: ServerProcess::new(id, seen_us),
                 role,
             }))
         }

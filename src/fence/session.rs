@@ -3,28 +3,28 @@
 //! Whatever is dropped, and wherever: the connection goes back to the pool outside any
 //! transaction, or it is closed.
 
-use std::{io::ErrorKind, mem, sync::Arc, time::Duration};
+use std::{io::ErrorKind, sync::Arc, time::Duration};
 
 use sqlx_core::{connection::Connection, transaction::TransactionManager};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Limits,
-    connections::{Connections, Origin, Taken},
-    database::{Backend, Committed, Fault},
+    conn::{Begun, CheckedOut, Connections, Origin},
+    database::{Backend, Committed, Fault, ServerProcess},
     error::{AdmitError, CommitError, WriteError, no_answer},
     records::Claimed,
 };
 
 pub(super) struct Session<DB: Backend> {
-    taken: Option<Taken<DB>>,
+    checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
     phase: Phase,
     limits: Limits,
     /// Whether its transaction began ahead: with the end of the one before on this connection.
     pub(super) ahead: bool,
-    /// The server process that holds the row lock; 0 where there is none.
-    pub(super) server_process: i32,
+    /// The server process that holds the row lock, if any does.
+    pub(super) server_process: Option<ServerProcess>,
     /// The record that this transaction has claimed, and that waits for its response.
     pub(super) claimed: Option<Box<Claimed>>,
     /// Whether a borrower of the transaction has had its connection for a statement.
@@ -37,8 +37,8 @@ enum Phase {
     Beginning,
     /// In a transaction.
     Open,
-    /// Outside of any transaction of its own. The connection is kept for the next one.
-    Kept,
+    /// Outside of any transaction of its own. The connection may be reused.
+    Done,
     /// The same, but that it goes back to the pool.
     Clean,
     /// Not to be used again.
@@ -60,9 +60,9 @@ impl<DB: Backend> Session<DB> {
         limits: Limits,
         key_wait: Option<Duration>,
     ) -> Result<Self, AdmitError> {
-        let taken = connections.take(limits).await?;
-        let untested = taken.origin != Origin::Tested;
-        let mut session = Self::new(taken, connections, limits);
+        let checked_out = connections.check_out(limits).await?;
+        let untested = checked_out.origin != Origin::Tested;
+        let mut session = Self::new(checked_out, connections, limits);
         match session.open(key_wait).await {
             // It had died since it was used last. BEGIN is as good a test as a ping.
             Err(AdmitError::Unavailable(error)) if untested && is_gone::<DB>(&error) => {
@@ -79,7 +79,7 @@ impl<DB: Backend> Session<DB> {
         limits: Limits,
         key_wait: Option<Duration>,
     ) -> Result<Self, AdmitError> {
-        let tested = connections.take_tested(limits).await?;
+        let tested = connections.check_out_tested(limits).await?;
         let mut session = Self::new(tested, connections, limits);
         session.open(key_wait).await?;
         Ok(session)
@@ -92,30 +92,30 @@ impl<DB: Backend> Session<DB> {
         connections: &Connections<DB>,
         limits: Limits,
     ) -> Result<Self, AdmitError> {
-        let mut taken = connections.take(limits).await?;
-        taken.end_begun();
-        if taken.origin == Origin::Idle && taken.ask_server_process().await.is_err() {
-            taken.conn.close_on_drop();
-            taken = connections.take_tested(limits).await?;
+        let mut checked_out = connections.check_out(limits).await?;
+        checked_out.end_begun();
+        if checked_out.origin == Origin::Idle && checked_out.ask_server_process().await.is_err() {
+            checked_out.conn.close_on_drop();
+            checked_out = connections.check_out_tested(limits).await?;
         }
-        if taken.server_process == 0 {
-            let asked = taken.ask_server_process().await;
-            asked.inspect_err(|_| taken.conn.close_on_drop())?;
+        if checked_out.server_process.is_none() {
+            let asked = checked_out.ask_server_process().await;
+            asked.inspect_err(|_| checked_out.conn.close_on_drop())?;
         }
-        let server_process = taken.server_process;
-        let mut session = Self::new(taken, connections, limits);
+        let server_process = checked_out.server_process;
+        let mut session = Self::new(checked_out, connections, limits);
         session.server_process = server_process;
         Ok(session)
     }
 
-    fn new(taken: Taken<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
+    fn new(checked_out: CheckedOut<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
         Self {
-            taken: Some(taken),
+            checked_out: Some(checked_out),
             connections: connections.clone(),
-            phase: Phase::Kept,
+            phase: Phase::Done,
             limits,
             ahead: false,
-            server_process: 0,
+            server_process: None,
             claimed: None,
             used: false,
         }
@@ -135,9 +135,11 @@ impl<DB: Backend> Session<DB> {
 
     async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), AdmitError> {
         let limits = self.limits.transaction(key_wait);
-        let taken = self.taken.as_mut().expect(HELD);
+        let checked_out = self.checked_out.as_mut().expect(HELD);
         // As an admission ahead does not ask for it, the server process must be known.
-        self.ahead = taken.begun.take() == Some(limits) && taken.server_process != 0;
+        let begun = checked_out.begun.take();
+        self.ahead =
+            begun.is_some_and(|begun| begun.serves(limits)) && checked_out.server_process.is_some();
         if self.ahead {
             self.phase = Phase::Open;
             return Ok(());
@@ -150,11 +152,13 @@ impl<DB: Backend> Session<DB> {
             )
         {
             self.phase = Phase::Broken;
-            terminate(&self.connections, self.limits, self.server_process).await;
+            self.connections
+                .terminate(self.server_process, self.limits)
+                .await;
             return Err(AdmitError::Unavailable(Arc::new(no_answer())));
         }
         // A pooler in between may go on with another one.
-        self.server_process = 0;
+        self.server_process = None;
         self.phase = Phase::Beginning;
         let within = self.limits.statement();
         match timeout(within, DB::begin(self.connection_mut(), limits)).await {
@@ -207,7 +211,7 @@ impl<DB: Backend> Session<DB> {
             Ok(outcome) => {
                 self.phase = match &outcome {
                     Err(error) if is_gone::<DB>(error) => Phase::Broken,
-                    _ => Phase::Kept,
+                    _ => Phase::Done,
                 };
                 outcome.map_err(WriteError::of_alone::<DB>)
             }
@@ -222,14 +226,16 @@ impl<DB: Backend> Session<DB> {
     fn give_up(&mut self) {
         self.phase = Phase::Broken;
         let (connections, limits) = (self.connections.clone(), self.limits);
-        let server_process = mem::take(&mut self.server_process);
-        tokio::spawn(async move { terminate(&connections, limits, server_process).await });
+        let server_process = self.server_process.take();
+        tokio::spawn(async move { connections.terminate(server_process, limits).await });
     }
 
     /// Commits. `Ok` means that the writes are there.
     pub(super) async fn commit(mut self) -> Result<(), CommitError> {
         let answer_wait = self.limits.answer_wait;
-        let next = self.limits.transaction(None);
+        let begin_ahead = self.connections.begin_ahead();
+        let next = begin_ahead.then(|| self.limits.transaction(None));
+        let sent = Instant::now();
         let conn = self.connection_mut();
         if DB::TransactionManager::get_transaction_depth(conn) != 1 {
             return Err(CommitError::Unfinished);
@@ -242,14 +248,14 @@ impl<DB: Backend> Session<DB> {
             Ok(committed) => {
                 self.phase = match committed {
                     Committed::Clean => Phase::Clean,
-                    Committed::Begun => Phase::Kept,
+                    Committed::Begun => Phase::Done,
                     Committed::Broken => Phase::Broken,
                 };
-                if let (Committed::Begun, Some(taken)) = (committed, &mut self.taken) {
-                    taken.begun = Some(next);
-                    if self.server_process != 0 {
-                        taken.server_process = self.server_process;
-                    }
+                if let (Committed::Begun, Some(limits), Some(checked_out)) =
+                    (committed, next, &mut self.checked_out)
+                {
+                    checked_out.begun = Some(Begun::new(limits, sent));
+                    checked_out.server_process = self.server_process.or(checked_out.server_process);
                 }
                 Ok(())
             }
@@ -271,7 +277,7 @@ impl<DB: Backend> Session<DB> {
 
     /// Queues the rollback of every open level. The next use of the connection sends it.
     fn roll_back(&mut self) {
-        if let Some(Taken { conn, .. }) = &mut self.taken {
+        if let Some(CheckedOut { conn, .. }) = &mut self.checked_out {
             // Read once: SQLite's worker lowers the depth later, on its own thread.
             for _ in 0..DB::TransactionManager::get_transaction_depth(conn) {
                 DB::TransactionManager::start_rollback(conn);
@@ -280,16 +286,16 @@ impl<DB: Backend> Session<DB> {
     }
 
     /// The server process, where it was known before this session.
-    pub(super) fn process_of_connection(&self) -> i32 {
-        self.taken.as_ref().expect(HELD).server_process
+    pub(super) fn process_of_connection(&self) -> Option<ServerProcess> {
+        self.checked_out.as_ref().expect(HELD).server_process
     }
 
     pub(super) fn connection(&self) -> &DB::Connection {
-        &self.taken.as_ref().expect(HELD).conn
+        &self.checked_out.as_ref().expect(HELD).conn
     }
 
     pub(super) fn connection_mut(&mut self) -> &mut DB::Connection {
-        &mut self.taken.as_mut().expect(HELD).conn
+        &mut self.checked_out.as_mut().expect(HELD).conn
     }
 }
 
@@ -302,16 +308,16 @@ impl<DB: Backend> Drop for Session<DB> {
         if phase == Phase::Open {
             self.roll_back();
         }
-        let Some(mut taken) = self.taken.take() else {
+        let Some(mut checked_out) = self.checked_out.take() else {
             return;
         };
         match phase {
-            Phase::Kept => self.connections.put_back(taken, self.limits),
+            Phase::Done => self.connections.check_in(checked_out, self.limits),
             Phase::Clean => {}
-            Phase::Broken => taken.conn.close_on_drop(),
+            Phase::Broken => checked_out.conn.close_on_drop(),
             Phase::Beginning | Phase::Open => {
                 let clean_up = clean_up(
-                    taken,
+                    checked_out,
                     phase,
                     self.connections.clone(),
                     self.limits,
@@ -331,13 +337,13 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Sees a rollback through that is queued on a connection, and gives it back to the pool.
 async fn clean_up<DB: Backend>(
-    mut taken: Taken<DB>,
+    mut checked_out: CheckedOut<DB>,
     phase: Phase,
     connections: Connections<DB>,
     limits: Limits,
-    server_process: i32,
+    server_process: Option<ServerProcess>,
 ) {
-    let conn = &mut taken.conn;
+    let conn = &mut checked_out.conn;
     let rolled_back = async {
         if phase == Phase::Beginning {
             DB::abandon_begin(conn).await?;
@@ -349,7 +355,7 @@ async fn clean_up<DB: Backend>(
         // A statement is still under way. With the row lock, it must not keep others waiting;
         // without, it waits for that lock, no longer than for its limit. The pool would wait for
         // its answer without a limit.
-        terminate(&connections, limits, server_process).await;
+        connections.terminate(server_process, limits).await;
         outcome = timeout(limits.statement(), conn.ping()).await;
     }
     // SQLite: where the handler had ended the transaction by hand, the rollback failed and was not
@@ -357,31 +363,6 @@ async fn clean_up<DB: Backend>(
     let depth = DB::TransactionManager::get_transaction_depth(conn);
     if !matches!(outcome, Ok(Ok(()))) || depth > 0 {
         conn.close_on_drop();
-    }
-}
-
-/// Ends the session of a server process from outside, where the database can do that. Where it
-/// cannot (SQLite), the statement or the task that holds the transaction has to end by itself.
-pub(super) async fn terminate<DB: Backend>(
-    connections: &Connections<DB>,
-    limits: Limits,
-    server_process: i32,
-) {
-    if server_process == 0 {
-        return;
-    }
-    let Ok(mut taken) = connections.take_tested(limits).await else {
-        return;
-    };
-    match timeout(
-        limits.answer_wait,
-        DB::terminate(&mut taken.conn, server_process),
-    )
-    .await
-    {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::error!(%error, "a transaction was not ended"),
-        Err(_) => taken.conn.close_on_drop(),
     }
 }
 

@@ -15,7 +15,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, TransactionLimits,
+        Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
         fault_without_answer, migrator, savepoint, statements,
     },
     fenced_read::RowVersion,
@@ -41,8 +41,8 @@ impl Backend for Sqlite {
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    async fn server_process(_: &mut SqliteConnection) -> sqlx::Result<i32> {
-        Ok(0)
+    async fn server_process(_: &mut SqliteConnection) -> sqlx::Result<Option<ServerProcess>> {
+        Ok(None)
     }
 
     async fn find_schema(_: &mut SqliteConnection) -> sqlx::Result<Option<String>> {
@@ -55,7 +55,10 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn commit(conn: &mut SqliteConnection, _: TransactionLimits) -> sqlx::Result<Committed> {
+    async fn commit(
+        conn: &mut SqliteConnection,
+        _: Option<TransactionLimits>,
+    ) -> sqlx::Result<Committed> {
         // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
         // full disk), or by hand.
         let release = format!("RELEASE {}", savepoint());
@@ -82,7 +85,7 @@ impl Backend for Sqlite {
         false
     }
 
-    async fn terminate(_: &mut SqliteConnection, _: i32) -> sqlx::Result<()> {
+    async fn terminate(_: &mut SqliteConnection, _: ServerProcess) -> sqlx::Result<()> {
         Ok(())
     }
 
@@ -161,7 +164,7 @@ impl Backend for Sqlite {
             .await
     }
 
-    statements!(server_process: "0");
+    statements!(server_process: "NULL, NULL");
 }
 
 impl Records for Sqlite {
@@ -169,7 +172,7 @@ impl Records for Sqlite {
         now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
         expires_at: "CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4",
         // There is nothing left to wait for: the transaction has the lock of the file.
-        claimed: "0, '', $5",
+        claimed: "NULL, NULL, '', $5",
         skip_locked: "",
     );
 

@@ -122,6 +122,15 @@ impl Drop for Cut<'_> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_clients_that_go_away_leave_nothing_behind() {
+    a_thousand_go_away(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_clients_that_go_away_leave_nothing_behind_where_connections_are_reused() {
+    a_thousand_go_away(true).await;
+}
+
+async fn a_thousand_go_away(reuse: bool) {
     async fn write(mut tx: FencedTx, State(cut): State<Arc<AtomicU64>>) {
         let mut cut = Cut(Some(&cut));
         let token = tx.admitted().token;
@@ -136,7 +145,7 @@ async fn a_thousand_clients_that_go_away_leave_nothing_behind() {
 
     let db = Postgres::fresh(4).await;
     let (pool, connects, proxy) = slow_pool(&db, true).await;
-    let fence = Fence::new(pool.clone());
+    let fence = Fence::new(pool.clone()).reuse_connections(reuse);
     let cut = Arc::new(AtomicU64::new(0));
     let app = Router::new()
         .route("/{sku}/write", post(write))

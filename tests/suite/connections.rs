@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use futures_util::future::{join, join_all};
@@ -16,6 +16,7 @@ use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
+    proxy::Proxy,
 };
 
 const POOL: u32 = 4;
@@ -60,19 +61,25 @@ async fn end_all_connections(db: &Fresh<Postgres>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_died_in_the_pool_cost_no_write() {
     let db = Postgres::fresh(POOL).await;
-    let fence = db.fence();
-    for (round, at_once) in [(1, false), (2, true)] {
+    let (plain, reusing) = (db.fence(), db.reusing_fence());
+    let rounds = [
+        (&plain, false),
+        (&plain, true),
+        (&reusing, false),
+        (&reusing, true),
+    ];
+    for (round, (fence, at_once)) in (1..).zip(rounds) {
         let held: Vec<_> = join_all((0..POOL).map(|_| db.pool.acquire())).await;
         drop(held);
         all_are_in_the_pool(&db.pool).await;
         end_all_connections(&db).await;
         all_are_in_the_pool(&db.pool).await;
         for n in 0..2 * POOL as usize {
-            let value = i64::from(round) * 100 + n as i64;
+            let value = round * 100 + n as i64;
             if at_once {
-                write_at_once(&fence, &resource(n), value).await;
+                write_at_once(fence, &resource(n), value).await;
             } else {
-                write(&fence, &resource(n), value).await;
+                write(fence, &resource(n), value).await;
             }
         }
     }
@@ -81,10 +88,12 @@ async fn connections_that_died_in_the_pool_cost_no_write() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_kept_for_long_nor_changed_for_others() {
     let db = Postgres::fresh(POOL).await;
-    let fence = db.fence();
-    for value in 1..=20 {
-        write(&fence, &resource(0), 2 * value).await;
-        write_at_once(&fence, &resource(0), 2 * value + 1).await;
+    for (n, fence) in [db.fence(), db.reusing_fence()].iter().enumerate() {
+        for value in 1..=20 {
+            let value = 100 * n as i64 + 2 * value;
+            write(fence, &resource(n), value).await;
+            write_at_once(fence, &resource(n), value + 1).await;
+        }
     }
     all_are_in_the_pool(&db.pool).await;
     // No transaction is open, and no limit is left.
@@ -112,7 +121,7 @@ async fn nothing_is_kept_for_long_nor_changed_for_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hooks_of_the_pool_see_each_use_where_they_must() {
+async fn hooks_of_the_pool_see_each_use() {
     let db = Postgres::fresh(1).await;
     let taken = Arc::new(AtomicUsize::new(0));
     let released = Arc::new(AtomicUsize::new(0));
@@ -129,7 +138,7 @@ async fn hooks_of_the_pool_see_each_use_where_they_must() {
         });
     let pool = pool.connect(&db.url).await.unwrap();
     all_are_in_the_pool(&pool).await;
-    let fence = Fence::new(pool.clone()).pool_checks(true);
+    let fence = Fence::new(pool.clone());
     // The first one begins with the row of its resource.
     write(&fence, &resource(0), 1).await;
     all_are_in_the_pool(&pool).await;
@@ -147,7 +156,7 @@ async fn hooks_of_the_pool_see_each_use_where_they_must() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_that_use_the_pool_are_not_starved() {
     let db = Postgres::fresh(POOL).await;
-    let fence = db.fence();
+    let fence = db.reusing_fence();
     let stop = AtomicBool::new(false);
     let writers = join_all((0..POOL as usize).map(|n| {
         let (fence, stop) = (&fence, &stop);
@@ -189,7 +198,7 @@ async fn others_that_use_the_pool_are_not_starved() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_write_seems_older_than_the_one_before_it() {
     let db = Postgres::fresh(2).await;
-    let fence = db.fence();
+    let fence = db.reusing_fence();
     let begin = async |n, value| {
         let resource = resource(n);
         let tx = fence.begin(&resource, token(value), TokenUse::Reusable);
@@ -222,7 +231,11 @@ async fn no_write_seems_older_than_the_one_before_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_meanwhile() {
     let db = Postgres::fresh(1).await;
-    let [one, two, three] = [db.fence(), own_pool(&db).await, own_pool(&db).await];
+    let [one, two, three] = [
+        db.reusing_fence(),
+        own_pool(&db.url).await,
+        own_pool(&db.url).await,
+    ];
     let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
     for n in 0..3 {
         write(&one, &resource(n), 1).await;
@@ -243,14 +256,40 @@ async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_mean
         tx.commit().await.unwrap();
         assert!(first <= second, "{first}, {second}");
         // Whatever began ahead is given up.
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        tokio::time::sleep(Duration::from_millis(6)).await;
     }
 }
 
 /// As in another process.
-async fn own_pool(db: &Fresh<Postgres>) -> Fence<Postgres> {
+async fn own_pool(url: &str) -> Fence<Postgres> {
     let pool = PgPoolOptions::new().max_connections(1);
-    Fence::new(pool.connect(&db.url).await.unwrap())
+    Fence::new(pool.connect(url).await.unwrap()).reuse_connections(true)
+}
+
+/// The answer to the COMMIT with which the next transaction begins may take long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away() {
+    const DELAY: Duration = Duration::from_millis(20);
+    let db = Postgres::fresh(1).await;
+    let mut url = reqwest::Url::parse(&db.url).unwrap();
+    let proxy = Proxy::delaying(url.socket_addrs(|| Some(5432)).unwrap()[0], DELAY).await;
+    url.set_ip_host(proxy.addr.ip()).unwrap();
+    url.set_port(Some(proxy.addr.port())).unwrap();
+    // More than it needs, so that none goes back for others.
+    let pool = PgPoolOptions::new().max_connections(2);
+    let fence = Fence::new(pool.connect(url.as_str()).await.unwrap()).reuse_connections(true);
+    let resource = resource(0);
+    write(&fence, &resource, 1).await;
+    for value in 2..20 {
+        let asked_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let tx = fence.begin(&resource, token(value), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+        let now_us = Postgres::number(&mut tx, time).await.unwrap();
+        tx.commit().await.unwrap();
+        let age_us = asked_us.as_micros() as i64 - now_us;
+        assert!(age_us <= 5_000, "{age_us} µs before its request");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,7 +304,7 @@ async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
             Box::pin(async { Ok(true) })
         });
     let pool = pool.connect(&db.url).await.unwrap();
-    let fence = Fence::new(pool.clone());
+    let fence = Fence::new(pool.clone()).reuse_connections(true);
     for n in 0..40 {
         write(&fence, &resource(n), 1).await;
     }
@@ -304,7 +343,12 @@ async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_connection_is_told_that_the_pool_is_closed() {
     let db = Postgres::fresh(1).await;
-    let fence = db.fence();
+    who_waits_is_told(&db, db.fence()).await;
+    let db = Postgres::fresh(1).await;
+    who_waits_is_told(&db, db.reusing_fence()).await;
+}
+
+async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     let (first, others) = (resource(0), [resource(1), resource(2), resource(3)]);
     let tx = fence.begin(&first, token(1), TokenUse::SingleUse);
     let tx = tx.await.unwrap();
@@ -329,7 +373,7 @@ async fn who_waits_for_a_connection_is_told_that_the_pool_is_closed() {
 async fn a_short_hold_limit_costs_no_connection() {
     let db = Postgres::fresh(2).await;
     drop(db.pool.acquire().await.unwrap());
-    let fence = db.fence().hold_limit(Duration::from_millis(5));
+    let fence = db.reusing_fence().hold_limit(Duration::from_millis(15));
     let mut server_processes = HashSet::new();
     for value in 1..=5 {
         let first = resource(0);
@@ -338,7 +382,7 @@ async fn a_short_hold_limit_costs_no_connection() {
         let server_process = "SELECT CAST(pg_backend_pid() AS bigint)";
         server_processes.insert(Postgres::number(&mut tx, server_process).await.unwrap());
         tx.commit().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(12)).await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
     }
     assert!(server_processes.len() <= 2, "{server_processes:?}");
 }

@@ -5,6 +5,7 @@
 
 mod support;
 
+mod abandoned;
 mod announced;
 mod cancellation;
 mod connections;
@@ -15,6 +16,7 @@ mod fence_hook;
 mod fenced_read;
 mod guard;
 mod holder;
+mod hooks;
 mod http_leases;
 mod idempotency;
 mod inventory;

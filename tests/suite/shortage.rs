@@ -1,7 +1,15 @@
 //! Those who wait for a connection, when there is none: the database is away, a connection is never
 //! opened, a runtime ends, the pool is closed.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
 
 use futures_util::{FutureExt, future::join_all};
 use sqlx::{
@@ -52,11 +60,64 @@ fn pool(port: u16) -> PgPool {
 async fn a_database_that_is_away_is_not_said_to_be_busy() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = port.local_addr().unwrap().port();
-    let fence = Fence::new(pool(port)).pool_wait(Duration::from_millis(300));
-    for error in join_all((0..4).map(|n| write(&fence, n))).await {
-        let error = error.unwrap_err();
-        assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+    for reuse in [false, true] {
+        let fence = Fence::new(pool(port)).reuse_connections(reuse);
+        let fence = fence.pool_wait(Duration::from_millis(300));
+        for error in join_all((0..4).map(|n| write(&fence, n))).await {
+            let error = error.unwrap_err();
+            assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+        }
     }
+}
+
+#[tokio::test]
+async fn a_pool_that_is_full_is_said_to_be_busy() {
+    let db = Postgres::fresh(1).await;
+    let held = db.pool.acquire().await.unwrap();
+    for reuse in [false, true] {
+        let fence = db.fence().reuse_connections(reuse);
+        let fence = fence.pool_wait(Duration::from_millis(300));
+        for error in join_all((0..4).map(|n| write(&fence, n))).await {
+            let error = error.unwrap_err();
+            assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+        }
+    }
+    // The pool's own limit is the shorter one.
+    let options = PgPoolOptions::new().max_connections(1);
+    let hasty = options.acquire_timeout(Duration::from_millis(300));
+    let hasty = hasty.connect(&db.url).await.unwrap();
+    let all = hasty.acquire().await.unwrap();
+    for reuse in [false, true] {
+        let error = write(&Fence::new(hasty.clone()).reuse_connections(reuse), 0).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+    }
+    drop((held, all));
+}
+
+/// Who only waits for its turn costs the pool nothing when it goes.
+#[tokio::test]
+async fn those_who_wait_in_vain_and_go_take_no_connection_behind_their_time() {
+    let db = Postgres::fresh(1).await;
+    let taken = Arc::new(AtomicUsize::new(0));
+    let taking = Arc::clone(&taken);
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .before_acquire(move |_, _| {
+            taking.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        });
+    let pool = pool.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool.clone());
+    let held = pool.acquire().await.unwrap();
+    let before = taken.load(SeqCst);
+    for n in 0..50 {
+        let gone = timeout(Duration::from_millis(1), write(&fence, n)).await;
+        assert!(gone.is_err());
+    }
+    drop(held);
+    write(&fence, 50).await.unwrap();
+    assert_eq!(taken.load(SeqCst) - before, 1);
 }
 
 #[tokio::test]
@@ -65,7 +126,8 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
     let good: PgConnectOptions = db.url.parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect_with(good.clone()).await.unwrap();
-    let fence = Fence::new(pool.clone()).pool_wait(Duration::from_secs(3));
+    let fence = Fence::new(pool.clone()).reuse_connections(true);
+    let fence = fence.pool_wait(Duration::from_secs(3));
     write(&fence, 0).await.unwrap();
     eventually("it is back", async || pool.num_idle() == 1).await;
     pool.set_connect_options(good.port(silent_port().await));
@@ -82,20 +144,29 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
 
 #[tokio::test]
 async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants() {
-    let pool = pool(silent_port().await);
-    let fence = Fence::new(pool.clone()).pool_wait(Duration::from_millis(100));
-    write(&fence, 0).await.unwrap_err();
-    // sqlx would go on for 30 s.
-    let closed = timeout(Duration::from_secs(5), pool.close());
-    closed.await.expect("the pool was not closed");
+    for reuse in [false, true] {
+        let pool = pool(silent_port().await);
+        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+        let fence = fence.pool_wait(Duration::from_millis(100));
+        write(&fence, 0).await.unwrap_err();
+        // sqlx would go on for 30 s.
+        let closed = timeout(Duration::from_secs(5), pool.close());
+        closed.await.expect("the pool was not closed");
+    }
 }
 
 /// Who asked the pool for both was a task of the runtime that has ended.
 #[test]
 fn who_waits_goes_on_when_another_runtime_ends() {
+    who_waits_goes_on(false);
+    who_waits_goes_on(true);
+}
+
+fn who_waits_goes_on(reuse: bool) {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(1));
-    let fence = db.fence().pool_wait(Duration::from_secs(10));
+    let fence = db.fence().reuse_connections(reuse);
+    let fence = fence.pool_wait(Duration::from_secs(10));
     let held = lasting.block_on(db.pool.acquire()).unwrap();
     let ending = runtime();
     let waits_in = |runtime: &Runtime, n| {
@@ -120,8 +191,8 @@ fn who_waits_goes_on_when_another_runtime_ends() {
 fn a_runtime_ends_whatever_its_tasks_are_about() {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(2));
-    for commits in [false, true] {
-        let fence = db.fence();
+    for (commits, reuse) in [(false, false), (true, false), (false, true), (true, true)] {
+        let fence = db.fence().reuse_connections(reuse);
         let (done, is_done) = mpsc::channel();
         thread::spawn(move || {
             let ending = runtime();

@@ -65,6 +65,11 @@ impl<DB: TestDatabase> Fresh<DB> {
         Fence::new(self.pool.clone())
     }
 
+    /// A fence whose connections go from write to write.
+    pub fn reusing_fence(&self) -> Fence<DB> {
+        self.fence().reuse_connections(true)
+    }
+
     pub async fn execute(&self, sql: &str) {
         DB::execute(&mut self.pool.acquire().await.unwrap(), sql)
             .await

@@ -1,6 +1,6 @@
 //! A TCP proxy whose connections can be cut, and can fall silent.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -29,12 +29,17 @@ pub struct Proxy {
 
 impl Proxy {
     pub async fn to(server: SocketAddr) -> Self {
+        Self::delaying(server, Duration::ZERO).await
+    }
+
+    /// One that takes so long to pass each message on, in either direction.
+    pub async fn delaying(server: SocketAddr, delay: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (link, watched) = watch::channel(Link::Whole);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(pass(client, server, watched.clone()));
+                tokio::spawn(pass(client, server, watched.clone(), delay));
             }
         });
         Self { addr, link, task }
@@ -51,7 +56,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(client: TcpStream, server: SocketAddr, link: watch::Receiver<Link>) {
+async fn pass(client: TcpStream, server: SocketAddr, link: watch::Receiver<Link>, delay: Duration) {
     let mut cut = link.clone();
     let Ok(server) = TcpStream::connect(server).await else {
         return;
@@ -59,8 +64,8 @@ async fn pass(client: TcpStream, server: SocketAddr, link: watch::Receiver<Link>
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     tokio::select! {
-        () = one_way(from_client, to_server, link.clone(), false) => {}
-        () = one_way(from_server, to_client, link, true) => {}
+        () = one_way(from_client, to_server, link.clone(), false, delay) => {}
+        () = one_way(from_server, to_client, link, true, delay) => {}
         _ = cut.wait_for(|link| *link == Link::Cut) => {}
     }
 }
@@ -70,6 +75,7 @@ async fn one_way(
     mut to: impl AsyncWriteExt + Unpin,
     mut link: watch::Receiver<Link>,
     answers: bool,
+    delay: Duration,
 ) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
@@ -79,6 +85,9 @@ async fn one_way(
         };
         if !passes {
             return;
+        }
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
         }
         if to.write_all(&buffer[..length]).await.is_err() {
             return;

@@ -4,18 +4,16 @@
 //! that come and go would keep the pool empty. So tasks ask on their behalf, and what comes goes to
 //! the first in line.
 
-use std::{mem, pin::pin, sync::Arc, time::Duration};
+use std::{mem, pin::pin, sync::Arc};
 
 use sqlx::pool::PoolConnection;
 use tokio::time::{Instant, timeout};
 
-use super::{
-    connections::{Origin, SHARE, Shared, Taken},
+use super::{FAIRNESS_INTERVAL, Shared};
+use crate::fence::{
+    conn::{CheckedOut, Origin, direct::ORPHAN_LIFETIME},
     database::Backend,
 };
-
-/// How long a connection goes on being opened that nobody waits for.
-const WANTED: Duration = Duration::from_secs(1);
 
 /// A task that asks the pool, until nobody waits any more.
 struct Asking<DB: Backend>(Option<Arc<Shared<DB>>>);
@@ -24,7 +22,7 @@ impl<DB: Backend> Asking<DB> {
     async fn ask(mut self) {
         while let Some(shared) = &self.0 {
             match shared.acquire().await {
-                Some(Ok(conn)) => shared.pass_on(Taken::new(conn, Origin::Tested)),
+                Some(Ok(conn)) => shared.pass_on(CheckedOut::new(conn, Origin::Tested)),
                 // Each has a limit of its own.
                 None | Some(Err(sqlx::Error::PoolTimedOut)) => {}
                 Some(Err(error)) => {
@@ -50,7 +48,7 @@ impl<DB: Backend> Shared<DB> {
     /// Sees to it that the pool is asked on behalf of those in line: once, or as often as it may
     /// open connections.
     pub(super) fn ask(self: &Arc<Self>) {
-        let free = self.free() as usize;
+        let free = self.direct.free() as usize;
         let mut state = self.lock();
         let more = state.somebody_waits() && state.asking < free.clamp(1, state.line.len());
         state.asking += usize::from(more);
@@ -62,38 +60,23 @@ impl<DB: Backend> Shared<DB> {
 
     /// Waits for a connection of the pool; `None` when nobody has wanted it for a while.
     async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
-        let _opening = (self.free() > 0).then(|| Opening::new(self));
-        let mut acquiring = pin!(self.pool.acquire());
+        let pool = &self.direct.pool;
+        let _opening = self.direct.opening();
+        let mut acquiring = pin!(pool.acquire());
         let mut wanted = Instant::now();
         loop {
-            if let Ok(acquired) = timeout(SHARE, acquiring.as_mut()).await {
+            if let Ok(acquired) = timeout(FAIRNESS_INTERVAL, acquiring.as_mut()).await {
                 return Some(acquired);
             }
             // It may be opening one, in vain, while another one has come back.
             let waits = self.lock().somebody_waits();
-            match waits.then(|| self.pool.try_acquire()).flatten() {
-                Some(conn) => self.pass_on(Taken::new(conn, Origin::Idle)),
+            match waits.then(|| pool.try_acquire()).flatten() {
+                Some(conn) => self.pass_on(CheckedOut::new(conn, Origin::Idle)),
                 None if waits => wanted = Instant::now(),
-                None if wanted.elapsed() > WANTED || self.pool.is_closed() => return None,
+                None if wanted.elapsed() > ORPHAN_LIFETIME || pool.is_closed() => return None,
                 None => {}
             }
         }
-    }
-}
-
-/// The pool may be opening a connection, until this is dropped.
-struct Opening<'a, DB: Backend>(&'a Shared<DB>);
-
-impl<'a, DB: Backend> Opening<'a, DB> {
-    fn new(shared: &'a Shared<DB>) -> Self {
-        shared.lock().opening += 1;
-        Self(shared)
-    }
-}
-
-impl<DB: Backend> Drop for Opening<'_, DB> {
-    fn drop(&mut self) {
-        self.0.lock().opening -= 1;
     }
 }
 

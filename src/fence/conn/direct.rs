@@ -1,0 +1,166 @@
+//! A connection from the pool, asked for in the task that needs it: what the pool's hooks read from
+//! a task-local is the request's own.
+//!
+//! 1. sqlx closes a connection when its acquisition is dropped while it is tested or opened. Clients
+//!    that come and go would keep the pool empty, so a task sees the rest of a dropped acquisition
+//!    through, and the connection goes to the pool unused.
+//! 2. An acquisition that only waits for its turn has nothing to lose, and leaves the pool's line at
+//!    once.
+
+use std::{
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use futures_util::{future::BoxFuture, task::AtomicWaker};
+use sqlx::{Pool, pool::PoolConnection};
+use tokio::time::timeout;
+
+use crate::fence::{database::Backend, error::AdmitError};
+
+/// How long a connection goes on being tested or opened that nobody waits for.
+pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
+
+/// The pool, and how many acquisitions of this fence may be opening a connection.
+pub(super) struct Direct<DB: Backend> {
+    pub(super) pool: Pool<DB>,
+    opening: Arc<AtomicU32>,
+}
+
+impl<DB: Backend> Direct<DB> {
+    pub(super) fn new(pool: Pool<DB>) -> Self {
+        Self {
+            pool,
+            opening: Arc::default(),
+        }
+    }
+
+    /// Takes a connection with all that the pool does then: `test_before_acquire`, `before_acquire`.
+    pub(super) async fn acquire(&self, within: Duration) -> Result<PoolConnection<DB>, AdmitError> {
+        let mut acquisition = pin!(Acquisition::new(self));
+        let outcome = timeout(within, acquisition.as_mut()).await;
+        match outcome.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
+            Ok(conn) => Ok(conn),
+            // It was tested or opened in vain: the pool is not busy, but the database is away.
+            Err(error) if !acquisition.in_line => Err(AdmitError::Unavailable(Arc::new(error))),
+            Err(error) => Err(self.refusal(error)),
+        }
+    }
+
+    /// Why there was no connection for one who has waited for its turn.
+    pub(super) fn refusal(&self, error: sqlx::Error) -> AdmitError {
+        // sqlx tries to connect until the time is up. Only a pool that is full was busy.
+        match error {
+            sqlx::Error::PoolTimedOut if self.free() + self.opening.load(SeqCst) == 0 => {
+                AdmitError::Busy(Arc::new(error))
+            }
+            error => AdmitError::Unavailable(Arc::new(error)),
+        }
+    }
+
+    /// How many connections the pool may still open.
+    pub(super) fn free(&self) -> u32 {
+        let most = self.pool.options().get_max_connections();
+        most.saturating_sub(self.pool.size())
+    }
+
+    /// Says that an acquisition may be opening a connection, where that is so.
+    pub(super) fn opening(&self) -> Option<Opening> {
+        let may_open = self.pool.num_idle() == 0 && self.free() > 0;
+        may_open.then(|| Opening::new(Arc::clone(&self.opening)))
+    }
+}
+
+/// The pool may be opening a connection, until this is dropped.
+pub(super) struct Opening(Arc<AtomicU32>);
+
+impl Opening {
+    fn new(count: Arc<AtomicU32>) -> Self {
+        count.fetch_add(1, SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// The pool's own acquisition, which may be dropped at any moment.
+struct Acquisition<DB: Backend> {
+    rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
+    /// Whether the pool had nothing to give, and has given nothing since.
+    in_line: bool,
+    turn: Arc<Turn>,
+}
+
+/// Wakes who waits, and remembers it. In the pool's line nobody is woken before its turn.
+#[derive(Default)]
+struct Turn {
+    has_come: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Wake for Turn {
+    fn wake(self: Arc<Self>) {
+        self.has_come.store(true, SeqCst);
+        self.task.wake();
+    }
+}
+
+impl<DB: Backend> Acquisition<DB> {
+    fn new(direct: &Direct<DB>) -> Self {
+        let opening = direct.opening();
+        let in_line = opening.is_none() && direct.pool.num_idle() == 0;
+        let acquiring = direct.pool.acquire();
+        let rest = async move {
+            let _opening = opening;
+            acquiring.await
+        };
+        Self {
+            rest: Some(Box::pin(rest)),
+            in_line,
+            turn: Arc::default(),
+        }
+    }
+}
+
+impl<DB: Backend> Future for Acquisition<DB> {
+    type Output = sqlx::Result<PoolConnection<DB>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.turn.task.register(context.waker());
+        let has_come = self.turn.has_come.swap(false, SeqCst);
+        let waker = Waker::from(Arc::clone(&self.turn));
+        let Some(rest) = &mut self.rest else {
+            return Poll::Pending;
+        };
+        let polled = rest.as_mut().poll(&mut Context::from_waker(&waker));
+        match polled {
+            Poll::Ready(_) => self.rest = None,
+            Poll::Pending => self.in_line &= !has_come,
+        }
+        polled
+    }
+}
+
+impl<DB: Backend> Drop for Acquisition<DB> {
+    fn drop(&mut self) {
+        let Some(rest) = self.rest.take() else {
+            return;
+        };
+        if self.in_line && !self.turn.has_come.load(SeqCst) {
+            return;
+        }
+        // Without a runtime there is no pool either.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(timeout(ORPHAN_LIFETIME, rest));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Connections of the pool: check out, check in, and the end of a session that is out of reach.
+//!
+//! 1. Each use takes a connection from the pool and gives it back, in the task that needs it
+//!    ([`direct`]): the pool's hooks see all of them.
+//! 2. Where the application has chosen so, connections go from write to write instead ([`reuse`]).
+
+mod direct;
+mod reuse;
+mod terminate;
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{Pool, pool::PoolConnection};
+use sqlx_core::transaction::TransactionManager;
+use tokio::time::{Instant, timeout};
+
+pub(super) use self::reuse::Begun;
+use self::{direct::Direct, reuse::Reuse, terminate::Terminations};
+use super::{
+    database::{Backend, ServerProcess},
+    error::{AdmitError, no_answer},
+    limits::Limits,
+};
+
+/// How long a connection may take to answer that it lives.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Where a fence has its connections from. Clones share all of it.
+pub(super) struct Connections<DB: Backend> {
+    direct: Arc<Direct<DB>>,
+    reuse: Option<Reuse<DB>>,
+    terminations: Arc<Terminations<DB>>,
+}
+
+/// A connection that was taken out of the pool, and goes back when it is dropped.
+pub(super) struct CheckedOut<DB: Backend> {
+    pub(super) conn: PoolConnection<DB>,
+    pub(super) origin: Origin,
+    /// Which server process it leads to, where that is known.
+    pub(super) server_process: Option<ServerProcess>,
+    /// The transaction that it is in already: only where connections are reused.
+    pub(super) begun: Option<Begun>,
+    since: Instant,
+}
+
+/// What is known of a connection that was checked out.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Origin {
+    /// It was used a moment ago.
+    Kept,
+    /// It was used at some time.
+    Idle,
+    /// The pool has just tested or opened it.
+    Tested,
+}
+
+impl<DB: Backend> Connections<DB> {
+    pub(super) fn new(pool: Pool<DB>) -> Self {
+        Self {
+            direct: Arc::new(Direct::new(pool)),
+            reuse: None,
+            terminations: Arc::new(Terminations::new()),
+        }
+    }
+
+    /// The same, with connections that go from write to write or without.
+    pub(super) fn reusing(mut self, yes: bool) -> Self {
+        self.reuse = yes.then(|| {
+            let reuse = self.reuse.take();
+            reuse.unwrap_or_else(|| Reuse::new(Arc::clone(&self.direct)))
+        });
+        self
+    }
+
+    pub(super) fn pool(&self) -> &Pool<DB> {
+        &self.direct.pool
+    }
+
+    /// Whether the next transaction is to begin with the COMMIT of the one before.
+    pub(super) const fn begin_ahead(&self) -> bool {
+        self.reuse.is_some()
+    }
+
+    /// Takes a connection that is at hand, or waits for one.
+    pub(super) async fn check_out(&self, limits: Limits) -> Result<CheckedOut<DB>, AdmitError> {
+        if let Some(reuse) = &self.reuse {
+            return reuse.take(limits).await;
+        }
+        let mut checked_out = self.check_out_tested(limits).await?;
+        if !self.pool().options().get_test_before_acquire() {
+            checked_out.origin = Origin::Idle;
+        }
+        Ok(checked_out)
+    }
+
+    /// Takes a connection by the pool's own way, which tests it unless it was told not to.
+    pub(super) async fn check_out_tested(
+        &self,
+        limits: Limits,
+    ) -> Result<CheckedOut<DB>, AdmitError> {
+        let conn = self.direct.acquire(limits.pool_wait).await?;
+        Ok(CheckedOut::new(conn, Origin::Tested))
+    }
+
+    /// Gives a connection back. It is outside of any transaction, or in one that began ahead.
+    pub(super) fn check_in(&self, checked_out: CheckedOut<DB>, limits: Limits) {
+        match &self.reuse {
+            Some(reuse) => reuse.keep(checked_out, limits),
+            // To the pool.
+            None => drop(checked_out),
+        }
+    }
+
+    /// Ends the session of a server process from outside, where the database can do that. Where it
+    /// cannot (SQLite), the statement or the task that holds the transaction has to end by itself.
+    pub(super) async fn terminate(&self, server_process: Option<ServerProcess>, limits: Limits) {
+        if let Some(server_process) = server_process {
+            let within = limits.answer_wait;
+            self.terminations
+                .terminate(self.pool(), server_process, within)
+                .await;
+        }
+    }
+}
+
+impl<DB: Backend> Clone for Connections<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            direct: Arc::clone(&self.direct),
+            reuse: self.reuse.clone(),
+            terminations: Arc::clone(&self.terminations),
+        }
+    }
+}
+
+impl<DB: Backend> CheckedOut<DB> {
+    fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
+        Self {
+            conn,
+            origin,
+            server_process: None,
+            begun: None,
+            since: Instant::now(),
+        }
+    }
+
+    /// Asks which server process it leads to; that it answers shows that it lives.
+    pub(super) async fn ask_server_process(&mut self) -> Result<(), AdmitError> {
+        let asked = timeout(ANSWER, DB::server_process(&mut self.conn)).await;
+        let answer = asked.unwrap_or_else(|_| Err(no_answer()));
+        self.server_process = answer.map_err(|error| AdmitError::Unavailable(Arc::new(error)))?;
+        Ok(())
+    }
+
+    /// Rolls back the transaction that nobody wants, with the next message.
+    pub(super) fn end_begun(&mut self) {
+        if self.begun.take().is_some() {
+            DB::TransactionManager::start_rollback(&mut self.conn);
+        }
+    }
+}
+
+/// Nobody gets it from the pool in a transaction.
+impl<DB: Backend> Drop for CheckedOut<DB> {
+    fn drop(&mut self) {
+        self.end_begun();
+    }
+}

@@ -1,0 +1,80 @@
+//! The end of a session that is out of reach, whose statement nobody waits for any more.
+//!
+//! 1. A connection of its own does it, beside the pool: all of the pool's may be taken by just such
+//!    statements. It is opened when it is needed and closed afterwards.
+//! 2. There is one at a time, however many sessions are to be ended.
+//! 3. Numbers of server processes come again. A session is ended only when it had begun by the time
+//!    at which the number was seen.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    time::Duration,
+};
+
+use sqlx::{ConnectOptions, Pool};
+use tokio::{sync::Mutex, time::timeout};
+
+use crate::fence::{
+    database::{Backend, ServerProcess},
+    error::no_answer,
+};
+
+pub(super) struct Terminations<DB: Backend> {
+    connection: Mutex<Option<DB::Connection>>,
+    under_way: AtomicUsize,
+}
+
+impl<DB: Backend> Terminations<DB> {
+    pub(super) fn new() -> Self {
+        Self {
+            connection: Mutex::default(),
+            under_way: AtomicUsize::new(0),
+        }
+    }
+
+    /// Ends a session, or logs that this could not be done in time.
+    pub(super) async fn terminate(
+        &self,
+        pool: &Pool<DB>,
+        server_process: ServerProcess,
+        within: Duration,
+    ) {
+        let ended = timeout(within, self.end(pool, server_process)).await;
+        if let Err(error) = ended.unwrap_or_else(|_| Err(no_answer())) {
+            tracing::error!(%error, "an abandoned statement was not ended");
+        }
+    }
+
+    async fn end(&self, pool: &Pool<DB>, server_process: ServerProcess) -> sqlx::Result<()> {
+        let _last_closes = UnderWay::new(self);
+        let mut kept = self.connection.lock().await;
+        // Taken out: when this is dropped in the middle, nobody uses the connection again.
+        let mut conn = match kept.take() {
+            Some(conn) => conn,
+            None => pool.connect_options().connect().await?,
+        };
+        DB::terminate(&mut conn, server_process).await?;
+        *kept = Some(conn);
+        Ok(())
+    }
+}
+
+/// The last one closes the connection.
+struct UnderWay<'a, DB: Backend>(&'a Terminations<DB>);
+
+impl<'a, DB: Backend> UnderWay<'a, DB> {
+    fn new(all: &'a Terminations<DB>) -> Self {
+        all.under_way.fetch_add(1, SeqCst);
+        Self(all)
+    }
+}
+
+impl<DB: Backend> Drop for UnderWay<'_, DB> {
+    fn drop(&mut self) {
+        if self.0.under_way.fetch_sub(1, SeqCst) == 1
+            && let Ok(mut kept) = self.0.connection.try_lock()
+        {
+            kept.take();
+        }
+    }
+}

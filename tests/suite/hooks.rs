@@ -1,0 +1,154 @@
+//! What the hooks of a pool are for: the state of a session that one request leaves, and that the
+//! next one finds.
+
+use futures_util::future::join_all;
+use sqlx::{Executor, PgConnection, PgPool, Postgres, postgres::PgPoolOptions, query_scalar};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+};
+
+const POOL: u32 = 4;
+
+tokio::task_local! {
+    /// Whose request this task serves.
+    static TENANT: &'static str;
+}
+
+fn resource(n: i64) -> Resource {
+    Resource::new(format!("r-{n}")).unwrap()
+}
+
+fn token(token: i64) -> Token {
+    Token::new(token).unwrap()
+}
+
+/// A pool whose hooks run `sql` at each use, before it and behind it.
+async fn pool_with_reset(db: &Fresh<Postgres>, sql: &'static str) -> PgPool {
+    let options = PgPoolOptions::new()
+        .max_connections(POOL)
+        .before_acquire(move |conn, _| {
+            Box::pin(async move { conn.execute(sql).await.map(|_| true) })
+        })
+        .after_release(move |conn, _| {
+            Box::pin(async move { conn.execute(sql).await.map(|_| true) })
+        });
+    options.connect(&db.url).await.unwrap()
+}
+
+async fn tenant(conn: &mut PgConnection) -> String {
+    query_scalar("SELECT coalesce(current_setting('app.tenant', true), '')")
+        .fetch_one(conn)
+        .await
+        .unwrap()
+}
+
+/// How many of many requests ran as the tenant of another one.
+async fn leaks(fence: &Fence<Postgres>) -> usize {
+    let requests = (0..300).map(|n| async move {
+        let resource = resource(n);
+        let tx = fence.begin(&resource, token(1), TokenUse::Reusable);
+        let mut tx = tx.await.unwrap();
+        let leaked = !tenant(&mut tx).await.is_empty();
+        // For the session, as a careless handler does it.
+        let set = "SET app.tenant = 'somebody'";
+        tx.execute(set).await.unwrap();
+        tx.commit().await.unwrap();
+        leaked
+    });
+    let leaked = join_all(requests).await;
+    leaked.into_iter().filter(|leaked| *leaked).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_request_sets_is_reset_before_the_next_one() {
+    let db = Postgres::fresh(1).await;
+    let pool = pool_with_reset(&db, "RESET app.tenant").await;
+    assert_eq!(leaks(&Fence::new(pool)).await, 0);
+    // The same requests find the setting where hooks are passed by.
+    let pool = pool_with_reset(&db, "RESET app.tenant").await;
+    let reusing = Fence::new(pool).reuse_connections(true);
+    assert!(leaks(&reusing).await > 0, "the requests prove nothing");
+}
+
+/// A pool whose hook takes the tenant from the task that asks. All its connections are open, since
+/// the hook does not see a new one.
+async fn pool_with_tenants(db: &Fresh<Postgres>) -> PgPool {
+    let options = PgPoolOptions::new()
+        .max_connections(POOL)
+        .before_acquire(|conn, _| {
+            Box::pin(async move {
+                let tenant = TENANT.try_with(|tenant| *tenant).unwrap_or("nobody");
+                sqlx::query("SELECT set_config('app.tenant', $1, false)")
+                    .bind(tenant)
+                    .execute(conn)
+                    .await
+                    .map(|_| true)
+            })
+        });
+    let pool = options.connect(&db.url).await.unwrap();
+    drop(join_all((0..POOL).map(|_| pool.acquire())).await);
+    eventually("all are open", async || pool.num_idle() == POOL as usize).await;
+    pool
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hook_runs_in_the_task_of_the_request() {
+    let db = Postgres::fresh(1).await;
+    db.execute("CREATE TABLE seen (tenant TEXT)").await;
+    let fence = Fence::new(pool_with_tenants(&db).await);
+    assert_eq!(mistaken(&fence).await, 0);
+    // The same requests find the tenant of somebody else where hooks are passed by.
+    let fence = Fence::new(pool_with_tenants(&db).await).reuse_connections(true);
+    assert!(mistaken(&fence).await > 0, "the requests prove nothing");
+}
+
+/// How often a request of one of two tenants ran as another one.
+async fn mistaken(fence: &Fence<Postgres>) -> usize {
+    let requests = (0..100).map(|n| {
+        let fence = fence.clone();
+        let expected = ["a", "b"][usize::from(n % 2 == 0)];
+        tokio::spawn(TENANT.scope(expected, async move {
+            let resource = resource(n);
+            let tx = fence.begin(&resource, token(1), TokenUse::Reusable);
+            let mut tx = tx.await.unwrap();
+            let in_transaction = tenant(&mut tx).await;
+            tx.commit().await.unwrap();
+            let query = "INSERT INTO seen SELECT current_setting('app.tenant', true) \
+                 FROM fence RETURNING tenant";
+            let written = fence.write::<(String,)>(&resource, token(1), TokenUse::Reusable, query);
+            let [(in_statement,)] = written.await.unwrap().try_into().unwrap();
+            let seen = [in_transaction, in_statement];
+            seen.into_iter().filter(|seen| seen != expected).count()
+        }))
+    });
+    let mistaken = join_all(requests).await;
+    mistaken.into_iter().map(Result::unwrap).sum()
+}
+
+/// A stale token must meet the row of its own resource, and not one of the same name elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_search_path_that_a_request_leaves_is_reset_before_the_next_one() {
+    let db = Postgres::fresh(1).await;
+    db.execute(
+        "CREATE SCHEMA other; \
+         CREATE TABLE other.fence_resources (LIKE public.fence_resources INCLUDING ALL)",
+    )
+    .await;
+    let fence = Fence::new(pool_with_reset(&db, "RESET search_path").await);
+    let write = async |n, value| {
+        let resource = resource(n);
+        let tx = fence.begin(&resource, token(value), TokenUse::SingleUse);
+        let mut tx = tx.await?;
+        tx.execute("SET search_path = other, public").await.unwrap();
+        tx.commit().await.unwrap();
+        Ok::<_, AdmitError>(())
+    };
+    for n in 0..20 {
+        write(n, 10).await.unwrap();
+        let stale = write(n, 9).await;
+        assert!(matches!(stale, Err(AdmitError::Stale(_))), "{stale:?}");
+    }
+}
