@@ -28,6 +28,7 @@ mod redis_epochs;
 mod redis_history;
 mod redis_line;
 mod redis_loss;
+mod redis_memory;
 mod repeated;
 mod several;
 mod shortage;

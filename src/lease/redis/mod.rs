@@ -1,14 +1,22 @@
 //! Leases in Redis, each step one Lua script.
 //!
-//! Resources hash into 256 partitions. A partition has one clock, `{history, epoch, n}`, and a
-//! key per held lease, all under one hash tag. A grant increments `n`; there is no counter per
-//! resource, so memory is held for held leases, and for those who wait.
+//! Resources hash into 256 partitions. A partition has one clock, `{source, history, incarnation,
+//! epoch, n}`, and a key per held lease, all under one hash tag. A grant increments `n`; there is no
+//! counter per resource, so memory is held for held leases, and for those who wait.
 //!
-//! A token is `epoch * 1_000_000_000 + n`, and an epoch is tied to one history of one server:
-//! `master_replid`, read inside the script, which changes at each restart and at each promotion of
-//! a replica. Where the clock is missing (FLUSHALL, eviction) or belongs to another history (a
-//! restart, a failover, an old snapshot), the script grants nothing; a new epoch comes from
-//! [`Epochs`], outside of Redis, and outranks all that was granted before.
+//! 1. A token is `epoch * 1_000_000_000 + n`, and an epoch is tied to one history of one server:
+//!    `master_replid`, read inside the script, which changes at each restart and at each promotion of
+//!    a replica.
+//! 2. Where the clock is missing (FLUSHALL, eviction), belongs to another history (a restart, a
+//!    failover, an old snapshot), or has counted less far than the issuer remembers, the script
+//!    grants nothing and leaves a blank clock with a fresh incarnation. A new epoch comes from
+//!    [`Epochs`], outside of Redis, outranks all that was granted before, and begins on that very
+//!    clock or not at all.
+//! 3. A clock that names another source of epochs is refused: tokens of two sources say nothing
+//!    about each other.
+//! 4. A lease keeps the epoch and number of its clock, and counts only under a clock of the same epoch
+//!    that has counted as far. One that came back from the past is lost to its holder, and keeps its
+//!    resource closed for the rest of its time.
 //!
 //! Who waits is in line in Redis. The script that releases grants to the first in line, token
 //! included, and publishes that to its issuer; see [`line`].
@@ -31,11 +39,11 @@ use self::{
     server::Server,
 };
 use super::{
-    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
-    whole_ms,
+    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
+    WaiterLimits, after, memory::Memory, whole_ms,
 };
 use crate::{
-    epochs::{Epochs, partition_of},
+    epochs::{Epochs, SourceId, partition_of},
     token::{Resource, Token},
 };
 
@@ -55,12 +63,17 @@ pub struct RedisLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
     command_wait: Duration,
+    waiters: WaiterLimits,
 }
 
 impl RedisLeasesBuilder {
-    /// What the names of all keys begin with. Default: `tower-fence`.
+    /// What the names of all keys and channels begin with: any text without braces. Default:
+    /// `tower-fence`.
     ///
     /// Stores with different prefixes are different stores; they may share one source of epochs.
+    /// **Two sources of epochs, each with a database of its own, may not share a prefix**: choose a
+    /// prefix for each database that issues leases over one Redis. Otherwise the clocks are those of
+    /// whoever was first, and the other's grants are refused, with an error that says so.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -74,12 +87,30 @@ impl RedisLeasesBuilder {
         self
     }
 
+    /// How many may wait for one resource, over all issuers. Default: 1,000. Above that a request to
+    /// wait is answered [`LeaseError::TooManyWaiters`].
+    #[must_use]
+    pub const fn max_waiters_per_resource(mut self, limit: usize) -> Self {
+        self.waiters.per_resource = limit;
+        self
+    }
+
+    /// How many may wait at this issuer, for any resource; each costs about 25 KB of memory. Default:
+    /// 10,000. Above that a request to wait is answered [`LeaseError::TooManyWaiters`].
+    #[must_use]
+    pub const fn max_waiters(mut self, limit: usize) -> Self {
+        self.waiters.in_all = limit;
+        self
+    }
+
     /// Connects to a server that stands alone: `redis://127.0.0.1:6379`, for example.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] when the URL is not one, when the server does not answer, or
-    /// when it does not tell its history.
+    /// - [`LeaseError::Invalid`] when the key prefix has a brace: it would break the hash tags.
+    /// - [`LeaseError::Unavailable`] when the URL is not one, when the server does not answer, when
+    ///   it does not tell its history, or when the user may not publish and subscribe on the channels
+    ///   of the prefix, `PREFIX:*`.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
         let server = Server::alone(url, self.command_wait).map_err(LeaseError::unavailable)?;
         self.connect_to(server).await
@@ -116,10 +147,18 @@ impl RedisLeasesBuilder {
     }
 
     async fn connect_to(self, server: Server) -> Result<RedisLeases, LeaseError> {
-        let scripts = Arc::new(Scripts::new(server, self.epochs, &self.key_prefix));
+        if self.key_prefix.contains(['{', '}']) {
+            return Err(LeaseError::Invalid {
+                field: "key_prefix".into(),
+                detail: "a key prefix has no braces: a cluster finds the slot of a key by them"
+                    .into(),
+            });
+        }
+        let memory = Memory::new(self.epochs);
+        let scripts = Arc::new(Scripts::new(server, memory, &self.key_prefix));
         scripts.check_server().await?;
         Ok(RedisLeases {
-            lines: Lines::new(Arc::clone(&scripts)),
+            lines: Lines::new(Arc::clone(&scripts), self.waiters),
             scripts,
         })
     }
@@ -141,6 +180,7 @@ impl RedisLeases {
             epochs: Arc::new(epochs),
             key_prefix: "tower-fence".into(),
             command_wait: Duration::from_secs(2),
+            waiters: WaiterLimits::default(),
         }
     }
 
@@ -159,15 +199,23 @@ impl RedisLeases {
         };
         match self
             .scripts
-            .acquire(resource, request, ticket, wait, &channel)
+            .acquire(
+                resource,
+                request,
+                ticket,
+                wait,
+                &channel,
+                self.lines.per_resource(),
+            )
             .await?
         {
-            Answer::Granted(token) => {
-                let id = &request.lease_id;
-                Ok(Asked::Granted(lease(resource, id, token, request.ttl)))
+            Answer::Granted(granted) => {
+                let (id, ttl) = (&request.lease_id, request.ttl);
+                Ok(Asked::Granted(lease(resource, id, granted.token, ttl)))
             }
             Answer::Held { left } => Ok(Asked::Held { left }),
             Answer::Queued { left } => Ok(Asked::Queued { left }),
+            Answer::Full => Ok(Asked::Full),
             _ => Err(unexpected()),
         }
     }
@@ -181,6 +229,7 @@ enum Asked {
     Granted(Lease),
     Held { left: Duration },
     Queued { left: Duration },
+    Full,
 }
 
 impl Leases for RedisLeases {
@@ -199,7 +248,14 @@ impl Leases for RedisLeases {
                     place.arrived();
                     return Err(held(resource, left));
                 }
-                Ok(Asked::Held { .. }) => place.join(),
+                Ok(Asked::Held { .. }) if place.join() => {}
+                Ok(Asked::Held { .. } | Asked::Full) => {
+                    // Nothing of it is in Redis.
+                    place.arrived();
+                    return Err(LeaseError::TooManyWaiters {
+                        resource: resource.clone(),
+                    });
+                }
                 Ok(Asked::Queued { left }) => {
                     place.closed_for(left);
                     tokio::select! {
@@ -237,8 +293,12 @@ impl Leases for RedisLeases {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         match self.scripts.renew(resource, id, request).await? {
-            Answer::Granted(token) => Ok(lease(resource, id, token, request.ttl)),
+            Answer::Granted(granted) => Ok(lease(resource, id, granted.token, request.ttl)),
             Answer::Lost => Err(lost(resource)),
+            Answer::Exhausted(token) => Err(LeaseError::Exhausted {
+                resource: resource.clone(),
+                max_token: token.get(),
+            }),
             _ => Err(unexpected()),
         }
     }
@@ -285,6 +345,21 @@ fn lost(resource: &Resource) -> LeaseError {
     }
 }
 
+/// The clock belongs to another application.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the clock of partition {partition} under the key prefix `{key_prefix}` belongs to the source of \
+     epochs `{theirs}`, and this issuer's is `{}`: choose a key prefix for each database \
+     (`key_prefix`), or, where the database was made anew, delete the keys `{key_prefix}:*`",
+    .ours.as_ref().map_or("", SourceId::as_str)
+)]
+struct SourceMismatch {
+    key_prefix: Box<str>,
+    partition: u8,
+    ours: Option<SourceId>,
+    theirs: String,
+}
+
 /// Keys that something else has written.
 fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
@@ -304,6 +379,7 @@ impl fmt::Debug for RedisLeasesBuilder {
         f.debug_struct("RedisLeasesBuilder")
             .field("key_prefix", &self.key_prefix)
             .field("command_wait", &self.command_wait)
+            .field("waiters", &self.waiters)
             .finish_non_exhaustive()
     }
 }

@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use redis::{FromRedisValue, RedisError, RedisResult, Script, ScriptInvocation};
 
-use super::{Token, server::Server, unexpected};
+use super::{SourceMismatch, Token, server::Server, unexpected};
 use crate::{
-    epochs::{Epoch, Epochs, partition_of},
-    lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, whole_ms},
+    epochs::{Epoch, SourceId, partition_of},
+    lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, memory::Memory, whole_ms},
     metrics,
     token::Resource,
 };
@@ -24,7 +24,7 @@ macro_rules! script {
 
 pub(super) struct Scripts {
     server: Server,
-    epochs: Arc<dyn Epochs>,
+    memory: Arc<Memory>,
     key_prefix: Box<str>,
     abandon: Script,
     acquire: Script,
@@ -39,32 +39,60 @@ pub(super) struct Scripts {
 /// What a script answers.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Granted(Token),
-    Held { left: Duration },
-    Queued { left: Duration },
-    Watched { left: Duration, in_line: bool },
+    Granted(Granted),
+    Held {
+        left: Duration,
+    },
+    Queued {
+        left: Duration,
+    },
+    /// Too many wait.
+    Full,
+    Watched {
+        left: Duration,
+        in_line: bool,
+    },
     Free,
     Released,
     Lost,
+    /// There is no token above this one.
+    Exhausted(Token),
     NeedsEpoch(Seen),
+    /// The clock has counted less far than this process has seen.
+    Behind,
+    /// The clock belongs to another source of epochs.
+    OtherSource(String),
+}
+
+/// A grant: its token, and how far the clock has counted.
+#[derive(Debug)]
+pub(super) struct Granted {
+    pub(super) token: Token,
+    epoch: Epoch,
+    n: i64,
 }
 
 /// The clock that had no token to give.
 #[derive(Debug)]
 pub(super) struct Seen {
     history: String,
+    incarnation: String,
     epoch: i64,
 }
 
-/// How often an epoch is begun for one call before that gives up: each failure means that another
-/// issuer was faster, or that the server changed its history again.
-const EPOCH_ATTEMPTS: usize = 8;
+/// How often a script is run for one call before that gives up: each time means that another issuer
+/// was faster, or that the server changed its history again.
+const ATTEMPTS: usize = 12;
+
+/// How the arguments of a script are added that it has beside those of all.
+trait Arguments: Fn(&mut ScriptInvocation<'_>) + Sync {}
+impl<F: Fn(&mut ScriptInvocation<'_>) + Sync> Arguments for F {}
 
 impl Scripts {
-    pub(super) fn new(server: Server, epochs: Arc<dyn Epochs>, key_prefix: &str) -> Self {
+    pub(super) fn new(server: Server, memory: Arc<Memory>, key_prefix: &str) -> Self {
         Self {
             server,
-            epochs,
+            memory,
             key_prefix: key_prefix.into(),
             abandon: script!("lua/abandon.lua"),
             acquire: script!("lua/acquire_free.lua", "lua/line.lua", "lua/acquire.lua"),
@@ -87,12 +115,16 @@ impl Scripts {
 
     /// The channel of a partition on which all issuers that have waiters listen.
     pub(super) fn everybody(&self, partition: u8) -> String {
-        format!("{}:{{{partition}}}:everybody", self.key_prefix)
+        // Channels do not know databases. In the scripts: `announce` in line.lua.
+        let database = self.server.database();
+        format!("{}:{{{partition}}}:{database}:everybody", self.key_prefix)
     }
 
     /// The channel of a partition on which one issuer listens.
     pub(super) fn own_channel(&self, partition: u8, issuer: &str) -> String {
-        format!("{}:{{{partition}}}:issuer:{issuer}", self.key_prefix)
+        let database = self.server.database();
+        let prefix = &self.key_prefix;
+        format!("{prefix}:{{{partition}}}:{database}:issuer:{issuer}")
     }
 
     pub(super) fn lease_key(&self, resource: &Resource) -> String {
@@ -100,16 +132,31 @@ impl Scripts {
         format!("{}:{{{partition}}}:lease:{resource}", self.key_prefix)
     }
 
-    /// Refuses a server whose history cannot be read, and warns of one that may drop leases.
+    /// Refuses a server whose history cannot be read, or where issuers cannot hear of each other's
+    /// grants, and warns of one that may drop leases.
     pub(super) async fn check_server(&self) -> Result<(), LeaseError> {
-        let check = Script::new(include_str!("lua/check.lua"));
-        let (history, eviction): (bool, String) = self.run(&check.prepare_invoke()).await?;
+        let script = Script::new(include_str!("lua/check.lua"));
+        let channel = self.everybody(0);
+        let mut check = script.key(format!("{}:{{0}}:clock", self.key_prefix));
+        check.arg(self.server.publish()).arg(&channel);
+        let (history, eviction, refused): (bool, String, String) = self.run(&check).await?;
         if !history {
             return Err(LeaseError::unavailable(RedisError::from((
                 redis::ErrorKind::InvalidClientConfig,
                 "the server does not tell its master_replid (INFO replication), without which \
                  tokens would not survive a restart",
             ))));
+        }
+        if !refused.is_empty() {
+            return Err(LeaseError::unavailable(self.no_channels(refused)));
+        }
+        if let Err(error) = self.server.try_to_hear(channel).await {
+            // Any other failure passes, or shows where somebody waits.
+            let refused = error.code().is_some_and(|code| code == "NOPERM");
+            return Err(LeaseError::unavailable(match refused {
+                true => self.no_channels(error.to_string()),
+                false => error,
+            }));
         }
         if eviction.starts_with("allkeys") || eviction.starts_with("volatile") {
             tracing::warn!(
@@ -120,6 +167,15 @@ impl Scripts {
         Ok(())
     }
 
+    fn no_channels(&self, refused: String) -> RedisError {
+        let prefix = &self.key_prefix;
+        RedisError::from((
+            redis::ErrorKind::InvalidClientConfig,
+            "the Redis user may not use the channels on which issuers hear of each other's grants",
+            format!("`{prefix}:*`, to publish and to subscribe ({refused})"),
+        ))
+    }
+
     pub(super) async fn acquire(
         &self,
         resource: &Resource,
@@ -127,20 +183,23 @@ impl Scripts {
         ticket: u64,
         wait: Duration,
         channel: &str,
+        waiters: usize,
     ) -> Result<Answer, LeaseError> {
         let wait_ms = if wait.is_zero() { 0 } else { whole_ms(wait) };
         let delay = request.lock_delay;
         let delay_ms = if delay.is_zero() { 0 } else { whole_ms(delay) };
-        let mut script = self.invoke(&self.acquire, resource);
-        script
-            .arg(request.lease_id.expose())
-            .arg(ticket)
-            .arg(whole_ms(request.ttl))
-            .arg(delay_ms)
-            .arg(request.owner.as_ref().map_or("", Owner::as_str))
-            .arg(wait_ms)
-            .arg(channel);
-        self.granting(&script, resource).await
+        let arguments = |script: &mut ScriptInvocation<'_>| {
+            script
+                .arg(request.lease_id.expose())
+                .arg(ticket)
+                .arg(whole_ms(request.ttl))
+                .arg(delay_ms)
+                .arg(request.owner.as_ref().map_or("", Owner::as_str))
+                .arg(wait_ms)
+                .arg(channel)
+                .arg(waiters);
+        };
+        self.granting(&self.acquire, resource, &arguments).await
     }
 
     pub(super) async fn renew(
@@ -149,12 +208,18 @@ impl Scripts {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Answer, LeaseError> {
-        let mut script = self.invoke(&self.renew, resource);
-        script
-            .arg(id.expose())
-            .arg(whole_ms(request.ttl))
-            .arg(u8::from(request.new_token));
-        self.granting(&script, resource).await
+        let arguments = |script: &mut ScriptInvocation<'_>| {
+            script
+                .arg(id.expose())
+                .arg(whole_ms(request.ttl))
+                .arg(u8::from(request.new_token))
+                .arg(request.at_least.map_or(0, Token::get));
+        };
+        // What keeps its token goes on without a database.
+        if request.new_token || request.at_least.is_some() {
+            self.memory.learn_source().await?;
+        }
+        self.attempts(&self.renew, resource, &arguments).await
     }
 
     /// Leaves the line, and gives back what was granted to this request.
@@ -164,7 +229,7 @@ impl Scripts {
         id: &LeaseId,
         ticket: u64,
     ) -> Result<bool, LeaseError> {
-        let mut script = self.invoke(&self.abandon, resource);
+        let mut script = self.invoke(&self.abandon, resource, false);
         self.ending(script.arg(id.expose()).arg(ticket), resource)
             .await
     }
@@ -175,25 +240,25 @@ impl Scripts {
         resource: &Resource,
         id: &LeaseId,
     ) -> Result<bool, LeaseError> {
-        let mut script = self.invoke(&self.release, resource);
+        let mut script = self.invoke(&self.release, resource, false);
         self.ending(script.arg(id.expose()), resource).await
     }
 
     /// Ends the lease, whoever holds it; true when somebody did.
     pub(super) async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.ending(&self.invoke(&self.break_lease, resource), resource)
-            .await
+        let script = self.invoke(&self.break_lease, resource, false);
+        self.ending(&script, resource).await
     }
 
     /// Looks whether the lease has ended by itself, and hands it over; and whether a waiter is
     /// still in line.
     pub(super) async fn tick(&self, resource: &Resource, id: &str) -> Result<Answer, LeaseError> {
-        let mut script = self.invoke(&self.tick, resource);
-        self.granting(script.arg(id), resource).await
+        let arguments = |script: &mut ScriptInvocation<'_>| _ = script.arg(id);
+        self.granting(&self.tick, resource, &arguments).await
     }
 
     pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
-        let script = self.invoke(&self.inspect, resource);
+        let script = self.invoke(&self.inspect, resource, false);
         let answer: Option<(String, String, String, String)> = self.run(&script).await?;
         answer
             .map(|(token, owner, left_ms, waiters)| {
@@ -208,16 +273,55 @@ impl Scripts {
             .transpose()
     }
 
-    /// Runs a script that may grant. Where that needs an epoch, begins one and runs it again.
+    /// Runs a script that may grant.
     async fn granting(
         &self,
-        script: &ScriptInvocation<'_>,
+        script: &Script,
         resource: &Resource,
+        arguments: &impl Arguments,
     ) -> Result<Answer, LeaseError> {
-        for _ in 0..EPOCH_ATTEMPTS {
-            match Answer::parse(self.run(script).await?)? {
-                Answer::NeedsEpoch(seen) => self.begin_epoch(resource, &seen).await?,
-                answer => return Ok(answer),
+        self.memory.learn_source().await?;
+        self.attempts(script, resource, arguments).await
+    }
+
+    /// Runs a script. Where that needs an epoch, begins one and runs it again.
+    async fn attempts(
+        &self,
+        script: &Script,
+        resource: &Resource,
+        arguments: &impl Arguments,
+    ) -> Result<Answer, LeaseError> {
+        let partition = partition_of(resource);
+        let (mut turn, mut insists) = (None, false);
+        for _ in 0..ATTEMPTS {
+            let mut invocation = self.invoke(script, resource, insists);
+            arguments(&mut invocation);
+            match (Answer::parse(self.run(&invocation).await?)?, &turn) {
+                // One at a time goes on from here. Asking again tells whether somebody else, who was
+                // first, has seen to it.
+                (Answer::NeedsEpoch(_) | Answer::Behind, None) => {
+                    turn = Some(self.memory.turn(partition).await?);
+                }
+                (Answer::NeedsEpoch(seen), Some(_)) => {
+                    if let Err(error) = self.begin_epoch(resource, &seen).await {
+                        return Err(turn.map_or(error.clone(), |turn| turn.failed(error)));
+                    }
+                }
+                (Answer::Behind, Some(_)) => {
+                    // It may be that of a server that was deposed. Where it is not, it was copied
+                    // back, and must not count on from there.
+                    tracing::warn!(partition, "the clock has gone back; looking for the master");
+                    self.server.find_again().await;
+                    insists = true;
+                }
+                (Answer::OtherSource(theirs), _) => return Err(self.mismatch(partition, theirs)),
+                (Answer::Granted(granted), _) => {
+                    drop(turn);
+                    let Granted { epoch, n, .. } = granted;
+                    self.memory.saw(partition, epoch, n).await?;
+                    return Ok(Answer::Granted(granted));
+                }
+                (answer, _) => return Ok(answer),
             }
         }
         Err(unexpected())
@@ -232,12 +336,10 @@ impl Scripts {
     ) -> Result<bool, LeaseError> {
         let answer = self.once(script).await.map_err(LeaseError::unavailable)?;
         match Answer::parse(answer)? {
-            Answer::NeedsEpoch(seen) => {
+            Answer::NeedsEpoch(_) | Answer::Behind | Answer::OtherSource(_) => {
                 // The lease has ended; the next in line needs an epoch first. Where that fails,
                 // the watch of the line sees to it.
-                if self.begin_epoch(resource, &seen).await.is_ok() {
-                    let _ = self.tick(resource, "").await;
-                }
+                let _ = self.tick(resource, "").await;
                 Ok(true)
             }
             answer => Ok(matches!(answer, Answer::Released)),
@@ -247,11 +349,13 @@ impl Scripts {
     /// Takes an epoch for the clock that was seen, and begins it there.
     async fn begin_epoch(&self, resource: &Resource, seen: &Seen) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
-        let at_least = Epoch::new(seen.epoch + 1).map_err(LeaseError::unavailable)?;
-        let epoch = self.epochs.next_epoch(partition, at_least).await;
-        let epoch = epoch.map_err(LeaseError::unavailable)?;
-        let mut script = self.invoke(&self.begin_epoch, resource);
-        let began: bool = self.run(script.arg(&seen.history).arg(epoch.get())).await?;
+        let epoch = self.memory.next_epoch(partition, seen.epoch).await?;
+        let mut script = self.invoke(&self.begin_epoch, resource, false);
+        script
+            .arg(&seen.history)
+            .arg(&seen.incarnation)
+            .arg(epoch.get());
+        let began: bool = self.run(&script).await?;
         if began {
             metrics::count("tower_fence_epochs_begun_total");
             tracing::info!(partition, %epoch, "began an epoch");
@@ -259,17 +363,38 @@ impl Scripts {
         Ok(())
     }
 
+    fn mismatch(&self, partition: u8, theirs: String) -> LeaseError {
+        LeaseError::unavailable(SourceMismatch {
+            key_prefix: self.key_prefix.clone(),
+            partition,
+            ours: self.memory.source().cloned(),
+            theirs,
+        })
+    }
+
     /// A script with the keys and arguments that all of them share.
-    fn invoke<'a>(&'a self, script: &'a Script, resource: &Resource) -> ScriptInvocation<'a> {
+    fn invoke<'a>(
+        &'a self,
+        script: &'a Script,
+        resource: &Resource,
+        insists: bool,
+    ) -> ScriptInvocation<'a> {
         let partition = partition_of(resource);
         let prefix = &self.key_prefix;
+        let (epoch, n) = self.memory.highest(partition);
         let mut invocation = script.key(format!("{prefix}:{{{partition}}}:clock"));
         invocation
             .key(self.lease_key(resource))
             .key(format!("{prefix}:{{{partition}}}:queue:{resource}"))
             .key(format!("{prefix}:{{{partition}}}:waiters:{resource}"))
             .arg(Epoch::SIZE)
-            .arg(self.server.publish());
+            .arg(self.server.publish())
+            .arg(self.server.database())
+            .arg(self.memory.source().map_or("", SourceId::as_str))
+            .arg(rand::random::<u64>())
+            .arg(epoch)
+            .arg(n)
+            .arg(u8::from(insists));
         invocation
     }
 
@@ -296,7 +421,11 @@ impl Answer {
     fn parse(words: Vec<String>) -> Result<Self, LeaseError> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         Ok(match words[..] {
-            ["granted", token] => Self::Granted(parse_token(token)?),
+            ["granted", token, epoch, n] => Self::Granted(Granted {
+                token: parse_token(token)?,
+                epoch: Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?,
+                n: parse_number(n)?,
+            }),
             ["held", left] => Self::Held {
                 left: parse_ms(left),
             },
@@ -307,21 +436,29 @@ impl Answer {
             ["queued", left] => Self::Queued {
                 left: parse_ms(left),
             },
+            ["full"] => Self::Full,
             ["free"] => Self::Free,
             ["released"] => Self::Released,
             ["lost"] => Self::Lost,
-            ["epoch", history, epoch] => Self::NeedsEpoch(Seen {
+            ["exhausted", token] => Self::Exhausted(parse_token(token)?),
+            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(Seen {
                 history: history.into(),
-                epoch: epoch.parse().map_err(|_| unexpected())?,
+                incarnation: incarnation.into(),
+                epoch: parse_number(epoch)?,
             }),
+            ["behind"] => Self::Behind,
+            ["source", theirs] => Self::OtherSource(theirs.into()),
             _ => return Err(unexpected()),
         })
     }
 }
 
 fn parse_token(digits: &str) -> Result<Token, LeaseError> {
-    let value = digits.parse::<i64>().ok();
-    (value.and_then(|value| Token::new(value).ok())).ok_or_else(unexpected)
+    Token::new(parse_number(digits)?).map_err(|_| unexpected())
+}
+
+fn parse_number(digits: &str) -> Result<i64, LeaseError> {
+    digits.parse().map_err(|_| unexpected())
 }
 
 /// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
