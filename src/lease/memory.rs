@@ -10,23 +10,31 @@
 //!    fails with it.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{sync, time::Instant};
 
 use super::LeaseError;
-use crate::epochs::{Epoch, EpochError, Epochs, SourceId};
+use crate::epochs::{Epoch, EpochError, Epochs};
 
 /// How often a source is told of an epoch that it should know.
 const REMINDER: Duration = Duration::from_secs(60);
 
 pub(super) struct Memory {
     epochs: Arc<dyn Epochs>,
-    source: OnceLock<SourceId>,
-    asking: Turns,
+    #[cfg(feature = "redis")]
+    source: Source,
     partitions: Box<[Partition]>,
+}
+
+/// Whose epochs these are, from the first time on that it was asked.
+#[cfg(feature = "redis")]
+#[derive(Default)]
+struct Source {
+    id: std::sync::OnceLock<crate::epochs::SourceId>,
+    turns: Turns,
 }
 
 #[derive(Default)]
@@ -54,28 +62,28 @@ impl Memory {
     pub(super) fn new(epochs: Arc<dyn Epochs>) -> Arc<Self> {
         Arc::new(Self {
             epochs,
-            source: OnceLock::new(),
-            asking: Turns::default(),
+            #[cfg(feature = "redis")]
+            source: Source::default(),
             partitions: (0..=u8::MAX).map(|_| Partition::default()).collect(),
         })
     }
 
     /// Whose epochs these are, where that is known.
     #[cfg(feature = "redis")]
-    pub(super) fn source(&self) -> Option<&SourceId> {
-        self.source.get()
+    pub(super) fn source(&self) -> Option<&crate::epochs::SourceId> {
+        self.source.id.get()
     }
 
     /// Makes sure that it is known whose epochs these are.
     #[cfg(feature = "redis")]
     pub(super) async fn learn_source(&self) -> Result<(), LeaseError> {
-        if self.source.get().is_some() {
+        if self.source().is_some() {
             return Ok(());
         }
-        let turn = self.asking.take().await?;
-        if self.source.get().is_none() {
+        let turn = self.source.turns.take().await?;
+        if self.source().is_none() {
             match self.epochs.source_id().await {
-                Ok(source) => drop(self.source.set(source)),
+                Ok(id) => drop(self.source.id.set(id)),
                 Err(error) => return Err(turn.failed(LeaseError::unavailable(error))),
             }
         }
@@ -106,6 +114,12 @@ impl Memory {
         Ok(epoch)
     }
 
+    /// Notes how far a partition has counted.
+    pub(super) fn note(&self, partition: u8, epoch: Epoch, n: i64) {
+        let mut seen = self.seen(partition);
+        seen.clock = seen.clock.max((epoch.get(), n));
+    }
+
     /// Notes how far a partition has counted, and makes sure that the source knows the epoch.
     pub(super) async fn saw(
         self: &Arc<Self>,
@@ -113,7 +127,8 @@ impl Memory {
         epoch: Epoch,
         n: i64,
     ) -> Result<(), LeaseError> {
-        match self.note(partition, epoch, n) {
+        self.note(partition, epoch, n);
+        match self.is_told(partition, epoch) {
             Told::Recently => {}
             Told::LongAgo => {
                 let memory = Arc::clone(self);
@@ -125,7 +140,7 @@ impl Memory {
             }
             Told::Never => {
                 let turn = self.turn(partition).await?;
-                if matches!(self.note(partition, epoch, n), Told::Never) {
+                if matches!(self.is_told(partition, epoch), Told::Never) {
                     match self.epochs.bring_back(partition, epoch).await {
                         Ok(()) => self.told(partition, epoch),
                         Err(error) => return Err(turn.failed(LeaseError::unavailable(error))),
@@ -136,11 +151,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Notes what was seen. Who is told that the source was told long ago sees to it.
-    fn note(&self, partition: u8, epoch: Epoch, n: i64) -> Told {
-        let mut seen = self.seen(partition);
-        seen.clock = seen.clock.max((epoch.get(), n));
-        match &mut seen.told {
+    /// Whether the source knows an epoch. Only one is answered that it is long ago: who sees to it.
+    fn is_told(&self, partition: u8, epoch: Epoch) -> Told {
+        match &mut self.seen(partition).told {
             Some((known, at)) if *known >= epoch.get() => {
                 if at.elapsed() < REMINDER {
                     return Told::Recently;
@@ -201,17 +214,17 @@ mod tests {
     use tokio::time::{advance, sleep};
 
     use super::*;
-    use crate::epochs::EpochFuture;
+    use crate::epochs::{EpochFuture, SourceId};
 
     /// A source that may forget, and be out of reach.
     #[derive(Clone, Default)]
-    struct Source {
+    struct Forgetful {
         epoch: Arc<AtomicI64>,
         asked: Arc<AtomicI64>,
         down: Arc<AtomicBool>,
     }
 
-    impl Source {
+    impl Forgetful {
         fn answer<T: Send + 'static>(
             &self,
             answer: impl FnOnce(&Self) -> T + Send + 'static,
@@ -228,7 +241,7 @@ mod tests {
         }
     }
 
-    impl Epochs for Source {
+    impl Epochs for Forgetful {
         fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
             self.answer(move |source| {
                 let next = (source.epoch.load(SeqCst) + 1).max(at_least.get());
@@ -252,7 +265,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_source_that_forgot_is_told_again_each_minute() {
-        let source = Source::default();
+        let source = Forgetful::default();
         let memory = Memory::new(Arc::new(source.clone()));
         memory.saw(7, epoch(3), 1).await.unwrap();
         assert_eq!(source.epoch.load(SeqCst), 3);
@@ -278,7 +291,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_waited_for_an_attempt_that_failed_fails_with_it() {
-        let source = Source::default();
+        let source = Forgetful::default();
         source.down.store(true, SeqCst);
         let memory = Memory::new(Arc::new(source.clone()));
         let began = Instant::now();

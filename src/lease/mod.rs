@@ -5,7 +5,8 @@
 //!    it, whatever the store has lost meanwhile.
 //! 3. A grant is idempotent by its lease id: asking again with the same id, while the lease is
 //!    held, returns the same token and starts its time anew. So an answer that was lost costs
-//!    nothing.
+//!    nothing. A token that cannot count any more (the store has lost its history since, or the token
+//!    is announced and was used up) is replaced by a higher one.
 //! 4. Only the lease id renews and releases.
 //!
 //! A lease alone protects nothing: its holder may be paused past its end. The resource does, by
@@ -98,7 +99,8 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] when the lease is not held under this id.
+    /// - [`LeaseError::Lost`] when the lease is not held under this id, or was granted before the store
+    ///   lost its history: its token may be outranked, whatever the store has kept of it.
     /// - [`LeaseError::Exhausted`] when a new token is asked for, and there is none above the lease's.
     /// - [`LeaseError::Unavailable`] when the store cannot be reached.
     fn renew(

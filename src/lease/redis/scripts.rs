@@ -151,7 +151,6 @@ impl Scripts {
             return Err(LeaseError::unavailable(self.no_channels(refused)));
         }
         if let Err(error) = self.server.try_to_hear(channel).await {
-            // Any other failure passes, or shows where somebody waits.
             let refused = error.code().is_some_and(|code| code == "NOPERM");
             return Err(LeaseError::unavailable(match refused {
                 true => self.no_channels(error.to_string()),
@@ -215,11 +214,15 @@ impl Scripts {
                 .arg(u8::from(request.new_token))
                 .arg(request.at_least.map_or(0, Token::get));
         };
-        // What keeps its token goes on without a database.
         if request.new_token || request.at_least.is_some() {
-            self.memory.learn_source().await?;
+            return self.granting(&self.renew, resource, &arguments).await;
         }
-        self.attempts(&self.renew, resource, &arguments).await
+        // What keeps its token goes on without a database.
+        let answer = self.attempts(&self.renew, resource, &arguments).await?;
+        if let Answer::Granted(Granted { epoch, n, .. }) = answer {
+            self.memory.note(partition_of(resource), epoch, n);
+        }
+        Ok(answer)
     }
 
     /// Leaves the line, and gives back what was granted to this request.
@@ -281,7 +284,11 @@ impl Scripts {
         arguments: &impl Arguments,
     ) -> Result<Answer, LeaseError> {
         self.memory.learn_source().await?;
-        self.attempts(script, resource, arguments).await
+        let answer = self.attempts(script, resource, arguments).await?;
+        if let Answer::Granted(Granted { epoch, n, .. }) = answer {
+            self.memory.saw(partition_of(resource), epoch, n).await?;
+        }
+        Ok(answer)
     }
 
     /// Runs a script. Where that needs an epoch, begins one and runs it again.
@@ -315,12 +322,6 @@ impl Scripts {
                     insists = true;
                 }
                 (Answer::OtherSource(theirs), _) => return Err(self.mismatch(partition, theirs)),
-                (Answer::Granted(granted), _) => {
-                    drop(turn);
-                    let Granted { epoch, n, .. } = granted;
-                    self.memory.saw(partition, epoch, n).await?;
-                    return Ok(Answer::Granted(granted));
-                }
                 (answer, _) => return Ok(answer),
             }
         }
