@@ -24,8 +24,9 @@ use tokio::{
 };
 
 use super::{
+    answer::{Answer, parse_ms},
     listener::{Subscription, listen},
-    scripts::{Answer, Scripts, parse_ms},
+    scripts::Scripts,
     server::in_time,
 };
 use crate::{

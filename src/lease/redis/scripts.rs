@@ -1,15 +1,18 @@
-//! The Lua scripts, their keys, and their answers.
+//! The Lua scripts and their keys.
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{FromRedisValue, RedisError, RedisResult, Script, ScriptInvocation};
+use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 
-use super::{SourceMismatch, Token, server::Server, unexpected};
+use super::{
+    answer::{Answer, Granted, parse_ms, parse_token},
+    server::Server,
+    unexpected,
+};
 use crate::{
     epochs::{Epoch, SourceId, partition_of},
     lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, memory::Memory, whole_ms},
-    metrics,
-    token::Resource,
+    token::{Resource, Token},
 };
 
 /// A script, after what all of them share; some have a short way in between.
@@ -36,58 +39,6 @@ pub(super) struct Scripts {
     tick: Script,
 }
 
-/// What a script answers.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Granted(Granted),
-    Held {
-        left: Duration,
-    },
-    Queued {
-        left: Duration,
-    },
-    /// Too many wait.
-    Full,
-    Watched {
-        left: Duration,
-        in_line: bool,
-    },
-    Free,
-    Released,
-    Lost,
-    /// There is no token above this one.
-    Exhausted(Token),
-    NeedsEpoch(Seen),
-    /// The clock has counted less far than this process has seen.
-    Behind,
-    /// The clock belongs to another source of epochs.
-    OtherSource(String),
-}
-
-/// A grant: its token, and how far the clock has counted.
-#[derive(Debug)]
-pub(super) struct Granted {
-    pub(super) token: Token,
-    epoch: Epoch,
-    n: i64,
-}
-
-/// The clock that had no token to give.
-#[derive(Debug)]
-pub(super) struct Seen {
-    history: String,
-    incarnation: String,
-    epoch: i64,
-}
-
-/// How often a script is run for one call before that gives up: each time means that another issuer
-/// was faster, or that the server changed its history again.
-const ATTEMPTS: usize = 12;
-
-/// How the arguments of a script are added that it has beside those of all.
-trait Arguments: Fn(&mut ScriptInvocation<'_>) + Sync {}
-impl<F: Fn(&mut ScriptInvocation<'_>) + Sync> Arguments for F {}
-
 impl Scripts {
     pub(super) fn new(server: Server, memory: Arc<Memory>, key_prefix: &str) -> Self {
         Self {
@@ -107,6 +58,14 @@ impl Scripts {
 
     pub(super) const fn server(&self) -> &Server {
         &self.server
+    }
+
+    pub(super) const fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    pub(super) const fn begin_epoch_script(&self) -> &Script {
+        &self.begin_epoch
     }
 
     pub(super) fn key_prefix(&self) -> &str {
@@ -130,49 +89,6 @@ impl Scripts {
     pub(super) fn lease_key(&self, resource: &Resource) -> String {
         let partition = partition_of(resource);
         format!("{}:{{{partition}}}:lease:{resource}", self.key_prefix)
-    }
-
-    /// Refuses a server whose history cannot be read, or where issuers cannot hear of each other's
-    /// grants, and warns of one that may drop leases.
-    pub(super) async fn check_server(&self) -> Result<(), LeaseError> {
-        let script = Script::new(include_str!("lua/check.lua"));
-        let channel = self.everybody(0);
-        let mut check = script.key(format!("{}:{{0}}:clock", self.key_prefix));
-        check.arg(self.server.publish()).arg(&channel);
-        let (history, eviction, refused): (bool, String, String) = self.run(&check).await?;
-        if !history {
-            return Err(LeaseError::unavailable(RedisError::from((
-                redis::ErrorKind::InvalidClientConfig,
-                "the server does not tell its master_replid (INFO replication), without which \
-                 tokens would not survive a restart",
-            ))));
-        }
-        if !refused.is_empty() {
-            return Err(LeaseError::unavailable(self.no_channels(refused)));
-        }
-        if let Err(error) = self.server.try_to_hear(channel).await {
-            let refused = error.code().is_some_and(|code| code == "NOPERM");
-            return Err(LeaseError::unavailable(match refused {
-                true => self.no_channels(error.to_string()),
-                false => error,
-            }));
-        }
-        if eviction.starts_with("allkeys") || eviction.starts_with("volatile") {
-            tracing::warn!(
-                maxmemory_policy = eviction,
-                "this Redis may evict leases that are held; use `noeviction`"
-            );
-        }
-        Ok(())
-    }
-
-    fn no_channels(&self, refused: String) -> RedisError {
-        let prefix = &self.key_prefix;
-        RedisError::from((
-            redis::ErrorKind::InvalidClientConfig,
-            "the Redis user may not use the channels on which issuers hear of each other's grants",
-            format!("`{prefix}:*`, to publish and to subscribe ({refused})"),
-        ))
     }
 
     pub(super) async fn acquire(
@@ -276,105 +192,8 @@ impl Scripts {
             .transpose()
     }
 
-    /// Runs a script that may grant.
-    async fn granting(
-        &self,
-        script: &Script,
-        resource: &Resource,
-        arguments: &impl Arguments,
-    ) -> Result<Answer, LeaseError> {
-        self.memory.learn_source().await?;
-        let answer = self.attempts(script, resource, arguments).await?;
-        if let Answer::Granted(Granted { epoch, n, .. }) = answer {
-            self.memory.saw(partition_of(resource), epoch, n).await?;
-        }
-        Ok(answer)
-    }
-
-    /// Runs a script. Where that needs an epoch, begins one and runs it again.
-    async fn attempts(
-        &self,
-        script: &Script,
-        resource: &Resource,
-        arguments: &impl Arguments,
-    ) -> Result<Answer, LeaseError> {
-        let partition = partition_of(resource);
-        let (mut turn, mut insists) = (None, false);
-        for _ in 0..ATTEMPTS {
-            let mut invocation = self.invoke(script, resource, insists);
-            arguments(&mut invocation);
-            match (Answer::parse(self.run(&invocation).await?)?, &turn) {
-                // One at a time goes on from here. Asking again tells whether somebody else, who was
-                // first, has seen to it.
-                (Answer::NeedsEpoch(_) | Answer::Behind, None) => {
-                    turn = Some(self.memory.turn(partition).await?);
-                }
-                (Answer::NeedsEpoch(seen), Some(_)) => {
-                    if let Err(error) = self.begin_epoch(resource, &seen).await {
-                        return Err(turn.map_or(error.clone(), |turn| turn.failed(error)));
-                    }
-                }
-                (Answer::Behind, Some(_)) => {
-                    // It may be that of a server that was deposed. Where it is not, it was copied
-                    // back, and must not count on from there.
-                    tracing::warn!(partition, "the clock has gone back; looking for the master");
-                    self.server.find_again().await;
-                    insists = true;
-                }
-                (Answer::OtherSource(theirs), _) => return Err(self.mismatch(partition, theirs)),
-                (answer, _) => return Ok(answer),
-            }
-        }
-        Err(unexpected())
-    }
-
-    /// Runs a script that ends a lease. It is not repeated where the answer is lost: the second
-    /// one would say "lost".
-    async fn ending(
-        &self,
-        script: &ScriptInvocation<'_>,
-        resource: &Resource,
-    ) -> Result<bool, LeaseError> {
-        let answer = self.once(script).await.map_err(LeaseError::unavailable)?;
-        match Answer::parse(answer)? {
-            Answer::NeedsEpoch(_) | Answer::Behind | Answer::OtherSource(_) => {
-                // The lease has ended; the next in line needs an epoch first. Where that fails,
-                // the watch of the line sees to it.
-                let _ = self.tick(resource, "").await;
-                Ok(true)
-            }
-            answer => Ok(matches!(answer, Answer::Released)),
-        }
-    }
-
-    /// Takes an epoch for the clock that was seen, and begins it there.
-    async fn begin_epoch(&self, resource: &Resource, seen: &Seen) -> Result<(), LeaseError> {
-        let partition = partition_of(resource);
-        let epoch = self.memory.next_epoch(partition, seen.epoch).await?;
-        let mut script = self.invoke(&self.begin_epoch, resource, false);
-        script
-            .arg(&seen.history)
-            .arg(&seen.incarnation)
-            .arg(epoch.get());
-        let began: bool = self.run(&script).await?;
-        if began {
-            metrics::count("tower_fence_epochs_begun_total");
-            tracing::info!(partition, %epoch, "began an epoch");
-        }
-        Ok(())
-    }
-
-    fn mismatch(&self, partition: u8, theirs: String) -> LeaseError {
-        LeaseError::unavailable(SourceMismatch {
-            key_prefix: self.key_prefix.clone(),
-            partition,
-            ours: self.memory.source().cloned(),
-            theirs,
-        })
-    }
-
     /// A script with the keys and arguments that all of them share.
-    fn invoke<'a>(
+    pub(super) fn invoke<'a>(
         &'a self,
         script: &'a Script,
         resource: &Resource,
@@ -400,14 +219,20 @@ impl Scripts {
     }
 
     /// Runs a script, within the time limit.
-    async fn once<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
+    pub(super) async fn once<T: FromRedisValue>(
+        &self,
+        script: &ScriptInvocation<'_>,
+    ) -> RedisResult<T> {
         let invoke = |mut connection| async move { script.invoke_async(&mut connection).await };
         self.server.run(invoke).await
     }
 
     /// Runs a script that may run twice: where the answer was lost, and where the connection has
     /// died in the meantime.
-    async fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Result<T, LeaseError> {
+    pub(super) async fn run<T: FromRedisValue>(
+        &self,
+        script: &ScriptInvocation<'_>,
+    ) -> Result<T, LeaseError> {
         let outcome = match self.once(script).await {
             Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
                 self.once(script).await
@@ -416,53 +241,4 @@ impl Scripts {
         };
         outcome.map_err(LeaseError::unavailable)
     }
-}
-
-impl Answer {
-    fn parse(words: Vec<String>) -> Result<Self, LeaseError> {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        Ok(match words[..] {
-            ["granted", token, epoch, n] => Self::Granted(Granted {
-                token: parse_token(token)?,
-                epoch: Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?,
-                n: parse_number(n)?,
-            }),
-            ["held", left] => Self::Held {
-                left: parse_ms(left),
-            },
-            ["held", left, in_line] => Self::Watched {
-                left: parse_ms(left),
-                in_line: in_line == "1",
-            },
-            ["queued", left] => Self::Queued {
-                left: parse_ms(left),
-            },
-            ["full"] => Self::Full,
-            ["free"] => Self::Free,
-            ["released"] => Self::Released,
-            ["lost"] => Self::Lost,
-            ["exhausted", token] => Self::Exhausted(parse_token(token)?),
-            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(Seen {
-                history: history.into(),
-                incarnation: incarnation.into(),
-                epoch: parse_number(epoch)?,
-            }),
-            ["behind"] => Self::Behind,
-            ["source", theirs] => Self::OtherSource(theirs.into()),
-            _ => return Err(unexpected()),
-        })
-    }
-}
-
-fn parse_token(digits: &str) -> Result<Token, LeaseError> {
-    Token::new(parse_number(digits)?).map_err(|_| unexpected())
-}
-
-fn parse_number(digits: &str) -> Result<i64, LeaseError> {
-    digits.parse().map_err(|_| unexpected())
-}
-
-/// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
-pub(super) fn parse_ms(ms: &str) -> Duration {
-    Duration::from_millis(ms.parse().unwrap_or(0))
 }
