@@ -62,7 +62,10 @@
 //!     .nest("/locks", issuer::router(EmbeddedLeases::new(fence)));
 //!
 //! // The first holder gets a lease of 100 ms and is paused for longer.
-//! let acquire = || Request::post("/locks/a").body(Body::from(r#"{"ttl_ms": 100}"#));
+//! let acquire = || {
+//!     let request = Request::post("/locks/a").header("Content-Type", "application/json");
+//!     request.body(Body::from(r#"{"ttl_ms": 100}"#))
+//! };
 //! let first = app.clone().oneshot(acquire()?).await?;
 //! tokio::time::sleep(std::time::Duration::from_millis(150)).await;
 //! let second = app.clone().oneshot(acquire()?).await?;

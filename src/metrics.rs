@@ -14,6 +14,7 @@
 //! | `tower_fence_admission_seconds` | histogram: from the body's end to the admission, a refusal or a replay; waits for the resource and the pool included | its tail nears `lock_wait` or `pool_wait` |
 //! | `tower_fence_hold_seconds` | histogram: from the admission to the end of the transaction | its tail nears `hold_limit`; others wait that long |
 //! | `tower_fence_leases_granted_total` | leases that the issuer has granted | it stops |
+//! | `tower_fence_grants_outranked_total` | grants that were announced below what the resource had seen, and were granted anew above it (a renewal: lost) | any: somebody sent a token from elsewhere, or a forged one; `Fence::reset` is the cure |
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |
 //! | `tower_fence_leases_released_total` | leases that were given back | far fewer than granted: holders die, others wait for the time to run out |
 //! | `tower_fence_leases_broken_total` | leases that an operator ended by force | any that nobody remembers |

@@ -76,6 +76,9 @@ table! {
     TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many wait in line";
     /// 422: a part of the request has no valid value. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
+    /// 415: the body of a request to the issuer, or a browser's request without one, is not marked
+    /// as JSON.
+    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body is no JSON";
     /// 400: a write without an idempotency key, where one is required.
     IdempotencyKeyRequired = BAD_REQUEST, "idempotency-key-required", "An idempotency key is required";
     /// 400: the idempotency key is malformed.

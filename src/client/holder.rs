@@ -139,7 +139,10 @@ impl<L: Leases> Holder<L> {
             };
             let may_pass = matches!(
                 error,
-                LeaseError::Unavailable(_) | LeaseError::Lost { .. } | LeaseError::Held { .. }
+                LeaseError::Unavailable(_)
+                    | LeaseError::Lost { .. }
+                    | LeaseError::Held { .. }
+                    | LeaseError::TooManyWaiters { .. }
             );
             let again_at = Instant::now() + pauses.next().unwrap_or(LONGEST_PAUSE);
             if !may_pass || again_at >= deadline {

@@ -127,6 +127,12 @@ impl Leases for HttpLeases {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Lease, LeaseError> {
+        if request.at_least.is_some() {
+            return Err(LeaseError::Invalid {
+                field: "at_least".into(),
+                detail: "an issuer elsewhere chooses its tokens itself".into(),
+            });
+        }
         let sent = self.request(Method::PUT, resource)?;
         let sent = sent.header("Lease-Id", secret(id)).json(&json!({
             "ttl_ms": whole_ms(request.ttl),
@@ -288,6 +294,7 @@ struct Refused {
     detail: Option<String>,
     field: Option<String>,
     retry_after_ms: Option<u64>,
+    max_token: Option<i64>,
 }
 
 fn granted(
@@ -337,6 +344,13 @@ fn succeeded(
         },
         Some(resource) if is(ProblemType::LeaseLost) => LeaseError::Lost {
             resource: resource.clone(),
+        },
+        Some(resource) if is(ProblemType::TooManyWaiters) => LeaseError::TooManyWaiters {
+            resource: resource.clone(),
+        },
+        Some(resource) if is(ProblemType::FenceExhausted) => LeaseError::Exhausted {
+            resource: resource.clone(),
+            max_token: refused.max_token.unwrap_or(Token::MAX.get()),
         },
         _ if is(ProblemType::InvalidRequest) => LeaseError::Invalid {
             field: refused.field.unwrap_or_default(),

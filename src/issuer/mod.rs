@@ -20,9 +20,14 @@
 //! `fencing_token` is the value for the `Fencing-Token` header of a write, `token` the bare
 //! integer. With `wait_ms` (default 0) the call waits in line, first come, first served.
 //!
+//! A body is marked as JSON: `Content-Type: application/json`, or another type that ends with `+json`.
+//! A request with an `Origin`, so one of a browser, is marked so even where it has no body: no page of
+//! another site can then take a lock without asking here first (a CORS preflight).
+//!
 //! Refusals are problem+json: 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409
-//! `lease-lost`, 422 `invalid-request` (with `field`), 413, 408 and 400 for the body, 503
-//! `store-unavailable`.
+//! `lease-lost`, 409 `fence-exhausted` (with `max_token`), 422 `invalid-request` (with `field`), 415
+//! `unsupported-media-type`, 413, 408 and 400 for the body, 503 `too-many-waiters` and
+//! `store-unavailable` (with `Retry-After`).
 //!
 //! # Example
 //!
@@ -175,9 +180,10 @@ impl<L: Leases> Issuer<L> {
 async fn acquire<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     Named(resource): Named,
+    headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let mut members = Members::read(body).await?;
+    let mut members = Members::read(&headers, body).await?;
     let mut request = Acquire::new(issuer.take_ttl(&mut members)?);
     request.wait = members.take_ms_up_to("wait_ms", issuer.wait_limit)?;
     request.lock_delay = members.take_ms_up_to("lock_delay_ms", LOCK_DELAY_LIMIT)?;
@@ -205,7 +211,7 @@ async fn renew<L: Leases>(
     body: Body,
 ) -> Result<Response, Refusal> {
     let id = lease_id(&headers)?;
-    let mut members = Members::read(body).await?;
+    let mut members = Members::read(&headers, body).await?;
     let mut request = Renew::new(issuer.take_ttl(&mut members)?);
     request.new_token = members.take_bool("new_token")?.unwrap_or(false);
     members.finish()?;

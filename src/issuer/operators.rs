@@ -6,10 +6,11 @@ use axum::{
     extract::{Query, State, rejection::QueryRejection},
     response::Response,
 };
+use http::HeaderMap;
 use serde::Deserialize;
 
 use super::{
-    request::{Named, invalid},
+    request::{Named, invalid, refuse_foreign_pages},
     response::{self, Refusal},
 };
 use crate::{
@@ -48,7 +49,9 @@ pub(super) async fn list<L: Operate>(
 pub(super) async fn break_lease<L: Operate>(
     State(leases): State<Arc<L>>,
     Named(resource): Named,
+    headers: HeaderMap,
 ) -> Result<Response, Refusal> {
+    refuse_foreign_pages(&headers)?;
     if leases.break_lease(&resource).await? {
         metrics::count("tower_fence_leases_broken_total");
         tracing::warn!(%resource, "ended a lease by force");

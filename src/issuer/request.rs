@@ -6,7 +6,11 @@ use axum::{
     body::Body,
     extract::{FromRequestParts, Path},
 };
-use http::{HeaderMap, request::Parts};
+use http::{
+    HeaderMap,
+    header::{CONTENT_TYPE, ORIGIN},
+    request::Parts,
+};
 use serde_json::{Map, Value};
 
 use super::response::Refusal;
@@ -61,16 +65,42 @@ pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Refusal> {
     LeaseId::new(id).map_err(|error| invalid(LEASE_ID, error))
 }
 
+/// Whether a body is marked as JSON: `application/json`, or a type on top of it.
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = content_type.and_then(|value| value.split(';').next());
+    let essence = essence.unwrap_or_default().trim().to_ascii_lowercase();
+    match essence.strip_prefix("application/") {
+        Some(subtype) => subtype == "json" || subtype.ends_with("+json"),
+        None => false,
+    }
+}
+
+/// Refuses what a page of another site could have a browser send without asking here first. Such a
+/// request has an `Origin`, and is never marked as JSON.
+pub(super) fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Refusal> {
+    if headers.contains_key(ORIGIN) && !is_json(headers) {
+        return Err(Refusal::UnsupportedMediaType);
+    }
+    Ok(())
+}
+
 /// The members of a JSON object, to be taken one by one. A member that is null counts as absent.
 #[derive(Debug)]
 pub(super) struct Members(Map<String, Value>);
 
 impl Members {
-    /// Reads the body; no body is an empty object.
-    pub(super) async fn read(body: Body) -> Result<Self, Refusal> {
+    /// Reads the body, which must be marked as JSON; no body is an empty object.
+    pub(super) async fn read(headers: &HeaderMap, body: Body) -> Result<Self, Refusal> {
+        refuse_foreign_pages(headers)?;
         let bytes = body::read(body, BODY_LIMIT_BYTES, BODY_WAIT)
             .await?
             .to_bytes();
+        if !bytes.trim_ascii().is_empty() && !is_json(headers) {
+            return Err(Refusal::UnsupportedMediaType);
+        }
         Self::parse(&bytes)
     }
 

@@ -97,6 +97,10 @@ pub enum Refusal {
         /// What is wrong with it.
         why: String,
     },
+    /// The body, or a browser's request without one, is not marked as JSON: without that mark, any
+    /// page of another site could send it.
+    #[error("the request needs `Content-Type: application/json`")]
+    UnsupportedMediaType,
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
@@ -111,10 +115,13 @@ impl Refusal {
     pub const fn problem_type(&self) -> ProblemType {
         match self {
             Self::InvalidRequest { .. } => ProblemType::InvalidRequest,
+            Self::UnsupportedMediaType => ProblemType::UnsupportedMediaType,
             Self::Body(error) => error.problem_type(),
             Self::Lease(error) => match error {
                 LeaseError::Held { .. } => ProblemType::LockHeld,
                 LeaseError::Lost { .. } => ProblemType::LeaseLost,
+                LeaseError::TooManyWaiters { .. } => ProblemType::TooManyWaiters,
+                LeaseError::Exhausted { .. } => ProblemType::FenceExhausted,
                 LeaseError::Invalid { .. } => ProblemType::InvalidRequest,
                 LeaseError::Unavailable(_) => ProblemType::StoreUnavailable,
             },
@@ -130,6 +137,7 @@ impl From<&Refusal> for Problem {
             | Refusal::Lease(LeaseError::Invalid { field, .. }) => {
                 problem.member("field", field.as_str())
             }
+            Refusal::UnsupportedMediaType => problem,
             Refusal::Body(error) => Self::from(error),
             Refusal::Lease(LeaseError::Held {
                 resource,
@@ -141,6 +149,15 @@ impl From<&Refusal> for Problem {
             Refusal::Lease(LeaseError::Lost { resource }) => {
                 problem.member("resource", resource.as_str())
             }
+            Refusal::Lease(LeaseError::Exhausted {
+                resource,
+                max_token,
+            }) => problem
+                .member("resource", resource.as_str())
+                .member("max_token", *max_token),
+            Refusal::Lease(LeaseError::TooManyWaiters { resource }) => problem
+                .member("resource", resource.as_str())
+                .retry_after(Duration::from_secs(1)),
             Refusal::Lease(LeaseError::Unavailable(_)) => {
                 problem.retry_after(Duration::from_secs(1))
             }

@@ -5,7 +5,8 @@
 //!    it, whatever the store has lost meanwhile.
 //! 3. A grant is idempotent by its lease id: asking again with the same id, while the lease is
 //!    held, returns the same token and starts its time anew. So an answer that was lost costs
-//!    nothing.
+//!    nothing. A token that cannot count any more (the store has lost its history since, or the token
+//!    is announced and was used up) is replaced by a higher one.
 //! 4. Only the lease id renews and releases.
 //!
 //! A lease alone protects nothing: its holder may be paused past its end. The resource does, by
@@ -44,6 +45,8 @@ mod announced;
 mod embedded;
 mod give_back;
 mod id;
+#[cfg(any(feature = "redis", feature = "embedded"))]
+mod memory;
 mod operate;
 #[cfg(feature = "redis")]
 mod redis;
@@ -59,6 +62,8 @@ pub use self::id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner};
 pub use self::operate::{ListError, Operate, Page};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
+#[cfg(any(feature = "redis", feature = "embedded"))]
+use self::request::WaiterLimits;
 pub use self::request::{Acquire, Renew};
 use crate::{
     announce::Announce,
@@ -73,6 +78,9 @@ pub trait Leases: Send + Sync + 'static {
     /// # Errors
     ///
     /// - [`LeaseError::Held`] when somebody else holds the lease, and the wait ran out.
+    /// - [`LeaseError::TooManyWaiters`] when too many wait already.
+    /// - [`LeaseError::Exhausted`] when grants are announced, and the resource has seen the highest
+    ///   token there is.
     /// - [`LeaseError::Unavailable`] when the store or its epochs cannot be reached. The lease may
     ///   have been granted all the same; asking again with the same lease id tells.
     ///
@@ -91,7 +99,9 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] when the lease is not held under this id.
+    /// - [`LeaseError::Lost`] when the lease is not held under this id, or was granted before the store
+    ///   lost its history: its token may be outranked, whatever the store has kept of it.
+    /// - [`LeaseError::Exhausted`] when a new token is asked for, and there is none above the lease's.
     /// - [`LeaseError::Unavailable`] when the store cannot be reached.
     fn renew(
         &self,
@@ -123,11 +133,22 @@ pub trait Leases: Send + Sync + 'static {
         resource: &Resource,
     ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send;
 
-    /// These leases, with each grant announced before it is answered: `resources`, a `Fence`, makes
-    /// everyone older dead first and waits for a write in flight. So no older holder can write
-    /// between the grant and the new holder's first write, whatever the new holder reads there.
+    /// These leases, with each grant, and each renewal with a new token, announced before it is
+    /// answered: `resources`, a `Fence`, makes everyone older dead first and waits for a write in
+    /// flight. So no older holder can write between the grant and the new holder's first write,
+    /// whatever the new holder reads there.
     ///
     /// Where that fails the lease is given back, and the answer is [`LeaseError::Unavailable`].
+    ///
+    /// The resource has the last word: a grant whose token is not above all that the resource has
+    /// seen (a token from elsewhere, or a forged one) is answered with a higher one; a renewal is
+    /// answered [`LeaseError::Lost`] then, since what its holder has read is not covered. **Without
+    /// announcements a store cannot know** that a resource has seen higher tokens than its own: it
+    /// goes on to grant leases whose writes are all refused as stale. Announce, or take the fence
+    /// back with `Fence::reset`.
+    ///
+    /// Each name that was ever locked keeps a row of the fence's table: rows cannot be removed yet.
+    /// Do not hand out leases on names that a client may make up.
     fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A>
     where
         Self: Sized,
@@ -190,6 +211,20 @@ pub enum LeaseError {
     Lost {
         /// The resource.
         resource: Resource,
+    },
+    /// Too many wait for the lease, or for any lease.
+    #[error("too many wait for the lease on {resource}, or for any lease")]
+    TooManyWaiters {
+        /// The resource.
+        resource: Resource,
+    },
+    /// There is no token above those that the resource has seen. `Fence::reset` is the cure.
+    #[error("{resource} has seen token {max_token}, above which none is left")]
+    Exhausted {
+        /// The resource.
+        resource: Resource,
+        /// The highest token that was seen.
+        max_token: i64,
     },
     /// The store does not take such a request: a limit of an issuer, for example.
     #[error("the request is invalid, `{field}`: {detail}")]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{LeaseId, Owner};
+use crate::token::Token;
 
 /// What is asked of [`Leases::acquire`](super::Leases::acquire).
 #[derive(Clone, Debug)]
@@ -78,6 +79,8 @@ pub struct Renew {
     pub ttl: Duration,
     /// Whether to take a new token, for another single-use write under the same lease. Default: no.
     pub new_token: bool,
+    /// The lowest token that the lease may have from now on.
+    pub(crate) at_least: Option<Token>,
 }
 
 impl Renew {
@@ -87,6 +90,7 @@ impl Renew {
         Self {
             ttl,
             new_token: false,
+            at_least: None,
         }
     }
 
@@ -95,5 +99,39 @@ impl Renew {
     pub const fn new_token(mut self) -> Self {
         self.new_token = true;
         self
+    }
+
+    /// Asks for this token at least, where the one of the lease is lower: the resource has seen what
+    /// is below.
+    pub(crate) const fn at_least(mut self, token: Token) -> Self {
+        self.at_least = Some(token);
+        self
+    }
+}
+
+/// How many may wait.
+#[cfg(any(feature = "redis", feature = "embedded"))]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WaiterLimits {
+    pub(super) per_resource: usize,
+    pub(super) in_all: usize,
+}
+
+#[cfg(any(feature = "redis", feature = "embedded"))]
+impl WaiterLimits {
+    /// A seat for each that may wait, whatever for.
+    pub(super) fn seats(self) -> std::sync::Arc<tokio::sync::Semaphore> {
+        let seats = self.in_all.min(tokio::sync::Semaphore::MAX_PERMITS);
+        std::sync::Arc::new(tokio::sync::Semaphore::new(seats))
+    }
+}
+
+#[cfg(any(feature = "redis", feature = "embedded"))]
+impl Default for WaiterLimits {
+    fn default() -> Self {
+        Self {
+            per_resource: 1_000,
+            in_all: 10_000,
+        }
     }
 }

@@ -1,20 +1,29 @@
 //! Grants that are announced to the fence before their holders hear of them.
 
-use std::time::Duration;
+use std::{error::Error, sync::Arc, time::Duration};
 
+use axum::Router;
 use sqlx::{Postgres, Sqlite};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
 use tower_fence::{
-    AdmitError, Resource, Token, TokenUse,
-    lease::{Acquire, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, RedisLeases},
+    AdmitError, Fence, Resource, Token, TokenUse,
+    announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
+    client::HttpLeases,
+    issuer,
+    lease::{Acquire, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, RedisLeases, Renew},
 };
 
 use crate::{
-    leases::{grant, sku},
+    leases::{grant, is_lost, sku},
+    redis_memory::{CLOCK, LEASE, dump, highest_epoch, restore},
     support::{
-        database::TestDatabase,
+        database::{Fresh, TestDatabase},
         eventually,
-        redis::{fresh_prefix, shared_url},
+        http::{Answer, Server},
+        redis::{RedisServer, fresh_prefix, shared_url},
     },
 };
 
@@ -43,7 +52,7 @@ async fn a_grant_outranks_older_tokens_before_it_is_answered() {
 }
 
 #[tokio::test]
-async fn asking_again_is_answered_even_after_the_token_was_used() {
+async fn asking_again_after_the_token_was_used_brings_a_new_one() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence();
     let leases = EmbeddedLeases::new(db.fence()).announced_to(fence.clone());
@@ -54,7 +63,11 @@ async fn asking_again_is_answered_even_after_the_token_was_used() {
     assert_eq!(first.token, again.token);
     let tx = fence.begin(&sku, first.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
-    assert_eq!(ask().await.unwrap().token, first.token);
+    let third = ask().await.unwrap();
+    assert!(third.token > first.token);
+    assert_eq!(ask().await.unwrap().token, third.token);
+    let tx = fence.begin(&sku, third.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
 }
 
 #[tokio::test]
@@ -65,24 +78,270 @@ async fn a_grant_that_cannot_be_announced_is_given_back() {
     let leases = store.clone().announced_to(away.fence());
     away.fence().pool().close().await;
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let Err(LeaseError::Unavailable(cause)) = refused else {
+        panic!("{refused:?}");
+    };
+    // Why it could not be announced, and what the database said.
+    let announcing = cause.downcast_ref::<AnnounceError>().expect("its cause");
+    assert!(matches!(announcing, AnnounceError::Unreachable(_)));
+    assert!(announcing.source().is_some());
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+    assert!(leases.list(10, None).await.unwrap().leases.is_empty());
+}
+
+/// Of the partition of `sku-1`.
+const NEIGHBOUR: &str = "sku-124";
+
+/// What somebody without any rights can have sent.
+fn forged() -> Token {
+    Token::new(999_999_999_000_000).unwrap()
+}
+
+async fn a_forged_token_concerns_its_resource_alone(store: impl Leases + Clone, db: Fresh<Sqlite>) {
+    let fence = db.fence();
+    let leases = store.clone().announced_to(fence.clone());
+    let neighbour = Resource::new(NEIGHBOUR).unwrap();
+    let before = grant(&leases, &neighbour, LONG).await;
+    leases.release(&neighbour, &before.id).await.unwrap();
+    let tx = fence.begin(&sku(), forged(), TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert_eq!(lease.token.get(), forged().get() + 1);
+    // Renewed as any other, with and without a new token.
+    let plain = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert_eq!(plain.unwrap().token, lease.token);
+    let anew = Renew::new(LONG).new_token();
+    let anew = leases.renew(&sku(), &lease.id, anew).await.unwrap();
+    assert!(anew.token > lease.token);
+    let tx = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &lease.id).await.unwrap();
+    let next = grant(&leases, &sku(), LONG).await;
+    assert!(next.token > anew.token);
+    let refused = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))));
+    let tx = fence.begin(&sku(), next.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &next.id).await.unwrap();
+
+    // No epoch was taken for it, and the others of the partition count on as before.
+    let after = grant(&leases, &neighbour, LONG).await;
+    assert!(after.token > before.token && after.token.get() < before.token.get() + 20);
+    assert_eq!(highest_epoch(&db).await, 1);
+
+    // The end of the range is the end of the resource, until its fence is taken back.
+    let tx = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let Err(LeaseError::Exhausted {
+        resource,
+        max_token,
+    }) = refused
+    else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((resource, max_token), (sku(), Token::MAX.get()));
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_forged_token_concerns_its_resource_alone_embedded() {
+    let db = Sqlite::fresh(2).await;
+    a_forged_token_concerns_its_resource_alone(EmbeddedLeases::new(db.fence()), db).await;
+}
+
+#[tokio::test]
+async fn a_forged_token_concerns_its_resource_alone_on_redis() {
+    let db = Sqlite::fresh(2).await;
+    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let store = builder.connect(&shared_url()).await.unwrap();
+    a_forged_token_concerns_its_resource_alone(store, db).await;
+}
+
+#[tokio::test]
+async fn a_lease_whose_token_is_the_last_has_no_other() {
+    let db = Sqlite::fresh(2).await;
+    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let leases = store.announced_to(fence.clone());
+    fence.raise(&sku(), Token::MAX).await.unwrap();
+    let last = grant(&leases, &sku(), LONG).await;
+    assert_eq!(last.token, Token::MAX);
+    let anew = Renew::new(LONG).new_token();
+    let refused = leases.renew(&sku(), &last.id, anew).await;
     assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
+        matches!(refused, Err(LeaseError::Exhausted { .. })),
         "{refused:?}"
     );
-    assert!(store.inspect(&sku()).await.unwrap().is_none());
+    // It may still be used.
+    let tx = fence.begin(&sku(), last.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
 
-    // A fence that has seen a newer token: this store is not the one that counts.
-    let fence = db.fence();
-    let high = Token::new(900_000_000_000_000).unwrap();
-    fence.raise(&sku(), high).await.unwrap();
-    let leases = store.clone().announced_to(fence);
+    // Over HTTP, as everywhere.
+    leases.release(&sku(), &last.id).await.unwrap();
+    let server = Server::start(Router::new().nest("/locks", issuer::router(leases))).await;
+    let answer = Answer::to(server.post("/locks/sku-1")).await;
+    let problem = answer.is_problem(409, "fence-exhausted");
+    assert_eq!(problem["resource"], "sku-1");
+    assert_eq!(problem["max_token"], Token::MAX.get());
+    assert!(!answer.headers.contains_key("retry-after"));
+    let http = HttpLeases::new(&server.url("/locks")).unwrap();
+    let refused = http.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(&refused, Err(LeaseError::Exhausted { max_token, .. }) if *max_token == Token::MAX.get()),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_issuer_elsewhere_cannot_be_asked_for_a_higher_token() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let server = Server::start(Router::new().nest("/locks", issuer::router(store.clone()))).await;
+    let http = HttpLeases::new(&server.url("/locks")).unwrap();
+    let leases = http.announced_to(db.fence());
+    db.fence().raise(&sku(), forged()).await.unwrap();
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
     let Err(LeaseError::Unavailable(cause)) = refused else {
         panic!("{refused:?}");
     };
-    assert!(cause.to_string().contains("899999999999999"), "{cause}");
+    let outranked = cause.downcast_ref::<AnnounceError>();
+    assert!(
+        matches!(outranked, Some(AnnounceError::Outranked { next }) if *next == forged()),
+        "{cause:?}"
+    );
     assert!(store.inspect(&sku()).await.unwrap().is_none());
-    assert!(leases.list(10, None).await.unwrap().leases.is_empty());
+}
+
+#[tokio::test]
+async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
+    let db = Sqlite::fresh(2).await;
+    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let leases = store.clone().announced_to(fence.clone());
+    let lease = grant(&leases, &sku(), LONG).await;
+    let anew = Renew::new(LONG).new_token();
+    let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
+    // The holder reads now. What it sent before may still be under way.
+    let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
+    assert!(matches!(delayed, Err(AdmitError::Stale(_))));
+    let tx = fence
+        .begin(&sku(), renewed.token, TokenUse::SingleUse)
+        .await;
+    tx.unwrap().commit().await.unwrap();
+
+    // A renewal that is outranked does not cover what was read before.
+    fence.raise(&sku(), forged()).await.unwrap();
+    is_lost(leases.renew(&sku(), &lease.id, anew).await);
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let away = Sqlite::fresh(1).await;
+    let leases = store.clone().announced_to(away.fence());
+    let lease = grant(&leases, &sku(), LONG).await;
+    away.fence().pool().close().await;
+    let anew = Renew::new(LONG).new_token();
+    let refused = leases.renew(&sku(), &lease.id, anew).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    is_lost(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+}
+
+/// Redis goes back to where somebody else held the lease.
+#[tokio::test]
+async fn a_lease_from_an_old_snapshot_does_not_live_beside_its_successor() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let fence = db.fence();
+    let connect = async || {
+        let store = RedisLeases::connect(&server.url(), db.fence()).await;
+        store.unwrap().announced_to(fence.clone())
+    };
+    let leases = connect().await;
+    let old = grant(&leases, &sku(), LONG).await;
+    let snapshot = dump(&server, &[CLOCK, LEASE]).await;
+    leases.release(&sku(), &old.id).await.unwrap();
+    let successor = grant(&leases, &sku(), LONG).await;
+    restore(&server, &snapshot).await;
+
+    // Another issuer, which remembers nothing, believes that clock.
+    let forgetful = connect().await;
+    let renewed = forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, old.token);
+    // The fence does not.
+    let refused = fence.begin(&sku(), old.token, TokenUse::SingleUse).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))));
+    let again = Acquire::new(LONG).lease_id(old.id.clone());
+    let again = forgetful.acquire(&sku(), again).await.unwrap();
+    assert!(again.token > successor.token);
+    let tx = fence.begin(&sku(), again.token, TokenUse::Reusable).await;
+    tx.unwrap().commit().await.unwrap();
+    let late = fence
+        .begin(&sku(), successor.token, TokenUse::SingleUse)
+        .await;
+    assert!(matches!(late, Err(AdmitError::Stale(_))));
+
+    // The issuer that was there remembers.
+    restore(&server, &snapshot).await;
+    is_lost(leases.renew(&sku(), &old.id, Renew::new(LONG)).await);
+}
+
+/// A fence that is slow to hear of grants.
+struct Slow(Fence<Sqlite>, Arc<Semaphore>);
+
+impl Announce for Slow {
+    fn announce<'a>(
+        &'a self,
+        resource: &'a Resource,
+        token: Token,
+        lease: &'a LeaseDigest,
+    ) -> AnnounceFuture<'a> {
+        Box::pin(async move {
+            self.1.acquire().await.unwrap().forget();
+            self.0.announce(resource, token, lease).await
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_leases_with_one_token_one_is_answered() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(4).await);
+    let connect = async || {
+        let store = RedisLeases::connect(&server.url(), db.fence()).await;
+        store.unwrap()
+    };
+    let store = connect().await;
+    let before = grant(&store, &sku(), LONG).await;
+    store.release(&sku(), &before.id).await.unwrap();
+    let snapshot = dump(&server, &[CLOCK]).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
+    let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });
+    eventually("the first is granted", async || {
+        store.inspect(&sku()).await.unwrap().is_some()
+    })
+    .await;
+    let doubled = store.inspect(&sku()).await.unwrap().unwrap().token;
+    restore(&server, &snapshot).await;
+    server.command(&["DEL", LEASE]).await;
+    let leases = connect().await.announced_to(db.fence());
+    let second = grant(&leases, &sku(), LONG).await;
+    assert_eq!(second.token, doubled, "the test needs one token twice");
+    gate.add_permits(10);
+    let first = first.await.unwrap();
+    assert!(
+        matches!(first, Err(LeaseError::Unavailable(_))),
+        "{first:?}"
+    );
+    // The one that was answered is the one that counts.
+    let fence = db.fence();
+    let tx = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &second.id).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

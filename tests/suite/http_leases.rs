@@ -22,7 +22,11 @@ use tower_fence::{
 
 use crate::{
     leases::{grant, sku},
-    support::{database::TestDatabase, http::Server},
+    support::{
+        database::TestDatabase,
+        eventually,
+        http::{Answer, Server},
+    },
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -250,5 +254,45 @@ async fn limits_of_the_issuer_are_named() {
             matches!(refused, Err(LeaseError::Invalid { .. })),
             "{refused:?}"
         );
+    }
+}
+
+#[tokio::test]
+async fn too_many_waiters_are_told_so_over_http() {
+    let db = Sqlite::fresh(2).await;
+    for store in [
+        EmbeddedLeases::new(db.fence()).max_waiters(1),
+        EmbeddedLeases::new(db.fence()).max_waiters_per_resource(1),
+    ] {
+        let server = Server::start(issuer::router(store.clone())).await;
+        let leases = HttpLeases::new(&server.url("/")).unwrap();
+        let first = grant(&leases, &sku(), LONG).await;
+        let waiting = tokio::spawn({
+            let leases = leases.clone();
+            async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
+        });
+        eventually("it is in line", async || {
+            let held = leases.inspect(&sku()).await.unwrap();
+            held.is_some_and(|held| held.waiters == 1)
+        })
+        .await;
+        let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+        assert!(
+            matches!(&refused, Err(LeaseError::TooManyWaiters { resource }) if *resource == sku()),
+            "{refused:?}"
+        );
+        let request = server.post("/sku-1").json(&json!({ "wait_ms": 1_000 }));
+        let answer = Answer::to(request).await;
+        let problem = answer.is_problem(503, "too-many-waiters");
+        assert_eq!(problem["resource"], "sku-1");
+        assert_eq!(answer.headers["retry-after"], "1");
+        // Who does not wait is told that it is held, and a free lease is granted all the same.
+        let unwilling = leases.acquire(&sku(), Acquire::new(LONG)).await;
+        assert!(matches!(unwilling, Err(LeaseError::Held { .. })));
+        let other = Resource::new("sku-2").unwrap();
+        let request = Acquire::new(LONG).wait(LONG);
+        leases.acquire(&other, request).await.unwrap();
+        leases.release(&sku(), &first.id).await.unwrap();
+        waiting.await.unwrap().unwrap();
     }
 }

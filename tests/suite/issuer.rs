@@ -21,6 +21,7 @@ on_every_store!(
     a_client_may_choose_the_lease_id,
     a_stranger_can_neither_renew_nor_release,
     each_wrong_request_has_its_answer,
+    no_page_of_another_site_takes_a_lock_without_preflight,
     the_limits_can_be_set,
     a_call_waits_in_line,
     a_renewal_may_take_a_new_token,
@@ -220,7 +221,9 @@ async fn each_wrong_request_has_its_answer<S: TestStore>() {
         );
     }
     for body in ["{", "nonsense", "\u{0}", &"[".repeat(1_000)] {
-        let answer = Answer::to(server.post("/locks/a").body(body.to_owned())).await;
+        let request = server.post("/locks/a").body(body.to_owned());
+        let request = request.header("Content-Type", "application/json");
+        let answer = Answer::to(request).await;
         assert_eq!(answer.is_problem(422, "invalid-request")["field"], "body");
     }
     let huge = server.post("/locks/a").body(" ".repeat(20_000));
@@ -407,4 +410,59 @@ async fn without_operators_there_are_no_routes_for_them<S: TestStore>() {
     assert_eq!(Answer::to(server.get("/locks")).await.status, 404);
     assert_eq!(Answer::to(server.post("/locks/a/break")).await.status, 404);
     assert_eq!(server.inspect("/locks/a").await["held"], true);
+}
+
+/// What a browser sends to another site without asking there first: a POST of three types.
+async fn no_page_of_another_site_takes_a_lock_without_preflight<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let app = Issuer::new(leases).operator_router();
+    let server = Server::start(Router::new().nest("/locks", app)).await;
+    let simple = [
+        Some("text/plain"),
+        Some("application/x-www-form-urlencoded"),
+        Some("multipart/form-data; boundary=x"),
+        Some("text/plain; a=application/json"),
+        None,
+    ];
+    for content_type in simple {
+        for (path, body, origin) in [
+            ("/locks/a", "{\"ttl_ms\": 1000}", None),
+            (
+                "/locks/a",
+                "{\"ttl_ms\": 1000}",
+                Some("http://evil.example"),
+            ),
+            ("/locks/a", "", Some("http://evil.example")),
+            ("/locks/a", "", Some("null")),
+            ("/locks/a/break", "", Some("http://evil.example")),
+        ] {
+            let mut request = server.post(path).body(body);
+            if let Some(content_type) = content_type {
+                request = request.header("Content-Type", content_type);
+            }
+            if let Some(origin) = origin {
+                request = request.header("Origin", origin);
+            }
+            let answer = Answer::to(request).await;
+            answer.is_problem(415, "unsupported-media-type");
+            assert_eq!(server.inspect("/locks/a").await["held"], false);
+        }
+    }
+    // JSON is what a browser asks about first; and no browser sends an empty body without `Origin`.
+    for content_type in [
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        "application/vnd.shop+json",
+    ] {
+        let request = server.post("/locks/a").body("{\"ttl_ms\": 1000}");
+        let request = request.header("Content-Type", content_type);
+        let answer = Answer::to(request.header("Origin", "http://own.example")).await;
+        assert_eq!(answer.status, 201, "{content_type}");
+        assert_eq!(Answer::to(server.post("/locks/a/break")).await.status, 204);
+        assert_eq!(Answer::to(server.post("/locks/a")).await.status, 201);
+        let request = server.post("/locks/a/break");
+        let request = request.header("Content-Type", content_type);
+        let answer = Answer::to(request.header("Origin", "http://own.example")).await;
+        assert_eq!(answer.status, 204);
+    }
 }

@@ -35,6 +35,7 @@ mod redis_epochs;
 mod redis_history;
 mod redis_line;
 mod redis_loss;
+mod redis_memory;
 mod repeated;
 mod reset;
 mod schema;

@@ -17,7 +17,10 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, Lease, LeaseError, LeaseId, Leases, RedisLeases};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, RedisLeases, Renew},
+};
 
 use crate::{
     leases::{grant, sku},
@@ -453,4 +456,114 @@ async fn a_connection_that_hears_nothing_is_noticed() {
         .unwrap();
     let rest = timeout(HEARD_AGAIN, join_all(rest)).await;
     rest.expect("one hears nothing").remove(0).unwrap().unwrap();
+}
+
+/// Publications do not know databases: whoever has the same name elsewhere must not be heard.
+#[tokio::test]
+async fn a_namesake_in_another_database_is_not_heard() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let there = connect(&server, &db).await;
+    let url = format!("{}/1", server.url());
+    let here = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let short = Duration::from_secs(1);
+    here.acquire(&sku(), Acquire::new(short)).await.unwrap();
+    let waiting = wait(&here, LONG).await;
+    // Somebody waits there, too, so that each renewal is told to those who listen.
+    let held = grant(&there, &sku(), LONG).await;
+    let waiting_there = wait(&there, LONG).await;
+    let renewing = async {
+        loop {
+            let renew = Renew::new(LONG);
+            there.renew(&sku(), &held.id, renew).await.unwrap();
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    // Well below the ten seconds after which everybody looks.
+    let served = tokio::select! {
+        () = renewing => unreachable!(),
+        served = timeout(Duration::from_secs(6), waiting) => served,
+    };
+    served.expect("it sleeps").unwrap().unwrap();
+    waiting_there.abort();
+}
+
+fn is_full<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
+    match outcome {
+        Err(LeaseError::TooManyWaiters { resource }) if resource == sku() => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn waiters_are_bounded_for_each_resource_over_all_issuers() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let connect = async || {
+        let builder = RedisLeases::builder(db.fence()).max_waiters_per_resource(3);
+        builder.connect(&server.url()).await.unwrap()
+    };
+    let (one, two) = (connect().await, connect().await);
+    let first = grant(&one, &sku(), LONG).await;
+    let mut line = vec![wait(&one, LONG).await, wait(&one, LONG).await];
+    line.push(wait(&two, LONG).await);
+    for leases in [&one, &two] {
+        is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
+    }
+    assert_eq!(waiters(&one).await, 3);
+    // Who waits already may ask again; who does not want to wait is told that it is held.
+    let unwilling = two.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(unwilling, Err(LeaseError::Held { .. })),
+        "{unwilling:?}"
+    );
+    // A place that becomes free is free.
+    one.release(&sku(), &first.id).await.unwrap();
+    let second = line.remove(0).await.unwrap().unwrap();
+    line.push(wait(&two, LONG).await);
+    line.iter().for_each(JoinHandle::abort);
+    one.release(&sku(), &second.id).await.unwrap();
+    eventually("only the clock is left", async || {
+        let keys = server.command(&["KEYS", "*"]).await;
+        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
+        keys == ["tower-fence:{110}:clock"]
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn waiters_are_bounded_in_all() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let builder = RedisLeases::builder(db.fence()).max_waiters(2);
+    let leases = builder.connect(&server.url()).await.unwrap();
+    let other = Resource::new("sku-2").unwrap();
+    grant(&leases, &other, LONG).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let elsewhere = tokio::spawn({
+        let (leases, other) = (leases.clone(), other.clone());
+        async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
+    });
+    eventually("it is in line", async || {
+        let held = leases.inspect(&other).await.unwrap();
+        held.is_some_and(|held| held.waiters == 1)
+    })
+    .await;
+    // Two under one id are two.
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).wait(LONG).lease_id(id);
+    let waiting = tokio::spawn({
+        let (leases, request) = (leases.clone(), request.clone());
+        async move { leases.acquire(&sku(), request).await }
+    });
+    eventually("it is in line", async || waiters(&leases).await == 1).await;
+    is_full(leases.acquire(&sku(), request).await);
+    is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
+    leases.release(&sku(), &first.id).await.unwrap();
+    waiting.await.unwrap().unwrap();
+    elsewhere.abort();
+    let _ = elsewhere.await;
+    eventually("there is room again", async || {
+        let short = Duration::from_millis(10);
+        let asked = leases.acquire(&sku(), Acquire::new(LONG).wait(short)).await;
+        matches!(asked, Err(LeaseError::Held { .. }))
+    })
+    .await;
 }

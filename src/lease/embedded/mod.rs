@@ -8,16 +8,17 @@ use std::{
 };
 
 use tokio::{
-    sync::Notify,
+    sync::{Notify, Semaphore, SemaphorePermit},
     time::{Instant, sleep, sleep_until},
 };
 
 use self::partition::{Asked, Partition};
 use super::{
-    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
+    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
+    WaiterLimits, after, memory::Memory,
 };
 use crate::{
-    epochs::{Epoch, EpochError, Epochs, partition_of},
+    epochs::{Epochs, partition_of},
     metrics,
     token::Resource,
 };
@@ -30,7 +31,9 @@ use crate::{
 #[derive(Clone)]
 pub struct EmbeddedLeases {
     partitions: Arc<[Mutex<Partition>]>,
-    epochs: Arc<dyn Epochs>,
+    memory: Arc<Memory>,
+    limits: WaiterLimits,
+    seats: Arc<Semaphore>,
 }
 
 impl EmbeddedLeases {
@@ -38,8 +41,27 @@ impl EmbeddedLeases {
     pub fn new(epochs: impl Epochs + 'static) -> Self {
         Self {
             partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
-            epochs: Arc::new(epochs),
+            memory: Memory::new(Arc::new(epochs)),
+            limits: WaiterLimits::default(),
+            seats: WaiterLimits::default().seats(),
         }
+    }
+
+    /// How many may wait for one resource. Default: 1,000. Above that a request to wait is answered
+    /// [`LeaseError::TooManyWaiters`]. To be set before the store is cloned.
+    #[must_use]
+    pub const fn max_waiters_per_resource(mut self, limit: usize) -> Self {
+        self.limits.per_resource = limit;
+        self
+    }
+
+    /// How many may wait, for any resource. Default: 10,000. Above that a request to wait is answered
+    /// [`LeaseError::TooManyWaiters`]. To be set before the store is cloned.
+    #[must_use]
+    pub fn max_waiters(mut self, limit: usize) -> Self {
+        self.limits.in_all = limit;
+        self.seats = self.limits.seats();
+        self
     }
 
     fn partition(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
@@ -51,19 +73,28 @@ impl EmbeddedLeases {
 
     /// Begins an epoch above one that has no token left.
     async fn begin_epoch(&self, resource: &Resource, last: i64) -> Result<(), LeaseError> {
-        let at_least = Epoch::new(last + 1).map_err(LeaseError::unavailable)?;
-        let epoch = self
-            .epochs
-            .next_epoch(partition_of(resource), at_least)
-            .await;
-        let epoch = epoch.map_err(LeaseError::unavailable)?;
-        if epoch.get() <= last {
-            // The source does not keep its word, and would be asked for ever.
-            return Err(LeaseError::unavailable(EpochError::Exhausted));
+        let partition = partition_of(resource);
+        let turn = self.memory.turn(partition).await?;
+        if self.partition(resource).used_up() != Some(last) {
+            // Somebody else was first.
+            return Ok(());
         }
-        self.partition(resource).begin_epoch(epoch);
+        match self.memory.next_epoch(partition, last).await {
+            Ok(epoch) => self.partition(resource).begin_epoch(epoch),
+            Err(error) => return Err(turn.failed(error)),
+        }
         metrics::count("tower_fence_epochs_begun_total");
         Ok(())
+    }
+
+    /// A grant, of which the source of epochs is reminded from time to time: it may have forgotten.
+    async fn granted(&self, lease: Lease) -> Result<Lease, LeaseError> {
+        let partition = partition_of(&lease.resource);
+        let epoch = self.partition(&lease.resource).epoch();
+        if let Some(epoch) = epoch {
+            self.memory.saw(partition, epoch, 0).await?;
+        }
+        Ok(lease)
     }
 }
 
@@ -75,13 +106,17 @@ impl Leases for EmbeddedLeases {
             resource,
             id: &request.lease_id,
             called: Arc::default(),
+            seat: (!request.wait.is_zero())
+                .then(|| self.seats.try_acquire().ok())
+                .flatten(),
         };
         loop {
             let late = Instant::now() >= deadline;
-            let line = (!late).then_some(&place.called);
+            let line = (!late && place.seat.is_some())
+                .then_some((&place.called, self.limits.per_resource));
             let asked = self.partition(resource).ask(resource, &request, line);
             match asked {
-                Asked::Granted(lease) => return Ok(lease),
+                Asked::Granted(lease) => return self.granted(lease).await,
                 Asked::NeedsEpoch { last } => {
                     self.begin_epoch(resource, last).await?;
                 }
@@ -91,6 +126,8 @@ impl Leases for EmbeddedLeases {
                         retry_after: left,
                     });
                 }
+                Asked::Full => return Err(too_many(resource)),
+                Asked::Held { .. } if place.seat.is_none() => return Err(too_many(resource)),
                 // It may be our turn, or the lease may have ended by itself: asking again tells.
                 Asked::Held { left } => tokio::select! {
                     () = place.called.notified() => {}
@@ -110,9 +147,9 @@ impl Leases for EmbeddedLeases {
         loop {
             let renewed = self.partition(resource).renew(resource, id, request)?;
             match renewed {
-                Asked::Granted(lease) => return Ok(lease),
+                Asked::Granted(lease) => return self.granted(lease).await,
                 Asked::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
-                Asked::Held { .. } => return Err(lost(resource)),
+                Asked::Held { .. } | Asked::Full => return Err(lost(resource)),
             }
         }
     }
@@ -167,6 +204,12 @@ fn lost(resource: &Resource) -> LeaseError {
     }
 }
 
+fn too_many(resource: &Resource) -> LeaseError {
+    LeaseError::TooManyWaiters {
+        resource: resource.clone(),
+    }
+}
+
 /// A request that is under way. When it is over, or dropped, it leaves the line; what was granted
 /// to it, and not taken, goes to the next.
 struct Place<'a> {
@@ -174,6 +217,8 @@ struct Place<'a> {
     resource: &'a Resource,
     id: &'a LeaseId,
     called: Arc<Notify>,
+    /// Where it may wait.
+    seat: Option<SemaphorePermit<'a>>,
 }
 
 impl Drop for Place<'_> {
@@ -195,7 +240,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        epochs::{EpochFuture, SourceId},
+        epochs::{Epoch, EpochFuture, SourceId},
         token::Token,
     };
 

@@ -57,17 +57,23 @@ struct Waiter {
 /// What became of a request.
 pub(super) enum Asked {
     Granted(Lease),
-    Held { left: Duration },
-    NeedsEpoch { last: i64 },
+    Held {
+        left: Duration,
+    },
+    /// Too many wait.
+    Full,
+    NeedsEpoch {
+        last: i64,
+    },
 }
 
 impl Partition {
-    /// Grants a lease, or joins the line, or says what is in the way.
+    /// Grants a lease, or joins a line of so many, or says what is in the way.
     pub(super) fn ask(
         &mut self,
         resource: &Resource,
         request: &Acquire,
-        line: Option<&Arc<Notify>>,
+        line: Option<(&Arc<Notify>, usize)>,
     ) -> Asked {
         if self.current(resource).is_none() {
             if let Some(last) = self.used_up() {
@@ -93,12 +99,17 @@ impl Partition {
             return Asked::Granted(lease);
         }
         let left = grant.opens.saturating_duration_since(Instant::now());
-        if let Some(called) = line {
+        if let Some((called, limit)) = line {
             let line = self.lines.entry(resource.clone()).or_default();
             if !line
                 .iter()
                 .any(|waiter| Arc::ptr_eq(&waiter.called, called))
             {
+                if line.len() >= limit {
+                    // A limit of 0 leaves no empty line behind.
+                    self.lines.retain(|_, line| !line.is_empty());
+                    return Asked::Full;
+                }
                 line.push_back(Waiter {
                     id: request.lease_id.clone(),
                     owner: request.owner.clone(),
@@ -115,17 +126,25 @@ impl Partition {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Asked, LeaseError> {
-        self.held_under(resource, id)?;
-        let token = if request.new_token {
-            match self.next_token() {
-                Ok(token) => Some(token),
+        let token = self.held_under(resource, id)?.token;
+        let mut lowest = request.at_least.unwrap_or(token);
+        if request.new_token {
+            let next = Token::new(token.get() + 1).map_err(|_| LeaseError::Exhausted {
+                resource: resource.clone(),
+                max_token: token.get(),
+            })?;
+            lowest = lowest.max(next);
+        }
+        if token < lowest {
+            let next = match self.next_token() {
+                Ok(next) => next,
                 Err(last) => return Ok(Asked::NeedsEpoch { last }),
-            }
-        } else {
-            None
-        };
+            };
+            // The clock does not follow: where the resource has seen a token from elsewhere, this
+            // concerns this lease alone.
+            self.held_under(resource, id)?.token = next.max(lowest);
+        }
         let grant = self.held_under(resource, id)?;
-        grant.token = token.unwrap_or(grant.token);
         let lease = grant.start(resource, request.ttl);
         self.announce(resource);
         Ok(Asked::Granted(lease))
@@ -237,12 +256,17 @@ impl Partition {
     }
 
     /// The last epoch (0: none), where it has no token left.
-    fn used_up(&self) -> Option<i64> {
+    pub(super) fn used_up(&self) -> Option<i64> {
         let Some(clock) = &self.clock else {
             return Some(0);
         };
         let next = clock.epoch.token(clock.n + 1);
         next.is_none().then_some(clock.epoch.get())
+    }
+
+    /// The epoch that counts.
+    pub(super) fn epoch(&self) -> Option<Epoch> {
+        self.clock.as_ref().map(|clock| clock.epoch)
     }
 
     fn next_token(&mut self) -> Result<Token, i64> {

@@ -19,18 +19,19 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
 
 use super::{
+    answer::{Answer, parse_ms},
     listener::{Subscription, listen},
-    scripts::{Answer, Scripts, parse_ms},
+    scripts::Scripts,
     server::in_time,
 };
 use crate::{
     epochs::partition_of,
-    lease::{LeaseError, LeaseId},
+    lease::{LeaseError, LeaseId, WaiterLimits},
     token::Resource,
 };
 
@@ -39,6 +40,9 @@ pub(super) struct Lines {
     scripts: Arc<Scripts>,
     issuer: LeaseId,
     lines: Mutex<HashMap<Box<str>, Line>>,
+    /// A seat for each that may wait, for one resource and in all.
+    per_resource: usize,
+    seats: Arc<Semaphore>,
     subscriptions: mpsc::UnboundedSender<Subscription>,
 }
 
@@ -46,6 +50,8 @@ pub(super) struct Lines {
 struct Line {
     /// More than one where a request is repeated while the first one still waits.
     waiters: HashMap<Box<str>, Vec<Arc<Notify>>>,
+    /// How many these are.
+    count: usize,
     /// When the lease ends that is in the way.
     ends: watch::Sender<Instant>,
 }
@@ -55,12 +61,14 @@ struct Line {
 const FAR: Duration = Duration::from_secs(10);
 
 impl Lines {
-    pub(super) fn new(scripts: Arc<Scripts>) -> Arc<Self> {
+    pub(super) fn new(scripts: Arc<Scripts>, limits: WaiterLimits) -> Arc<Self> {
         let (subscriptions, wanted) = mpsc::unbounded_channel();
         let lines = Arc::new(Self {
             issuer: LeaseId::random(),
             scripts,
             lines: Mutex::default(),
+            per_resource: limits.per_resource,
+            seats: limits.seats(),
             subscriptions,
         });
         tokio::spawn(listen(Arc::downgrade(&lines), wanted));
@@ -75,6 +83,11 @@ impl Lines {
     /// The scripts, and the server that they run on.
     pub(super) fn scripts(&self) -> &Scripts {
         &self.scripts
+    }
+
+    /// How many may wait for one resource.
+    pub(super) const fn per_resource(&self) -> usize {
+        self.per_resource
     }
 
     /// The channel on which this issuer alone listens, for a partition.
@@ -106,6 +119,7 @@ impl Lines {
             id: id.clone(),
             key: self.scripts.lease_key(resource).into(),
             called: Arc::default(),
+            seat: None,
             ticket: rand::random(),
             arrived: false,
         }
@@ -156,6 +170,7 @@ pub(super) struct Place {
     id: LeaseId,
     key: Box<str>,
     called: Arc<Notify>,
+    seat: Option<OwnedSemaphorePermit>,
     ticket: u64,
     arrived: bool,
 }
@@ -166,25 +181,35 @@ impl Place {
         self.ticket
     }
 
-    /// Notes that somebody of this process waits, to be called.
-    pub(super) fn join(&mut self) {
+    /// Notes that somebody of this process waits, to be called. False, and nothing is noted, where
+    /// too many wait.
+    pub(super) fn join(&mut self) -> bool {
+        if self.seat.is_some() {
+            return true;
+        }
         let mut lines = self.lines.lock();
+        let before = lines.get(&self.key).map_or(0, |line| line.count);
+        if before >= self.lines.per_resource {
+            return false;
+        }
+        self.seat = Arc::clone(&self.lines.seats).try_acquire_owned().ok();
+        if self.seat.is_none() {
+            return false;
+        }
         let line = lines.entry(self.key.clone()).or_insert_with(|| {
             let (ends, watched) = watch::channel(Instant::now() + FAR);
             let lines = Arc::downgrade(&self.lines);
             tokio::spawn(watch_line(lines, self.resource.clone(), watched));
             Line {
                 waiters: HashMap::new(),
+                count: 0,
                 ends,
             }
         });
         let same_id = line.waiters.entry(self.id.expose().into()).or_default();
-        if !same_id
-            .iter()
-            .any(|waiter| Arc::ptr_eq(waiter, &self.called))
-        {
-            same_id.push(Arc::clone(&self.called));
-        }
+        same_id.push(Arc::clone(&self.called));
+        line.count += 1;
+        true
     }
 
     /// Waits until asking again may help.
@@ -235,7 +260,9 @@ impl Place {
         let Some(same_id) = line.waiters.get_mut(self.id.expose()) else {
             return false;
         };
+        let before = same_id.len();
         same_id.retain(|waiter| !Arc::ptr_eq(waiter, &self.called));
+        line.count -= before - same_id.len();
         if !same_id.is_empty() {
             return true;
         }

@@ -1,19 +1,31 @@
 //! Leases in Redis, each step one Lua script.
 //!
-//! Resources hash into 256 partitions. A partition has one clock, `{history, epoch, n}`, and a
-//! key per held lease, all under one hash tag. A grant increments `n`; there is no counter per
-//! resource, so memory is held for held leases, and for those who wait.
+//! Resources hash into 256 partitions. A partition has one clock, `{source, history, incarnation,
+//! epoch, n}`, and a key per held lease, all under one hash tag. A grant increments `n`; there is no
+//! counter per resource, so memory is held for held leases, and for those who wait.
 //!
-//! A token is `epoch * 1_000_000_000 + n`, and an epoch is tied to one history of one server:
-//! `master_replid`, read inside the script, which changes at each restart and at each promotion of
-//! a replica. Where the clock is missing (FLUSHALL, eviction) or belongs to another history (a
-//! restart, a failover, an old snapshot), the script grants nothing; a new epoch comes from
-//! [`Epochs`], outside of Redis, and outranks all that was granted before.
+//! 1. A token is `epoch * 1_000_000_000 + n`, and an epoch is tied to one history of one server:
+//!    `master_replid`, read inside the script, which changes at each restart and at each promotion of
+//!    a replica.
+//! 2. Where the clock is missing (FLUSHALL, eviction), belongs to another history (a restart, a
+//!    failover, an old snapshot), or has counted less far than the issuer remembers, the script
+//!    grants nothing and leaves a blank clock with a fresh incarnation. A new epoch comes from
+//!    [`Epochs`], outside of Redis, outranks all that was granted before, and begins on that very
+//!    clock or not at all.
+//! 3. A clock that names another source of epochs is refused: tokens of two sources say nothing
+//!    about each other.
+//! 4. A lease keeps the epoch and number of its clock, and counts only under a clock of the same epoch
+//!    that has counted as far. One that came back from the past is lost to its holder, and keeps its
+//!    resource closed for the rest of its time.
 //!
 //! Who waits is in line in Redis. The script that releases grants to the first in line, token
 //! included, and publishes that to its issuer; see [`line`].
 
+mod answer;
+mod builder;
+mod check;
 mod connection;
+mod epochs;
 mod line;
 mod list;
 mod listener;
@@ -25,11 +37,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use redis::{ErrorKind, RedisError};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use self::{
-    line::Lines,
-    scripts::{Answer, Scripts},
-    server::Server,
-};
+pub use self::builder::RedisLeasesBuilder;
+use self::{answer::Answer, line::Lines, scripts::Scripts};
 use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
     whole_ms,
@@ -50,81 +59,6 @@ pub struct RedisLeases {
     lines: Arc<Lines>,
 }
 
-/// Settings of [`RedisLeases`], from [`RedisLeases::builder`].
-pub struct RedisLeasesBuilder {
-    epochs: Arc<dyn Epochs>,
-    key_prefix: String,
-    command_wait: Duration,
-}
-
-impl RedisLeasesBuilder {
-    /// What the names of all keys begin with. Default: `tower-fence`.
-    ///
-    /// Stores with different prefixes are different stores; they may share one source of epochs.
-    #[must_use]
-    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.key_prefix = prefix.into();
-        self
-    }
-
-    /// How long to wait for the answer to a command, reconnection included. Default: 2 s.
-    #[must_use]
-    pub const fn command_wait(mut self, limit: Duration) -> Self {
-        self.command_wait = limit;
-        self
-    }
-
-    /// Connects to a server that stands alone: `redis://127.0.0.1:6379`, for example.
-    ///
-    /// # Errors
-    ///
-    /// [`LeaseError::Unavailable`] when the URL is not one, when the server does not answer, or
-    /// when it does not tell its history.
-    pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        let server = Server::alone(url, self.command_wait).map_err(LeaseError::unavailable)?;
-        self.connect_to(server).await
-    }
-
-    /// Connects to the master that sentinels name, and follows it through failovers. `sentinels`
-    /// are URLs such as `redis://127.0.0.1:26379`, `service` is the master's name there.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect), and when no sentinel knows a master.
-    pub async fn connect_sentinels(
-        self,
-        sentinels: &[&str],
-        service: &str,
-    ) -> Result<RedisLeases, LeaseError> {
-        let server = Server::behind_sentinels(sentinels, service, self.command_wait);
-        self.connect_to(server.map_err(LeaseError::unavailable)?)
-            .await
-    }
-
-    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are
-    /// URLs of some of its nodes; it tells the others.
-    ///
-    /// Resources are spread over 256 slots. While the slot of a resource has no master, or moves
-    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on, not as fast while a node is silent.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect).
-    pub async fn connect_cluster(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
-        let server = Server::cluster(nodes, self.command_wait).map_err(LeaseError::unavailable)?;
-        self.connect_to(server).await
-    }
-
-    async fn connect_to(self, server: Server) -> Result<RedisLeases, LeaseError> {
-        let scripts = Arc::new(Scripts::new(server, self.epochs, &self.key_prefix));
-        scripts.check_server().await?;
-        Ok(RedisLeases {
-            lines: Lines::new(Arc::clone(&scripts)),
-            scripts,
-        })
-    }
-}
-
 impl RedisLeases {
     /// Connects with the default settings. `epochs` is a `Fence`, or another durable source.
     ///
@@ -137,11 +71,7 @@ impl RedisLeases {
 
     /// Settings, to be changed before connecting.
     pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
-        RedisLeasesBuilder {
-            epochs: Arc::new(epochs),
-            key_prefix: "tower-fence".into(),
-            command_wait: Duration::from_secs(2),
-        }
+        RedisLeasesBuilder::new(Arc::new(epochs))
     }
 
     /// Asks for a lease once: to be granted, refused, or, with a `wait`, put in line.
@@ -159,15 +89,23 @@ impl RedisLeases {
         };
         match self
             .scripts
-            .acquire(resource, request, ticket, wait, &channel)
+            .acquire(
+                resource,
+                request,
+                ticket,
+                wait,
+                &channel,
+                self.lines.per_resource(),
+            )
             .await?
         {
-            Answer::Granted(token) => {
-                let id = &request.lease_id;
-                Ok(Asked::Granted(lease(resource, id, token, request.ttl)))
+            Answer::Granted(granted) => {
+                let (id, ttl) = (&request.lease_id, request.ttl);
+                Ok(Asked::Granted(lease(resource, id, granted.token, ttl)))
             }
             Answer::Held { left } => Ok(Asked::Held { left }),
             Answer::Queued { left } => Ok(Asked::Queued { left }),
+            Answer::Full => Ok(Asked::Full),
             _ => Err(unexpected()),
         }
     }
@@ -181,6 +119,7 @@ enum Asked {
     Granted(Lease),
     Held { left: Duration },
     Queued { left: Duration },
+    Full,
 }
 
 impl Leases for RedisLeases {
@@ -199,7 +138,14 @@ impl Leases for RedisLeases {
                     place.arrived();
                     return Err(held(resource, left));
                 }
-                Ok(Asked::Held { .. }) => place.join(),
+                Ok(Asked::Held { .. }) if place.join() => {}
+                Ok(Asked::Held { .. } | Asked::Full) => {
+                    // Nothing of it is in Redis.
+                    place.arrived();
+                    return Err(LeaseError::TooManyWaiters {
+                        resource: resource.clone(),
+                    });
+                }
                 Ok(Asked::Queued { left }) => {
                     place.closed_for(left);
                     tokio::select! {
@@ -237,8 +183,12 @@ impl Leases for RedisLeases {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         match self.scripts.renew(resource, id, request).await? {
-            Answer::Granted(token) => Ok(lease(resource, id, token, request.ttl)),
+            Answer::Granted(granted) => Ok(lease(resource, id, granted.token, request.ttl)),
             Answer::Lost => Err(lost(resource)),
+            Answer::Exhausted(token) => Err(LeaseError::Exhausted {
+                resource: resource.clone(),
+                max_token: token.get(),
+            }),
             _ => Err(unexpected()),
         }
     }
@@ -296,14 +246,5 @@ fn unexpected() -> LeaseError {
 impl fmt::Debug for RedisLeases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLeases").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for RedisLeasesBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLeasesBuilder")
-            .field("key_prefix", &self.key_prefix)
-            .field("command_wait", &self.command_wait)
-            .finish_non_exhaustive()
     }
 }

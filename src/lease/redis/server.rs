@@ -88,6 +88,31 @@ impl Server {
         }
     }
 
+    /// The number of the database, which keys know and channels do not. A cluster has one, and the
+    /// master that sentinels name is talked to in its first.
+    pub(super) fn database(&self) -> i64 {
+        match &self.source {
+            Source::Alone(client) => client.get_connection_info().redis_settings().db(),
+            Source::Sentinels(_) | Source::Cluster(_) => 0,
+        }
+    }
+
+    /// Makes sure that the user may subscribe.
+    pub(super) async fn try_to_hear(&self, channel: String) -> RedisResult<()> {
+        let (heard, _pushes) = mpsc::unbounded_channel();
+        let ear = self.listen(heard).await?;
+        let until = self.limit();
+        find_server(until, || {
+            in_time(until, ear.subscribe(std::slice::from_ref(&channel)))
+        })
+        .await
+    }
+
+    /// Has the next command find the server anew.
+    pub(super) async fn find_again(&self) {
+        self.current.lock().await.take();
+    }
+
     /// Tells when another connection is used for commands, perhaps to another server.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.connected.subscribe()

@@ -1,7 +1,7 @@
 -- Leaves the line, and gives back what was granted there; unless another request has asked
 -- under the same id.
 -- ARGV: …, lease id, ticket of the request. Answers as release does.
-local id, ticket = ARGV[3], ARGV[4]
+local id, ticket = ARGV[9], ARGV[10]
 if waiter(id) == ticket then
   leave(id)
 end

@@ -1,9 +1,9 @@
 -- Grants a lease, or joins the line, or says what is in the way.
 -- ARGV: …, lease id, ticket of the request, ttl in ms, lock delay in ms, owner, wait in ms (0: do not
--- wait), own channel.
--- Answers {'granted', token}, {'held', ms left}, {'queued', ms left}, or {'epoch', history, epoch}.
-local id, ticket, owner = ARGV[3], ARGV[4], ARGV[7]
-local ttl, delay, wait = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
+-- wait), own channel, how many may wait.
+-- Answers {'granted', …}, {'held', ms left}, {'queued', ms left}, {'full'}, or what needs_epoch does.
+local id, ticket, owner = ARGV[9], ARGV[10], ARGV[13]
+local ttl, delay, wait = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[14])
 
 local held = current()
 if not held then
@@ -13,23 +13,33 @@ if not held then
   end
   if not hand_over(now) then
     -- Nobody was before us.
-    local token = next_token(now)
-    put(token, id, ticket, delay, owner, ttl)
-    return {'granted', token}
+    local lease = {id = id, ticket = ticket, delay = delay, owner = owner}
+    take_token(lease, now)
+    put(lease, ttl)
+    return granted(lease.token, now)
   end
   held = current()
 end
 
 if held.id == id and held.holds then
   -- A repeated request, or the claim of what was granted in line.
+  local now = clock()
+  if not counts(held, now) then
+    if not now.usable then
+      return needs_epoch(now)
+    end
+    take_token(held, now)
+  end
   leave(id)
   redis.call('HDEL', WAITERS, CLAIM)
   -- Where more than one request asks under the id, the end of none of them gives the lease back.
-  put(held.token, id, held.ticket == ticket and ticket or '*', delay, owner, ttl)
-  return {'granted', held.token}
+  held.ticket = held.ticket == ticket and ticket or '*'
+  held.delay, held.owner = delay, owner
+  put(held, ttl)
+  return granted(held.token, now)
 end
 
-local left = string.format('%.0f', held.left)
+local left = digits(held.left)
 if wait == 0 then
   if waiter(id) == ticket then
     leave(id)
@@ -37,10 +47,13 @@ if wait == 0 then
   return {'held', left}
 end
 if not redis.call('ZSCORE', QUEUE, id) then
+  if redis.call('ZCARD', QUEUE) >= tonumber(ARGV[16]) then
+    return {'full'}
+  end
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-  redis.call('ZADD', QUEUE, string.format('%.0f', tonumber(last or 0) + 1), id)
+  redis.call('ZADD', QUEUE, digits(tonumber(last or 0) + 1), id)
 end
-redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[9], owner}, '\n'))
+redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[15], owner}, '\n'))
 keep(QUEUE, wait + 10000)
 keep(WAITERS, wait + 10000)
 return {'queued', left}

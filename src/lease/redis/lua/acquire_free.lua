@@ -5,8 +5,8 @@ if redis.call('EXISTS', LEASE, QUEUE, WAITERS) == 0 then
   if not now.usable then
     return needs_epoch(now)
   end
-  local token = next_token(now)
-  local value = table.concat({token, ARGV[3], ARGV[4], ARGV[6], ARGV[7]}, ':')
-  redis.call('SET', LEASE, value, 'PX', string.format('%.0f', ARGV[5] + ARGV[6]))
-  return {'granted', token}
+  local answer = granted(next_token(now), now)
+  local value = table.concat({answer[2], answer[3], answer[4], ARGV[9], ARGV[10], ARGV[12], ARGV[13]}, ':')
+  redis.call('SET', LEASE, value, 'PX', digits(ARGV[11] + ARGV[12]))
+  return answer
 end

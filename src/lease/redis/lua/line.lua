@@ -8,33 +8,50 @@ local CLAIM = ''
 
 -- The lease as it stands, or nil. The key outlives the lease by its lock delay: `holds` tells
 -- whether the holder still has it, `left` how long the resource stays closed. The ticket is that
--- of the request that asked under the lease's id, or `*` where more than one did.
+-- of the request that asked under the lease's id, or `*` where more than one did. `epoch` and `n` are
+-- the stamp: how far the clock had counted when the token was taken.
 local function current()
   local value = redis.call('GET', LEASE)
   if not value then
     return nil
   end
-  local pattern = '^(%d+):([^:]*):([^:]*):(%d+):(.*)$'
-  local token, id, ticket, delay, owner = string.match(value, pattern)
+  local pattern = '^(%d+):(%d+):(%d+):([^:]*):([^:]*):(%d+):(.*)$'
+  local token, epoch, n, id, ticket, delay, owner = string.match(value, pattern)
   local left = redis.call('PTTL', LEASE)
   delay = tonumber(delay or 0)
   return {
-    token = token, id = id, ticket = ticket, delay = delay, owner = owner,
-    left = left, holds = left >= delay,
+    token = token, epoch = tonumber(epoch or 0), n = tonumber(n or 0), id = id, ticket = ticket,
+    delay = delay, owner = owner, left = left, holds = left >= delay,
   }
+end
+
+-- Whether a lease is one that this clock has granted, and not one that came back from the past: its
+-- token may be outranked then.
+local function counts(lease, now)
+  return now.counts and lease.epoch == now.epoch and lease.n <= now.n
+end
+
+-- Gives a lease the next token of a usable clock.
+local function take_token(lease, now)
+  lease.token = next_token(now)
+  lease.epoch, lease.n = now.epoch, now.n
 end
 
 -- Tells the issuers that have waiters in this partition how long the resource stays closed.
 local function announce(left)
   if redis.call('EXISTS', QUEUE) == 1 then
-    local everybody = string.gsub(CLOCK, 'clock$', 'everybody')
+    -- Channels do not know databases.
+    local everybody = string.gsub(CLOCK, 'clock$', DATABASE .. ':everybody')
     redis.call(PUBLISH, everybody, left .. ' ' .. LEASE)
   end
 end
 
-local function put(token, id, ticket, delay, owner, ttl)
-  local value = table.concat({token, id, ticket, string.format('%.0f', delay), owner}, ':')
-  local ms = string.format('%.0f', ttl + delay)
+local function put(lease, ttl)
+  local value = table.concat({
+    lease.token, digits(lease.epoch), digits(lease.n), lease.id, lease.ticket,
+    digits(lease.delay), lease.owner,
+  }, ':')
+  local ms = digits(ttl + lease.delay)
   redis.call('SET', LEASE, value, 'PX', ms)
   announce(ms)
 end
@@ -48,7 +65,7 @@ end
 -- A line whose issuers have all died disappears by itself.
 local function keep(key, ms)
   if redis.call('PTTL', key) < ms then
-    redis.call('PEXPIRE', key, string.format('%.0f', ms))
+    redis.call('PEXPIRE', key, digits(ms))
   end
 end
 
@@ -77,7 +94,9 @@ local function hand_over(now)
     if channel and channel ~= lapsed and redis.call(PUBLISH, channel, id .. ' ' .. LEASE) > 0 then
       redis.call('HSET', WAITERS, CLAIM, channel)
       keep(WAITERS, 60000)
-      put(next_token(now), id, ticket, 0, owner, CLAIM_MS)
+      local lease = {id = id, ticket = ticket, delay = 0, owner = owner}
+      take_token(lease, now)
+      put(lease, CLAIM_MS)
       return id
     end
   end

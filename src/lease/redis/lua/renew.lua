@@ -1,17 +1,33 @@
 -- Starts the time of a lease anew, if it is held under this id.
--- ARGV: …, lease id, ttl in ms, 1 for a new token.
--- Answers {'granted', token}, {'lost'}, or {'epoch', history, epoch}.
+-- ARGV: …, lease id, ttl in ms, 1 for a new token, the lowest token it may have.
+-- Answers {'granted', …}, {'lost'}, {'exhausted', token} where there is none above that one, or what
+-- needs_epoch does.
 local held = current()
-if not held or held.id ~= ARGV[3] or not held.holds then
+if not held or held.id ~= ARGV[9] or not held.holds then
   return {'lost'}
 end
-local token = held.token
-if ARGV[5] == '1' then
-  local now = clock()
+local now = clock()
+if now.behind and not INSISTS then
+  return needs_epoch(now)
+end
+if not counts(held, now) then
+  return {'lost'}
+end
+local token, lowest = tonumber(held.token), tonumber(ARGV[12])
+if ARGV[11] == '1' then
+  lowest = math.max(lowest, token + 1)
+end
+if token < lowest then
+  if lowest >= SIZE * 1000000 then
+    return {'exhausted', held.token}
+  end
   if not now.usable then
     return needs_epoch(now)
   end
-  token = next_token(now)
+  take_token(held, now)
+  -- The clock does not follow: where the resource has seen a token from elsewhere, this concerns
+  -- this lease alone.
+  held.token = digits(math.max(lowest, tonumber(held.token)))
 end
-put(token, held.id, held.ticket, held.delay, held.owner, tonumber(ARGV[4]))
-return {'granted', token}
+put(held, tonumber(ARGV[10]))
+return granted(held.token, now)

@@ -1,0 +1,99 @@
+//! What the scripts answer.
+
+use std::time::Duration;
+
+use super::unexpected;
+use crate::{epochs::Epoch, lease::LeaseError, token::Token};
+
+/// What a script answers.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Granted(Granted),
+    Held {
+        left: Duration,
+    },
+    Queued {
+        left: Duration,
+    },
+    /// Too many wait.
+    Full,
+    Watched {
+        left: Duration,
+        in_line: bool,
+    },
+    Free,
+    Released,
+    Lost,
+    /// There is no token above this one.
+    Exhausted(Token),
+    NeedsEpoch(Seen),
+    /// The clock has counted less far than this process has seen.
+    Behind,
+    /// The clock belongs to another source of epochs.
+    OtherSource(String),
+}
+
+/// A grant: its token, and how far the clock has counted.
+#[derive(Debug)]
+pub(super) struct Granted {
+    pub(super) token: Token,
+    pub(super) epoch: Epoch,
+    pub(super) n: i64,
+}
+
+/// The clock that had no token to give.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) history: String,
+    pub(super) incarnation: String,
+    pub(super) epoch: i64,
+}
+
+impl Answer {
+    pub(super) fn parse(words: Vec<String>) -> Result<Self, LeaseError> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(match words[..] {
+            ["granted", token, epoch, n] => Self::Granted(Granted {
+                token: parse_token(token)?,
+                epoch: Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?,
+                n: parse_number(n)?,
+            }),
+            ["held", left] => Self::Held {
+                left: parse_ms(left),
+            },
+            ["held", left, in_line] => Self::Watched {
+                left: parse_ms(left),
+                in_line: in_line == "1",
+            },
+            ["queued", left] => Self::Queued {
+                left: parse_ms(left),
+            },
+            ["full"] => Self::Full,
+            ["free"] => Self::Free,
+            ["released"] => Self::Released,
+            ["lost"] => Self::Lost,
+            ["exhausted", token] => Self::Exhausted(parse_token(token)?),
+            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(Seen {
+                history: history.into(),
+                incarnation: incarnation.into(),
+                epoch: parse_number(epoch)?,
+            }),
+            ["behind"] => Self::Behind,
+            ["source", theirs] => Self::OtherSource(theirs.into()),
+            _ => return Err(unexpected()),
+        })
+    }
+}
+
+pub(super) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
+    Token::new(parse_number(digits)?).map_err(|_| unexpected())
+}
+
+fn parse_number(digits: &str) -> Result<i64, LeaseError> {
+    digits.parse().map_err(|_| unexpected())
+}
+
+/// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
+pub(super) fn parse_ms(ms: &str) -> Duration {
+    Duration::from_millis(ms.parse().unwrap_or(0))
+}

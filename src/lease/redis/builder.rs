@@ -1,0 +1,134 @@
+//! Settings of the store, and what connects it.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{RedisLeases, line::Lines, scripts::Scripts, server::Server};
+use crate::{
+    epochs::Epochs,
+    lease::{LeaseError, WaiterLimits, memory::Memory},
+};
+
+/// Settings of [`RedisLeases`], from [`RedisLeases::builder`].
+pub struct RedisLeasesBuilder {
+    epochs: Arc<dyn Epochs>,
+    key_prefix: String,
+    command_wait: Duration,
+    waiters: WaiterLimits,
+}
+
+impl RedisLeasesBuilder {
+    pub(super) fn new(epochs: Arc<dyn Epochs>) -> Self {
+        Self {
+            epochs,
+            key_prefix: "tower-fence".into(),
+            command_wait: Duration::from_secs(2),
+            waiters: WaiterLimits::default(),
+        }
+    }
+
+    /// What the names of all keys and channels begin with: any text without braces. Default:
+    /// `tower-fence`.
+    ///
+    /// Stores with different prefixes are different stores; they may share one source of epochs.
+    /// **Two sources of epochs, each with a database of its own, may not share a prefix**: choose a
+    /// prefix for each database that issues leases over one Redis. Otherwise the clocks are those of
+    /// whoever was first, and the other's grants are refused, with an error that says so.
+    #[must_use]
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.key_prefix = prefix.into();
+        self
+    }
+
+    /// How long to wait for the answer to a command, reconnection included. Default: 2 s.
+    #[must_use]
+    pub const fn command_wait(mut self, limit: Duration) -> Self {
+        self.command_wait = limit;
+        self
+    }
+
+    /// How many may wait for one resource, over all issuers. Default: 1,000. Above that a request to
+    /// wait is answered [`LeaseError::TooManyWaiters`].
+    #[must_use]
+    pub const fn max_waiters_per_resource(mut self, limit: usize) -> Self {
+        self.waiters.per_resource = limit;
+        self
+    }
+
+    /// How many may wait at this issuer, for any resource; each costs about 25 KB of memory. Default:
+    /// 10,000. Above that a request to wait is answered [`LeaseError::TooManyWaiters`].
+    #[must_use]
+    pub const fn max_waiters(mut self, limit: usize) -> Self {
+        self.waiters.in_all = limit;
+        self
+    }
+
+    /// Connects to a server that stands alone: `redis://127.0.0.1:6379`, for example.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Invalid`] when the key prefix has a brace: it would break the hash tags.
+    /// - [`LeaseError::Unavailable`] when the URL is not one, when the server does not answer, when
+    ///   it does not tell its history, or when the user may not publish and subscribe on the channels
+    ///   of the prefix, `PREFIX:*`.
+    pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
+        let server = Server::alone(url, self.command_wait).map_err(LeaseError::unavailable)?;
+        self.connect_to(server).await
+    }
+
+    /// Connects to the master that sentinels name, and follows it through failovers. `sentinels`
+    /// are URLs such as `redis://127.0.0.1:26379`, `service` is the master's name there.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect), and when no sentinel knows a master.
+    pub async fn connect_sentinels(
+        self,
+        sentinels: &[&str],
+        service: &str,
+    ) -> Result<RedisLeases, LeaseError> {
+        let server = Server::behind_sentinels(sentinels, service, self.command_wait);
+        self.connect_to(server.map_err(LeaseError::unavailable)?)
+            .await
+    }
+
+    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are
+    /// URLs of some of its nodes; it tells the others.
+    ///
+    /// Resources are spread over 256 slots. While the slot of a resource has no master, or moves
+    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on, not as fast while a node is silent.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub async fn connect_cluster(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
+        let server = Server::cluster(nodes, self.command_wait).map_err(LeaseError::unavailable)?;
+        self.connect_to(server).await
+    }
+
+    async fn connect_to(self, server: Server) -> Result<RedisLeases, LeaseError> {
+        if self.key_prefix.contains(['{', '}']) {
+            return Err(LeaseError::Invalid {
+                field: "key_prefix".into(),
+                detail: "a key prefix has no braces: a cluster finds the slot of a key by them"
+                    .into(),
+            });
+        }
+        let memory = Memory::new(self.epochs);
+        let scripts = Arc::new(Scripts::new(server, memory, &self.key_prefix));
+        scripts.check_server().await?;
+        Ok(RedisLeases {
+            lines: Lines::new(Arc::clone(&scripts), self.waiters),
+            scripts,
+        })
+    }
+}
+
+impl fmt::Debug for RedisLeasesBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLeasesBuilder")
+            .field("key_prefix", &self.key_prefix)
+            .field("command_wait", &self.command_wait)
+            .field("waiters", &self.waiters)
+            .finish_non_exhaustive()
+    }
+}

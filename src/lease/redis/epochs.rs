@@ -1,0 +1,149 @@
+//! Running scripts that may need an epoch, and beginning one.
+
+use redis::{Script, ScriptInvocation};
+
+use super::{
+    answer::{Answer, Granted, Seen},
+    scripts::Scripts,
+    unexpected,
+};
+use crate::{
+    epochs::{SourceId, partition_of},
+    lease::{LeaseError, memory::Turn},
+    metrics,
+    token::Resource,
+};
+
+/// How often a script is run for one call before that gives up: each time means that another issuer
+/// was faster, or that the server changed its history again.
+const ATTEMPTS: usize = 12;
+
+/// How the arguments of a script are added that it has beside those of all.
+pub(super) trait Arguments: Fn(&mut ScriptInvocation<'_>) + Sync {}
+impl<F: Fn(&mut ScriptInvocation<'_>) + Sync> Arguments for F {}
+
+impl Scripts {
+    /// Runs a script that may grant.
+    pub(super) async fn granting(
+        &self,
+        script: &Script,
+        resource: &Resource,
+        arguments: &impl Arguments,
+    ) -> Result<Answer, LeaseError> {
+        self.memory().learn_source().await?;
+        let answer = self.attempts(script, resource, arguments).await?;
+        if let Answer::Granted(Granted { epoch, n, .. }) = answer {
+            self.memory().saw(partition_of(resource), epoch, n).await?;
+        }
+        Ok(answer)
+    }
+
+    /// Runs a script. Where that needs an epoch, begins one and runs it again.
+    pub(super) async fn attempts(
+        &self,
+        script: &Script,
+        resource: &Resource,
+        arguments: &impl Arguments,
+    ) -> Result<Answer, LeaseError> {
+        let partition = partition_of(resource);
+        let (mut turn, mut insists) = (None, false);
+        for _ in 0..ATTEMPTS {
+            let mut invocation = self.invoke(script, resource, insists);
+            arguments(&mut invocation);
+            let answer = match self.run(&invocation).await.and_then(Answer::parse) {
+                Ok(answer) => answer,
+                Err(error) => return Err(failed(turn, error)),
+            };
+            match (answer, &turn) {
+                // One at a time goes on from here. Asking again tells whether somebody else, who was
+                // first, has seen to it.
+                (Answer::NeedsEpoch(_) | Answer::Behind, None) => {
+                    turn = Some(self.memory().turn(partition).await?);
+                }
+                (Answer::NeedsEpoch(seen), Some(_)) => {
+                    if let Err(error) = self.begin_epoch(resource, &seen).await {
+                        return Err(failed(turn, error));
+                    }
+                }
+                (Answer::Behind, Some(_)) => {
+                    // It may be that of a server that was deposed. Where it is not, it was copied
+                    // back, and must not count on from there.
+                    tracing::warn!(partition, "the clock has gone back; looking for the master");
+                    self.server().find_again().await;
+                    insists = true;
+                }
+                (Answer::OtherSource(theirs), _) => return Err(self.mismatch(partition, theirs)),
+                (answer, _) => return Ok(answer),
+            }
+        }
+        Err(failed(turn, unexpected()))
+    }
+
+    /// Runs a script that ends a lease. It is not repeated where the answer is lost: the second
+    /// one would say "lost".
+    pub(super) async fn ending(
+        &self,
+        script: &ScriptInvocation<'_>,
+        resource: &Resource,
+    ) -> Result<bool, LeaseError> {
+        let answer = self.once(script).await.map_err(LeaseError::unavailable)?;
+        match Answer::parse(answer)? {
+            Answer::NeedsEpoch(_) | Answer::Behind | Answer::OtherSource(_) => {
+                // The lease has ended; the next in line needs an epoch first. Where that fails,
+                // the watch of the line sees to it.
+                let _ = self.tick(resource, "").await;
+                Ok(true)
+            }
+            answer => Ok(matches!(answer, Answer::Released)),
+        }
+    }
+
+    /// Takes an epoch for the clock that was seen, and begins it there.
+    async fn begin_epoch(&self, resource: &Resource, seen: &Seen) -> Result<(), LeaseError> {
+        let partition = partition_of(resource);
+        let epoch = self.memory().next_epoch(partition, seen.epoch).await?;
+        let mut script = self.invoke(self.begin_epoch_script(), resource, false);
+        script
+            .arg(&seen.history)
+            .arg(&seen.incarnation)
+            .arg(epoch.get());
+        let began: bool = self.run(&script).await?;
+        if began {
+            metrics::count("tower_fence_epochs_begun_total");
+            tracing::info!(partition, %epoch, "began an epoch");
+        }
+        Ok(())
+    }
+
+    fn mismatch(&self, partition: u8, theirs: String) -> LeaseError {
+        LeaseError::unavailable(SourceMismatch {
+            key_prefix: self.key_prefix().into(),
+            partition,
+            ours: self.memory().source().cloned(),
+            theirs,
+        })
+    }
+}
+
+/// A failure, which those share who wait for the turn.
+fn failed(turn: Option<Turn<'_>>, error: LeaseError) -> LeaseError {
+    match turn {
+        Some(turn) => turn.failed(error),
+        None => error,
+    }
+}
+
+/// The clock belongs to another application.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the clock of partition {partition} under the key prefix `{key_prefix}` belongs to the source of \
+     epochs `{theirs}`, and this issuer's is `{}`: choose a key prefix for each database \
+     (`key_prefix`), or, where the database was made anew, delete the keys `{key_prefix}:*`",
+    .ours.as_ref().map_or("", SourceId::as_str)
+)]
+struct SourceMismatch {
+    key_prefix: Box<str>,
+    partition: u8,
+    ours: Option<SourceId>,
+    theirs: String,
+}
