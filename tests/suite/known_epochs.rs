@@ -18,6 +18,7 @@ on_both_databases!(
     what_was_never_handed_out_is_refused,
     what_was_handed_out_is_known_without_a_look,
     tokens_of_the_issuer_are_known,
+    a_grant_that_outranks_the_last_token_of_an_epoch_is_known,
     a_repetition_is_answered_whatever_its_token,
 );
 
@@ -123,4 +124,34 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
     assert_eq!(send("new", 3_000_000_002).await.text, "done");
+}
+
+async fn a_grant_that_outranks_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let a = Resource::new("a").unwrap();
+    let lease = leases
+        .acquire(&a, Acquire::new(Duration::from_secs(60)))
+        .await;
+    let first = lease.unwrap();
+    assert_eq!(server.write("/a", first.token).await.text, "done");
+    let last = Token::new(first.token.get() / 1_000_000_000 * 1_000_000_000 + 999_999_999).unwrap();
+    assert_eq!(server.write("/a", last).await.text, "done");
+    leases.release(&a, &first.id).await.unwrap();
+    let second = leases
+        .acquire(&a, Acquire::new(Duration::from_secs(60)))
+        .await;
+    let second = second.unwrap();
+    assert_eq!(
+        second.token.get(),
+        last.get() + 1,
+        "of an epoch that is not handed out"
+    );
+    assert_eq!(server.write("/a", second.token).await.text, "done");
+    let above = second.token.get() + 1;
+    server
+        .write("/a", above)
+        .await
+        .is_problem(403, "unknown-epoch");
 }
