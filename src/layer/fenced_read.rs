@@ -28,17 +28,16 @@ use crate::{
 };
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
-    /// Answers a fenced read. `inner` is ready; `spare` is not.
+    /// Answers a fenced read.
     pub(super) async fn read<S>(
         &self,
         mut inner: S,
-        mut spare: S,
         mut parts: Parts,
         presented: AllAdmitted,
         body: Body,
     ) -> Result<Response, S::Error>
     where
-        S: Service<Request<Body>>,
+        S: Service<Request<Body>> + Clone,
         S::Response: IntoResponse,
     {
         let (body, to_raise) = match self.prepare(&presented, body).await {
@@ -51,6 +50,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             let request = Request::from_parts(parts, Body::from(body));
             return Ok(inner.call(request).await?.into_response());
         };
+        // Not ready yet, unlike the one that is called first.
+        let mut again = inner.clone();
         let request = Request::from_parts(parts.clone(), Body::from(body.clone()));
         let response = inner.call(request).await?.into_response();
         if verdict(Some(response.status()), false) == Verdict::Leave {
@@ -66,9 +67,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             Err(error) => return Ok(Rejection::from(error).into_response()),
         }
         drop(response);
-        poll_fn(|cx| spare.poll_ready(cx)).await?;
+        poll_fn(|cx| again.poll_ready(cx)).await?;
         let request = Request::from_parts(parts, Body::from(body));
-        Ok(spare.call(request).await?.into_response())
+        Ok(again.call(request).await?.into_response())
     }
 
     /// Reads the body, which may be needed twice; then looks at the fence.

@@ -97,7 +97,7 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         // The service that was polled ready is the one to call; its clone is not ready yet.
         let clone = self.inner.clone();
-        let inner = mem::replace(&mut self.inner, clone.clone());
+        let inner = mem::replace(&mut self.inner, clone);
         let config = Arc::clone(&self.config);
         let span = tracing::info_span!("fence", resource = Empty, token = Empty);
         let call = async move {
@@ -122,7 +122,7 @@ where
                 Err(rejection) => return Ok(rejection.into_response()),
             };
             if parts.method.is_safe() {
-                return config.read(inner, clone, parts, presented, body).await;
+                return config.read(inner, parts, presented, body).await;
             }
             match config.admit(&mut parts, presented, body).await {
                 Ok(Entry::Write(loan, body)) => {

@@ -37,7 +37,7 @@ async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
     let db = Postgres::fresh(3).await;
     let server = start(&db, Duration::from_millis(500)).await;
     // The connections are there before the time is taken.
-    futures_util::future::join_all((0..3).map(|_| db.number("SELECT 1"))).await;
+    futures_util::future::join_all((0..3).map(|_| db.number("SELECT 1::bigint"))).await;
     let began = Instant::now();
     let writes = (0..3).map(|n| {
         let path = format!("/r-{n}/sleep");
@@ -66,7 +66,7 @@ async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
 async fn a_handler_over_its_time_keeps_its_connection() {
     let db = Postgres::fresh(1).await;
     let server = start(&db, Duration::from_millis(300)).await;
-    let backend = async || db.number("SELECT pg_backend_pid()").await;
+    let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;
     let before = backend().await;
     for token in [5, 6, 7] {
         let answer = server.write("/r/wait", token).await;
