@@ -37,6 +37,10 @@ pub(crate) struct Claim {
 }
 
 /// What a request under an idempotency key gets.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is matched at once, and mostly is the largest"
+)]
 pub(crate) enum Once<DB: FenceDatabase> {
     /// It is the first: a transaction whose response must be stored at its COMMIT.
     First(FencedTx<DB>),

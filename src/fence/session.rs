@@ -254,7 +254,7 @@ impl<DB: Backend> Session<DB> {
                 if let (Committed::Begun, Some(limits), Some(checked_out)) =
                     (committed, next, &mut self.checked_out)
                 {
-                    checked_out.begun = Some(Begun::new(limits, sent));
+                    checked_out.begun = Some(Box::new(Begun::new(limits, sent)));
                     checked_out.server_process = self.server_process.or(checked_out.server_process);
                 }
                 Ok(())

@@ -39,7 +39,7 @@ pub(super) struct CheckedOut<DB: Backend> {
     /// Which server process it leads to, where that is known.
     pub(super) server_process: Option<ServerProcess>,
     /// The transaction that it is in already: only where connections are reused.
-    pub(super) begun: Option<Begun>,
+    pub(super) begun: Option<Box<Begun>>,
     since: Instant,
 }
 
