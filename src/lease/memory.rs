@@ -251,7 +251,7 @@ mod tests {
         }
 
         fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_, ()> {
-            self.answer(move |source| drop(source.epoch.fetch_max(seen.get(), SeqCst)))
+            self.answer(move |source| _ = source.epoch.fetch_max(seen.get(), SeqCst))
         }
 
         fn source_id(&self) -> EpochFuture<'_, SourceId> {
