@@ -57,10 +57,6 @@ enum Slot<DB: FenceDatabase> {
 }
 
 /// How a loan stood when it was closed.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is matched at once, and nearly always is the largest"
-)]
 pub(crate) enum Closed<DB: FenceDatabase> {
     /// Nothing was ever admitted.
     Unused,

@@ -156,7 +156,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         match self.write_admitted(one, token_use, statement).await? {
             Written::Rows(rows) => typed(rows),
             Written::Nothing(tx) => {
-                self.fail(tx).await?;
+                self.fail(*tx).await?;
                 Ok(Vec::new())
             }
         }
@@ -211,7 +211,7 @@ pub(crate) enum Written<DB: FenceDatabase> {
     /// These rows, and they are committed.
     Rows(Vec<DB::Row>),
     /// Nothing: the token was admitted in this transaction, in which there is nothing to commit.
-    Nothing(FencedTx<DB>),
+    Nothing(Box<FencedTx<DB>>),
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
@@ -222,7 +222,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     ) -> Result<Written<DB>, WriteError> {
         let rows = self.write(&mut statement).await?;
         if rows.is_empty() {
-            return Ok(Written::Nothing(self));
+            return Ok(Written::Nothing(Box::new(self)));
         }
         self.commit().await?;
         Ok(Written::Rows(rows))

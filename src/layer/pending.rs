@@ -164,7 +164,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
                 typed(rows)
             }
             Written::Nothing(tx) => {
-                self.loan.wrote_nothing(tx);
+                self.loan.wrote_nothing(*tx);
                 Ok(Vec::new())
             }
         }
