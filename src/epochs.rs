@@ -84,8 +84,8 @@ pub struct InvalidSourceId;
 /// The partition of a resource: one of 256. This never changes between versions, or a resource would
 /// meet a clock that knows nothing of its earlier tokens.
 #[cfg_attr(
-    not(any(feature = "embedded", feature = "redis")),
-    expect(dead_code, reason = "only stores of leases have partitions")
+    not(any(feature = "_fence", feature = "redis", feature = "embedded")),
+    expect(dead_code, reason = "a holder alone has no use for it")
 )]
 pub(crate) fn partition_of(resource: &Resource) -> u8 {
     // The low byte of the CRC-32 (IEEE 802.3) of the name.
