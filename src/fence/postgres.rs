@@ -33,7 +33,7 @@ use crate::{
 /// true, and where it can be used, it saves the next write a round trip. If nobody wants it, the
 /// ROLLBACK that closes it travels with the pool's own check of the connection.
 fn prove_and_commit() -> String {
-    format!("RELEASE SAVEPOINT {}; COMMIT; ", savepoint())
+    format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
 
 impl Backend for Postgres {
@@ -45,7 +45,7 @@ impl Backend for Postgres {
     async fn server_process(conn: &mut PgConnection) -> sqlx::Result<Option<ServerProcess>> {
         // One message, as for `terminate`.
         const ASK: &str = "SELECT pg_backend_pid(), \
-             CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+             CAST(date_part('epoch', now()) * 1000000 AS bigint)";
         let row = conn.fetch_one(ASK).await?;
         Ok(ServerProcess::new(row.try_get(0)?, row.try_get(1)?))
     }
@@ -58,7 +58,9 @@ impl Backend for Postgres {
              JOIN pg_catalog.pg_class AS c \
                  ON c.relnamespace = n.oid AND c.relname = 'fence_resources' \
              ORDER BY s.place LIMIT 1";
-        sqlx::query_scalar(FIND).fetch_optional(conn).await
+        // One message, which needs no transaction where a pooler stands in between.
+        let row = conn.fetch_optional(FIND).await?;
+        row.map(|row| row.try_get(0)).transpose()
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -74,8 +76,10 @@ impl Backend for Postgres {
     ) -> sqlx::Result<Committed> {
         // With a pooler in between, an open transaction keeps a server from others.
         let next = next.filter(|_| !is_behind_pooler(conn));
-        let begin = next.map_or_else(|| "BEGIN".to_owned(), |limits| begin(conn, limits));
-        let sql = prove_and_commit() + &begin;
+        let sql = match next {
+            Some(limits) => format!("{}; {}", prove_and_commit(), begin(conn, limits)),
+            None => format!("{} AND CHAIN", prove_and_commit()),
+        };
         let mut confirmed = 0;
         let mut answers = conn.fetch_many(AssertSqlSafe(sql));
         while let Some(answer) = answers.next().await {
@@ -251,7 +255,7 @@ impl Backend for Postgres {
 
     statements!(
         server_process:
-        "pg_backend_pid(), CAST(extract(epoch FROM now()) * 1000000 AS bigint)"
+        "pg_backend_pid(), CAST(date_part('epoch', now()) * 1000000 AS bigint)"
     );
 }
 
@@ -344,7 +348,7 @@ impl Records for Postgres {
     records!(
         now: "now()",
         expires_at: "now() + $4 * interval '1 millisecond'",
-        claimed: "pg_backend_pid(), CAST(extract(epoch FROM now()) * 1000000 AS bigint), \
+        claimed: "pg_backend_pid(), CAST(date_part('epoch', now()) * 1000000 AS bigint), \
              current_setting('role'), set_config('lock_timeout', $5, true)",
         skip_locked: "FOR UPDATE SKIP LOCKED",
     );

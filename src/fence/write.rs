@@ -114,8 +114,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// second run: such a statement belongs into a [`FencedTx`], after
     /// [`begin`](Self::begin).
     ///
-    /// With a hook ([`on_begin`](Self::on_begin)), and at the first use of a fence, it runs in an
-    /// open transaction at once.
+    /// With a hook ([`on_begin`](Self::on_begin)) it runs in an open transaction at once.
     ///
     /// Not possible: tables whose rules rewrite the statement (Postgres), a leading `WITH` (SQLite), statements that write inside of a `WITH` (Postgres),
     /// a comment behind a semicolon. A `$` with a number higher than that of the bound arguments is
@@ -172,18 +171,18 @@ impl<DB: FenceDatabase> Fence<DB> {
         let turns = self.turns(&all).await?;
         let mut limits = self.limits;
         if let [one] = &all[..]
-            && let Some(tables) = self.tables.get()
             && DB::AT_ONCE
             && !self.hook.is_set()
         {
             let began = Instant::now();
             let mut session = Session::ready(&self.connections, self.limits).await?;
+            let tables = self.tables(&mut session).await?;
             let floor = token_use.floor(one.token);
             let lock_wait = self.limits.lock_wait;
             let written = session.run_alone(async |conn| {
                 DB::write_at_once(
                     conn,
-                    tables,
+                    &tables,
                     &one.resource,
                     one.token,
                     floor,
