@@ -116,7 +116,7 @@ async fn mistaken(fence: &Fence<Postgres>) -> usize {
             let mut tx = tx.await.unwrap();
             let in_transaction = tenant(&mut tx).await;
             tx.commit().await.unwrap();
-            let query = "INSERT INTO seen SELECT current_setting('app.tenant', true) \
+            let query = "INSERT INTO seen SELECT coalesce(current_setting('app.tenant', true), '') \
                  FROM fence RETURNING tenant";
             let written = fence.write::<(String,)>(&resource, token(1), TokenUse::Reusable, query);
             let [(in_statement,)] = written.await.unwrap().try_into().unwrap();
