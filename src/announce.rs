@@ -70,6 +70,8 @@ pub enum AnnounceError {
     Outranked {
         /// The lowest token that is above all that the resource has seen.
         next: Token,
+        /// Whether this very grant was the last one to be announced: its token was used up since.
+        was_last: bool,
     },
     /// There is no token above those that the resource has seen.
     #[error("the resource has seen token {max_token}, above which there is none")]

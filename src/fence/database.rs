@@ -47,8 +47,9 @@ impl ServerProcess {
 pub enum Announcement {
     /// Everyone older is dead.
     Announced,
-    /// A token as high as `highest` was seen or announced already. Nothing was changed.
-    Outranked { highest: i64 },
+    /// A token as high as `highest` was seen or announced already; perhaps this very grant was the
+    /// last one to be announced. Nothing was changed.
+    Outranked { highest: i64, was_last: bool },
 }
 
 /// Whether a failed statement is worth another try.
@@ -441,7 +442,8 @@ macro_rules! statements {
                  WHERE f.max_token < $2 \
                      AND (f.announced < $2 OR (f.announced = $2 AND f.announced_lease = $3))";
             const HIGHEST: &str = "SELECT CASE WHEN max_token < announced THEN announced \
-                 ELSE max_token END FROM {schema}.fence_resources WHERE resource = $1";
+                 ELSE max_token END, \
+                 announced = $2 AND announced_lease IS NOT NULL AND announced_lease = $3 FROM {schema}.fence_resources WHERE resource = $1";
             let announced = sqlx::query(tables.sql(ANNOUNCE))
                 .bind(resource.as_str())
                 .bind(token.get())
@@ -450,9 +452,13 @@ macro_rules! statements {
             if announced.await?.rows_affected() == 1 {
                 return Ok(Announcement::Announced);
             }
-            let highest = sqlx::query_scalar(tables.sql(HIGHEST)).bind(resource.as_str());
-            let highest = highest.fetch_one(conn).await?;
-            Ok(Announcement::Outranked { highest })
+            let (highest, was_last) = sqlx::query_as(tables.sql(HIGHEST))
+                .bind(resource.as_str())
+                .bind(token.get())
+                .bind(&lease.as_bytes()[..])
+                .fetch_one(conn)
+                .await?;
+            Ok(Announcement::Outranked { highest, was_last })
         }
 
         async fn handed_out_epoch(
@@ -486,9 +492,9 @@ macro_rules! statements {
                 .fetch_optional(&mut *conn)
                 .await?;
             let last_epoch = Self::handed_out_epoch(conn, tables, partition).await?;
-            // Above all epochs a grant has outranked what is to be taken back, and nothing else.
-            let epochs_end = last_epoch.map_or(0, |epoch| (epoch + 1) * Epoch::SIZE);
-            let announced = announced.filter(|announced| *announced < epochs_end);
+            // At the end of the range a grant has outranked what is to be taken back, and there is no
+            // other cure.
+            let announced = announced.filter(|announced| *announced < Token::MAX.get());
             let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
             let granted = announced.unwrap_or(0).max(begun);
             if granted <= token.get() {

@@ -5,7 +5,8 @@
 //! 2. What is above it is judged by a look that began after the request came. At most one look a
 //!    second is made for each partition, which all who wait share: a flood of forged tokens is
 //!    no flood of looks, and nobody is refused for an epoch that had just begun.
-//! 3. A token that was announced as granted is known, whatever its epoch.
+//! 3. A token that was announced as granted is known, whatever its epoch. That is looked up, at most
+//!    once a second for each resource, where the epoch is not known.
 
 use std::{
     array,
@@ -13,19 +14,31 @@ use std::{
     time::Duration,
 };
 
+use quick_cache::sync::Cache;
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep_until},
 };
 
 use super::{AdmitError, Admitted, AllAdmitted, Fence, FenceDatabase, session::Session};
-use crate::epochs::{Epoch, partition_of};
+use crate::{
+    epochs::{Epoch, partition_of},
+    token::Resource,
+};
 
 /// The time from one look at a partition to the next.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 /// What is known of the epochs of all partitions.
-pub(super) struct HandedOut([Partition; 256]);
+pub(super) struct HandedOut {
+    partitions: [Partition; 256],
+    /// The highest tokens that were announced, of resources for which an unknown one was presented,
+    /// and when that was looked up.
+    announced: Cache<Resource, (i64, Instant)>,
+}
+
+/// How many resources are remembered. The ones that were not asked for lately give way.
+const RESOURCES: usize = 1_000;
 
 struct Partition {
     /// The highest epoch that is known to be handed out; 0 before the first look.
@@ -36,10 +49,13 @@ struct Partition {
 
 impl Default for HandedOut {
     fn default() -> Self {
-        Self(array::from_fn(|_| Partition {
-            highest: AtomicI64::new(0),
-            looked: Mutex::new(None),
-        }))
+        Self {
+            partitions: array::from_fn(|_| Partition {
+                highest: AtomicI64::new(0),
+                looked: Mutex::new(None),
+            }),
+            announced: Cache::new(RESOURCES),
+        }
     }
 }
 
@@ -87,7 +103,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 return Ok(Some(one));
             };
             let number = partition_of(&one.resource);
-            let partition = &self.handed_out.0[usize::from(number)];
+            let partition = &self.handed_out.partitions[usize::from(number)];
             let look = async || self.highest_epoch(number).await;
             if !partition.has(epoch.get(), look).await? && !self.is_announced(one).await? {
                 return Ok(Some(one));
@@ -105,12 +121,25 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Whether an issuer of this database has announced a token as high as this one: where the fence
-    /// outranked a grant, that got a token above its clock's, perhaps above all epochs.
+    /// outranked a grant, that got a token above its clock's, perhaps above all epochs. What was found
+    /// is good for as long as a look at the epochs.
     async fn is_announced(&self, one: &Admitted) -> Result<bool, AdmitError> {
+        let known = self.handed_out.announced.get(&one.resource);
+        if let Some((announced, looked)) = known
+            && (announced >= one.token.get() || looked.elapsed() < BETWEEN_LOOKS)
+        {
+            return Ok(announced >= one.token.get());
+        }
+        let looked = Instant::now();
         let mut session = Session::begin(&self.connections, self.limits).await?;
         let tables = self.tables(&mut session).await?;
         let announced = session.run(async |conn| DB::announced(conn, &tables, &one.resource).await);
-        Ok(announced.await?.unwrap_or_default() >= one.token.get())
+        let announced = announced.await?.unwrap_or_default();
+        let found = (announced, looked);
+        self.handed_out
+            .announced
+            .insert(one.resource.clone(), found);
+        Ok(announced >= one.token.get())
     }
 }
 
@@ -131,7 +160,7 @@ mod tests {
                     looks.fetch_add(1, Relaxed);
                     Ok(highest.load(Relaxed))
                 };
-                known.0[3].has(epoch, look).await.unwrap()
+                known.partitions[3].has(epoch, look).await.unwrap()
             })
         };
         assert!(has(7).await.unwrap());
@@ -153,7 +182,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_look_that_fails_refuses_nobody_for_good() {
-        let partition = &HandedOut::default().0[0];
+        let partition = &HandedOut::default().partitions[0];
         let fails = async || Err(AdmitError::Unavailable(Arc::new(sqlx::Error::PoolClosed)));
         partition.has(1, fails).await.unwrap_err();
         assert!(partition.has(1, async || Ok(1)).await.unwrap());

@@ -93,10 +93,12 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                 .map_err(unreachable)?;
             match announcement {
                 Announcement::Announced => commit(session).await.map_err(unreachable),
-                Announcement::Outranked { highest } => Err(match Token::new(highest + 1) {
-                    Ok(next) => AnnounceError::Outranked { next },
-                    Err(_) => AnnounceError::Exhausted { max_token: highest },
-                }),
+                Announcement::Outranked { highest, was_last } => {
+                    Err(match Token::new(highest + 1) {
+                        Ok(next) => AnnounceError::Outranked { next, was_last },
+                        Err(_) => AnnounceError::Exhausted { max_token: highest },
+                    })
+                }
             }
         })
     }

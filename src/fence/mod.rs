@@ -191,7 +191,23 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// sqlx's error, when the database cannot be reached or refuses.
     pub async fn migrate(&self) -> Result<(), MigrateError> {
-        DB::migrate(self.pool()).await
+        DB::migrate(self.pool()).await?;
+        // Where they were made is where they are, whatever becomes of a session's search path.
+        let mut conn = self.pool().acquire().await?;
+        self.find_tables(&mut conn).await?;
+        Ok(())
+    }
+
+    /// Says in which schema the tables are (on SQLite: in which database file of the connection).
+    /// Default: that in which [`migrate`](Self::migrate) has found them, or the first use: the first
+    /// one of the search path that has them.
+    ///
+    /// A fence has one schema. Where each tenant has a schema with tables of its own, each needs a
+    /// fence of its own, too.
+    #[must_use]
+    pub fn schema(mut self, name: &str) -> Self {
+        self.tables = Arc::new(OnceLock::from(Arc::new(Tables::new(name))));
+        self
     }
 
     /// Opens a transaction and admits `token` in it.

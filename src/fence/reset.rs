@@ -36,7 +36,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// alive again. So `token` is the highest that the issuer has granted on this resource, never
     /// less: with 0 in mind, one revives the dead. Break the lease first, if there is one, and wait
     /// for its requests to end. What the database knows of grants is checked: the highest token that
-    /// was announced, and the last epoch that was handed out for the resource's partition.
+    /// was announced, unless it is the last one of all, and the last epoch that was handed out for
+    /// the resource's partition.
     ///
     /// Other processes refuse from memory what they have seen refused, for up to ten seconds.
     ///

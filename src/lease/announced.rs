@@ -7,11 +7,22 @@
 //! 2. Otherwise nothing changes there, and the store is asked for a token above it, for the same lease
 //!    and only while that is held. That one is announced in turn.
 //! 3. A renewal that needed the second step is lost: what its holder has read is not covered.
+//!
+//! A store hands out the token of a lease from the moment on at which it was taken, also to a request
+//! that comes while another one still announces it. So a renewal announces every token that this
+//! process has not announced itself; where it has, a renewal needs no resource.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use super::{
-    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
+    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
     give_back::GiveBack,
 };
 use crate::{
@@ -28,6 +39,34 @@ const ATTEMPTS: usize = 8;
 pub struct Announced<L, A> {
     leases: Arc<L>,
     resources: Arc<A>,
+    known: Arc<Mutex<Known>>,
+}
+
+/// The tokens of held leases that this process has announced.
+#[derive(Default)]
+struct Known {
+    tokens: HashMap<LeaseDigest, (Token, Instant)>,
+    /// How many there were after the last sweep.
+    swept: usize,
+}
+
+impl Known {
+    fn has(&self, lease: &LeaseDigest, token: Token) -> bool {
+        let known = self.tokens.get(lease);
+        known.is_some_and(|(known, _)| *known == token)
+    }
+
+    /// Remembers a token for as long as its lease may last, and forgets what has ended, each time the
+    /// number may have doubled.
+    fn note(&mut self, lease: LeaseDigest, token: Token, ttl: Duration) {
+        if self.tokens.len() >= 2 * self.swept + 16 {
+            let now = Instant::now();
+            self.tokens.retain(|_, (_, until)| *until > now);
+            self.tokens.shrink_to(2 * self.tokens.len());
+            self.swept = self.tokens.len();
+        }
+        self.tokens.insert(lease, (token, after(ttl)));
+    }
 }
 
 impl<L, A> Announced<L, A> {
@@ -35,17 +74,22 @@ impl<L, A> Announced<L, A> {
         Self {
             leases: Arc::new(leases),
             resources: Arc::new(resources),
+            known: Arc::default(),
         }
     }
 }
 
 impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        let ttl = request.ttl;
+        let (ttl, chosen_id) = (request.ttl, request.chosen_id);
         let lease = self.leases.acquire(resource, request).await?;
-        // Nobody has it before it is announced; whoever goes away now may not have it at all.
+        // Nobody has it before it is announced; whoever goes away now may not have it at all. Who chose
+        // the id may ask again, and may have been answered elsewhere meanwhile.
         let mut unused = GiveBack::granted(&self.leases, &lease);
-        let announced = match self.announce(lease, ttl, Self::token_above).await {
+        if chosen_id {
+            unused.keep();
+        }
+        let announced = match self.announce(lease, ttl, false, Self::token_above).await {
             // Nobody has heard of the lease that is lost, so nothing of anybody's is.
             Err(error @ LeaseError::Lost { .. }) => Err(LeaseError::unavailable(error)),
             announced => announced,
@@ -64,16 +108,19 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         let lease = self.leases.renew(resource, id, request).await?;
-        if !request.new_token {
+        let digest = LeaseDigest::of(id.expose());
+        if self.known().has(&digest, lease.token) {
+            self.known().note(digest, lease.token, lease.ttl);
             return Ok(lease);
         }
-        // A later renewal would hand out the token that was never announced, beside which a delayed
-        // write under the old one may land. So the lease ends where this one fails.
-        let mut unused = GiveBack::granted(&self.leases, &lease);
-        let announced = self.announce(lease, request.ttl, Self::lost).await;
-        match announced {
-            Ok(_) => unused.keep(),
-            Err(_) => drop(unused.now().await),
+        let keeps_token = !request.new_token;
+        let announced = self
+            .announce(lease.clone(), request.ttl, keeps_token, Self::lost)
+            .await;
+        if let Err(LeaseError::Lost { .. }) = announced {
+            // Its holder has read what is not covered, and may not go on under any token. After any
+            // other failure the next renewal announces it.
+            drop(GiveBack::granted(&self.leases, &lease).now().await);
         }
         announced
     }
@@ -87,12 +134,21 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     }
 }
 
+impl<L, A> Announced<L, A> {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Nothing panics while the lock is held.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl<L: Leases, A: Announce> Announced<L, A> {
-    /// Announces the token of a lease, and makes sure that the lease is held afterwards.
+    /// Announces the token of a lease, and makes sure that the lease is held afterwards. Where it
+    /// `keeps_token`, one that was used up since it was announced will do.
     async fn announce<F>(
         &self,
         mut lease: Lease,
         ttl: Duration,
+        keeps_token: bool,
         outranked: impl Fn(Arc<L>, Lease, Duration, Token) -> F,
     ) -> Result<Lease, LeaseError>
     where
@@ -108,10 +164,16 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     let renewed = self.leases.renew(resource, &lease.id, Renew::new(ttl));
                     lease = renewed.await?;
                     if lease.token == token {
+                        self.known().note(digest, token, lease.ttl);
                         return Ok(lease);
                     }
                 }
-                Err(AnnounceError::Outranked { next }) => {
+                // Its holder has used the token since, and nobody was granted another one.
+                Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {
+                    self.known().note(digest, token, lease.ttl);
+                    return Ok(lease);
+                }
+                Err(AnnounceError::Outranked { next, .. }) => {
                     metrics::count("tower_fence_grants_outranked_total");
                     tracing::warn!(
                         %resource, token = token.get(), next = next.get(),
@@ -130,7 +192,10 @@ impl<L: Leases, A: Announce> Announced<L, A> {
             }
         }
         let next = lease.token;
-        Err(LeaseError::unavailable(AnnounceError::Outranked { next }))
+        Err(LeaseError::unavailable(AnnounceError::Outranked {
+            next,
+            was_last: false,
+        }))
     }
 
     /// Asks for a token above those that the resource has seen, for the same lease.
@@ -141,7 +206,12 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         next: Token,
     ) -> Result<Lease, LeaseError> {
         let renew = Renew::new(ttl).at_least(next);
-        let outranked = || LeaseError::unavailable(AnnounceError::Outranked { next });
+        let outranked = || {
+            LeaseError::unavailable(AnnounceError::Outranked {
+                next,
+                was_last: false,
+            })
+        };
         match leases.renew(&lease.resource, &lease.id, renew).await {
             Ok(lease) if lease.token >= next => Ok(lease),
             // A store that does not choose its tokens.
@@ -173,6 +243,7 @@ impl<L, A> Clone for Announced<L, A> {
         Self {
             leases: Arc::clone(&self.leases),
             resources: Arc::clone(&self.resources),
+            known: Arc::clone(&self.known),
         }
     }
 }

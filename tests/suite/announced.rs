@@ -207,7 +207,7 @@ async fn an_issuer_elsewhere_cannot_be_asked_for_a_higher_token() {
     };
     let outranked = cause.downcast_ref::<AnnounceError>();
     assert!(
-        matches!(outranked, Some(AnnounceError::Outranked { next }) if *next == forged()),
+        matches!(outranked, Some(AnnounceError::Outranked { next, .. }) if *next == forged()),
         "{cause:?}"
     );
     assert!(store.inspect(&sku()).await.unwrap().is_none());
@@ -249,7 +249,54 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
-    is_lost(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    // Nor by the next renewal, which keeps what the store has.
+    let refused = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    // The lease is held all the same, and can be announced elsewhere.
+    let other = store.announced_to(db.fence());
+    let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    let renewed = renewed.unwrap().token;
+    assert!(renewed > lease.token);
+    let max_token = db.fence().inspect(&sku()).await.unwrap();
+    assert_eq!(max_token, Some(renewed.get() - 1));
+}
+
+#[tokio::test]
+async fn another_issuer_renews_a_lease_whose_token_was_used() {
+    let db = Sqlite::fresh(2).await;
+    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let one = store.clone().announced_to(fence.clone());
+    let two = store.announced_to(fence.clone());
+    let lease = grant(&one, &sku(), LONG).await;
+    let tx = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    for issuer in [&two, &one] {
+        let renewed = issuer.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+        assert_eq!(renewed.unwrap().token, lease.token);
+    }
+}
+
+#[tokio::test]
+async fn a_failed_request_takes_no_lease_from_its_repetition() {
+    let (db, away) = (Sqlite::fresh(2).await, Sqlite::fresh(1).await);
+    let store = EmbeddedLeases::new(db.fence());
+    let (cut_off, leases) = (
+        store.clone().announced_to(away.fence()),
+        store.announced_to(db.fence()),
+    );
+    away.fence().pool().close().await;
+    let request = Acquire::new(LONG).lease_id(LeaseId::random());
+    let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
+    let refused = cut_off.acquire(&sku(), request).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, lease.token);
 }
 
 /// Redis goes back to where somebody else held the lease.
@@ -405,19 +452,31 @@ async fn who_goes_away_during_the_announcement_leaves_no_lease() {
         .await;
     let tx = tx.unwrap();
     store.release(&resource, &first.id).await.unwrap();
-    // Nor with an id of its own choice: whoever has it could renew what was never announced.
-    for request in [
-        Acquire::new(LONG),
-        Acquire::new(LONG).lease_id(LeaseId::random()),
-    ] {
-        let asking = leases.acquire(&resource, request);
-        timeout(Duration::from_millis(300), asking)
+    let asking = leases.acquire(&resource, Acquire::new(LONG));
+    timeout(Duration::from_millis(300), asking)
+        .await
+        .unwrap_err();
+    eventually("the lease is free", async || {
+        store.inspect(&resource).await.unwrap().is_none()
+    })
+    .await;
+
+    // With an id of its own choice it may come back, for the whole time of the lease. Nothing is
+    // answered before it was announced, and so not before the write in flight has ended.
+    let id = LeaseId::random();
+    let asking = leases.acquire(&resource, Acquire::new(LONG).lease_id(id.clone()));
+    timeout(Duration::from_millis(300), asking)
+        .await
+        .unwrap_err();
+    for _ in 0..2 {
+        let renewing = leases.renew(&resource, &id, Renew::new(LONG));
+        timeout(Duration::from_millis(300), renewing)
             .await
-            .unwrap_err();
-        eventually("the lease is free", async || {
-            store.inspect(&resource).await.unwrap().is_none()
-        })
-        .await;
+            .expect_err("a token was handed out that was never announced");
     }
     tx.commit().await.unwrap();
+    let renewed = leases.renew(&resource, &id, Renew::new(LONG)).await;
+    let token = renewed.unwrap().token;
+    let max_token = fence.inspect(&resource).await.unwrap();
+    assert_eq!(max_token, Some(token.get() - 1));
 }

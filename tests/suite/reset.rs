@@ -70,9 +70,16 @@ async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() 
         };
         assert_eq!(granted, at_least);
     }
-    // A grant that outranks a forged token is no measure: only the epochs are.
+    // Nor below a grant that outranked a forged token: somebody may still hold it.
     fence.raise(&sku(), token(FORGED)).await.unwrap();
     fence.announce(&sku(), token(FORGED), &lease).await.unwrap();
+    let below = fence.reset(&sku(), announced).await;
+    assert!(
+        matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == FORGED),
+        "{below:?}"
+    );
+    // The last one of all is no measure, or there would be no cure: only the epochs are.
+    fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
     let below = fence.reset(&sku(), token(2_000_000_005)).await;
     assert!(
         matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == 3_000_000_000),
@@ -94,7 +101,7 @@ async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str)
     let lease = LeaseDigest::of(lease);
     match fence.announce(&sku(), token(value), &lease).await {
         Ok(()) => None,
-        Err(AnnounceError::Outranked { next }) => Some(next.get()),
+        Err(AnnounceError::Outranked { next, .. }) => Some(next.get()),
         Err(error) => panic!("{error:?}"),
     }
 }

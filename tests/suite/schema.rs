@@ -61,6 +61,22 @@ async fn a_session_whose_search_path_was_changed_refuses_what_is_stale() {
 }
 
 #[tokio::test]
+async fn the_first_look_is_not_led_astray_either() {
+    let db = with_a_twin().await;
+    let migrated = db.fence();
+    migrated.migrate().await.unwrap();
+    let told = db.fence().schema("public");
+    db.execute("SET search_path = twin, public").await;
+    for (fence, value) in [(&migrated, 7), (&told, 8)] {
+        begin(fence, value).await.unwrap().commit().await.unwrap();
+    }
+    let twins = "SELECT count(*) FROM twin.fence_resources";
+    assert_eq!(db.number(twins).await, 0);
+    let ours = "SELECT max_token FROM public.fence_resources";
+    assert_eq!(db.number(ours).await, 8);
+}
+
+#[tokio::test]
 async fn a_temporary_table_of_the_same_name_is_none_of_the_fences() {
     let db = Postgres::fresh(1).await;
     let fence = db.fence();
