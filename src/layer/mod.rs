@@ -12,7 +12,8 @@
 //!    stays usable, and everyone older is dead from then on. But who is turned away without being
 //!    served moves nothing (below).
 //! 5. Only then does the response leave. A success is never answered without a confirmed COMMIT. A
-//!    handler that takes too long is answered at its limit, while its transaction is ended.
+//!    handler that takes too long is answered within half a second of its limit, while its
+//!    transaction is ended.
 //! 6. Behind a [`deferred`](FenceLayer::deferred) layer the handler gets a [`PendingWrite`], and admits
 //!    when it is ready: with a transaction, or together with a single statement.
 //! 7. Where the layer is [`idempotent`](FenceLayer::idempotent) and the request has a key, the key

@@ -138,7 +138,8 @@ pub trait Leases: Send + Sync + 'static {
     /// flight. So no older holder can write between the grant and the new holder's first write,
     /// whatever the new holder reads there.
     ///
-    /// Where that fails the lease is given back, and the answer is [`LeaseError::Unavailable`].
+    /// Where that fails the answer is [`LeaseError::Unavailable`]. A lease whose id was chosen is kept:
+    /// who asks again with it, or renews, has its token announced then. Any other is given back.
     ///
     /// The resource has the last word: a grant whose token is not above all that the resource has
     /// seen (a token from elsewhere, or a forged one) is answered with a higher one; a renewal is
