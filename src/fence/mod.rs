@@ -89,6 +89,7 @@ mod reset;
 mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod statements;
 mod tables;
 mod tx;
 mod write;

@@ -13,10 +13,11 @@ use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 use super::{
     database::{
         Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
-        fault_without_answer, migrator, savepoint, statements,
+        fault_without_answer, migrator, savepoint,
     },
     fenced_read::RowVersion,
     records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
+    statements::statements,
     tables::{Tables, quoted},
     write::Statement,
 };

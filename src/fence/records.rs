@@ -93,7 +93,8 @@ macro_rules! records {
         skip_locked: $skip_locked:literal $(,)?
     ) => {
         async fn claim(
-            conn: &mut Self::Connection, tables: &Tables,
+            conn: &mut Self::Connection,
+            tables: &Tables,
             id: &RecordId,
             fingerprint: &[u8; 32],
             ttl_ms: i64,
@@ -127,7 +128,11 @@ macro_rules! records {
             }))
         }
 
-        async fn find(conn: &mut Self::Connection, tables: &Tables, id: &RecordId) -> sqlx::Result<Option<Record>> {
+        async fn find(
+            conn: &mut Self::Connection,
+            tables: &Tables,
+            id: &RecordId,
+        ) -> sqlx::Result<Option<Record>> {
             type Row = (Vec<u8>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>);
             const FIND: &str = concat!(
                 "SELECT fingerprint, status, headers, body \
@@ -149,7 +154,11 @@ macro_rules! records {
             }))
         }
 
-        async fn remove_expired(conn: &mut Self::Connection, tables: &Tables, at_most: i64) -> sqlx::Result<u64> {
+        async fn remove_expired(
+            conn: &mut Self::Connection,
+            tables: &Tables,
+            at_most: i64,
+        ) -> sqlx::Result<u64> {
             const REMOVE: &str = concat!(
                 "DELETE FROM {schema}.fence_idempotency_keys WHERE (scope, key) IN (\
                  SELECT scope, key FROM {schema}.fence_idempotency_keys WHERE expires_at <= ",

@@ -16,10 +16,11 @@ use sqlx_core::transaction::TransactionManager;
 use super::{
     database::{
         Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
-        fault_without_answer, migrator, savepoint, statements,
+        fault_without_answer, migrator, savepoint,
     },
     fenced_read::RowVersion,
     records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
+    statements::statements,
     tables::Tables,
     write::Statement,
 };

@@ -47,6 +47,7 @@ impl Tables {
     }
 
     /// The schema, ready to be put into a statement.
+    #[cfg(feature = "postgres")]
     pub(super) fn schema(&self) -> &str {
         &self.schema
     }
