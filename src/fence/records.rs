@@ -68,6 +68,12 @@ pub trait Records: Database {
         id: &RecordId,
     ) -> impl Future<Output = sqlx::Result<Option<Record>>> + Send;
 
+    /// Goes on as the role as which the transaction began, whatever the application has made of it.
+    fn restore_role(
+        conn: &mut Self::Connection,
+        role: &str,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Adds the response to the record that this transaction has claimed; false where there is
     /// none.
     fn store(
@@ -152,6 +158,26 @@ macro_rules! records {
                     body: body.unwrap_or_default().into(),
                 }),
             }))
+        }
+
+        async fn store(
+            conn: &mut Self::Connection,
+            claimed: &Claimed,
+            response: &StoredResponse,
+        ) -> sqlx::Result<bool> {
+            const STORE: &str = "UPDATE {schema}.fence_idempotency_keys \
+                 SET status = $3, headers = $4, body = $5 \
+                 WHERE scope = $1 AND key = $2 AND status IS NULL";
+            Self::restore_role(conn, &claimed.role).await?;
+            let stored = sqlx::query(claimed.tables.sql(STORE))
+                .bind(&claimed.id.scope[..])
+                .bind(&claimed.id.key)
+                .bind(response.status.cast_signed())
+                .bind(&response.headers)
+                .bind(&response.body[..])
+                .execute(conn)
+                .await?;
+            Ok(stored.rows_affected() == 1)
         }
 
         async fn remove_expired(

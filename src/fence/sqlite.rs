@@ -177,22 +177,8 @@ impl Records for Sqlite {
         skip_locked: "",
     );
 
-    async fn store(
-        conn: &mut SqliteConnection,
-        claimed: &Claimed,
-        response: &StoredResponse,
-    ) -> sqlx::Result<bool> {
-        const STORE: &str = "UPDATE {schema}.fence_idempotency_keys \
-             SET status = $3, headers = $4, body = $5 \
-             WHERE scope = $1 AND key = $2 AND status IS NULL";
-        let stored = sqlx::query(claimed.tables.sql(STORE))
-            .bind(&claimed.id.scope[..])
-            .bind(&claimed.id.key)
-            .bind(response.status.cast_signed())
-            .bind(&response.headers)
-            .bind(&response.body[..])
-            .execute(conn)
-            .await?;
-        Ok(stored.rows_affected() == 1)
+    async fn restore_role(_: &mut SqliteConnection, _: &str) -> sqlx::Result<()> {
+        // There are no roles.
+        Ok(())
     }
 }
