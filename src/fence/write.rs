@@ -117,8 +117,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// With a hook ([`on_begin`](Self::on_begin)) it runs in an open transaction at once.
     ///
     /// Not possible: tables whose rules rewrite the statement (Postgres), a leading `WITH` (SQLite),
-    /// statements that write inside of a `WITH` (Postgres), a comment behind a semicolon. A `$` with a number higher than that of the bound arguments is
-    /// refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
+    /// statements that write inside of a `WITH` (Postgres), a comment behind a semicolon. A `$` with
+    /// a number higher than that of the bound arguments is refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
     /// by itself is not ended by the server, as it would be in an open transaction; a
     /// `statement_timeout` of the pool's connections does that. Nor does
     /// [`lock_wait`](Self::lock_wait) bound its wait for a whole table, as while an `ALTER TABLE`

@@ -215,7 +215,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// It bounds what a forged token can do: it outranks no later epoch.
     ///
     /// The epochs are remembered. Only a token above them makes the layer look, at most once a
-    /// second for each of 256 groups of resources; it waits for so long, without a connection.
+    /// second for each of 256 groups of resources; it waits for so long, without a connection. Then
+    /// it looks, at most once a second for each resource, whether that token was announced: a grant
+    /// that outranked the fence may be above all epochs.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.config.known_epochs = true;

@@ -107,7 +107,9 @@ impl Partition {
             {
                 if line.len() >= limit {
                     // A limit of 0 leaves no empty line behind.
-                    self.lines.retain(|_, line| !line.is_empty());
+                    if line.is_empty() {
+                        self.lines.remove(resource);
+                    }
                     return Asked::Full;
                 }
                 line.push_back(Waiter {
