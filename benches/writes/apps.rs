@@ -106,7 +106,13 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             "fence, idempotent",
             NewTokenAndKey,
             None,
-            route().route_layer(layer().idempotent(keys)),
+            route().route_layer(layer().idempotent(keys.clone())),
+        ),
+        app(
+            "fence, idempotent, reuse",
+            NewTokenAndKey,
+            None,
+            route().route_layer(reusing().idempotent(keys)),
         ),
         app(
             "one statement",

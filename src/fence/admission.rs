@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{
     Fence, TokenUse,
     admitted::{Admitted, AllAdmitted},
-    database::{Admission, FenceDatabase, ServerProcess},
+    database::{Admission, FenceDatabase},
     error::{AdmitError, Stale},
     session::{self, Session},
     tables::Tables,
@@ -61,18 +61,16 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
+            let lock = session.lock();
             let admission = session
-                .run(async |conn| DB::admit(conn, &tables, resource, *token, floor).await)
+                .run(async |conn| DB::admit(conn, &tables, resource, *token, floor, lock).await)
                 .await?;
-            // Known from the first one on, so that a wait for the second that is cut off keeps
-            // nobody waiting.
-            session.server_process =
-                admitted(admission, resource, *token).inspect_err(|stale| {
-                    // What this very transaction has moved is rolled back with it.
-                    if all.iter().filter(|one| one.resource == *resource).count() == 1 {
-                        self.dead.remember(stale);
-                    }
-                })?;
+            admitted(admission, resource, *token).inspect_err(|stale| {
+                // What this very transaction has moved is rolled back with it.
+                if all.iter().filter(|one| one.resource == *resource).count() == 1 {
+                    self.dead.remember(stale);
+                }
+            })?;
         }
         self.run_hook(&mut session).await?;
         Ok(FencedTx::new(session, all, None))
@@ -88,26 +86,28 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<bool, AdmitError> {
         for Admitted { resource, token } in all.in_lock_order() {
             let floor = token_use.floor(*token);
+            let lock = session.lock();
             let admitted = session
-                .run(async |conn| DB::admit_ahead(conn, tables, resource, *token, floor).await)
+                .run(async |conn| {
+                    DB::admit_ahead(conn, tables, resource, *token, floor, lock).await
+                })
                 .await?;
             if !admitted {
                 return Ok(false);
             }
-            session.server_process = session.process_of_connection();
         }
         Ok(true)
     }
 }
 
-/// The server process of an admission, or the refusal.
+/// The refusal, where a token was not admitted.
 pub(super) fn admitted(
     admission: Admission,
     resource: &Resource,
     token: Token,
-) -> Result<Option<ServerProcess>, Stale> {
+) -> Result<(), Stale> {
     match admission {
-        Admission::Admitted { server_process } => Ok(server_process),
+        Admission::Admitted => Ok(()),
         Admission::Stale { max_token } => Err(Stale {
             resource: resource.clone(),
             presented: token,

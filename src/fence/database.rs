@@ -17,29 +17,21 @@ impl<DB: Backend + Records> FenceDatabase for DB {}
 
 /// What became of a token that was checked.
 pub enum Admission {
-    /// It was admitted, and `max_token` moved. The row lock is in the hands of the server process,
-    /// where there is one.
-    Admitted {
-        server_process: Option<ServerProcess>,
-    },
+    /// It was admitted, and `max_token` moved.
+    Admitted,
     /// It is not newer than `max_token`.
     Stale { max_token: i64 },
 }
 
-/// A session of the server, as others can find it: until it ends, the process with this number.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ServerProcess {
-    pub id: i32,
-    /// When the number was the session's, in microseconds since 1970 by the server's clock. A session
-    /// that began later is another one.
-    pub seen_us: i64,
-}
+/// The number of an advisory lock by which others find a transaction on the server. An admission
+/// takes it, in shared mode, before it waits for the row, and it lasts as long as the transaction.
+/// The number is random, so nobody else has it, and it costs no round trip to know it.
+#[derive(Clone, Copy, Debug)]
+pub struct AdvisoryLock(pub i64);
 
-impl ServerProcess {
-    /// From the two columns, which are null where there is no server.
-    pub(super) fn new(id: Option<i32>, seen_us: Option<i64>) -> Option<Self> {
-        let (id, seen_us) = (id?, seen_us?);
-        Some(Self { id, seen_us })
+impl AdvisoryLock {
+    pub(super) fn random() -> Self {
+        Self(rand::random())
     }
 }
 
@@ -134,11 +126,6 @@ pub trait Backend: Database {
         limits: TransactionLimits,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Which server process serves a connection, if there is a server.
-    fn server_process(
-        conn: &mut Self::Connection,
-    ) -> impl Future<Output = sqlx::Result<Option<ServerProcess>>> + Send;
-
     /// Finds the schema of the fence's tables; `None` where there are none.
     fn find_schema(
         conn: &mut Self::Connection,
@@ -161,10 +148,13 @@ pub trait Backend: Database {
     /// Whether the database does not run a data-modifying statement inside another one.
     fn is_unsupported(error: &sqlx::Error) -> bool;
 
-    /// Ends a session from outside, where the database can do that.
+    /// Whether there is a server, on which a transaction goes on without its process.
+    const HAS_SERVER: bool;
+
+    /// Ends the session whose transaction has this lock, if there still is one.
     fn terminate(
         conn: &mut Self::Connection,
-        server_process: ServerProcess,
+        lock: AdvisoryLock,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Brings the tables up to date.
@@ -179,6 +169,7 @@ pub trait Backend: Database {
         resource: &Resource,
         token: Token,
         floor: i64,
+        lock: AdvisoryLock,
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
 
     /// The same in a transaction that began ahead of its request. `now()` is when it began. So that
@@ -190,6 +181,7 @@ pub trait Backend: Database {
         resource: &Resource,
         token: Token,
         floor: i64,
+        lock: AdvisoryLock,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Moves `max_token` to at least `floor`, and returns it.
@@ -249,6 +241,7 @@ pub trait Backend: Database {
         resource: &Resource,
         token: Token,
         floor: i64,
+        lock: AdvisoryLock,
         lock_wait: Duration,
         statement: &mut Statement<Self>,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     admitted::AllAdmitted,
-    database::{FenceDatabase, ServerProcess},
+    database::{AdvisoryLock, FenceDatabase},
     error::{AdmitError, CommitError},
     queue::Turn,
     session::Session,
@@ -25,8 +25,8 @@ struct State<DB: FenceDatabase> {
     slot: Slot<DB>,
     /// They end with the request, not with a transaction that a handler lets escape.
     turns: Vec<Turn>,
-    /// The server process that holds the row lock, if any does.
-    server_process: Option<ServerProcess>,
+    /// The lock by which the transaction is found on the server, where it has begun.
+    lock: Option<AdvisoryLock>,
 }
 
 impl<DB: FenceDatabase> Clone for Loan<DB> {
@@ -69,9 +69,9 @@ pub(crate) enum Closed<DB: FenceDatabase> {
     Home(FencedTx<DB>),
     /// The handler had committed by itself, or had tried to.
     Settled(Result<(), CommitError>),
-    /// It was still out, with the row lock in the hands of this server process, if there is one. It
-    /// can no longer commit.
-    Escaped(Option<ServerProcess>),
+    /// It was still out, in a transaction that is found on the server by this lock. It can no longer
+    /// commit.
+    Escaped(Option<AdvisoryLock>),
     /// It was still out, and committing.
     EscapedCommitting,
 }
@@ -84,9 +84,9 @@ impl<DB: FenceDatabase> Loan<DB> {
         let session = tx.take_session();
         let claimed = session.as_ref();
         let claimed = claimed.is_some_and(|session| session.claimed.is_some());
-        let server_process = session.as_ref().and_then(|session| session.server_process);
+        let lock = session.as_ref().and_then(|session| session.lock);
         let slot = session.map_or(Slot::Closed, Slot::Home);
-        Self::with(slot, turns, server_process, named, claimed)
+        Self::with(slot, turns, lock, named, claimed)
     }
 
     /// One that the handler may begin.
@@ -97,15 +97,11 @@ impl<DB: FenceDatabase> Loan<DB> {
     fn with(
         slot: Slot<DB>,
         turns: Vec<Turn>,
-        server_process: Option<ServerProcess>,
+        lock: Option<AdvisoryLock>,
         named: AllAdmitted,
         claimed: bool,
     ) -> Self {
-        let state = State {
-            slot,
-            turns,
-            server_process,
-        };
+        let state = State { slot, turns, lock };
         Self {
             state: Arc::new(Mutex::new(state)),
             named,
@@ -141,7 +137,7 @@ impl<DB: FenceDatabase> Loan<DB> {
             Slot::Home(session) => Closed::Home(FencedTx::new(session, self.named.clone(), None)),
             Slot::Settled(outcome) => Closed::Settled(outcome),
             Slot::Committing => Closed::EscapedCommitting,
-            Slot::Lent | Slot::Closed => Closed::Escaped(state.server_process),
+            Slot::Lent | Slot::Closed => Closed::Escaped(state.lock),
         };
         (closed, mem::take(&mut state.turns))
     }
@@ -171,7 +167,7 @@ impl<DB: FenceDatabase> Loan<DB> {
         }
         state.slot = Slot::Lent;
         state.turns = turns;
-        state.server_process = session.server_process;
+        state.lock = session.lock;
         Some(FencedTx::new(session, self.named.clone(), self.clone()))
     }
 
@@ -183,7 +179,7 @@ impl<DB: FenceDatabase> Loan<DB> {
             && let Some(session) = tx.take_session()
         {
             state.turns = turns;
-            state.server_process = session.server_process;
+            state.lock = session.lock;
             state.slot = Slot::Empty(session);
         }
     }

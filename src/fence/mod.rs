@@ -48,7 +48,8 @@
 //!   [`reuse_connections`](Fence::reuse_connections).
 //! - A statement of which the answer is no longer waited for is ended after a second, over a
 //!   connection beside the pool, of which each fence has one at a time: leave room for it in the
-//!   server's `max_connections`. The pool's role may end its own sessions.
+//!   server's `max_connections`. The pool's role may end its own sessions. The transaction is found
+//!   by an advisory lock with a random number, which each admission on Postgres takes.
 //! - [`migrate`](Fence::migrate) makes the tables in the schema that the pool's connections see
 //!   first: `fence_resources`, `fence_epochs`, `fence_epoch_source` and `fence_idempotency_keys`,
 //!   with a migration history of their own, `_tower_fence_migrations`. A fence looks once where
@@ -120,7 +121,7 @@ pub use self::{
 };
 use self::{
     conn::Connections,
-    database::ServerProcess,
+    database::AdvisoryLock,
     dead::Dead,
     handed_out::HandedOut,
     hook::Hook,
@@ -335,7 +336,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<(), AdmitError> {
         let admission = async {
             let tables = self.find_tables(conn).await?;
-            DB::admit(conn, &tables, resource, token, token_use.floor(token)).await
+            let (floor, lock) = (token_use.floor(token), AdvisoryLock::random());
+            DB::admit(conn, &tables, resource, token, floor, lock).await
         };
         let admission = admission.await.map_err(session::refusal::<DB>)?;
         // Not remembered: what it has met may be the caller's own, and rolled back.
@@ -386,10 +388,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Ends a transaction that is out of reach.
-    pub(crate) async fn terminate(&self, server_process: Option<ServerProcess>) {
-        self.connections
-            .terminate(server_process, self.limits)
-            .await;
+    pub(crate) async fn terminate(&self, lock: Option<AdvisoryLock>) {
+        self.connections.terminate(lock, self.limits).await;
     }
 }
 

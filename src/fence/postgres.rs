@@ -12,11 +12,11 @@ use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
+        Admission, AdvisoryLock, Announcement, Backend, Committed, Fault, TransactionLimits,
         fault_without_answer, migrator, savepoint,
     },
     fenced_read::RowVersion,
-    records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
+    records::{Claimed, Record, RecordId, Records, StoredResponse, records},
     statements::statements,
     tables::{Tables, quoted},
     write::Statement,
@@ -41,14 +41,6 @@ impl Backend for Postgres {
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
         let sql = begin(conn, limits);
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
-    }
-
-    async fn server_process(conn: &mut PgConnection) -> sqlx::Result<Option<ServerProcess>> {
-        // One message, as for `terminate`.
-        const ASK: &str = "SELECT pg_backend_pid(), \
-             CAST(date_part('epoch', now()) * 1000000 AS bigint)";
-        let row = conn.fetch_one(ASK).await?;
-        Ok(ServerProcess::new(row.try_get(0)?, row.try_get(1)?))
     }
 
     async fn find_schema(conn: &mut PgConnection) -> sqlx::Result<Option<String>> {
@@ -93,6 +85,10 @@ impl Backend for Postgres {
             }
         }
         drop(answers);
+        if confirmed < 2 {
+            let unconfirmed = "COMMIT was not answered";
+            return Err(sqlx::Error::Protocol(unconfirmed.into()));
+        }
         if next.is_none() {
             PgTransactionManager::start_rollback(conn);
             return Ok(Committed::Clean);
@@ -125,12 +121,16 @@ impl Backend for Postgres {
         code.as_deref() == Some("0A000")
     }
 
-    async fn terminate(conn: &mut PgConnection, process: ServerProcess) -> sqlx::Result<()> {
-        // One message, which needs no transaction where a pooler stands in between.
-        let ServerProcess { id, seen_us } = process;
+    const HAS_SERVER: bool = true;
+
+    async fn terminate(conn: &mut PgConnection, lock: AdvisoryLock) -> sqlx::Result<()> {
+        // One message, which needs no transaction where a pooler stands in between. The two halves
+        // of the number are unsigned there.
+        let bits = lock.0.cast_unsigned();
+        let (high, low) = (bits >> 32, bits & 0xffff_ffff);
         let sql = format!(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {id} \
-             AND backend_start <= TIMESTAMPTZ 'epoch' + {seen_us} * INTERVAL '1 microsecond'"
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' \
+             AND classid = {high} AND objid = {low} AND objsubid = 1"
         );
         conn.execute(AssertSqlSafe(sql)).await?;
         Ok(())
@@ -211,6 +211,7 @@ impl Backend for Postgres {
         resource: &Resource,
         token: Token,
         floor: i64,
+        lock: AdvisoryLock,
         lock_wait: Duration,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
@@ -224,6 +225,7 @@ impl Backend for Postgres {
             .add(resource.as_str())
             .and_then(|()| arguments.add(token.get()))
             .and_then(|()| arguments.add(floor))
+            .and_then(|()| arguments.add(lock.0))
             .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
         bound.map_err(sqlx::Error::Encode)?;
         let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
@@ -254,10 +256,7 @@ impl Backend for Postgres {
             .await
     }
 
-    statements!(
-        server_process:
-        "pg_backend_pid(), CAST(date_part('epoch', now()) * 1000000 AS bigint)"
-    );
+    statements!(lock: "pg_catalog.pg_try_advisory_xact_lock_shared($4) IS NOT NULL");
 }
 
 /// Whether there may be a pooler in between. With one, sqlx's cache of statements has to be off.
@@ -299,8 +298,8 @@ fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
 /// What the error says with which [`at_once`] undoes itself.
 const NOTHING: &str = "tower-fence: nothing is written at once";
 
-/// A statement with its admission, for a resource, a token, a floor and a limit for locks that are
-/// bound behind the arguments of its own. It writes under an admitted token and returns what it has
+/// A statement with its admission, for a resource, a token, a floor, an advisory lock and a limit
+/// for locks that are bound behind the arguments of its own. It writes under an admitted token and returns what it has
 /// written, or nothing stays of it.
 ///
 /// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
@@ -309,15 +308,16 @@ const NOTHING: &str = "tower-fence: nothing is written at once";
 /// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
 /// even a trigger has had its effect.
 fn at_once(schema: &str, statement: &str, bound: usize) -> String {
-    let [resource, token, floor, wait] = [1, 2, 3, 4].map(|place| bound + place);
+    let [resource, token, floor, lock, wait] = [1, 2, 3, 4, 5].map(|place| bound + place);
     format!(
         "WITH fence AS (\
             UPDATE {schema}.fence_resources AS f \
             SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
-            WHERE f.resource = ${resource} AND f.max_token < ${token} AND f.xmin = (\
+            WHERE f.resource = ${resource} AND f.max_token < ${token} \
+                AND pg_catalog.pg_try_advisory_xact_lock_shared(${lock}) IS NOT NULL AND f.xmin = (\
                 SELECT s.xmin FROM {schema}.fence_resources AS s \
                 WHERE s.resource = ${resource} \
-                    AND set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
+                    AND pg_catalog.set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
             RETURNING 1\
         ), work AS ({statement}\n) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
         WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
@@ -342,8 +342,8 @@ impl Records for Postgres {
     records!(
         now: "now()",
         expires_at: "now() + $4 * interval '1 millisecond'",
-        claimed: "pg_backend_pid(), CAST(date_part('epoch', now()) * 1000000 AS bigint), \
-             current_setting('role'), set_config('lock_timeout', $5, true)",
+        claimed: "current_setting('role'), set_config('lock_timeout', $5, true), \
+             pg_catalog.pg_try_advisory_xact_lock_shared($6)",
         skip_locked: "FOR UPDATE SKIP LOCKED",
     );
 

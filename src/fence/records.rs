@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use sqlx::Database;
 
-use super::{database::ServerProcess, tables::Tables};
+use super::{database::AdvisoryLock, tables::Tables};
 
 /// Which record: the key, and what it belongs to.
 #[derive(Clone, Debug)]
@@ -32,14 +32,6 @@ pub struct Claimed {
     pub role: String,
 }
 
-/// What a successful claim tells.
-pub struct ClaimedAs {
-    /// Which server process holds the row lock, if there is a server.
-    pub server_process: Option<ServerProcess>,
-    /// As whom it was made.
-    pub role: String,
-}
-
 /// A record that is there.
 pub struct Record {
     pub fingerprint: Vec<u8>,
@@ -50,16 +42,17 @@ pub struct Record {
 /// The statements. Public in name only, as [`Backend`](super::database::Backend).
 pub trait Records: Database {
     /// Makes a record without a response, unless there is one that is still good; waits for the
-    /// transaction of whoever does the same. Returns nothing where there is a record. From then on
-    /// locks are waited for as long as `lock_wait`.
+    /// transaction of whoever does the same. Returns as which role it was made; nothing where there
+    /// is a record. From then on locks are waited for as long as `lock_wait`.
     fn claim(
         conn: &mut Self::Connection,
         tables: &Tables,
         id: &RecordId,
         fingerprint: &[u8; 32],
         ttl_ms: i64,
+        lock: AdvisoryLock,
         lock_wait: Duration,
-    ) -> impl Future<Output = sqlx::Result<Option<ClaimedAs>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
 
     /// Reads a record that is still good.
     fn find(
@@ -104,8 +97,9 @@ macro_rules! records {
             id: &RecordId,
             fingerprint: &[u8; 32],
             ttl_ms: i64,
+            lock: AdvisoryLock,
             lock_wait: Duration,
-        ) -> sqlx::Result<Option<ClaimedAs>> {
+        ) -> sqlx::Result<Option<String>> {
             const CLAIM: &str = concat!(
                 "INSERT INTO {schema}.fence_idempotency_keys AS k (scope, key, fingerprint, expires_at) \
                  VALUES ($1, $2, $3, ",
@@ -119,19 +113,15 @@ macro_rules! records {
                 $claimed
             );
             let lock_ms = lock_wait.as_millis().clamp(1, i32::MAX as u128);
-            type Row = (Option<i32>, Option<i64>, String, String);
-            let claimed: Option<Row> = sqlx::query_as(tables.sql(CLAIM))
+            sqlx::query_scalar(tables.sql(CLAIM))
                 .bind(&id.scope[..])
                 .bind(&id.key)
                 .bind(&fingerprint[..])
                 .bind(ttl_ms)
                 .bind(format!("{lock_ms}ms"))
+                .bind(lock.0)
                 .fetch_optional(conn)
-                .await?;
-            Ok(claimed.map(|(id, seen_us, role, _)| ClaimedAs {
-                server_process: ServerProcess::new(id, seen_us),
-                role,
-            }))
+                .await
         }
 
         async fn find(

@@ -114,15 +114,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
         let within = wait.saturating_add(self.limits.answer_wait);
+        let lock = session.lock();
         let claimed = session
             .run_within(within, async |conn| {
-                DB::claim(conn, &tables, &id, &fingerprint, ttl_ms, lock_wait).await
+                DB::claim(conn, &tables, &id, &fingerprint, ttl_ms, lock, lock_wait).await
             })
             .await;
         match claimed {
-            Ok(Some(claim)) => {
-                session.server_process = claim.server_process;
-                let role = claim.role;
+            Ok(Some(role)) => {
                 session.claimed = Some(Box::new(Claimed { id, tables, role }));
                 let mut tx = self.admit_all(session, all, token_use).await?;
                 tx.turns = turns;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     Limits,
     conn::{Begun, CheckedOut, Connections, Origin},
-    database::{Backend, Committed, Fault, ServerProcess},
+    database::{AdvisoryLock, Backend, Committed, Fault},
     error::{AdmitError, CommitError, WriteError, no_answer},
     records::Claimed,
 };
@@ -23,8 +23,8 @@ pub(super) struct Session<DB: Backend> {
     limits: Limits,
     /// Whether its transaction began ahead: with the end of the one before on this connection.
     pub(super) ahead: bool,
-    /// The server process that holds the row lock, if any does.
-    pub(super) server_process: Option<ServerProcess>,
+    /// The lock by which its transaction is found on the server, once an admission was sent.
+    pub(super) lock: Option<AdvisoryLock>,
     /// The record that this transaction has claimed, and that waits for its response.
     pub(super) claimed: Option<Box<Claimed>>,
     /// Whether a borrower of the transaction has had its connection for a statement.
@@ -87,25 +87,23 @@ impl<DB: Backend> Session<DB> {
 
     /// Takes a connection for a statement that is a transaction of its own. Where that failed for
     /// a connection that had died, nobody could know its outcome; so one that was not in use a
-    /// moment ago is tested, by asking which server process would have to be ended.
+    /// moment ago is tested.
     pub(super) async fn ready(
         connections: &Connections<DB>,
         limits: Limits,
     ) -> Result<Self, AdmitError> {
         let mut checked_out = connections.check_out(limits).await?;
         checked_out.end_begun();
-        if checked_out.origin == Origin::Idle && checked_out.ask_server_process().await.is_err() {
+        if checked_out.origin == Origin::Idle && !checked_out.lives().await {
             checked_out.conn.close_on_drop();
             checked_out = connections.check_out_tested(limits).await?;
         }
-        if checked_out.server_process.is_none() {
-            let asked = checked_out.ask_server_process().await;
-            asked.inspect_err(|_| checked_out.conn.close_on_drop())?;
-        }
-        let server_process = checked_out.server_process;
-        let mut session = Self::new(checked_out, connections, limits);
-        session.server_process = server_process;
-        Ok(session)
+        Ok(Self::new(checked_out, connections, limits))
+    }
+
+    /// The lock that an admission of this session takes. From now on it may have it.
+    pub(super) fn lock(&mut self) -> AdvisoryLock {
+        *self.lock.get_or_insert_with(AdvisoryLock::random)
     }
 
     fn new(checked_out: CheckedOut<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
@@ -115,7 +113,7 @@ impl<DB: Backend> Session<DB> {
             phase: Phase::Done,
             limits,
             ahead: false,
-            server_process: None,
+            lock: None,
             claimed: None,
             used: false,
         }
@@ -136,10 +134,8 @@ impl<DB: Backend> Session<DB> {
     async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), AdmitError> {
         let limits = self.limits.transaction(key_wait);
         let checked_out = self.checked_out.as_mut().expect(HELD);
-        // As an admission ahead does not ask for it, the server process must be known.
         let begun = checked_out.begun.take();
-        self.ahead =
-            begun.is_some_and(|begun| begun.serves(limits)) && checked_out.server_process.is_some();
+        self.ahead = begun.is_some_and(|begun| begun.serves(limits));
         if self.ahead {
             self.phase = Phase::Open;
             return Ok(());
@@ -152,13 +148,10 @@ impl<DB: Backend> Session<DB> {
             )
         {
             self.phase = Phase::Broken;
-            self.connections
-                .terminate(self.server_process, self.limits)
-                .await;
+            self.connections.terminate(self.lock, self.limits).await;
             return Err(AdmitError::Unavailable(Arc::new(no_answer())));
         }
-        // A pooler in between may go on with another one.
-        self.server_process = None;
+        self.lock = None;
         self.phase = Phase::Beginning;
         let within = self.limits.statement();
         match timeout(within, DB::begin(self.connection_mut(), limits)).await {
@@ -226,8 +219,8 @@ impl<DB: Backend> Session<DB> {
     fn give_up(&mut self) {
         self.phase = Phase::Broken;
         let (connections, limits) = (self.connections.clone(), self.limits);
-        let server_process = self.server_process.take();
-        tokio::spawn(async move { connections.terminate(server_process, limits).await });
+        let lock = self.lock;
+        tokio::spawn(async move { connections.terminate(lock, limits).await });
     }
 
     /// Commits. `Ok` means that the writes are there.
@@ -255,7 +248,6 @@ impl<DB: Backend> Session<DB> {
                     (committed, next, &mut self.checked_out)
                 {
                     checked_out.begun = Some(Box::new(Begun::new(limits, sent)));
-                    checked_out.server_process = self.server_process.or(checked_out.server_process);
                 }
                 Ok(())
             }
@@ -283,11 +275,6 @@ impl<DB: Backend> Session<DB> {
                 DB::TransactionManager::start_rollback(conn);
             }
         }
-    }
-
-    /// The server process, where it was known before this session.
-    pub(super) fn process_of_connection(&self) -> Option<ServerProcess> {
-        self.checked_out.as_ref().expect(HELD).server_process
     }
 
     pub(super) fn connection(&self) -> &DB::Connection {
@@ -321,7 +308,7 @@ impl<DB: Backend> Drop for Session<DB> {
                     phase,
                     self.connections.clone(),
                     self.limits,
-                    self.server_process,
+                    self.lock,
                 );
                 // Without a runtime there is no pool either: the connection is dropped, and closed.
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -341,7 +328,7 @@ async fn clean_up<DB: Backend>(
     phase: Phase,
     connections: Connections<DB>,
     limits: Limits,
-    server_process: Option<ServerProcess>,
+    lock: Option<AdvisoryLock>,
 ) {
     let conn = &mut checked_out.conn;
     let rolled_back = async {
@@ -355,7 +342,7 @@ async fn clean_up<DB: Backend>(
         // A statement is still under way. With the row lock, it must not keep others waiting;
         // without, it waits for that lock, no longer than for its limit. The pool would wait for
         // its answer without a limit.
-        connections.terminate(server_process, limits).await;
+        connections.terminate(lock, limits).await;
         outcome = timeout(limits.statement(), conn.ping()).await;
     }
     // SQLite: where the handler had ended the transaction by hand, the rollback failed and was not

@@ -15,11 +15,11 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::{
     database::{
-        Admission, Announcement, Backend, Committed, Fault, ServerProcess, TransactionLimits,
+        Admission, AdvisoryLock, Announcement, Backend, Committed, Fault, TransactionLimits,
         fault_without_answer, migrator, savepoint,
     },
     fenced_read::RowVersion,
-    records::{Claimed, ClaimedAs, Record, RecordId, Records, StoredResponse, records},
+    records::{Claimed, Record, RecordId, Records, StoredResponse, records},
     statements::statements,
     tables::Tables,
     write::Statement,
@@ -40,10 +40,6 @@ impl Backend for Sqlite {
             savepoint()
         );
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
-    }
-
-    async fn server_process(_: &mut SqliteConnection) -> sqlx::Result<Option<ServerProcess>> {
-        Ok(None)
     }
 
     async fn find_schema(_: &mut SqliteConnection) -> sqlx::Result<Option<String>> {
@@ -86,7 +82,9 @@ impl Backend for Sqlite {
         false
     }
 
-    async fn terminate(_: &mut SqliteConnection, _: ServerProcess) -> sqlx::Result<()> {
+    const HAS_SERVER: bool = false;
+
+    async fn terminate(_: &mut SqliteConnection, _: AdvisoryLock) -> sqlx::Result<()> {
         Ok(())
     }
 
@@ -149,6 +147,7 @@ impl Backend for Sqlite {
         _: &Resource,
         _: Token,
         _: i64,
+        _: AdvisoryLock,
         _: Duration,
         _: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<SqliteRow>> {
@@ -165,7 +164,7 @@ impl Backend for Sqlite {
             .await
     }
 
-    statements!(server_process: "NULL, NULL");
+    statements!(lock: "$4 IS NOT NULL");
 }
 
 impl Records for Sqlite {
@@ -173,7 +172,7 @@ impl Records for Sqlite {
         now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
         expires_at: "CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4",
         // There is nothing left to wait for: the transaction has the lock of the file.
-        claimed: "NULL, NULL, '', $5",
+        claimed: "'', $5, $6",
         skip_locked: "",
     );
 

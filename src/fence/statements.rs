@@ -3,42 +3,41 @@
 /// The statements that are the same on every database. The macro writes them once per database,
 /// since sqlx's types differ.
 macro_rules! statements {
-    (server_process: $server_process:literal) => {
+    (lock: $lock:literal) => {
         async fn admit(
             conn: &mut Self::Connection,
             tables: &Tables,
             resource: &Resource,
             token: Token,
             floor: i64,
+            lock: AdvisoryLock,
         ) -> sqlx::Result<Admission> {
             // The row stays locked until the transaction ends. At READ COMMITTED the WHERE is
             // evaluated on the newest version of the row, after the wait for its lock.
             const ADMIT: &str = concat!(
                 "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
-                 WHERE resource = $1 AND max_token < $2 RETURNING ",
-                $server_process
+                 WHERE resource = $1 AND max_token < $2 AND ",
+                $lock
             );
             // A resource that was never seen before; or that somebody else has just written to for
             // the first time. For one that is there, this costs half as much again.
             const ADMIT_FIRST: &str = concat!(
                 "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at) \
-                 VALUES ($1, $3, CURRENT_TIMESTAMP) \
-                 ON CONFLICT (resource) DO UPDATE \
+                 SELECT $1, $3, CURRENT_TIMESTAMP WHERE ",
+                $lock,
+                " ON CONFLICT (resource) DO UPDATE \
                  SET max_token = excluded.max_token, updated_at = excluded.updated_at \
-                 WHERE f.max_token < $2 \
-                 RETURNING ",
-                $server_process
+                 WHERE f.max_token < $2"
             );
             for statement in [ADMIT, ADMIT_FIRST] {
-                let admitted: Option<(Option<i32>, Option<i64>)> = sqlx::query_as(tables.sql(statement))
+                let admitted = sqlx::query(tables.sql(statement))
                     .bind(resource.as_str())
                     .bind(token.get())
                     .bind(floor)
-                    .fetch_optional(&mut *conn)
-                    .await?;
-                if let Some((id, seen_us)) = admitted {
-                    let server_process = ServerProcess::new(id, seen_us);
-                    return Ok(Admission::Admitted { server_process });
+                    .bind(lock.0)
+                    .execute(&mut *conn);
+                if admitted.await?.rows_affected() == 1 {
+                    return Ok(Admission::Admitted);
                 }
             }
             let max_token = Self::max_token(conn, tables, resource).await?;
@@ -53,14 +52,18 @@ macro_rules! statements {
             resource: &Resource,
             token: Token,
             floor: i64,
+            lock: AdvisoryLock,
         ) -> sqlx::Result<bool> {
-            const ADMIT_AHEAD: &str = "UPDATE {schema}.fence_resources \
-                 SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
-                 WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP";
+            const ADMIT_AHEAD: &str = concat!(
+                "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+                 WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP AND ",
+                $lock
+            );
             let admitted = sqlx::query(tables.sql(ADMIT_AHEAD))
                 .bind(resource.as_str())
                 .bind(token.get())
                 .bind(floor)
+                .bind(lock.0)
                 .execute(conn);
             Ok(admitted.await?.rows_affected() == 1)
         }

@@ -178,7 +178,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let mut session = Session::ready(&self.connections, self.limits).await?;
             let tables = self.tables(&mut session).await?;
             let floor = token_use.floor(one.token);
-            let lock_wait = self.limits.lock_wait;
+            let (lock, lock_wait) = (session.lock(), self.limits.lock_wait);
             let written = session.run_alone(async |conn| {
                 DB::write_at_once(
                     conn,
@@ -186,6 +186,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     &one.resource,
                     one.token,
                     floor,
+                    lock,
                     lock_wait,
                     &mut statement,
                 )

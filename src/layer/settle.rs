@@ -185,8 +185,8 @@ impl<DB: FenceDatabase> Ending<DB> {
             }
             (Closed::Settled(Err(_)), Verdict::Leave) => return Ok(()),
             (Closed::Settled(Err(error)), Verdict::Commit) => error,
-            (Closed::Escaped(server_process), _) => {
-                fence.terminate(server_process).await;
+            (Closed::Escaped(lock), _) => {
+                fence.terminate(lock).await;
                 CommitError::Escaped
             }
             (Closed::EscapedCommitting, _) => {

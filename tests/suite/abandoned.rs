@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::{
-    Connection, Executor, PgConnection, PgPool, Postgres,
+    Executor, PgPool, Postgres,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::{
@@ -27,6 +27,10 @@ fn resource(n: u32) -> Resource {
 
 fn one() -> Token {
     Token::new(1).unwrap()
+}
+
+fn two() -> Token {
+    Token::new(2).unwrap()
 }
 
 /// The pool of the application under test.
@@ -68,7 +72,7 @@ fn slow_request(fence: &Fence<Postgres>, n: u32, at_once: bool) -> JoinHandle<()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn abandoned_statements_are_ended_though_all_connections_are_taken() {
-    let db = Postgres::fresh(1).await;
+    let db = Postgres::fresh(3).await;
     for at_once in [false, true] {
         let fence = Fence::new(pool_under_test(&db).await);
         // The first of each resource is not written at once.
@@ -80,6 +84,22 @@ async fn abandoned_statements_are_ended_though_all_connections_are_taken() {
             .collect();
         eventually("all connections are taken", async || {
             sessions(&db, ASLEEP).await == i64::from(POOL)
+        })
+        .await;
+        // Neither of them is abandoned: one waits for a row of those that are.
+        let bystanders = db.fence();
+        let free = resource(POOL);
+        let other = bystanders.begin(&free, one(), TokenUse::Reusable);
+        let other = other.await.unwrap();
+        let waiting = tokio::spawn(async move {
+            bystanders
+                .begin(&resource(0), two(), TokenUse::Reusable)
+                .await
+        });
+        eventually("it waits", async || {
+            let waiting = "SELECT count(*) FROM pg_stat_activity \
+                           WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            db.number(waiting).await == 1
         })
         .await;
         let began = Instant::now();
@@ -102,6 +122,8 @@ async fn abandoned_statements_are_ended_though_all_connections_are_taken() {
             "it took {took:?}, at once: {at_once}"
         );
         assert!(most <= i64::from(POOL) + 1, "{most} sessions to end {POOL}");
+        other.commit().await.unwrap();
+        waiting.await.unwrap().unwrap();
         // And the pool is whole.
         for n in 0..2 * POOL {
             fence.raise(&resource(n), one()).await.unwrap();
@@ -111,67 +133,5 @@ async fn abandoned_statements_are_ended_though_all_connections_are_taken() {
             sessions(&db, "true").await == 0
         })
         .await;
-    }
-}
-
-/// Numbers of server processes come again. Here the fence is given somebody else's.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_ended_who_has_the_number_of_a_session_that_is_gone() {
-    let db = Postgres::fresh(1).await;
-    db.execute(
-        "CREATE SCHEMA fake; CREATE TABLE fake.process (id INTEGER); \
-         CREATE FUNCTION fake.pg_backend_pid() RETURNS INTEGER LANGUAGE plpgsql VOLATILE AS $$ \
-         DECLARE found INTEGER; BEGIN \
-             LOOP SELECT id INTO found FROM fake.process; EXIT WHEN found IS NOT NULL; \
-                 PERFORM pg_catalog.pg_sleep(0.01); END LOOP; \
-             RETURN found; END $$",
-    )
-    .await;
-    for is_newer in [false, true] {
-        let options: PgConnectOptions = db.url.parse().unwrap();
-        let path = [("search_path", "fake, pg_catalog, public")];
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .connect_with(options.options(path))
-            .await
-            .unwrap();
-        let patience = Duration::from_secs(2);
-        let fence = Fence::new(pool).lock_wait(patience).answer_wait(patience);
-        db.execute("DELETE FROM fake.process").await;
-        let mut victim = None;
-        if !is_newer {
-            victim = Some(PgConnection::connect(&db.url).await.unwrap());
-        }
-        let request = slow_request(&fence, 0, false);
-        eventually("it asks for its number", async || {
-            let asks = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-                        AND query LIKE 'UPDATE%fence_resources%' AND state = 'active'";
-            db.number(asks).await > 0 || db.number(&asks.replace("UPDATE", "INSERT")).await > 0
-        })
-        .await;
-        let mut victim = match victim {
-            Some(older) => older,
-            None => PgConnection::connect(&db.url).await.unwrap(),
-        };
-        let id = Postgres::number(&mut victim, "SELECT CAST(pg_backend_pid() AS bigint)");
-        let id = id.await.unwrap();
-        db.execute(&format!("INSERT INTO fake.process VALUES ({id})"))
-            .await;
-        eventually("it sleeps", async || {
-            let asleep = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-                          AND query LIKE 'SELECT pg_sleep(12)%' AND state = 'active'";
-            db.number(asleep).await > 0
-        })
-        .await;
-        request.abort();
-        eventually("it is given up", async || fence.pool().size() == 0).await;
-        let lives = victim.ping().await.is_ok();
-        assert_eq!(
-            lives, is_newer,
-            "the session of that number is newer: {is_newer}"
-        );
-        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-                   WHERE datname = current_database() AND query LIKE 'SELECT pg_sleep(12)%'";
-        db.number(end).await;
     }
 }

@@ -70,8 +70,8 @@ async fn a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long()
     .await;
     frozen.signal("-CONT");
     let answer = stuck.await.unwrap();
-    assert!(answer.status >= 400, "{answer:?}");
     let stock = db.number("SELECT stock FROM inventory").await;
+    assert!(answer.status >= 400, "{answer:?}, stock {stock}");
     assert_eq!(stock, 9, "both wrote");
     // It works again.
     assert_eq!(decrement(&frozen, 3).await.status, 200);

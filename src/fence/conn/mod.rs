@@ -10,15 +10,15 @@ mod terminate;
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::{Connection, Pool, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::time::{Instant, timeout};
 
 pub(super) use self::reuse::Begun;
 use self::{direct::Direct, reuse::Reuse, terminate::Terminations};
 use super::{
-    database::{Backend, ServerProcess},
-    error::{AdmitError, no_answer},
+    database::{AdvisoryLock, Backend},
+    error::AdmitError,
     limits::Limits,
 };
 
@@ -36,8 +36,6 @@ pub(super) struct Connections<DB: Backend> {
 pub(super) struct CheckedOut<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
-    /// Which server process it leads to, where that is known.
-    pub(super) server_process: Option<ServerProcess>,
     /// The transaction that it is in already: only where connections are reused.
     pub(super) begun: Option<Box<Begun>>,
     since: Instant,
@@ -111,14 +109,14 @@ impl<DB: Backend> Connections<DB> {
         }
     }
 
-    /// Ends the session of a server process from outside, where the database can do that. Where it
-    /// cannot (SQLite), the statement or the task that holds the transaction has to end by itself.
-    pub(super) async fn terminate(&self, server_process: Option<ServerProcess>, limits: Limits) {
-        if let Some(server_process) = server_process {
+    /// Ends the session whose transaction has this lock, from outside. Without a server (SQLite), the
+    /// statement or the task that holds the transaction has to end by itself.
+    pub(super) async fn terminate(&self, lock: Option<AdvisoryLock>, limits: Limits) {
+        if let Some(lock) = lock
+            && DB::HAS_SERVER
+        {
             let within = limits.answer_wait;
-            self.terminations
-                .terminate(self.pool(), server_process, within)
-                .await;
+            self.terminations.terminate(self.pool(), lock, within).await;
         }
     }
 }
@@ -138,18 +136,14 @@ impl<DB: Backend> CheckedOut<DB> {
         Self {
             conn,
             origin,
-            server_process: None,
             begun: None,
             since: Instant::now(),
         }
     }
 
-    /// Asks which server process it leads to; that it answers shows that it lives.
-    pub(super) async fn ask_server_process(&mut self) -> Result<(), AdmitError> {
-        let asked = timeout(ANSWER, DB::server_process(&mut self.conn)).await;
-        let answer = asked.unwrap_or_else(|_| Err(no_answer()));
-        self.server_process = answer.map_err(|error| AdmitError::Unavailable(Arc::new(error)))?;
-        Ok(())
+    /// Whether it answers.
+    pub(super) async fn lives(&mut self) -> bool {
+        matches!(timeout(ANSWER, self.conn.ping()).await, Ok(Ok(())))
     }
 
     /// Rolls back the transaction that nobody wants, with the next message.

@@ -3,8 +3,8 @@
 //! 1. A connection of its own does it, beside the pool: all of the pool's may be taken by just such
 //!    statements. It is opened when it is needed and closed afterwards.
 //! 2. There is one at a time, however many sessions are to be ended.
-//! 3. Numbers of server processes come again. A session is ended only when it had begun by the time
-//!    at which the number was seen.
+//! 3. Numbers of server processes come again, and a session goes on to other transactions. It is
+//!    found by the advisory lock of the very transaction that is to end, or not at all.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
@@ -15,7 +15,7 @@ use sqlx::{ConnectOptions, Pool};
 use tokio::{sync::Mutex, time::timeout};
 
 use crate::fence::{
-    database::{Backend, ServerProcess},
+    database::{AdvisoryLock, Backend},
     error::no_answer,
 };
 
@@ -33,19 +33,14 @@ impl<DB: Backend> Terminations<DB> {
     }
 
     /// Ends a session, or logs that this could not be done in time.
-    pub(super) async fn terminate(
-        &self,
-        pool: &Pool<DB>,
-        server_process: ServerProcess,
-        within: Duration,
-    ) {
-        let ended = timeout(within, self.end(pool, server_process)).await;
+    pub(super) async fn terminate(&self, pool: &Pool<DB>, lock: AdvisoryLock, within: Duration) {
+        let ended = timeout(within, self.end(pool, lock)).await;
         if let Err(error) = ended.unwrap_or_else(|_| Err(no_answer())) {
             tracing::error!(%error, "an abandoned statement was not ended");
         }
     }
 
-    async fn end(&self, pool: &Pool<DB>, server_process: ServerProcess) -> sqlx::Result<()> {
+    async fn end(&self, pool: &Pool<DB>, lock: AdvisoryLock) -> sqlx::Result<()> {
         let _last_closes = UnderWay::new(self);
         let mut kept = self.connection.lock().await;
         // Taken out: when this is dropped in the middle, nobody uses the connection again.
@@ -53,7 +48,7 @@ impl<DB: Backend> Terminations<DB> {
             Some(conn) => conn,
             None => pool.connect_options().connect().await?,
         };
-        DB::terminate(&mut conn, server_process).await?;
+        DB::terminate(&mut conn, lock).await?;
         *kept = Some(conn);
         Ok(())
     }

@@ -10,6 +10,29 @@ use std::{
 
 use tempfile::NamedTempFile;
 
+/// Sends a signal. `-STOP` takes effect when a thread of the process comes to run, which on a busy
+/// machine may be long after another one has gone on, so this waits until all of them stand still.
+pub fn send_signal(pid: u32, signal: &str) {
+    let id = pid.to_string();
+    let status = Command::new("kill").args([signal, &id]).status().unwrap();
+    assert!(status.success());
+    while signal == "-STOP" && !stands_still(pid) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn stands_still(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.flatten().all(|thread| {
+        let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else {
+            return true;
+        };
+        // The state stands behind the name, which may contain anything.
+        let (_, behind) = stat.rsplit_once(") ").unwrap();
+        behind.starts_with('T')
+    })
+}
+
 /// An example that runs, until this is dropped.
 pub struct Process {
     child: Child,
@@ -60,9 +83,7 @@ impl Process {
     }
 
     pub fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        let status = Command::new("kill").args([signal, &pid]).status().unwrap();
-        assert!(status.success());
+        send_signal(self.child.id(), signal);
     }
 
     pub async fn exit(&mut self) -> ExitStatus {

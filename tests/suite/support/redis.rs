@@ -92,9 +92,7 @@ impl RedisServer {
 
     /// Freezes the server with `-STOP`, and has it go on with `-CONT`.
     pub fn signal(&self, signal: &str) {
-        let pid = self.child.as_ref().expect("it runs").id().to_string();
-        let status = Command::new("kill").args([signal, &pid]).status().unwrap();
-        assert!(status.success());
+        super::process::send_signal(self.child.as_ref().expect("it runs").id(), signal);
     }
 
     /// Starts the server again, on the same port and in the same folder.
