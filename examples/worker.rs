@@ -99,7 +99,7 @@ impl Worker {
                     self.say(format!("lost its lease: {loss}"));
                     // A good worker stops here. This one tries once more, to show who stands guard.
                     let (status, body) = self.decrement(headers).await?;
-                    self.say(format!("writes all the same: {status} {}", body["type"]));
+                    self.say(format!("writes all the same: {status} {}", body["title"]));
                     return Ok(true);
                 }
             }

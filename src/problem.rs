@@ -1,10 +1,4 @@
-//! Refusals on the wire: [RFC 9457] `application/problem+json`, and the table of its types.
-//!
-//! Every refusal of this crate is one of [`ProblemType`]: a stable `type` of
-//! `urn:tower-fence:problem:NAME` and one status. Match on the `type`; titles and details are for
-//! people and may change.
-//!
-//! [RFC 9457]: https://www.rfc-editor.org/rfc/rfc9457
+#![doc = include_str!("problem.md")]
 
 use std::{borrow::Cow, time::Duration};
 
@@ -32,10 +26,14 @@ macro_rules! table {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The whole `type`, such as `urn:tower-fence:problem:stale-token`.
+            /// The whole `type`: the address of its explanation.
             #[must_use]
-            pub const fn urn(self) -> &'static str {
-                match self { $(Self::$variant => concat!("urn:tower-fence:problem:", $name),)* }
+            pub const fn uri(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!(
+                        "https://docs.rs/tower-fence/latest/tower_fence/problem/#", $name
+                    ),)*
+                }
             }
 
             /// The status it is answered with.
@@ -127,7 +125,7 @@ table! {
 /// assert_eq!(
 ///     serde_json::to_value(&problem)?,
 ///     serde_json::json!({
-///         "type": "urn:tower-fence:problem:stale-token",
+///         "type": "https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token",
 ///         "title": "The fencing token is stale",
 ///         "status": 412,
 ///         "detail": "token 41 is not newer than 42",
@@ -138,7 +136,7 @@ table! {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Problem {
-    urn: Cow<'static, str>,
+    uri: Cow<'static, str>,
     title: Cow<'static, str>,
     status: StatusCode,
     detail: Option<String>,
@@ -149,7 +147,7 @@ pub struct Problem {
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut document = to.serialize_map(None)?;
-        document.serialize_entry("type", &self.urn)?;
+        document.serialize_entry("type", &self.uri)?;
         document.serialize_entry("title", &self.title)?;
         document.serialize_entry("status", &self.status.as_u16())?;
         if let Some(detail) = &self.detail {
@@ -166,18 +164,18 @@ impl Problem {
     /// A problem of one of this crate's types.
     #[must_use]
     pub fn new(kind: ProblemType) -> Self {
-        Self::custom(kind.urn(), kind.status(), kind.title())
+        Self::custom(kind.uri(), kind.status(), kind.title())
     }
 
-    /// A problem of the application's own type.
+    /// A problem of the application's own type: an address that explains it, or `about:blank`.
     #[must_use]
     pub fn custom(
-        urn: impl Into<Cow<'static, str>>,
+        uri: impl Into<Cow<'static, str>>,
         status: StatusCode,
         title: impl Into<Cow<'static, str>>,
     ) -> Self {
         Self {
-            urn: urn.into(),
+            uri: uri.into(),
             title: title.into(),
             status,
             detail: None,
@@ -253,6 +251,18 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), ProblemType::ALL.len());
+    }
+
+    #[test]
+    fn each_type_is_explained_under_its_name() {
+        let headings = include_str!("problem.md").lines();
+        let mut explained: Vec<_> = headings
+            .filter_map(|line| line.strip_prefix("## "))
+            .collect();
+        let mut names: Vec<_> = ProblemType::ALL.iter().map(|kind| kind.name()).collect();
+        explained.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(explained, names);
     }
 
     #[test]

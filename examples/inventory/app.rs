@@ -199,12 +199,12 @@ impl IntoResponse for Error {
             |field: &str| Problem::new(ProblemType::InvalidRequest).member("field", field);
         match self {
             Self::NotFound => Problem::custom(
-                "urn:tower-fence:problem:not-found",
+                "https://example.com/problems/not-found",
                 StatusCode::NOT_FOUND,
                 "No such SKU",
             ),
             Self::OutOfStock { stock } => Problem::custom(
-                "urn:tower-fence:problem:out-of-stock",
+                "https://example.com/problems/out-of-stock",
                 StatusCode::CONFLICT,
                 "Not enough in stock",
             )

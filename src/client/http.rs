@@ -336,7 +336,7 @@ fn succeeded(
     }
     let unexpected = || HttpError::Unexpected(*status);
     let refused: Refused = serde_json::from_slice(body).map_err(|_| unexpected())?;
-    let is = |kind: ProblemType| refused.kind == kind.urn();
+    let is = |kind: ProblemType| refused.kind == kind.uri();
     Err(match resource {
         Some(resource) if is(ProblemType::LockHeld) => LeaseError::Held {
             resource: resource.clone(),

@@ -79,7 +79,7 @@ impl StaleToken {
             return None;
         }
         let typed: Typed = serde_json::from_slice(body).ok()?;
-        (typed.kind == ProblemType::StaleToken.urn())
+        (typed.kind == ProblemType::StaleToken.uri())
             .then(|| serde_json::from_slice(body).ok())
             .flatten()
     }
@@ -91,17 +91,17 @@ mod tests {
 
     #[test]
     fn a_stale_token_is_read_from_the_problem_and_from_nothing_else() {
-        let body = br#"{"type":"urn:tower-fence:problem:stale-token","title":"x","status":412,
-                        "resource":"a","presented_token":3,"max_token":4}"#;
+        let body = br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token","title":"x","status":412,
+                        "resource":"a","presented_token":3,"max_token":4}"##;
         let read = StaleToken::from_response(StatusCode::PRECONDITION_FAILED, body).unwrap();
         assert_eq!((read.presented_token.get(), read.max_token.get()), (3, 4));
         assert_eq!(StaleToken::from_response(StatusCode::CONFLICT, body), None);
         for other in [
             &b""[..],
             b"[]",
-            br#"{"type":"about:blank","resource":"a","presented_token":3,"max_token":4}"#,
-            br#"{"type":"urn:tower-fence:problem:stale-token"}"#,
-            br#"{"type":"urn:tower-fence:problem:stale-token","resource":"a","presented_token":0,"max_token":4}"#,
+            br##"{"type":"about:blank","resource":"a","presented_token":3,"max_token":4}"##,
+            br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token"}"##,
+            br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token","resource":"a","presented_token":0,"max_token":4}"##,
         ] {
             let read = StaleToken::from_response(StatusCode::PRECONDITION_FAILED, other);
             assert_eq!(read, None);

@@ -317,7 +317,7 @@ async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let problem = |resource: &str, max_token: i64| {
         let problem = json!({
-            "type": "urn:tower-fence:problem:stale-token",
+            "type": "https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token",
             "resource": resource,
             "presented_token": lease.token(),
             "max_token": max_token,

@@ -10,6 +10,7 @@ mod announced;
 mod cancellation;
 mod connections;
 mod deferred;
+mod documentation;
 mod exclusion;
 mod fence;
 mod fence_hook;

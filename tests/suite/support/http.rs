@@ -6,6 +6,7 @@ use axum::Router;
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
+use tower_fence::problem::ProblemType;
 
 /// An axum server in this process, until it is dropped.
 pub struct Server {
@@ -83,11 +84,13 @@ impl Answer {
         assert_eq!(self.headers["content-type"], "application/problem+json");
         assert_eq!(self.headers["cache-control"], "no-store");
         let body = self.json();
-        assert_eq!(
-            body["type"],
-            format!("urn:tower-fence:problem:{name}"),
-            "{self:?}"
-        );
+        let ours = ProblemType::ALL.iter().find(|kind| kind.name() == name);
+        let uri = match ours {
+            Some(kind) => kind.uri().to_owned(),
+            // Of the example.
+            None => format!("https://example.com/problems/{name}"),
+        };
+        assert_eq!(body["type"], uri, "{self:?}");
         assert_eq!(body["status"], status);
         assert!(body["title"].is_string());
         body
