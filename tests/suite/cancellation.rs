@@ -1,7 +1,6 @@
 //! A thousand clients that go away at any moment leave nothing behind.
 
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
@@ -17,9 +16,8 @@ use axum::{
 use futures_util::{StreamExt, future::join_all, stream};
 use sqlx::{Connection, PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    task::JoinHandle,
+    io::AsyncWriteExt,
+    net::TcpStream,
     time::{sleep, timeout},
 };
 use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
@@ -28,59 +26,21 @@ use crate::support::{
     database::{Fresh, TestDatabase, is_autocommitted},
     eventually,
     http::Server,
+    proxy::Proxy,
 };
 
 const CONNECTIONS: u32 = 5;
 
-/// Makes each message to and from Postgres take a while, so that clients go away in every phase.
-/// Counts the connections.
-async fn slow_proxy(to: SocketAddr, connects: Arc<AtomicU64>) -> (SocketAddr, JoinHandle<()>) {
-    async fn pass(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + Unpin) {
-        let mut buffer = vec![0; 16 * 1024];
-        while let Ok(length @ 1..) = from.read(&mut buffer).await {
-            sleep(Duration::from_millis(1)).await;
-            if to.write_all(&buffer[..length]).await.is_err() {
-                break;
-            }
-        }
-        let _ = to.shutdown().await;
-    }
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    let accept = tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let Ok(server) = TcpStream::connect(to).await else {
-                continue;
-            };
-            connects.fetch_add(1, Relaxed);
-            let (client_read, client_write) = client.into_split();
-            let (server_read, server_write) = server.into_split();
-            tokio::spawn(pass(client_read, server_write));
-            tokio::spawn(pass(server_read, client_write));
-        }
-    });
-    (addr, accept)
-}
-
-/// A pool of the application under test, through the proxy.
-async fn slow_pool(db: &Fresh<Postgres>, test: bool) -> (PgPool, Arc<AtomicU64>, JoinHandle<()>) {
-    let mut url = reqwest::Url::parse(&db.url).unwrap();
-    let server = url.socket_addrs(|| Some(5432)).unwrap()[0];
-    let connects = Arc::new(AtomicU64::new(0));
-    let (addr, proxy) = slow_proxy(server, connects.clone()).await;
-    url.set_ip_host(addr.ip()).unwrap();
-    url.set_port(Some(addr.port())).unwrap();
-    url.query_pairs_mut()
-        .append_pair("application_name", "under-test");
+/// A pool of the application under test. Each message to and from Postgres takes a while, so that
+/// clients go away in every phase.
+async fn slow_pool(db: &Fresh<Postgres>, test: bool) -> (PgPool, Proxy) {
+    let proxy = Proxy::delaying(db.addr(), Duration::from_millis(1)).await;
+    let url = format!("{}?application_name=under-test", proxy.url(&db.url));
     let options = PgPoolOptions::new()
         .max_connections(CONNECTIONS)
         .test_before_acquire(test)
         .acquire_timeout(Duration::from_secs(20));
-    (
-        options.connect(url.as_str()).await.unwrap(),
-        connects,
-        proxy,
-    )
+    (options.connect(&url).await.unwrap(), proxy)
 }
 
 /// Sends requests under rising tokens and goes away after up to 100 ms. Every third one is for a
@@ -144,7 +104,7 @@ async fn a_thousand_go_away(reuse: bool) {
     }
 
     let db = Postgres::fresh(4).await;
-    let (pool, connects, proxy) = slow_pool(&db, true).await;
+    let (pool, proxy) = slow_pool(&db, true).await;
     let fence = Fence::new(pool.clone()).reuse_connections(reuse);
     let cut = Arc::new(AtomicU64::new(0));
     let app = Router::new()
@@ -207,7 +167,7 @@ async fn a_thousand_go_away(reuse: bool) {
         "the clients did not go away where it matters"
     );
 
-    let connects = connects.load(Relaxed);
+    let connects = proxy.connections();
     assert!(
         connects <= 2 * u64::from(CONNECTIONS),
         "{connects} connections were opened"
@@ -231,7 +191,6 @@ async fn a_thousand_go_away(reuse: bool) {
     let torn = "SELECT count(*) FROM \
                 (SELECT entry / 10 FROM ledger GROUP BY 1 HAVING count(*) <> 3) AS torn";
     assert_eq!(db.number(torn).await, 0);
-    proxy.abort();
 }
 
 /// The same clients find the guard that opens its transaction with sqlx's `begin()`: a BEGIN whose
@@ -250,7 +209,7 @@ async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
     }
     let db = Postgres::fresh(4).await;
     // Without the test, since a connection that is dropped in it is closed, and tells nothing.
-    let (pool, _, proxy) = slow_pool(&db, false).await;
+    let (pool, _proxy) = slow_pool(&db, false).await;
     let app = Router::new()
         .route("/{sku}/write", post(write))
         .with_state(Fence::new(pool));
@@ -269,7 +228,6 @@ async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
             break;
         }
     }
-    proxy.abort();
     assert!(
         caught,
         "two thousand clients found nothing: they prove nothing"

@@ -271,13 +271,11 @@ async fn own_pool(url: &str) -> Fence<Postgres> {
 async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away() {
     const DELAY: Duration = Duration::from_millis(20);
     let db = Postgres::fresh(1).await;
-    let mut url = reqwest::Url::parse(&db.url).unwrap();
-    let proxy = Proxy::delaying(url.socket_addrs(|| Some(5432)).unwrap()[0], DELAY).await;
-    url.set_ip_host(proxy.addr.ip()).unwrap();
-    url.set_port(Some(proxy.addr.port())).unwrap();
+    let proxy = Proxy::delaying(db.addr(), DELAY).await;
     // More than it needs, so that none goes back for others.
     let pool = PgPoolOptions::new().max_connections(2);
-    let fence = Fence::new(pool.connect(url.as_str()).await.unwrap()).reuse_connections(true);
+    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let fence = Fence::new(pool).reuse_connections(true);
     let resource = resource(0);
     write(&fence, &resource, 1).await;
     for value in 2..20 {

@@ -197,13 +197,10 @@ async fn connections_that_are_ended_cost_answers_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_comes_back_needs_no_restart() {
     let db = Postgres::fresh(2).await;
-    let mut url = reqwest::Url::parse(&db.url).unwrap();
-    let proxy = Proxy::to(url.socket_addrs(|| Some(5432)).unwrap()[0]).await;
-    url.set_ip_host(proxy.addr.ip()).unwrap();
-    url.set_port(Some(proxy.addr.port())).unwrap();
+    let proxy = Proxy::to(db.addr()).await;
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
     let short = Duration::from_millis(500);
-    let fence = tower_fence::Fence::new(pool.connect(url.as_str()).await.unwrap());
+    let fence = tower_fence::Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap());
     let fence = fence.pool_wait(short).answer_wait(short).lock_wait(short);
     let app = Router::new()
         .route("/{r}", post(async |_tx: FencedTx| {}))

@@ -6,7 +6,6 @@
 //! to go back.
 
 use std::{
-    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -17,11 +16,7 @@ use std::{
 use futures_util::future::join_all;
 use redis::{aio::ConnectionLike, cluster_async::ClusterConnection};
 use sqlx::Sqlite;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 use tower_fence::{
     Resource,
     lease::{Acquire, Leases, RedisLeases},
@@ -30,6 +25,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
+    proxy::{Link, Proxy},
     redis::{RedisServer, Sentinel},
 };
 
@@ -289,46 +285,14 @@ async fn eviction() {
     .await;
 }
 
-/// Passes bytes on until it is told to hold them back.
-async fn link(to: SocketAddr, held: Arc<AtomicBool>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let Ok(server) = TcpStream::connect(to).await else {
-                continue;
-            };
-            let (mut from_client, mut to_client) = client.into_split();
-            let (mut from_server, mut to_server) = server.into_split();
-            tokio::spawn(async move {
-                let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
-            });
-            let held = held.clone();
-            tokio::spawn(async move {
-                let mut buffer = vec![0; 64 * 1024];
-                while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
-                    while held.load(Relaxed) {
-                        sleep(Duration::from_millis(5)).await;
-                    }
-                    if to_client.write_all(&buffer[..length]).await.is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-    addr
-}
-
 /// A replica that lags is promoted, while the old master still answers for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_to_a_replica_that_lags() {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
         let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-        let held = Arc::new(AtomicBool::new(false));
-        let link = link(master.addr(), held.clone()).await;
-        let port = link.port().to_string();
+        let proxy = Proxy::to(master.addr()).await;
+        let port = proxy.addr.port().to_string();
         replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
         let issuer = async |server: &RedisServer| match ours {
             true => Issuer::ours(server, &db).await,
@@ -343,7 +307,7 @@ async fn a_failover_to_a_replica_that_lags() {
         })
         .await;
         old.more(30).await;
-        held.store(true, Relaxed);
+        proxy.set(Link::Silent);
         old.more(60).await;
         replica.command(&["REPLICAOF", "NO", "ONE"]).await;
         let promoted_at = Instant::now();

@@ -12,8 +12,6 @@ use futures_util::future::join_all;
 use serde_json::json;
 use sqlx::{Postgres, Sqlite};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
@@ -29,6 +27,7 @@ use crate::{
         eventually,
         http::Answer,
         process::Inventory,
+        proxy::{Passage, Proxy, Sender},
         redis::RedisServer,
     },
 };
@@ -407,39 +406,24 @@ const HEARD_AGAIN: Duration = Duration::from_secs(8);
 async fn a_connection_that_hears_nothing_is_noticed() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let deaf = Arc::new(AtomicBool::new(false));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("redis://{}", listener.local_addr().unwrap());
-    let (to, is_deaf) = (server.addr(), deaf.clone());
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let upstream = TcpStream::connect(to).await.unwrap();
-            let (mut from_client, mut to_client) = client.into_split();
-            let (mut from_server, mut to_server) = upstream.into_split();
-            let subscribed = Arc::new(AtomicBool::new(false));
-            let subscribes = subscribed.clone();
-            let was_deaf = is_deaf.load(Relaxed);
-            tokio::spawn(async move {
-                let mut buffer = vec![0; 64 * 1024];
-                while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
-                    if buffer[..length].windows(9).any(|word| word == b"SUBSCRIBE") {
-                        subscribes.store(true, Relaxed);
-                    }
-                    let _ = to_server.write_all(&buffer[..length]).await;
-                }
-            });
-            let is_deaf = is_deaf.clone();
-            tokio::spawn(async move {
-                let mut buffer = vec![0; 64 * 1024];
-                while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
-                    // Only connections that were there before.
-                    if is_deaf.load(Relaxed) && subscribed.load(Relaxed) && !was_deaf {
-                        continue;
-                    }
-                    let _ = to_client.write_all(&buffer[..length]).await;
-                }
-            });
+    let told = deaf.clone();
+    let proxy = Proxy::judging(server.addr(), move || {
+        let deaf = told.clone();
+        // A connection that is opened afterwards hears again.
+        let was_deaf = deaf.load(Relaxed);
+        let mut subscribed = false;
+        move |sender, message: &[u8]| {
+            subscribed |=
+                sender == Sender::Client && message.windows(9).any(|word| word == b"SUBSCRIBE");
+            let hears_nothing = deaf.load(Relaxed) && subscribed && !was_deaf;
+            match sender == Sender::Server && hears_nothing {
+                true => Passage::Dropped,
+                false => Passage::Whole,
+            }
         }
     });
+    let proxy = proxy.await;
+    let url = proxy.url(&server.url());
     let leases = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
     let leases = leases.connect(&url).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;

@@ -9,11 +9,7 @@ use std::{
 };
 
 use sqlx::Sqlite;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    time::timeout,
-};
+use tokio::time::timeout;
 use tower_fence::{
     Resource, Token,
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
@@ -25,6 +21,7 @@ use crate::{
     support::{
         database::{Fresh, TestDatabase},
         eventually,
+        proxy::{Passage, Proxy, Sender},
         redis::RedisServer,
     },
 };
@@ -271,31 +268,16 @@ async fn a_server_that_hides_its_history_is_refused() {
 async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let cut = Arc::new(AtomicBool::new(false));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("redis://{}", listener.local_addr().unwrap());
-    tokio::spawn({
-        let (to, cut) = (server.addr(), cut.clone());
-        async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let upstream = TcpStream::connect(to).await.unwrap();
-                let (mut from_client, mut to_client) = client.into_split();
-                let (mut from_server, mut to_server) = upstream.into_split();
-                tokio::spawn(async move {
-                    let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
-                });
-                let cut = cut.clone();
-                tokio::spawn(async move {
-                    let mut buffer = vec![0; 64 * 1024];
-                    while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
-                        let lost = cut.swap(false, Relaxed);
-                        if lost || to_client.write_all(&buffer[..length]).await.is_err() {
-                            return;
-                        }
-                    }
-                });
-            }
+    let told = cut.clone();
+    let proxy = Proxy::judging(server.addr(), move || {
+        let cut = told.clone();
+        move |sender, _: &[u8]| match sender == Sender::Server && cut.swap(false, Relaxed) {
+            true => Passage::CutAfter(0),
+            false => Passage::Whole,
         }
     });
+    let proxy = proxy.await;
+    let url = proxy.url(&server.url());
     let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
     let first = grant_and_release(&leases).await;
     cut.store(true, Relaxed);

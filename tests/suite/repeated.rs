@@ -4,6 +4,14 @@
 //! The same workload finds the guards that have no keys, or keep their records outside of the
 //! transaction.
 
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
 use axum::{
     Router,
     extract::{Path, State},
@@ -17,14 +25,66 @@ use tokio::time::{Duration, sleep};
 use tower_fence::{Fence, FenceLayer, FencedTx, Idempotency, PathParam};
 
 use crate::support::{
-    cuts::{cut_messages, cut_requests},
     database::{Fresh, TestDatabase},
     http::Server,
+    proxy::{Passage, Proxy, Sender},
 };
 
 const WORKERS: i64 = 20;
 const WRITES: i64 = 50;
 const STOCK: i64 = 1_000;
+
+/// Where the connection of a request is cut.
+const IN_REQUEST: usize = 0;
+const AT_WORK: usize = 1;
+const BEFORE_ANSWER: usize = 2;
+const IN_ANSWER: usize = 3;
+
+/// How often a connection was cut in each of the places.
+type Cuts = Arc<[AtomicU64; 4]>;
+
+/// A proxy for one request per connection. It cuts four of five connections, in each place as often.
+async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
+    let cuts = Cuts::default();
+    let counting = cuts.clone();
+    let proxy = Proxy::judging(server, move || {
+        let (cuts, place) = (counting.clone(), rand::random_range(0..5));
+        move |sender, message: &[u8]| {
+            let half = || Passage::CutAfter(rand::random_range(1..message.len()));
+            let cut = match (sender, place) {
+                (Sender::Client, IN_REQUEST) => half(),
+                (Sender::Client, AT_WORK) => {
+                    Passage::CutLater(Duration::from_micros(rand::random_range(0..10_000)))
+                }
+                // The work was done before the connection was cut.
+                (Sender::Server, AT_WORK) => return Passage::Dropped,
+                (Sender::Server, BEFORE_ANSWER) => Passage::CutAfter(0),
+                (Sender::Server, IN_ANSWER) => half(),
+                _ => return Passage::Whole,
+            };
+            cuts[place].fetch_add(1, Relaxed);
+            cut
+        }
+    });
+    (proxy.await, cuts)
+}
+
+/// A proxy that cuts a connection at one of so many messages, in either direction.
+async fn cut_messages(server: SocketAddr, one_in: u32) -> (Proxy, Arc<AtomicU64>) {
+    let cuts = Arc::<AtomicU64>::default();
+    let counting = cuts.clone();
+    let proxy = Proxy::judging(server, move || {
+        let cuts = counting.clone();
+        move |_, _: &[u8]| {
+            if rand::random_ratio(1, one_in) {
+                cuts.fetch_add(1, Relaxed);
+                return Passage::CutAfter(0);
+            }
+            Passage::Whole
+        }
+    });
+    (proxy.await, cuts)
+}
 
 /// Takes one off the stock, and notes it.
 async fn take_one<DB: TestDatabase>(
@@ -72,7 +132,7 @@ async fn workload<DB: TestDatabase>(db: &Fresh<DB>, app: Router, writes: i64) ->
         let mut odd = 0;
         for n in 1..=writes {
             let answer = loop {
-                let request = client.post(format!("http://{proxy}/sku-{worker}"));
+                let request = client.post(format!("http://{}/sku-{worker}", proxy.addr));
                 let request = request
                     .header("Fencing-Token", n)
                     .header("Idempotency-Key", format!("\"{worker}-{n}\""));
@@ -95,7 +155,7 @@ async fn workload<DB: TestDatabase>(db: &Fresh<DB>, app: Router, writes: i64) ->
         odd
     };
     let odd = join_all((0..WORKERS).map(one)).await.iter().sum();
-    let counts = cuts.counts();
+    let counts = cuts.each_ref().map(|count| count.load(Relaxed));
     let applied = db.number("SELECT count(*) FROM taken").await;
     println!("cuts: {counts:?}; {applied} applied, {odd} odd answers");
     assert!(counts.iter().all(|count| *count > 0), "a stage was not cut");
@@ -140,20 +200,16 @@ async fn a_thousand_cut_writes_on_sqlite_are_applied_once_and_answered() {
 async fn cut_writes_over_a_cut_database_are_applied_once_and_answered() {
     let db = Postgres::fresh(2).await;
     prepare(&db).await;
-    let mut url = reqwest::Url::parse(&db.url).unwrap();
-    let server = url.socket_addrs(|| Some(5432)).unwrap()[0];
-    let (proxy, cuts) = cut_messages(server, 100).await;
-    url.set_ip_host(proxy.ip()).unwrap();
-    url.set_port(Some(proxy.port())).unwrap();
+    let (proxy, cuts) = cut_messages(db.addr(), 100).await;
     let pool = PgPoolOptions::new().max_connections(16);
-    let fence = Fence::new(pool.connect_lazy(url.as_str()).unwrap());
+    let fence = Fence::new(pool.connect_lazy(&proxy.url(&db.url)).unwrap());
     let keys = Idempotency::required();
     let layer = FenceLayer::new(fence, PathParam("sku"))
         .reusable()
         .idempotent(keys);
     let writes = 15;
     let outcome = workload(&db, guarded(layer), writes).await;
-    let cuts = cuts.load(std::sync::atomic::Ordering::Relaxed);
+    let cuts = cuts.load(Relaxed);
     println!("{cuts} connections to Postgres were cut");
     assert!(cuts > 50, "Postgres was hardly ever away");
     assert_eq!(outcome, (WORKERS * writes, 0));

@@ -19,7 +19,11 @@ use sqlx::{
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
-use crate::support::{database::TestDatabase, eventually};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    proxy::{Link, Proxy},
+};
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
@@ -37,17 +41,11 @@ async fn write(fence: &Fence<Postgres>, n: u64) -> Result<(), AdmitError> {
     Ok(())
 }
 
-/// A port that takes connections and never says a word.
-async fn silent_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        let mut connections = vec![];
-        while let Ok(connection) = listener.accept().await {
-            connections.push(connection);
-        }
-    });
-    port
+/// Takes connections before the database, and never says a word.
+async fn silent_proxy(db: &Fresh<Postgres>) -> Proxy {
+    let proxy = Proxy::to(db.addr()).await;
+    proxy.set(Link::Silent);
+    proxy
 }
 
 fn pool(port: u16) -> PgPool {
@@ -130,7 +128,8 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
     let fence = fence.pool_wait(Duration::from_secs(3));
     write(&fence, 0).await.unwrap();
     eventually("it is back", async || pool.num_idle() == 1).await;
-    pool.set_connect_options(good.port(silent_port().await));
+    let silent = silent_proxy(&db).await;
+    pool.set_connect_options(good.port(silent.addr.port()));
     let held = pool.acquire().await.unwrap();
     let first = fence.clone();
     let first = tokio::spawn(async move { write(&first, 1).await });
@@ -144,8 +143,10 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
 
 #[tokio::test]
 async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants() {
+    let db = Postgres::fresh(1).await;
+    let silent = silent_proxy(&db).await;
     for reuse in [false, true] {
-        let pool = pool(silent_port().await);
+        let pool = pool(silent.addr.port());
         let fence = Fence::new(pool.clone()).reuse_connections(reuse);
         let fence = fence.pool_wait(Duration::from_millis(100));
         write(&fence, 0).await.unwrap_err();

@@ -1,7 +1,6 @@
 //! Databases, servers and clients for the tests.
 
 pub mod cluster;
-pub mod cuts;
 pub mod database;
 pub mod http;
 pub mod postgres;
