@@ -2,7 +2,9 @@
 
 pub mod cluster;
 pub mod database;
+pub mod fence;
 pub mod http;
+pub mod lease;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
