@@ -1,6 +1,6 @@
 //! Acquire and release, without HTTP: 16 tasks at once, none in the way of another.
 
-use std::{ops::Range, time::Duration};
+use std::ops::Range;
 
 use tower_fence::{
     Resource,
@@ -8,6 +8,7 @@ use tower_fence::{
 };
 
 use crate::{
+    contenders::{OURS, TASKS, TTL, USUAL, names},
     store::Store,
     support::{
         load::{self, Answered, Client},
@@ -18,19 +19,6 @@ use crate::{
     },
     usual::UsualLock,
 };
-
-pub const TASKS: usize = 16;
-
-pub const OURS: &str = "tower-fence";
-pub const USUAL: &str = "SET NX, compare and delete";
-
-/// How long everything is locked that is not released.
-pub const TTL: Duration = Duration::from_secs(60);
-
-/// The names of one task: nobody else uses them.
-pub fn names(task: usize) -> Vec<String> {
-    (0..64).map(|n| format!("resource-{task}-{n}")).collect()
-}
 
 pub fn race(store: &Store, options: &Options, report: &mut Report) {
     const PREFIX: &str = "in-process";

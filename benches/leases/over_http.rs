@@ -7,7 +7,7 @@ use tower_fence::issuer;
 
 use crate::{
     clients::{Alone, Etcd, Issuer, Session},
-    in_process::{OURS, TASKS, names},
+    contenders::{OURS, TASKS, names},
     store::Store,
     support::{
         http, load,
