@@ -27,28 +27,16 @@ pub fn race(store: &Store, options: &Options, report: &mut Report) {
         return;
     }
     let (leases, usual) = (store.leases(PREFIX), store.usual());
-    let mut ours: Vec<_> = (0..TASKS).map(|task| Ours::new(&leases, task)).collect();
-    let mut theirs: Vec<_> = (0..TASKS).map(|task| Theirs::new(&usual, task)).collect();
-    let mut plain: Vec<_> = (0..TASKS).map(Plain::new).collect();
+    let ours = (0..TASKS).map(|task| Ours::new(&leases, task)).collect();
+    let theirs = (0..TASKS).map(|task| Theirs::new(&usual, task)).collect();
+    let plain: Vec<_> = (0..TASKS).map(Plain::new).collect();
     let contenders = vec![
-        Contender::new(OURS, |window| {
-            let running = tasks::run(std::mem::take(&mut ours), window);
-            let (sample, given_back) = store.runtime.block_on(running);
-            ours = given_back;
-            sample
-        }),
-        Contender::new(USUAL, |window| {
-            let running = tasks::run(std::mem::take(&mut theirs), window);
-            let (sample, given_back) = store.runtime.block_on(running);
-            theirs = given_back;
-            sample
-        }),
-        Contender::new("SET NX and DEL, 16 connections", |window| {
-            let taken = std::mem::take(&mut plain);
-            let (sample, given_back) = load::drive(store.redis.addr, taken, window);
-            plain = given_back;
-            sample
-        }),
+        Contender::new(OURS, tasks::turns::<Ours>(&store.runtime, ours)),
+        Contender::new(USUAL, tasks::turns::<Theirs>(&store.runtime, theirs)),
+        Contender::new(
+            "SET NX and DEL, 16 connections",
+            load::turns(store.redis.addr, plain),
+        ),
     ];
     let outcomes = rounds::run(title, USUAL, contenders, options);
     store.assert_all_free();

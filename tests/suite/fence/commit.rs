@@ -25,6 +25,14 @@ on_both_databases!(
     a_future_dropped_at_any_moment_leaves_no_lock,
 );
 
+#[track_caller]
+fn is_aborted(outcome: Result<(), CommitError>) {
+    assert!(
+        matches!(outcome, Err(CommitError::Aborted(_))),
+        "{outcome:?}"
+    );
+}
+
 async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
@@ -50,10 +58,7 @@ async fn a_swallowed_error_is_never_a_false_success<DB: TestDatabase>() {
         .unwrap_err();
     let outcome = tx.commit().await;
     if DB::ABORTS_ON_ERROR {
-        assert!(
-            matches!(outcome, Err(CommitError::Aborted(_))),
-            "{outcome:?}"
-        );
+        is_aborted(outcome);
         assert_eq!(db.entries().await, 0);
         write(&fence, 5).await.unwrap();
     } else {
@@ -69,11 +74,7 @@ async fn a_transaction_that_was_ended_by_hand_is_never_a_false_success<DB: TestD
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 1).await;
     DB::execute(&mut tx, "ROLLBACK").await.unwrap();
-    let outcome = tx.commit().await;
-    assert!(
-        matches!(outcome, Err(CommitError::Aborted(_))),
-        "{outcome:?}"
-    );
+    is_aborted(tx.commit().await);
     assert_eq!(db.entries().await, 0);
     // The connection is whole again.
     write(&fence, 5).await.unwrap();
@@ -84,11 +85,7 @@ async fn a_transaction_that_was_replaced_by_hand_is_never_a_false_success<DB: Te
     for (value, replacement) in [(5, "ROLLBACK; BEGIN"), (6, "COMMIT; BEGIN")] {
         let mut tx = begin(&db.fence(), value).await;
         DB::execute(&mut tx, replacement).await.unwrap();
-        let outcome = tx.commit().await;
-        assert!(
-            matches!(outcome, Err(CommitError::Aborted(_))),
-            "{outcome:?}"
-        );
+        is_aborted(tx.commit().await);
     }
 }
 
@@ -100,11 +97,7 @@ async fn a_deferred_constraint_that_fails_at_commit_writes_nothing<DB: TestDatab
     DB::execute(&mut tx, "INSERT INTO child VALUES (404)")
         .await
         .unwrap();
-    let outcome = tx.commit().await;
-    assert!(
-        matches!(outcome, Err(CommitError::Aborted(_))),
-        "{outcome:?}"
-    );
+    is_aborted(tx.commit().await);
     assert_eq!(db.entries().await, 0);
     write(&fence, 5).await.unwrap();
 }
@@ -207,11 +200,7 @@ async fn the_server_takes_the_transaction_of_a_holder_that_is_frozen() {
     insert(&mut tx, 5).await;
     // This holder is frozen now. A newer one gets through before its `lock_wait` is over.
     write(&db.fence(), 6).await.unwrap();
-    let outcome = tx.commit().await;
-    assert!(
-        matches!(outcome, Err(CommitError::Aborted(_))),
-        "{outcome:?}"
-    );
+    is_aborted(tx.commit().await);
     assert_eq!(
         db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
             .await,

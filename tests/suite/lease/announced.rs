@@ -17,7 +17,7 @@ use super::announced_above::forged;
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, is_lost, sku},
+    lease::{LONG, grant, is_lost, is_unavailable, sku},
     redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
 };
 
@@ -112,17 +112,9 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
     let lease = grant(&leases, &sku(), LONG).await;
     away.fence().pool().close().await;
     let anew = Renew::new(LONG).new_token();
-    let refused = leases.renew(&sku(), &lease.id, anew).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
     // Nor by the next renewal, which keeps what the store has.
-    let refused = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     // The lease is held all the same, and can be announced elsewhere.
     let other = store.announced_to(db.fence());
     let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
@@ -158,11 +150,7 @@ async fn a_failed_request_takes_no_lease_from_its_repetition() {
     away.fence().pool().close().await;
     let request = Acquire::new(LONG).lease_id(LeaseId::random());
     let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
-    let refused = cut_off.acquire(&sku(), request).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(cut_off.acquire(&sku(), request).await);
     let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, lease.token);
 }
@@ -245,11 +233,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let second = grant(&leases, &sku(), LONG).await;
     assert_eq!(second.token, doubled, "the test needs one token twice");
     gate.add_permits(10);
-    let first = first.await.unwrap();
-    assert!(
-        matches!(first, Err(LeaseError::Unavailable(_))),
-        "{first:?}"
-    );
+    is_unavailable(first.await.unwrap());
     // The one that was answered is the one that counts.
     let fence = db.fence();
     let tx = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
@@ -296,11 +280,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
         let asking = tokio::spawn(async move { hasty.acquire(&sku(), Acquire::new(ttl)).await });
         sleep(Duration::from_millis(400)).await;
         tx.commit().await.unwrap();
-        let refused = asking.await.unwrap();
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
+        is_unavailable(asking.await.unwrap());
         assert!(store.inspect(&sku()).await.unwrap().is_none());
     }
 }

@@ -152,6 +152,18 @@ impl Load {
     }
 }
 
+/// Checks that our grants are in order, and that the naive ones are not: otherwise the load would
+/// not find what was lost.
+#[track_caller]
+pub fn are_in_order_where_ours(ours: bool, grants: &[Grant]) {
+    let found = out_of_order(grants);
+    if ours {
+        assert_eq!(found.map(|pair| format!("{pair:?}")), None);
+    } else {
+        assert!(found.is_some(), "the load does not find what was lost");
+    }
+}
+
 /// The first pair of grants that are not in order, or share a token.
 pub fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
     for resource in 0..RESOURCES {

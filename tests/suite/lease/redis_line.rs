@@ -15,14 +15,23 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, join, sku, wait, waiters},
-    redis::RedisServer,
+    lease::{LONG, grant, is_held, join, sku, wait, waiters},
+    redis::{CLOCK, RedisServer},
 };
 
 pub async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
     RedisLeases::connect(&server.url(), db.fence())
         .await
         .unwrap()
+}
+
+async fn only_the_clock_is_left(server: &RedisServer) {
+    eventually("only the clock is left", async || {
+        let keys = server.command(&["KEYS", "*"]).await;
+        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
+        keys == [CLOCK]
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -38,12 +47,7 @@ async fn lines_leave_nothing_behind() {
     leases.release(&sku(), &first.id).await.unwrap();
     let served = served.await.unwrap().unwrap();
     leases.release(&sku(), &served.id).await.unwrap();
-    eventually("only the clock is left", async || {
-        let keys = server.command(&["KEYS", "*"]).await;
-        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-        keys == ["tower-fence:{110}:clock"]
-    })
-    .await;
+    only_the_clock_is_left(&server).await;
 }
 
 /// How many commands the server has run, those of scripts included.
@@ -122,11 +126,7 @@ async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
     server
         .command(&["DEL", "tower-fence:{110}:lease:sku-1"])
         .await;
-    let newcomer = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(
-        matches!(newcomer, Err(LeaseError::Held { .. })),
-        "{newcomer:?}"
-    );
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     let second = timeout(Duration::from_secs(5), waiting).await.unwrap();
     assert!(second.unwrap().unwrap().token > first.token);
 }
@@ -220,23 +220,14 @@ async fn waiters_are_bounded_for_each_resource_over_all_issuers() {
     }
     assert_eq!(waiters(&one).await, 3);
     // Who waits already may ask again; who does not want to wait is told that it is held.
-    let unwilling = two.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(
-        matches!(unwilling, Err(LeaseError::Held { .. })),
-        "{unwilling:?}"
-    );
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
     // A place that becomes free is free.
     one.release(&sku(), &first.id).await.unwrap();
     let second = line.remove(0).await.unwrap().unwrap();
     line.push(wait(&two, LONG).await);
     line.iter().for_each(JoinHandle::abort);
     one.release(&sku(), &second.id).await.unwrap();
-    eventually("only the clock is left", async || {
-        let keys = server.command(&["KEYS", "*"]).await;
-        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-        keys == ["tower-fence:{110}:clock"]
-    })
-    .await;
+    only_the_clock_is_left(&server).await;
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, is_lost, sku},
+    lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
     redis::RedisServer,
 };
@@ -69,11 +69,7 @@ async fn a_grant_after_a_restart_outranks_all_before() {
         let held = grant(&leases, &sku(), LONG).await;
         // What was written to the file is with the kernel: only the process is killed.
         server.kill();
-        let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
+        is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         server.start_again().await;
         // The same store goes on by itself.
         eventually("the store is back", async || {
@@ -142,26 +138,10 @@ async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
     let lease = grant(&leases, &sku(), LONG).await;
     server.kill();
     let calls = async {
-        let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
-        let refused = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
-        let refused = leases.release(&sku(), &lease.id).await;
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
-        let refused = leases.inspect(&sku()).await;
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
+        is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+        is_unavailable(leases.release(&sku(), &lease.id).await);
+        is_unavailable(leases.inspect(&sku()).await);
     };
     timeout(Duration::from_secs(10), calls)
         .await
@@ -211,11 +191,7 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
         .await
         .unwrap();
     server.command(&["FLUSHALL"]).await;
-    let refused = cut_off.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
     assert_eq!(cut_off.inspect(&sku()).await.unwrap(), None);
     assert!(grant(&leases, &sku(), LONG).await.token > held.token);
 }
@@ -226,19 +202,11 @@ async fn keys_that_something_else_wrote_do_no_harm() {
     let leases = connect(&server, &db).await;
     let key = "tower-fence:{110}:lease:sku-1";
     server.command(&["SET", key, "gibberish"]).await;
-    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Held { .. })),
-        "{refused:?}"
-    );
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
     server.command(&["DEL", key]).await;
     server.command(&["LPUSH", key, "gibberish"]).await;
-    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Unavailable(_))),
-        "{refused:?}"
-    );
+    is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
     server.command(&["DEL", key]).await;
     server
         .command(&["HSET", "tower-fence:{110}:clock", "epoch", "x", "n", "y"])

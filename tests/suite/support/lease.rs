@@ -41,6 +41,14 @@ pub fn is_lost<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
     }
 }
 
+#[track_caller]
+pub fn is_unavailable<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
+    match outcome {
+        Err(LeaseError::Unavailable(_)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Acquires as soon as the lease is free.
 pub async fn next_grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
     let lease = Mutex::new(None);
