@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     clients::{Etcd, Issuer, Session, Watch},
-    in_process::{OURS, TTL, USUAL},
+    contenders::{OURS, TTL, USUAL},
     over_http,
     store::Store,
     support::{

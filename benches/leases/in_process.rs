@@ -1,6 +1,6 @@
 //! Acquire and release, without HTTP: 16 tasks at once, none in the way of another.
 
-use std::{ops::Range, time::Duration};
+use std::ops::Range;
 
 use tower_fence::{
     Resource,
@@ -8,6 +8,7 @@ use tower_fence::{
 };
 
 use crate::{
+    contenders::{OURS, TASKS, TTL, USUAL, names},
     store::Store,
     support::{
         load::{self, Answered, Client},
@@ -19,19 +20,6 @@ use crate::{
     usual::UsualLock,
 };
 
-pub const TASKS: usize = 16;
-
-pub const OURS: &str = "tower-fence";
-pub const USUAL: &str = "SET NX, compare and delete";
-
-/// How long everything is locked that is not released.
-pub const TTL: Duration = Duration::from_secs(60);
-
-/// The names of one task: nobody else uses them.
-pub fn names(task: usize) -> Vec<String> {
-    (0..64).map(|n| format!("resource-{task}-{n}")).collect()
-}
-
 pub fn race(store: &Store, options: &Options, report: &mut Report) {
     const PREFIX: &str = "in-process";
     let title = "Acquire and release, 16 tasks, in process";
@@ -39,28 +27,16 @@ pub fn race(store: &Store, options: &Options, report: &mut Report) {
         return;
     }
     let (leases, usual) = (store.leases(PREFIX), store.usual());
-    let mut ours: Vec<_> = (0..TASKS).map(|task| Ours::new(&leases, task)).collect();
-    let mut theirs: Vec<_> = (0..TASKS).map(|task| Theirs::new(&usual, task)).collect();
-    let mut plain: Vec<_> = (0..TASKS).map(Plain::new).collect();
+    let ours = (0..TASKS).map(|task| Ours::new(&leases, task)).collect();
+    let theirs = (0..TASKS).map(|task| Theirs::new(&usual, task)).collect();
+    let plain: Vec<_> = (0..TASKS).map(Plain::new).collect();
     let contenders = vec![
-        Contender::new(OURS, |window| {
-            let running = tasks::run(std::mem::take(&mut ours), window);
-            let (sample, given_back) = store.runtime.block_on(running);
-            ours = given_back;
-            sample
-        }),
-        Contender::new(USUAL, |window| {
-            let running = tasks::run(std::mem::take(&mut theirs), window);
-            let (sample, given_back) = store.runtime.block_on(running);
-            theirs = given_back;
-            sample
-        }),
-        Contender::new("SET NX and DEL, 16 connections", |window| {
-            let taken = std::mem::take(&mut plain);
-            let (sample, given_back) = load::drive(store.redis.addr, taken, window);
-            plain = given_back;
-            sample
-        }),
+        Contender::new(OURS, tasks::turns::<Ours>(&store.runtime, ours)),
+        Contender::new(USUAL, tasks::turns::<Theirs>(&store.runtime, theirs)),
+        Contender::new(
+            "SET NX and DEL, 16 connections",
+            load::turns(store.redis.addr, plain),
+        ),
     ];
     let outcomes = rounds::run(title, USUAL, contenders, options);
     store.assert_all_free();

@@ -1,6 +1,7 @@
 //! What a lease costs, beside other locks. See `benches/README.md`.
 
 mod clients;
+mod contenders;
 mod hand_off;
 mod in_process;
 mod memory;

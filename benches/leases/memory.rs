@@ -8,7 +8,7 @@ use tower_fence::{
 };
 
 use crate::{
-    in_process::USUAL,
+    contenders::USUAL,
     store::Store,
     support::{options::Options, report::Report},
 };

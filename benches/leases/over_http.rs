@@ -7,7 +7,7 @@ use tower_fence::issuer;
 
 use crate::{
     clients::{Alone, Etcd, Issuer, Session},
-    in_process::{OURS, TASKS, names},
+    contenders::{OURS, TASKS, names},
     store::Store,
     support::{
         http, load,
@@ -32,25 +32,16 @@ pub fn race(store: &Store, etcd: Option<&Program>, options: &Options, report: &m
     }
     let addr = serve(store, PREFIX);
     let clients = (0..TASKS).map(|task| Issuer::new(names(task), Alone));
-    let mut ours: Vec<_> = clients.collect();
-    let mut contenders = vec![Contender::new(OURS, move |window| {
-        let (sample, given_back) = load::drive(addr, std::mem::take(&mut ours), window);
-        ours = given_back;
-        sample
-    })];
+    let ours = load::turns(addr, clients.collect());
+    let mut contenders = vec![Contender::new(OURS, ours)];
     if let Some(etcd) = etcd {
         for (name, session) in [
             ("etcd, one session", Session::Kept),
             ("etcd, a lease for each lock", Session::ForEachLock),
         ] {
             let clients = (0..TASKS).map(|task| Etcd::new(&names(task), session, Alone));
-            let mut theirs: Vec<_> = clients.collect();
-            contenders.push(Contender::new(name, move |window| {
-                let taken = std::mem::take(&mut theirs);
-                let (sample, given_back) = load::drive(etcd.addr, taken, window);
-                theirs = given_back;
-                sample
-            }));
+            let theirs = load::turns(etcd.addr, clients.collect());
+            contenders.push(Contender::new(name, theirs));
         }
     }
     let outcomes = rounds::run(title, OURS, contenders, options);

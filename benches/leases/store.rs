@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use tower_fence::{Fence, lease::RedisLeases};
 
 use crate::{
-    in_process::OURS,
+    contenders::OURS,
     support::{postgres::PostgresServer, program::Program, rounds::Outcome},
     usual::UsualLock,
 };

@@ -39,6 +39,15 @@ pub enum Answered {
     Unexpected,
 }
 
+/// A turn after the other of the same clients.
+pub fn turns<C: Client>(addr: SocketAddr, mut clients: Vec<C>) -> impl FnMut(Window) -> Sample {
+    move |window| {
+        let (sample, given_back) = drive(addr, std::mem::take(&mut clients), window);
+        clients = given_back;
+        sample
+    }
+}
+
 /// Has each client ask and ask again, for as long as the window is. Gives the clients back.
 pub fn drive<C: Client>(addr: SocketAddr, clients: Vec<C>, window: Window) -> (Sample, Vec<C>) {
     let thread = std::thread::spawn(move || {

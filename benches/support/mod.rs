@@ -1,6 +1,7 @@
 //! What the benches share.
 
 pub mod cpu;
+pub mod figures;
 pub mod http;
 pub mod load;
 pub mod machine;

@@ -4,7 +4,7 @@ use std::{error::Error, path::Path};
 
 use plotters::prelude::*;
 
-use super::report::{Line, short};
+use super::figures::{Figures, short};
 
 const BAR: i32 = 26;
 const NAMES: i32 = 260;
@@ -15,7 +15,7 @@ const WIDTH: i32 = 1_080;
 const CUT_OFF: f64 = 4.0;
 
 /// One bar for each contender, as long as its throughput.
-pub fn bars(file: &Path, title: &str, lines: &[Line]) -> Result<(), Box<dyn Error>> {
+pub fn bars(file: &Path, title: &str, lines: &[Figures]) -> Result<(), Box<dyn Error>> {
     let height = 60 + BAR * i32::try_from(lines.len())?;
     let area = SVGBackend::new(file, (WIDTH.unsigned_abs(), height.unsigned_abs()));
     let area = area.into_drawing_area();

@@ -6,13 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
 use super::{
+    figures::{self, Figures, short},
     options::Options,
     plot,
-    rounds::{Outcome, latencies, median},
+    rounds::Outcome,
 };
 
 /// All that one bench has found out.
@@ -21,19 +21,6 @@ pub struct Report {
     machine: Value,
     options: Value,
     parts: Vec<Value>,
-}
-
-/// A line of a table: the sum of all rounds of one contender.
-pub struct Line {
-    pub name: String,
-    pub per_second: f64,
-    pub p50_ms: f64,
-    pub p99_ms: f64,
-    /// To the baseline of the same round: the lowest, the median and the highest.
-    pub ratio: [f64; 3],
-    pub refused: u64,
-    /// Of the load, of the service and of the servers, for each operation, where that is known.
-    pub cpu_us: Option<[f64; 3]>,
 }
 
 impl Report {
@@ -50,7 +37,7 @@ impl Report {
 
     /// Tells of contenders side by side. The ratios are to `baseline`, round by round.
     pub fn contenders(&mut self, title: &str, baseline: &str, outcomes: &[Outcome]) {
-        let lines = lines(baseline, outcomes);
+        let lines = figures::of_all(baseline, outcomes);
         println!("{}", table(title, baseline, &lines));
         let file = self.folder().join(format!("{}.svg", file_name(title)));
         plot::bars(&file, title, &lines).expect("the plot was written");
@@ -92,56 +79,7 @@ impl Report {
     }
 }
 
-fn lines(baseline: &str, outcomes: &[Outcome]) -> Vec<Line> {
-    let base = outcomes.iter().find(|outcome| outcome.name == baseline);
-    let base = base.expect("the baseline is one of them");
-    let line = |outcome: &Outcome| {
-        let rounds = outcome.samples.iter().zip(&base.samples);
-        let mut ratios: Vec<f64> = rounds
-            .map(|(sample, base)| sample.per_second() / base.per_second())
-            .collect();
-        ratios.sort_by(f64::total_cmp);
-        let all = all_latencies(outcome);
-        let per_round = outcome.samples.iter().map(|sample| sample.per_second());
-        Line {
-            name: outcome.name.clone(),
-            per_second: median(per_round.collect()),
-            p50_ms: quantile_ms(&all, 0.5),
-            p99_ms: quantile_ms(&all, 0.99),
-            ratio: [ratios[0], median(ratios.clone()), ratios[ratios.len() - 1]],
-            refused: outcome.samples.iter().map(|sample| sample.refused).sum(),
-            cpu_us: cpu_us(outcome),
-        }
-    };
-    outcomes.iter().map(line).collect()
-}
-
-fn all_latencies(outcome: &Outcome) -> Histogram<u64> {
-    let mut all = latencies();
-    for sample in &outcome.samples {
-        all.add(&sample.latencies).expect("the same bounds");
-    }
-    all
-}
-
-/// The processor's time for each operation, in microseconds.
-fn cpu_us(outcome: &Outcome) -> Option<[f64; 3]> {
-    let (mut sums, mut operations) = ([0.0; 3], 0);
-    for sample in &outcome.samples {
-        let cpu = sample.cpu?;
-        for (sum, used) in sums.iter_mut().zip([cpu.load, cpu.service, cpu.servers]) {
-            *sum += used.as_secs_f64() * 1e6;
-        }
-        operations += sample.latencies.len() + sample.refused;
-    }
-    Some(sums.map(|sum| sum / operations as f64))
-}
-
-pub fn quantile_ms(latencies: &Histogram<u64>, quantile: f64) -> f64 {
-    latencies.value_at_quantile(quantile) as f64 / 1e6
-}
-
-fn table(title: &str, baseline: &str, lines: &[Line]) -> String {
+fn table(title: &str, baseline: &str, lines: &[Figures]) -> String {
     let mut rows = vec![
         [
             "contender",
@@ -174,17 +112,7 @@ fn table(title: &str, baseline: &str, lines: &[Line]) -> String {
     text_table(title, &rows)
 }
 
-/// Three digits, as long as there is anything to see.
-pub fn short(ratio: f64) -> String {
-    let decimals = match ratio {
-        ..0.1 => 3,
-        0.1..10.0 => 2,
-        _ => 1,
-    };
-    format!("{ratio:.decimals$}")
-}
-
-fn row((line, outcome): (&Line, &Outcome)) -> Value {
+fn row((line, outcome): (&Figures, &Outcome)) -> Value {
     let per_round: Vec<f64> = outcome.samples.iter().map(|s| s.per_second()).collect();
     json!({
         "name": line.name,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::{runtime::Runtime, time::Instant};
 
 use super::{cpu::Cpu, options::Window, rounds::Sample};
 
@@ -16,6 +16,19 @@ pub enum Outcome {
     Done,
     /// Refused, as it may be. Counted apart.
     Refused,
+}
+
+/// A turn after the other of the same operations.
+pub fn turns<O: Operation>(
+    runtime: &Runtime,
+    mut operations: Vec<O>,
+) -> impl FnMut(Window) -> Sample {
+    move |window| {
+        let running = run(std::mem::take(&mut operations), window);
+        let (sample, given_back) = runtime.block_on(running);
+        operations = given_back;
+        sample
+    }
 }
 
 /// Runs each in a task of its own, for as long as the window is. Gives them back.

@@ -1,48 +1,110 @@
 //! The tests that need servers. `tests/run` starts them.
 //!
-//! One suite runs over both databases of the fence, and one over every
-//! lease store.
+//! The folders are the parts of the crate, and the failures that concern more than one part. One suite
+//! runs over both databases of the fence, and one over every lease store; their tests stand here
+//! without the name of the database or the store.
+//!
+//! # Rules and promises, and the tests that fail without them
+//!
+//! The numbered rules are those of the crate's documentation; the others are promises of the README.
+//!
+//! | rule or promise | tests |
+//! |---|---|
+//! | 1. check and write are one transaction | `failures::exclusion::a_guard_in_the_transaction_loses_nothing` |
+//! | | `fence::admission::admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens` |
+//! | | `fence::admission::a_waiting_writer_is_judged_by_what_its_predecessor_committed` |
+//! | | `fence::write::no_number_is_written_twice_under_load` |
+//! | 2. admissible is what is above `max_token` | `fence::admission::a_newer_token_is_admitted_and_its_write_is_there` |
+//! | | `fence::admission::a_used_token_and_an_older_one_are_refused_with_both_numbers` |
+//! | | `fence::admission::a_reusable_token_writes_again_and_outranks_everyone_older` |
+//! | | `layer::several::one_stale_token_refuses_the_whole_write_and_the_problem_names_it` |
+//! | 3. once answered, older is dead | `layer::writes::a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones` |
+//! | | `layer::writes::a_panic_writes_nothing_and_kills_older_ones` |
+//! | | `layer::writes::a_handler_over_its_time_is_ended_and_kills_older_ones` |
+//! | | `layer::writes::a_handler_that_lost_its_connection_kills_older_ones_through_another` |
+//! | | `layer::deferred::a_failed_statement_kills_older_ones` |
+//! | | `layer::several::a_failed_handler_raises_every_resource` |
+//! | | `layer::turned_away::whoever_was_served_kills_older_ones` |
+//! | | `layer::turned_away::a_write_that_is_turned_away_moves_nothing` |
+//! | 4. no success without a confirmed COMMIT | `failures::lost_answers::an_answer_that_was_lost_is_an_unknown_outcome` |
+//! | | `failures::postgres_crash::a_postgres_that_crashes_under_load_loses_no_acknowledged_write` |
+//! | | `fence::commit::a_swallowed_error_is_never_a_false_success` |
+//! | | `fence::commit::a_transaction_that_was_ended_by_hand_is_never_a_false_success` |
+//! | | `fence::commit::the_server_takes_the_transaction_of_a_holder_that_is_frozen` |
+//! | | `layer::deferred::a_commit_that_fails_is_no_success` |
+//! | | `layer::false_success::a_deferred_constraint_that_fails_at_commit_is_no_success` |
+//! | | `layer::false_success::a_transaction_in_a_spawned_task_is_no_success` |
+//! | 5. a client that goes away leaves nothing behind | `failures::cancellation::a_thousand_clients_that_go_away_leave_nothing_behind` |
+//! | | `fence::abandoned::abandoned_statements_are_ended_though_all_connections_are_taken` |
+//! | | `fence::commit::a_dropped_transaction_leaves_nothing_behind` |
+//! | | `fence::write::a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock` |
+//! | | `layer::deferred::a_client_that_goes_away_leaves_no_lock_behind` |
+//! | | `layer::writes::a_statement_that_was_cut_off_does_not_keep_the_lock` |
+//! | 6. tokens never repeat and never go back | `failures::postgres_crash::an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk` |
+//! | | `lease::grants::tokens_go_up_in_the_order_of_the_grants` |
+//! | | `lease::redis_cluster::a_killed_master_is_outranked_by_its_replica` |
+//! | | `lease::redis_epochs::of_issuers_that_race_for_an_epoch_one_installs_it` |
+//! | | `lease::redis_history::a_failover_to_a_replica_that_lags` |
+//! | | `lease::redis_history::a_restart_from_an_old_snapshot` |
+//! | | `lease::redis_history::eviction` |
+//! | | `lease::redis_history::flushall` |
+//! | | `lease::redis_memory::a_clock_that_goes_back_within_one_history_is_noticed` |
+//! | 7. no safety rests on a clock | `example::stale_writers::a_stale_writer_bounces_on_postgres_and_redis` |
+//! | | `example::worker::a_stopped_worker_sees_its_loss_and_its_successors_writes_stand` |
+//! | | `example::worker::a_wall_clock_that_jumps_changes_nothing` |
+//! | | `failures::outages::a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long` |
+//! | 8. no database, no write; no Redis, no new lease | `example::inventory::writes_go_on_without_redis_but_no_lease_is_granted` |
+//! | | `failures::outages::a_database_that_comes_back_needs_no_restart` |
+//! | | `fence::database::a_database_that_is_not_there_is_unavailable` |
+//! | | `lease::redis_loss::a_redis_that_is_away_is_unavailable_within_the_limit` |
+//! | | `lease::redis_loss::without_epochs_no_new_history_is_trusted_and_held_leases_go_on` |
+//! | 9. every wait has a limit | `client::http_leases::an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit` |
+//! | | `failures::outages::a_database_that_comes_back_needs_no_restart` |
+//! | | `fence::admission::a_wait_for_a_connection_ends_with_busy` |
+//! | | `fence::admission::a_wait_for_the_lock_ends_with_busy` |
+//! | | `layer::requests::each_wrong_body_has_its_answer` |
+//! | | `layer::time_limit::with_every_connection_taken_the_answer_leaves_at_the_limit` |
+//! | | `lease::line::a_wait_that_runs_out_leaves_the_line` |
+//! | | `lease::redis_loss::a_redis_that_is_away_is_unavailable_within_the_limit` |
+//! | idempotency keys | `failures::repeated::a_thousand_cut_writes_under_reusable_tokens_are_applied_once_and_answered` |
+//! | | `layer::idempotency::a_repeated_write_happens_once_and_is_answered_the_same` |
+//! | | `layer::idempotency::the_second_of_two_waits_for_the_first_and_replays_it` |
+//! | | `layer::idempotency_records::a_failure_leaves_no_record` |
+//! | | `layer::idempotency_records::a_handler_cannot_commit_without_its_record` |
+//! | | `layer::idempotency_scope::an_answer_is_for_whoever_has_sent_the_request` |
+//! | fenced reads | `failures::lost_update::fenced_reads_lose_none` |
+//! | | `layer::fenced_read::a_write_that_comes_in_while_it_reads_is_seen` |
+//! | | `layer::fenced_read::a_write_under_way_while_it_reads_is_seen` |
+//! | | `layer::fenced_read::nothing_older_lands_behind_a_read` |
+//! | announced grants | `failures::lost_update::announced_grants_lose_none` |
+//! | | `lease::announced::a_grant_outranks_older_tokens_before_it_is_answered` |
+//! | | `lease::announced::a_grant_waits_for_a_write_in_flight` |
+//! | | `lease::announced::of_two_leases_with_one_token_one_is_answered` |
+//! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_redis` |
+//! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
+//! | | `fence::connections::hooks_of_the_pool_see_each_use` |
+//! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |
+//! | | `fence::pool_hooks::what_a_request_sets_is_reset_before_the_next_one` |
+//! | | `layer::on_begin::each_tenant_writes_its_own_rows_in_each_mode` |
+//! | waiting in line | `lease::line::a_newcomer_does_not_overtake` |
+//! | | `lease::line::a_thousand_waiters_are_served_in_order_though_half_of_them_go_away` |
+//! | | `lease::line::waiters_are_served_in_the_order_in_which_they_came` |
+//! | | `lease::redis_line::lines_leave_nothing_behind` |
+//! | | `lease::redis_line::waiters_are_bounded_in_all` |
+//! | | `lease::redis_line_loss::waiters_of_an_issuer_that_died_are_skipped_at_once` |
+//! | the holder hears of its loss | `client::guard::a_loss_is_never_taken_back` |
+//! | | `client::guard::an_end_by_force_reaches_work_and_watchers` |
+//! | | `client::guard::its_time_counts_from_before_the_request` |
+//! | | `client::loss::a_process_that_slept_past_its_lease_sees_its_loss_first` |
+//! | | `client::loss::an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up` |
 
-mod support;
-
-mod abandoned;
-mod announced;
-mod cancellation;
-mod connections;
-mod deferred;
+mod client;
 mod documentation;
-mod exclusion;
+mod example;
+mod failures;
 mod fence;
-mod fence_hook;
-mod fenced_read;
-mod guard;
-mod holder;
-mod hooks;
-mod http_leases;
-mod idempotency;
-mod inventory;
 mod issuer;
-mod known_epochs;
 mod layer;
-mod leases;
-mod lost_answers;
-mod lost_update;
-mod on_begin;
-mod outages;
-mod path_names;
-mod pressure;
-mod redis_cluster;
-mod redis_epochs;
-mod redis_history;
-mod redis_line;
-mod redis_loss;
-mod redis_memory;
-mod repeated;
-mod reset;
-mod schema;
-mod several;
-mod shortage;
-mod time_limit;
-mod turned_away;
-mod worker;
-mod write;
+mod lease;
+mod rules;
+mod support;

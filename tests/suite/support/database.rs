@@ -1,6 +1,6 @@
 //! A fresh database for each test, in Postgres or in SQLite.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Sqlite,
@@ -95,6 +95,12 @@ impl<DB: TestDatabase> Fresh<DB> {
 }
 
 impl Fresh<Postgres> {
+    /// Where its server listens.
+    pub fn addr(&self) -> SocketAddr {
+        let url = reqwest::Url::parse(&self.url).unwrap();
+        url.socket_addrs(|| Some(5432)).unwrap()[0]
+    }
+
     /// The same database, by way of PgBouncer in transaction mode.
     async fn through_pgbouncer(mut self, port: u16, max_connections: u32) -> Self {
         self.pool.close().await;

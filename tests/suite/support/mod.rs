@@ -1,9 +1,10 @@
 //! Databases, servers and clients for the tests.
 
 pub mod cluster;
-pub mod cuts;
 pub mod database;
+pub mod fence;
 pub mod http;
+pub mod lease;
 pub mod postgres;
 pub mod process;
 pub mod proxy;

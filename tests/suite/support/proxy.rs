@@ -1,52 +1,137 @@
-//! A TCP proxy whose connections can be cut, and can fall silent.
+//! A TCP proxy between a client and its server. A test cuts and silences all of its connections at
+//! once with a [`Link`], or judges each message with a rule that answers a [`Passage`].
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
+use reqwest::Url;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinHandle,
+    time::sleep,
 };
 
+/// What the proxy does with all of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// Passes everything on.
     Whole,
     /// Closes connections, and those that are opened.
     Cut,
-    /// Keeps connections open and passes nothing on.
+    /// Keeps connections open and holds back everything until this ends.
     Silent,
     /// Passes requests on; closes the connection instead of the answer.
     NoAnswer,
 }
 
+/// Who sent a message: what one read of the connection brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    Client,
+    Server,
+}
+
+/// What happens to one message.
+#[derive(Clone, Copy, Debug)]
+pub enum Passage {
+    /// It is passed on.
+    Whole,
+    /// It is forgotten, and the connection stays open.
+    Dropped,
+    /// The connection is closed after so many of its bytes.
+    CutAfter(usize),
+    /// It is passed on, and the connection is closed so long afterwards.
+    CutLater(Duration),
+}
+
+/// Judges the messages of one connection.
+type Rule = Box<dyn FnMut(Sender, &[u8]) -> Passage + Send>;
+
 pub struct Proxy {
     pub addr: SocketAddr,
     link: watch::Sender<Link>,
+    connections: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
 impl Proxy {
+    /// Passes everything on, until it is told otherwise.
     pub async fn to(server: SocketAddr) -> Self {
         Self::delaying(server, Duration::ZERO).await
     }
 
-    /// One that takes so long to pass each message on, in either direction.
+    /// Takes so long to pass each message on, in either direction.
     pub async fn delaying(server: SocketAddr, delay: Duration) -> Self {
+        let all_pass = || |_: Sender, _: &[u8]| Passage::Whole;
+        Self::start(server, delay, all_pass).await
+    }
+
+    /// Judges each message with a rule that is made anew for each connection.
+    pub async fn judging<R>(
+        server: SocketAddr,
+        new_rule: impl Fn() -> R + Send + Sync + 'static,
+    ) -> Self
+    where
+        R: FnMut(Sender, &[u8]) -> Passage + Send + 'static,
+    {
+        Self::start(server, Duration::ZERO, new_rule).await
+    }
+
+    async fn start<R>(
+        server: SocketAddr,
+        delay: Duration,
+        new_rule: impl Fn() -> R + Send + Sync + 'static,
+    ) -> Self
+    where
+        R: FnMut(Sender, &[u8]) -> Passage + Send + 'static,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (link, watched) = watch::channel(Link::Whole);
+        let connections = Arc::<AtomicU64>::default();
+        let counting = connections.clone();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(pass(client, server, watched.clone(), delay));
+                counting.fetch_add(1, Relaxed);
+                let connection = Connection {
+                    link: watched.clone(),
+                    delay,
+                    rule: Mutex::new(Box::new(new_rule())),
+                };
+                tokio::spawn(async move { connection.run(client, server).await });
             }
         });
-        Self { addr, link, task }
+        Self {
+            addr,
+            link,
+            connections,
+            task,
+        }
     }
 
     pub fn set(&self, link: Link) {
         self.link.send_replace(link);
+    }
+
+    /// How many connections were opened.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Relaxed)
+    }
+
+    /// The URL of the server, by way of the proxy.
+    pub fn url(&self, url: &str) -> String {
+        let mut url = Url::parse(url).unwrap();
+        url.set_ip_host(self.addr.ip()).unwrap();
+        url.set_port(Some(self.addr.port())).unwrap();
+        url.into()
     }
 }
 
@@ -56,41 +141,66 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(client: TcpStream, server: SocketAddr, link: watch::Receiver<Link>, delay: Duration) {
-    let mut cut = link.clone();
-    let Ok(server) = TcpStream::connect(server).await else {
-        return;
-    };
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    tokio::select! {
-        () = one_way(from_client, to_server, link.clone(), false, delay) => {}
-        () = one_way(from_server, to_client, link, true, delay) => {}
-        _ = cut.wait_for(|link| *link == Link::Cut) => {}
-    }
+struct Connection {
+    link: watch::Receiver<Link>,
+    delay: Duration,
+    rule: Mutex<Rule>,
 }
 
-async fn one_way(
-    mut from: impl AsyncReadExt + Unpin,
-    mut to: impl AsyncWriteExt + Unpin,
-    mut link: watch::Receiver<Link>,
-    answers: bool,
-    delay: Duration,
-) {
-    let mut buffer = vec![0; 64 * 1024];
-    while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        let passes = match link.wait_for(|link| *link != Link::Silent).await {
-            Ok(link) => *link == Link::Whole || *link == Link::NoAnswer && !answers,
-            Err(_) => false,
+impl Connection {
+    async fn run(&self, client: TcpStream, server: SocketAddr) {
+        let Ok(server) = TcpStream::connect(server).await else {
+            return;
         };
-        if !passes {
-            return;
+        let mut link = self.link.clone();
+        let (from_client, to_client) = client.into_split();
+        let (from_server, to_server) = server.into_split();
+        tokio::select! {
+            () = self.pass(Sender::Client, from_client, to_server) => {}
+            () = self.pass(Sender::Server, from_server, to_client) => {}
+            _ = link.wait_for(|link| *link == Link::Cut) => {}
         }
-        if !delay.is_zero() {
-            tokio::time::sleep(delay).await;
-        }
-        if to.write_all(&buffer[..length]).await.is_err() {
-            return;
+    }
+
+    /// Passes on what one side sends, until the connection is to be closed.
+    async fn pass(
+        &self,
+        sender: Sender,
+        mut from: impl AsyncReadExt + Unpin,
+        mut to: impl AsyncWriteExt + Unpin,
+    ) {
+        let mut link = self.link.clone();
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(length @ 1..) = from.read(&mut buffer).await {
+            let passes = match link.wait_for(|link| *link != Link::Silent).await {
+                Ok(link) => match *link {
+                    Link::NoAnswer => sender == Sender::Client,
+                    link => link == Link::Whole,
+                },
+                // The test is over.
+                Err(_) => false,
+            };
+            if !passes {
+                return;
+            }
+            if !self.delay.is_zero() {
+                sleep(self.delay).await;
+            }
+            let message = &buffer[..length];
+            let passage = (self.rule.lock().unwrap())(sender, message);
+            let part = match passage {
+                Passage::Whole | Passage::CutLater(_) => message,
+                Passage::Dropped => continue,
+                Passage::CutAfter(count) => &message[..count],
+            };
+            if to.write_all(part).await.is_err() {
+                return;
+            }
+            match passage {
+                Passage::CutAfter(_) => return,
+                Passage::CutLater(later) => return sleep(later).await,
+                Passage::Whole | Passage::Dropped => {}
+            }
         }
     }
 }

@@ -23,6 +23,10 @@ pub fn fresh_prefix() -> String {
     format!("test-{:016x}", rand::random::<u64>())
 }
 
+/// The clock and the lease of `sku-1`.
+pub const CLOCK: &str = "tower-fence:{110}:clock";
+pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
+
 /// A server of this test's own.
 pub struct RedisServer {
     port: u16,
@@ -198,4 +202,29 @@ impl Drop for RedisServer {
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
+}
+
+/// Keys as they are now.
+pub async fn dump(server: &RedisServer, keys: &[&str]) -> Vec<(String, Vec<u8>)> {
+    let mut dumped = vec![];
+    for key in keys {
+        match server.command(&["DUMP", key]).await {
+            redis::Value::BulkString(bytes) => dumped.push(((*key).to_owned(), bytes)),
+            other => panic!("{key}: {other:?}"),
+        }
+    }
+    dumped
+}
+
+/// Puts keys back as they were, each for a minute at least.
+pub async fn restore(server: &RedisServer, dumped: &[(String, Vec<u8>)]) {
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    for (key, bytes) in dumped {
+        let ms = if key.ends_with("clock") { 0 } else { 60_000 };
+        let mut restore = redis::cmd("RESTORE");
+        restore.arg(key).arg(ms).arg(bytes).arg("REPLACE");
+        let restored: redis::RedisResult<()> = restore.query_async(&mut connection).await;
+        restored.unwrap();
+    }
 }

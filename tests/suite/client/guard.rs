@@ -1,0 +1,328 @@
+//! What a guard believes, over a store whose answers come late, fail, or say less than was asked.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::pending;
+use sqlx::Sqlite;
+use tokio::time::{Instant, sleep, timeout};
+use tower_fence::{
+    Resource,
+    client::{Holder, Loss},
+    lease::{Acquire, EmbeddedLeases, Held, Lease, LeaseError, LeaseId, Leases, Operate, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::sku,
+};
+
+/// A store that does what it is asked, and then answers as it likes.
+#[derive(Clone)]
+struct Moody {
+    store: EmbeddedLeases,
+    mood: Arc<Mood>,
+    _db: Arc<Fresh<Sqlite>>,
+}
+
+#[derive(Default)]
+struct Mood {
+    acquire_late: Mutex<Duration>,
+    renew_late: Mutex<Duration>,
+    /// Only renewals that keep their token are late.
+    release_late: Mutex<Duration>,
+    release_fails: AtomicBool,
+    longest: Mutex<Option<Duration>>,
+    renewals: AtomicU64,
+    away: AtomicBool,
+}
+
+fn away<T>() -> Result<T, LeaseError> {
+    let cause = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+    Err(LeaseError::Unavailable(Arc::new(cause)))
+}
+
+impl Moody {
+    async fn new() -> Self {
+        let db = Sqlite::fresh(2).await;
+        Self {
+            store: EmbeddedLeases::new(db.fence()),
+            mood: Arc::default(),
+            _db: Arc::new(db),
+        }
+    }
+
+    fn holder(&self, ttl_ms: u64) -> Holder<Self> {
+        Holder::new(self.clone()).ttl(Duration::from_millis(ttl_ms))
+    }
+
+    fn renewals(&self) -> u64 {
+        self.mood.renewals.load(Relaxed)
+    }
+}
+
+fn of(setting: &Mutex<Duration>) -> Duration {
+    *setting.lock().unwrap()
+}
+
+fn set(setting: &Mutex<Duration>, ms: u64) {
+    *setting.lock().unwrap() = Duration::from_millis(ms);
+}
+
+impl Leases for Moody {
+    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        let lease = self.store.acquire(resource, request).await;
+        sleep(of(&self.mood.acquire_late)).await;
+        lease
+    }
+
+    async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        mut request: Renew,
+    ) -> Result<Lease, LeaseError> {
+        self.mood.renewals.fetch_add(1, Relaxed);
+        if self.mood.away.load(Relaxed) {
+            return away();
+        }
+        if let Some(longest) = *self.mood.longest.lock().unwrap() {
+            request.ttl = request.ttl.min(longest);
+        }
+        let late = if request.new_token {
+            Duration::ZERO
+        } else {
+            of(&self.mood.renew_late)
+        };
+        let lease = self.store.renew(resource, id, request).await;
+        sleep(late).await;
+        lease
+    }
+
+    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        if self.mood.release_fails.load(Relaxed) {
+            return away();
+        }
+        let released = self.store.release(resource, id).await;
+        sleep(of(&self.mood.release_late)).await;
+        released
+    }
+
+    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        self.store.inspect(resource).await
+    }
+}
+
+#[tokio::test]
+async fn its_time_counts_from_before_the_request() {
+    let store = Moody::new().await;
+    set(&store.mood.acquire_late, 250);
+    let lease = store.holder(900).acquire("sku-1").await.unwrap();
+    assert!(
+        lease.remaining() <= Duration::from_millis(650),
+        "{:?}",
+        lease.remaining()
+    );
+    // So does the time of each renewal.
+    set(&store.mood.renew_late, 200);
+    let before = store.renewals();
+    let most = AtomicU64::new(0);
+    eventually("it was renewed twice", async || {
+        // Right after an answer the most is left.
+        most.fetch_max(lease.remaining().as_millis() as u64, Relaxed);
+        store.renewals() >= before + 3
+    })
+    .await;
+    assert!(most.load(Relaxed) <= 700, "{most:?}");
+    lease.check().unwrap();
+}
+
+#[tokio::test]
+async fn no_renewal_outlives_its_guard() {
+    let store = Moody::new().await;
+    store.mood.release_fails.store(true, Relaxed);
+    for end in 0..3 {
+        let lease = store.holder(300).acquire("sku-1").await.unwrap();
+        let before = store.renewals();
+        eventually("it is renewed", async || store.renewals() > before).await;
+        match end {
+            0 => drop(lease),
+            1 => lease.release().await.unwrap_err_into(),
+            _ => drop(
+                lease
+                    .run(async { drop(lease.lost()) })
+                    .await
+                    .map(|()| lease),
+            ),
+        }
+        // One may be under way.
+        sleep(Duration::from_millis(20)).await;
+        let after = store.renewals();
+        sleep(Duration::from_millis(500)).await;
+        assert_eq!(store.renewals(), after, "it goes on");
+        assert!(
+            store.inspect(&sku()).await.unwrap().is_none(),
+            "the lease goes on"
+        );
+    }
+}
+
+trait Refused {
+    fn unwrap_err_into(self);
+}
+
+impl Refused for Result<(), LeaseError> {
+    fn unwrap_err_into(self) {
+        assert!(matches!(self, Err(LeaseError::Unavailable(_))), "{self:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_answer_does_not_bring_an_older_token_back() {
+    let store = Moody::new().await;
+    let lease = store.holder(900).acquire("sku-1").await.unwrap();
+    set(&store.mood.renew_late, 250);
+    let before = store.renewals();
+    eventually("a renewal is under way", async || store.renewals() > before).await;
+    let newest = lease.new_token().await.unwrap().token;
+    sleep(Duration::from_millis(400)).await;
+    assert_eq!(lease.token(), newest);
+    lease.check().unwrap();
+}
+
+/// The store ends the lease sooner than the slow answer says.
+#[tokio::test]
+async fn a_slow_answer_does_not_bring_more_time_back() {
+    let store = Moody::new().await;
+    let lease = store.holder(900).acquire("sku-1").await.unwrap();
+    set(&store.mood.renew_late, 250);
+    let before = store.renewals();
+    eventually("a renewal is under way", async || store.renewals() > before).await;
+    *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(400));
+    lease.new_token().await.unwrap();
+    store.mood.away.store(true, Relaxed);
+    sleep(Duration::from_millis(270)).await;
+    assert!(lease.remaining() <= Duration::from_millis(130));
+}
+
+#[tokio::test]
+async fn slow_answers_keep_the_lease() {
+    let store = Moody::new().await;
+    let lease = store.holder(600).acquire("sku-1").await.unwrap();
+    // More than a third of the time, so that the next request goes out beside.
+    set(&store.mood.renew_late, 250);
+    sleep(Duration::from_millis(2_400)).await;
+    lease.check().unwrap();
+}
+
+/// A pause, with the answer to a renewal waiting at its end.
+#[tokio::test]
+async fn a_loss_is_never_taken_back() {
+    let store = Moody::new().await;
+    let lease = store.holder(300).acquire("sku-1").await.unwrap();
+    set(&store.mood.renew_late, 100);
+    let before = store.renewals();
+    eventually("a renewal is under way", async || store.renewals() > before).await;
+    std::thread::sleep(Duration::from_millis(320));
+    let first = lease.check().unwrap_err();
+    assert!(matches!(first, Loss::Expired { .. }), "{first:?}");
+    for _ in 0..10 {
+        sleep(Duration::from_millis(10)).await;
+        lease.check().unwrap_err();
+        assert!(lease.remaining().is_zero());
+        lease.run(async {}).await.unwrap_err();
+    }
+    assert!(matches!(lease.lost().await, Loss::Expired { .. }));
+}
+
+#[tokio::test]
+async fn a_store_that_grants_less_time_is_believed() {
+    let store = Moody::new().await;
+    let lease = store.holder(900).acquire("sku-1").await.unwrap();
+    *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(150));
+    let before = store.renewals();
+    eventually("it is renewed", async || store.renewals() > before + 1).await;
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(600) {
+        lease.check().unwrap();
+        assert!(lease.remaining() <= Duration::from_millis(150));
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_has_refused_nothing() {
+    for _ in 0..5 {
+        let store = Moody::new().await;
+        let lease = store.holder(200).acquire("sku-1").await.unwrap();
+        store.mood.away.store(true, Relaxed);
+        let refused = lease.new_token().await;
+        assert!(refused.is_err(), "{refused:?}");
+        let loss = timeout(Duration::from_secs(5), lease.lost()).await.unwrap();
+        assert!(
+            matches!(loss, Loss::Expired { cause: Some(_), .. }),
+            "{loss:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_gives_up_says_so_before_anybody_else_can_have_it() {
+    let store = Moody::new().await;
+    set(&store.mood.release_late, 60_000);
+    let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
+    let lost = lease.lost();
+    let releasing = tokio::spawn(lease.release());
+    let loss = timeout(Duration::from_secs(2), lost)
+        .await
+        .expect("it says nothing");
+    assert!(matches!(loss, Loss::GivenUp { .. }), "{loss:?}");
+    releasing.abort();
+}
+
+#[tokio::test]
+async fn a_guard_may_be_dropped_anywhere() {
+    thread_local! {
+        static KEPT: std::cell::RefCell<Option<Box<dyn std::any::Any>>> = const { std::cell::RefCell::new(None) };
+    }
+    let store = Moody::new().await;
+    let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
+    std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(Box::new(lease))))
+        .join()
+        .unwrap();
+    eventually("it is given back", async || {
+        store.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+
+    // Its runtime is gone, and there is another one.
+    let holder = store.holder(30_000);
+    let lease = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(holder.acquire("sku-1")).unwrap()
+    });
+    drop(lease.join().unwrap());
+    eventually("it is given back", async || {
+        store.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_end_by_force_reaches_work_and_watchers() {
+    let store = Moody::new().await;
+    let lease = store.holder(300).acquire("sku-1").await.unwrap();
+    let watcher = tokio::spawn(lease.lost());
+    store.store.break_lease(&sku()).await.unwrap();
+    assert!(matches!(
+        lease.run(pending::<()>()).await,
+        Err(Loss::Refused { .. })
+    ));
+    assert!(matches!(watcher.await.unwrap(), Loss::Refused { .. }));
+}

@@ -1,0 +1,167 @@
+//! The holder: how it gets its lease, and the tokens that go along with it.
+
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use serde_json::json;
+use sqlx::Sqlite;
+use tokio::time::{Instant, sleep, timeout};
+use tower::{ServiceBuilder, ServiceExt};
+use tower_fence::{
+    client::{AcquireError, Holder, Loss},
+    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Operate, Owner},
+};
+
+use super::issued::Issued;
+use crate::support::{database::TestDatabase, eventually, lease::sku, proxy::Link};
+
+#[tokio::test]
+async fn a_new_token_goes_along_with_the_next_write() {
+    let issued = Issued::start().await;
+    let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
+    let first = lease.token();
+    let second = lease.new_token().await.unwrap().token;
+    assert!(second > first);
+    assert_eq!(lease.token(), second);
+    let expected = format!("{second};resource=\"sku-1\"");
+    assert_eq!(lease.headers()["fencing-token"], expected);
+
+    let echo = tower::service_fn(async |request: Request<()>| {
+        let mut values = request.headers().get_all("fencing-token").into_iter();
+        let value = values.next().cloned();
+        assert!(values.next().is_none());
+        Ok::<_, std::convert::Infallible>(value)
+    });
+    let client = ServiceBuilder::new().layer(lease.layer()).service(echo);
+    let request = Request::get("/").header("Fencing-Token", "1");
+    let sent = client.clone().oneshot(request.body(()).unwrap());
+    assert_eq!(sent.await.unwrap().unwrap(), expected);
+    let third = lease.new_token().await.unwrap().token;
+    let sent = client.oneshot(Request::get("/").body(()).unwrap());
+    assert_eq!(
+        sent.await.unwrap().unwrap(),
+        format!("{third};resource=\"sku-1\"")
+    );
+
+    issued.store.break_lease(&sku()).await.unwrap();
+    let refused = lease.new_token().await;
+    assert!(
+        matches!(refused, Err(LeaseError::Lost { .. })),
+        "{refused:?}"
+    );
+    assert!(matches!(lease.check(), Err(Loss::Refused { .. })));
+}
+
+#[tokio::test]
+async fn no_time_is_too_long() {
+    let db = Sqlite::fresh(2).await;
+    let holder = Holder::new(EmbeddedLeases::new(db.fence()));
+    let holder = holder.ttl(Duration::MAX).wait(Duration::MAX);
+    let lease = holder.acquire("sku-1").await.unwrap();
+    let first = lease.token();
+    assert!(lease.new_token().await.unwrap().token > first);
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
+    let issued = Issued::start().await;
+    let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
+    let problem = |resource: &str, max_token: i64| {
+        let problem = json!({
+            "type": "https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token",
+            "resource": resource,
+            "presented_token": lease.token(),
+            "max_token": max_token,
+        });
+        problem.to_string().into_bytes()
+    };
+    let refused = StatusCode::PRECONDITION_FAILED;
+    let own = lease.token().get();
+    lease.observe(refused, &problem("sku-1", own)).unwrap();
+    lease.observe(refused, &problem("sku-2", own + 1)).unwrap();
+    lease
+        .observe(StatusCode::OK, &problem("sku-1", own + 1))
+        .unwrap();
+    lease.observe(refused, b"something else").unwrap();
+    let lost = lease.lost();
+    let loss = lease
+        .observe(refused, &problem("sku-1", own + 1))
+        .unwrap_err();
+    assert!(matches!(loss, Loss::Outranked(_)), "{loss:?}");
+    assert!(matches!(lost.await, Loss::Outranked(stale) if stale.max_token.get() == own + 1));
+    assert!(lease.run(async {}).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_asks_again_as_long_as_it_may_wait() {
+    let issued = Issued::start().await;
+    issued.proxy.set(Link::Cut);
+    let refused = issued.holder(30_000).acquire("sku-1").await.unwrap_err();
+    assert!(
+        matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    let limit = Duration::from_millis(700);
+    let asked_at = Instant::now();
+    let waiting = issued.holder(30_000).wait(limit);
+    waiting.acquire("sku-1").await.unwrap_err();
+    assert!(asked_at.elapsed() <= limit + Duration::from_millis(200));
+
+    let waiting = issued.holder(30_000).wait(Duration::from_secs(20));
+    let waiting = tokio::spawn(async move { waiting.acquire("sku-1").await });
+    sleep(Duration::from_millis(500)).await;
+    issued.proxy.set(Link::Whole);
+    let lease = timeout(Duration::from_secs(5), waiting).await.unwrap();
+    lease.unwrap().unwrap().check().unwrap();
+
+    let invalid = issued.holder(1).wait(Duration::from_secs(20));
+    let invalid = timeout(Duration::from_secs(5), invalid.acquire("sku-1"));
+    match invalid.await.expect("it asks again in vain").unwrap_err() {
+        AcquireError::Lease(LeaseError::Invalid { field, .. }) => assert_eq!(field, "ttl_ms"),
+        error => panic!("{error:?}"),
+    }
+    let unnamed = issued.holder(30_000).acquire("").await.unwrap_err();
+    assert!(matches!(unnamed, AcquireError::Resource(_)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_whose_answer_was_lost_is_found_again() {
+    let issued = Issued::start().await;
+    let before = issued.holder(30_000).acquire("sku-1").await.unwrap();
+    let token = before.token().get();
+    before.release().await.unwrap();
+    let waiting = issued.holder(30_000).wait(Duration::from_secs(20));
+    issued.proxy.set(Link::NoAnswer);
+    let asking = tokio::spawn(async move { waiting.acquire("sku-1").await });
+    eventually("it is granted", async || issued.is_held().await).await;
+    issued.proxy.set(Link::Whole);
+    let lease = asking.await.unwrap().unwrap();
+    assert_eq!(lease.token().get(), token + 1, "granted twice");
+    lease.release().await.unwrap();
+
+    // Where nobody asks again, it is given back.
+    issued.proxy.set(Link::NoAnswer);
+    issued.holder(60_000).acquire("sku-1").await.unwrap_err();
+    issued.proxy.set(Link::Whole);
+    issued.is_free_soon().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_after_a_long_wait_has_its_whole_time() {
+    let issued = Issued::start().await;
+    let ttl = Duration::from_millis(900);
+    let first = Acquire::new(Duration::from_secs(60));
+    let first = issued.store.acquire(&sku(), first).await.unwrap();
+    let waiting = issued.holder(900).wait(Duration::from_secs(20));
+    let owner = Owner::new("worker-7").unwrap();
+    let waiting = tokio::spawn(async move { waiting.owner(owner).acquire("sku-1").await });
+    sleep(2 * ttl).await;
+    issued.store.release(&sku(), &first.id).await.unwrap();
+    let lease = waiting.await.unwrap().unwrap();
+    assert!(lease.remaining() > ttl / 2, "{:?}", lease.remaining());
+    let held = issued.store.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.owner.unwrap().as_str(), "worker-7");
+    sleep(2 * ttl).await;
+    lease.check().unwrap();
+}

@@ -1,0 +1,212 @@
+//! The guard of a lease: leases that are kept, leases that are lost, and who hears of it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{join_all, pending};
+use tokio::time::{Instant, sleep, timeout};
+use tower_fence::{
+    client::{Holder, Loss},
+    lease::{LeaseError, Leases, Operate},
+};
+
+use super::issued::Issued;
+use crate::support::{lease::sku, proxy::Link};
+
+/// Notes when it is dropped.
+struct Work(Arc<AtomicBool>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_kept_over_ten_ttls_under_load() {
+    let issued = Issued::start().await;
+    let done = Arc::<AtomicBool>::default();
+    let load = (0..8).map(|n| {
+        let (leases, done) = (issued.leases(), done.clone());
+        tokio::spawn(async move {
+            let holder = Holder::new(leases);
+            let mut grants = 0;
+            while !done.load(Relaxed) {
+                let lease = holder.acquire(format!("load-{n}")).await.unwrap();
+                lease.release().await.unwrap();
+                grants += 1;
+            }
+            grants
+        })
+    });
+    let load: Vec<_> = load.collect();
+    let ttl = Duration::from_millis(400);
+    let lease = issued.holder(400).acquire("sku-1").await.unwrap();
+    let began = Instant::now();
+    while began.elapsed() < 10 * ttl {
+        lease.check().unwrap();
+        let held = issued.store.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!(held.token, lease.token());
+        assert!(lease.remaining() <= ttl);
+        sleep(Duration::from_millis(20)).await;
+    }
+    done.store(true, Relaxed);
+    let grants: u64 = join_all(load).await.into_iter().map(Result::unwrap).sum();
+    assert!(grants > 100, "no load: {grants}");
+    lease.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_issuer_that_is_away_for_less_than_the_ttl_costs_nothing() {
+    for away in [Link::Cut, Link::Silent] {
+        let issued = Issued::start().await;
+        let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
+        let token = lease.token();
+        issued.proxy.set(away);
+        sleep(Duration::from_millis(800)).await;
+        issued.proxy.set(Link::Whole);
+        sleep(Duration::from_millis(2_000)).await;
+        lease.check().unwrap();
+        let held = issued.store.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!((held.token, lease.token()), (token, token));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up() {
+    for away in [Link::Cut, Link::Silent] {
+        let issued = Issued::start().await;
+        let ttl = Duration::from_millis(900);
+        let lease = issued.holder(900).acquire("sku-1").await.unwrap();
+        sleep(Duration::from_millis(500)).await;
+        let dropped = Arc::<AtomicBool>::default();
+        let work = Work(dropped.clone());
+        issued.proxy.set(away);
+        let cut_at = Instant::now();
+        let lost = tokio::spawn(lease.lost());
+        let loss = lease.run(async move {
+            let _work = work;
+            pending::<()>().await;
+        });
+        let loss = timeout(Duration::from_secs(10), loss).await.unwrap();
+        let after = cut_at.elapsed();
+        assert!(
+            matches!(loss, Err(Loss::Expired { cause: Some(_), .. })),
+            "{loss:?}"
+        );
+        assert!(dropped.load(Relaxed), "the work goes on");
+        // The last renewal that got through was before the cut, by no more than a third.
+        assert!(after < ttl + Duration::from_millis(100), "late: {after:?}");
+        assert!(after > ttl / 2, "early: {after:?}");
+        assert!(matches!(lost.await.unwrap(), Loss::Expired { .. }));
+        assert!(lease.check().is_err() && lease.remaining().is_zero());
+        // It does not come back to life.
+        issued.proxy.set(Link::Whole);
+        issued.is_free_soon().await;
+        assert!(lease.run(async {}).await.is_err());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_was_ended_by_force_is_lost_at_the_next_renewal() {
+    let issued = Issued::start().await;
+    let lease = issued.holder(900).acquire("sku-1").await.unwrap();
+    issued.store.break_lease(&sku()).await.unwrap();
+    let broken_at = Instant::now();
+    let loss = lease.run(pending::<()>()).await.unwrap_err();
+    assert!(matches!(loss, Loss::Refused { .. }), "{loss:?}");
+    assert!(broken_at.elapsed() < Duration::from_millis(600));
+    let released = lease.release().await;
+    assert!(
+        matches!(released, Err(LeaseError::Lost { .. })),
+        "{released:?}"
+    );
+}
+
+#[tokio::test]
+async fn work_that_ends_in_time_has_its_result() {
+    let issued = Issued::start().await;
+    let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
+    assert_eq!(lease.run(async { 7 }).await.unwrap(), 7);
+    let lost = lease.lost();
+    lease.release().await.unwrap();
+    assert!(!issued.is_held().await);
+    assert!(matches!(lost.await, Loss::GivenUp { .. }));
+}
+
+/// The runtime does not get to look at the timer, as in a process that was stopped.
+#[tokio::test]
+async fn a_process_that_slept_past_its_lease_sees_its_loss_first() {
+    let issued = Issued::start().await;
+    let lease = issued.holder(200).acquire("sku-1").await.unwrap();
+    let (mut polls, mut slept) = (0, false);
+    let work = std::future::poll_fn(|cx| {
+        polls += 1;
+        if !slept {
+            std::thread::sleep(Duration::from_millis(300));
+            slept = true;
+        }
+        cx.waker().wake_by_ref();
+        std::task::Poll::<()>::Pending
+    });
+    let loss = lease.run(work).await.unwrap_err();
+    assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+    assert_eq!(polls, 1, "it went on after its lease");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_that_is_dropped_gives_the_lease_back() {
+    let issued = Issued::start().await;
+    let holder = issued.holder(60_000);
+    drop(holder.acquire("sku-1").await.unwrap());
+    issued.is_free_soon().await;
+
+    // Where there is no runtime.
+    let lease = holder.acquire("sku-1").await.unwrap();
+    std::thread::spawn(move || drop(lease)).join().unwrap();
+    issued.is_free_soon().await;
+
+    // By work that panics.
+    let lease = holder.acquire("sku-1").await.unwrap();
+    let panicked = tokio::spawn(async move { lease.run(async { panic!("as it should") }).await });
+    panicked.await.unwrap_err();
+    issued.is_free_soon().await;
+
+    // By a request that is dropped while it waits in line.
+    let other = holder.acquire("sku-1").await.unwrap();
+    let waiting = holder.clone().wait(Duration::from_secs(60));
+    timeout(Duration::from_millis(300), waiting.acquire("sku-1"))
+        .await
+        .unwrap_err();
+    other.release().await.unwrap();
+    issued.is_free_soon().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_renewal_outlives_its_runtime() {
+    let issued = Issued::start().await;
+    let holder = issued.holder(700);
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let lease = runtime.block_on(async move {
+            let lease = holder.acquire("sku-1").await.unwrap();
+            sleep(Duration::from_millis(1_000)).await;
+            lease.check().unwrap();
+            lease
+        });
+        runtime.shutdown_background();
+        // Nobody is left to give it back.
+        drop(lease);
+    })
+    .join()
+    .unwrap();
+    assert!(issued.is_held().await);
+    let ended_at = Instant::now();
+    issued.is_free_soon().await;
+    assert!(ended_at.elapsed() < Duration::from_millis(1_000));
+}

@@ -1,0 +1,7 @@
+//! The holder and its client.
+
+mod guard;
+mod holder;
+mod http_leases;
+mod issued;
+mod loss;

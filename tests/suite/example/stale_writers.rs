@@ -1,0 +1,109 @@
+//! Stale writers and the example service as a process, on both pairs of stores.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::caller::{Caller, on_servers};
+use crate::support::process::Inventory;
+
+/// A lease runs out while its holder is paused; the successor writes; the holder wakes up.
+async fn a_stale_writer_bounces(service: &Inventory) {
+    let caller = Caller::of(service);
+    caller.set("sku-1", 10).await;
+    let first = caller.acquire("sku-1", 150).await;
+    // The first holder is paused here, until its lease has run out and the second has it.
+    let second = caller.acquire("sku-1", 30_000).await;
+
+    let answer = caller
+        .decrement("sku-1", &second, json!({ "quantity": 1 }))
+        .await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.json(), json!({ "sku": "sku-1", "stock": 9 }));
+
+    let refused = caller
+        .decrement("sku-1", &first, json!({ "quantity": 1 }))
+        .await;
+    let problem = refused.is_problem(412, "stale-token");
+    let number = |token: &str| token.split(';').next().unwrap().parse::<i64>().unwrap();
+    assert!(number(&first) < number(&second));
+    assert_eq!(problem["presented_token"], number(&first));
+    assert_eq!(problem["max_token"], number(&second));
+    assert_eq!(caller.get("/inventory/sku-1").await.json()["stock"], 9);
+
+    // One line in the log says it all.
+    let log = service.log();
+    let lines: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("stale writer"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    for part in [
+        "resource=sku-1".to_owned(),
+        format!("presented_token={}", number(&first)),
+        format!("max_token={}", number(&second)),
+    ] {
+        assert!(lines[0].contains(&part), "{part} is missing: {}", lines[0]);
+    }
+}
+
+#[tokio::test]
+async fn a_stale_writer_bounces_without_any_server() {
+    let service = Inventory::start(&[]).await;
+    a_stale_writer_bounces(&service).await;
+    let stdout = service.stdout();
+    assert!(
+        stdout.contains("SQLite in ") && stdout.contains("in this process"),
+        "{stdout}"
+    );
+    assert!(stdout.matches("curl ").count() >= 4, "{stdout}");
+}
+
+#[tokio::test]
+async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
+    let service = Inventory::start(&[]).await;
+    let caller = Caller::of(&service);
+    let stale = caller.acquire("sku-1", 100).await;
+    caller.set("sku-1", 10).await;
+    let storm = async || {
+        let body = json!({ "quantity": 1 });
+        let refused = caller.decrement("sku-1", &stale, body).await;
+        refused.is_problem(412, "stale-token");
+    };
+    let began = std::time::Instant::now();
+    for _ in 0..100 {
+        futures_util::future::join_all((0..10).map(|_| storm())).await;
+    }
+    // The next line tells of those that came behind the last one.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    storm().await;
+    let seconds = began.elapsed().as_secs();
+    let log = service.log();
+    let suppressed = log
+        .lines()
+        .filter(|line| line.contains("stale writer"))
+        .map(|line| {
+            let (_, behind) = line.split_once("suppressed=").expect("it says how many");
+            let digits = behind.find(|c: char| !c.is_ascii_digit());
+            let digits = &behind[..digits.unwrap_or(behind.len())];
+            digits.parse::<u64>().unwrap()
+        });
+    let suppressed: Vec<_> = suppressed.collect();
+    let lines = suppressed.len() as u64;
+    assert!((2..=seconds + 2).contains(&lines), "{lines} in {seconds} s");
+    assert_eq!(lines + suppressed.iter().sum::<u64>(), 1_001, "{log}");
+}
+
+#[tokio::test]
+async fn a_stale_writer_bounces_on_postgres_and_redis() {
+    let (service, db, _redis) = on_servers().await;
+    a_stale_writer_bounces(&service).await;
+    let stdout = service.stdout();
+    assert!(
+        stdout.contains("Postgres") && stdout.contains("Redis"),
+        "{stdout}"
+    );
+    if let Some(password) = reqwest::Url::parse(&db.url).unwrap().password() {
+        assert!(!stdout.contains(password) && !service.log().contains(password));
+    }
+}

@@ -1,0 +1,235 @@
+//! A thousand clients that go away at any moment leave nothing behind.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    routing::post,
+};
+use futures_util::{StreamExt, future::join_all, stream};
+use sqlx::{Connection, PgPool, Postgres, postgres::PgPoolOptions};
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, is_autocommitted},
+    eventually,
+    http::Server,
+    proxy::Proxy,
+};
+
+const CONNECTIONS: u32 = 5;
+
+/// A pool of the application under test. Each message to and from Postgres takes a while, so that
+/// clients go away in every phase.
+async fn slow_pool(db: &Fresh<Postgres>, test: bool) -> (PgPool, Proxy) {
+    let proxy = Proxy::delaying(db.addr(), Duration::from_millis(1)).await;
+    let url = format!("{}?application_name=under-test", proxy.url(&db.url));
+    let options = PgPoolOptions::new()
+        .max_connections(CONNECTIONS)
+        .test_before_acquire(test)
+        .acquire_timeout(Duration::from_secs(20));
+    (options.connect(&url).await.unwrap(), proxy)
+}
+
+/// Sends requests under rising tokens and goes away after up to 100 ms. Every third one is for a
+/// resource whose row lock somebody else takes again and again.
+async fn disturb(server: &Server, count: i64, tokens: &AtomicI64) {
+    let one = |n: i64| async move {
+        let sku = if n % 3 == 0 { "hot" } else { "cold" };
+        let token = tokens.fetch_add(1, Relaxed);
+        let request = format!(
+            "POST /{sku}/write HTTP/1.1\r\nHost: x\r\nFencing-Token: {token}\r\n\
+             Content-Length: 0\r\n\r\n"
+        );
+        let mut stream = TcpStream::connect(server.addr).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        sleep(Duration::from_micros(rand::random_range(0..100_000))).await;
+    };
+    stream::iter(0..count).for_each_concurrent(20, one).await;
+}
+
+/// Sessions of the application that are neither idle nor gone.
+async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
+    db.number(&format!(
+        "SELECT count(*) FROM pg_stat_activity \
+         WHERE datname = current_database() AND application_name = 'under-test' AND {condition}"
+    ))
+    .await
+}
+
+/// Counts handlers that were dropped before their end.
+struct Cut<'a>(Option<&'a AtomicU64>);
+
+impl Drop for Cut<'_> {
+    fn drop(&mut self) {
+        if let Some(count) = self.0 {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_clients_that_go_away_leave_nothing_behind() {
+    a_thousand_go_away(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_clients_that_go_away_leave_nothing_behind_where_connections_are_reused() {
+    a_thousand_go_away(true).await;
+}
+
+async fn a_thousand_go_away(reuse: bool) {
+    async fn write(mut tx: FencedTx, State(cut): State<Arc<AtomicU64>>) {
+        let mut cut = Cut(Some(&cut));
+        let token = tx.admitted().token;
+        for n in 0..3 {
+            let entry = token.get() * 10 + n;
+            Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
+                .await
+                .unwrap();
+        }
+        cut.0 = None;
+    }
+
+    let db = Postgres::fresh(4).await;
+    let (pool, proxy) = slow_pool(&db, true).await;
+    let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+    let cut = Arc::new(AtomicU64::new(0));
+    let app = Router::new()
+        .route("/{sku}/write", post(write))
+        .route_layer(FenceLayer::new(fence, PathParam("sku")))
+        .with_state(cut.clone());
+    let server = Server::start(app).await;
+
+    // Takes the row lock for a while, again and again, on a connection of its own.
+    let over = Arc::new(AtomicBool::new(false));
+    let blocker = tokio::spawn({
+        let (fence, over) = (db.fence(), over.clone());
+        async move {
+            let hot = Resource::new("hot").unwrap();
+            while !over.load(Relaxed) {
+                // Reusable, and below all others: it holds the lock and changes nothing.
+                let mut lock = fence.pool().begin().await.unwrap();
+                let one = Token::new(1).unwrap();
+                let _ = fence.admit(&mut lock, &hot, one, TokenUse::Reusable).await;
+                sleep(Duration::from_millis(20)).await;
+                lock.rollback().await.unwrap();
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+    });
+    let waited = tokio::spawn({
+        let over = over.clone();
+        let observer = PgPoolOptions::new().connect(&db.url).await.unwrap();
+        async move {
+            let mut seen = 0;
+            while !over.load(Relaxed) {
+                seen += sqlx::query_scalar::<_, i64>(
+                    "SELECT count(*) FROM pg_stat_activity \
+                     WHERE application_name = 'under-test' AND wait_event_type = 'Lock'",
+                )
+                .fetch_one(&observer)
+                .await
+                .unwrap();
+                sleep(Duration::from_millis(10)).await;
+            }
+            seen
+        }
+    });
+    let tokens = AtomicI64::new(2);
+    for _ in 0..10 {
+        disturb(&server, 100, &tokens).await;
+        // Well before the server would end an idle transaction by itself.
+        let quiet = eventually("no session is in a transaction", async || {
+            busy_sessions(&db, "state <> 'idle'").await == 0
+        });
+        let quiet = timeout(Duration::from_secs(5), quiet).await;
+        quiet.expect("a session stays in a transaction");
+    }
+    over.store(true, Relaxed);
+    blocker.await.unwrap();
+    let (waited, cut) = (waited.await.unwrap(), cut.load(Relaxed));
+    println!("{cut} handlers were cut off, {waited} waits for a lock were seen");
+    assert!(
+        cut > 0 && waited > 0,
+        "the clients did not go away where it matters"
+    );
+
+    let connects = proxy.connections();
+    assert!(
+        connects <= 2 * u64::from(CONNECTIONS),
+        "{connects} connections were opened"
+    );
+    // All at once, so that each is a different connection.
+    let connections = join_all((0..CONNECTIONS).map(|_| pool.acquire())).await;
+    let mut observer = db.pool.acquire().await.unwrap();
+    for (entry, connection) in (-1_000..).zip(connections) {
+        is_autocommitted::<Postgres>(&mut connection.unwrap(), &mut observer, entry).await;
+    }
+    db.execute("DELETE FROM ledger WHERE entry < 0").await;
+    for sku in ["hot", "cold"] {
+        let path = format!("/{sku}/write");
+        let next = server.write(&path, tokens.fetch_add(1, Relaxed));
+        let next = timeout(Duration::from_secs(2), next)
+            .await
+            .expect("at once");
+        assert_eq!(next.status, 200, "{next:?}");
+    }
+    // What was written is whole: three entries for each token, or none.
+    let torn = "SELECT count(*) FROM \
+                (SELECT entry / 10 FROM ledger GROUP BY 1 HAVING count(*) <> 3) AS torn";
+    assert_eq!(db.number(torn).await, 0);
+}
+
+/// The same clients find the guard that opens its transaction with sqlx's `begin()`: a BEGIN whose
+/// answer nobody took stays open in the pool.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
+    async fn write(State(fence): State<Fence<Postgres>>, Path(sku): Path<String>) {
+        // The connection itself is had in a way that is safe to drop.
+        let acquired = tokio::spawn(fence.pool().acquire()).await.unwrap();
+        let mut connection = acquired.unwrap();
+        let mut tx = connection.begin().await.unwrap();
+        let sku = Resource::new(sku).unwrap();
+        let token = Token::new(rand::random_range(1..1_000_000)).unwrap();
+        let _ = fence.admit(&mut tx, &sku, token, TokenUse::SingleUse).await;
+        tx.commit().await.unwrap();
+    }
+    let db = Postgres::fresh(4).await;
+    // Without the test, since a connection that is dropped in it is closed, and tells nothing.
+    let (pool, _proxy) = slow_pool(&db, false).await;
+    let app = Router::new()
+        .route("/{sku}/write", post(write))
+        .with_state(Fence::new(pool));
+    let server = Server::start(app).await;
+    let mut caught = false;
+    // A few at a time: whoever uses the connection next, and gets to its end, hides the trace.
+    for _ in 0..200 {
+        disturb(&server, 10, &AtomicI64::new(1)).await;
+        eventually("no statement runs", async || {
+            busy_sessions(&db, "state = 'active'").await == 0
+        })
+        .await;
+        sleep(Duration::from_millis(50)).await;
+        if busy_sessions(&db, "state LIKE 'idle in transaction%'").await > 0 {
+            caught = true;
+            break;
+        }
+    }
+    assert!(
+        caught,
+        "two thousand clients found nothing: they prove nothing"
+    );
+}

@@ -1,0 +1,104 @@
+//! COMMIT whose answer is lost: what is claimed is there, and what is not known is not claimed.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU8, Ordering::Relaxed},
+};
+
+use axum::{Router, routing::post};
+use sqlx::{Postgres, postgres::PgPoolOptions};
+use tower_fence::{CommitError, Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::Server,
+    proxy::{Passage, Proxy, Sender},
+};
+
+/// Where a connection is cut.
+const NOWHERE: u8 = 0;
+const BEFORE_THE_ANSWER: u8 = 1;
+const AFTER_COMMIT_WAS_CONFIRMED: u8 = 2;
+
+/// A proxy before the database that cuts the connection at the answer to COMMIT, where it is told.
+async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
+    let place = Arc::new(AtomicU8::new(NOWHERE));
+    let told = place.clone();
+    let proxy = Proxy::judging(db.addr(), move || {
+        let place = told.clone();
+        move |sender, message: &[u8]| {
+            let tag = b"COMMIT\0";
+            let at = message.windows(tag.len()).position(|window| window == tag);
+            match (sender, at, place.load(Relaxed)) {
+                (Sender::Server, Some(_), BEFORE_THE_ANSWER) => Passage::CutAfter(0),
+                (Sender::Server, Some(at), AFTER_COMMIT_WAS_CONFIRMED) => {
+                    Passage::CutAfter(at + tag.len())
+                }
+                _ => Passage::Whole,
+            }
+        }
+    });
+    (proxy.await, place)
+}
+
+/// A fence whose connections go through the proxy.
+async fn fence_behind(proxy: &Proxy, db: &Fresh<Postgres>) -> Fence<Postgres> {
+    let pool = PgPoolOptions::new().max_connections(2);
+    Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap())
+}
+
+async fn write(mut tx: FencedTx) {
+    let entry = tx.admitted().token;
+    Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_was_lost_is_an_unknown_outcome() {
+    let db = Postgres::fresh(2).await;
+    let (proxy, cut) = cutting_proxy(&db).await;
+    let fence = fence_behind(&proxy, &db).await;
+    let app = Router::new()
+        .route("/{sku}", post(write))
+        .route_layer(FenceLayer::new(fence, PathParam("sku")));
+    let server = Server::start(app).await;
+    assert_eq!(server.write("/a", 1).await.status, 200);
+
+    cut.store(BEFORE_THE_ANSWER, Relaxed);
+    let answer = server.write("/a", 2).await;
+    answer.is_problem(503, "outcome-unknown");
+    cut.store(NOWHERE, Relaxed);
+    // Here it was written. The same request again finds its token used, and applies nothing twice.
+    assert_eq!(db.entries().await, 2);
+    server.write("/a", 2).await.is_problem(412, "stale-token");
+    assert_eq!(server.write("/a", 3).await.status, 200);
+    assert_eq!(db.entries().await, 3);
+}
+
+#[tokio::test]
+async fn a_confirmed_commit_is_a_success_whatever_comes_after_it() {
+    let db = Postgres::fresh(2).await;
+    let (proxy, cut) = cutting_proxy(&db).await;
+    let fence = fence_behind(&proxy, &db).await;
+    let sku = Resource::new("sku-1").unwrap();
+    for (value, at) in [(1, AFTER_COMMIT_WAS_CONFIRMED), (2, BEFORE_THE_ANSWER)] {
+        let token = Token::new(value).unwrap();
+        let mut tx = fence.begin(&sku, token, TokenUse::SingleUse).await.unwrap();
+        Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({value})"))
+            .await
+            .unwrap();
+        cut.store(at, Relaxed);
+        let outcome = tx.commit().await;
+        cut.store(NOWHERE, Relaxed);
+        if at == AFTER_COMMIT_WAS_CONFIRMED {
+            outcome.unwrap();
+        } else {
+            assert!(
+                matches!(outcome, Err(CommitError::OutcomeUnknown(_))),
+                "{outcome:?}"
+            );
+        }
+        assert_eq!(db.entries().await, value);
+    }
+}

@@ -1,0 +1,137 @@
+//! Lost updates: two holders read, think and write, under leases that run out in between.
+//!
+//! Checks at the writes alone do not prevent them: the old holder may still write after the new
+//! one has read. Announced grants do, and so do fenced reads.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    routing::get,
+};
+use futures_util::future::join_all;
+use sqlx::{PgPool, Postgres};
+use tokio::time::sleep;
+use tower_fence::{
+    FenceLayer, FencedTx, PathParam,
+    lease::{Acquire, LeaseError, Leases, RedisLeases},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    http::{Answer, Server},
+    lease::sku,
+    redis::{fresh_prefix, shared_url},
+};
+
+/// So long a lease lasts; thinking takes up to twice as long.
+const TTL: Duration = Duration::from_millis(6);
+const ROUNDS: i64 = 1_000;
+
+async fn read(State(pool): State<PgPool>, Path(sku): Path<String>) -> String {
+    let value: Option<i64> = sqlx::query_scalar("SELECT value FROM counters WHERE sku = $1")
+        .bind(sku)
+        .fetch_optional(&pool)
+        .await
+        .unwrap();
+    value.unwrap_or(0).to_string()
+}
+
+async fn write(mut tx: FencedTx, Path(sku): Path<String>, value: String) {
+    sqlx::query(
+        "INSERT INTO counters VALUES ($1, $2) ON CONFLICT (sku) DO UPDATE SET value = excluded.value",
+    )
+    .bind(sku)
+    .bind(value.parse::<i64>().unwrap())
+    .execute(&mut *tx)
+    .await
+    .unwrap();
+}
+
+/// One read, some thought, one write; whether the write was acknowledged.
+async fn increment<L: Leases>(leases: &L, server: &Server, fenced_read: bool) -> bool {
+    let request = Acquire::new(TTL).wait(Duration::from_secs(30));
+    let lease = match leases.acquire(&sku(), request).await {
+        Ok(lease) => lease,
+        // Its announcement took longer than the lease.
+        Err(LeaseError::Unavailable(_)) => return false,
+        Err(error) => panic!("{error:?}"),
+    };
+    let token = lease.fencing_token().to_string();
+    let mut get = server.get("/sku-1");
+    if fenced_read {
+        get = get.header("Fencing-Token", &token);
+    }
+    let answer = Answer::to(get).await;
+    if answer.status == 412 {
+        return false;
+    }
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let value: i64 = answer.text.parse().unwrap();
+    sleep(TTL.mul_f64(rand::random::<f64>() * 2.0)).await;
+    let put = server.client.put(server.url("/sku-1"));
+    let put = put.header("Fencing-Token", &token);
+    let answer = Answer::to(put.body((value + 1).to_string())).await;
+    let _ = leases.release(&sku(), &lease.id).await;
+    match answer.status {
+        200 => true,
+        412 => false,
+        _ => panic!("{answer:?}"),
+    }
+}
+
+/// How many acknowledged increments are missing, of a thousand.
+async fn lost_updates(announced: bool, fenced_read: bool) -> i64 {
+    let db = Postgres::fresh(8).await;
+    sqlx::raw_sql("CREATE TABLE counters (sku TEXT PRIMARY KEY, value BIGINT NOT NULL)")
+        .execute(db.fence().pool())
+        .await
+        .unwrap();
+    let app = Router::new()
+        .route("/{sku}", get(read).put(write))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")))
+        .with_state(db.fence().pool().clone());
+    let server = Server::start(app).await;
+    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let leases = builder.connect(&shared_url()).await.unwrap();
+    let with_a_word = leases.clone().announced_to(db.fence());
+    let (acknowledged, refused) = (AtomicI64::new(0), AtomicI64::new(0));
+    let holders = (0..2).map(|_| async {
+        while acknowledged.load(Relaxed) < ROUNDS {
+            let done = if announced {
+                increment(&with_a_word, &server, fenced_read).await
+            } else {
+                increment(&leases, &server, fenced_read).await
+            };
+            let count = if done { &acknowledged } else { &refused };
+            count.fetch_add(1, Relaxed);
+        }
+    });
+    join_all(holders).await;
+    let value: i64 = Answer::to(server.get("/sku-1")).await.text.parse().unwrap();
+    let lost = acknowledged.load(Relaxed) - value;
+    println!(
+        "announced: {announced}, fenced reads: {fenced_read}: lost {lost}, refused {refused:?}"
+    );
+    assert!(refused.load(Relaxed) > 20, "no lease ran out in between");
+    lost
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checks_at_the_writes_alone_lose_updates() {
+    assert!(lost_updates(false, false).await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn announced_grants_lose_none() {
+    assert_eq!(lost_updates(true, false).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fenced_reads_lose_none() {
+    assert_eq!(lost_updates(false, true).await, 0);
+}

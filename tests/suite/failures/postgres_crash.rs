@@ -1,0 +1,176 @@
+//! Postgres servers that crash and stop under load.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use axum::{Router, extract::Path, routing::post};
+use futures_util::future::join_all;
+use sqlx::PgPool;
+use tokio::time::sleep;
+use tower_fence::{
+    Fence, FenceLayer, FencedTx, PathParam, Resource, Token,
+    epochs::{Epoch, Epochs},
+    layer::DatabaseError,
+};
+
+use crate::support::{eventually, http::Server, postgres::PostgresServer};
+
+/// How often a Postgres server goes away under load, and how.
+const OUTAGES: [&str; 4] = ["crash", "stop", "crash", "crash"];
+
+/// What one client was told about its writes.
+#[derive(Default)]
+struct Told {
+    /// Answered 200.
+    acknowledged: HashSet<i64>,
+    /// Answered that nobody knows.
+    unknown: HashSet<i64>,
+    /// Refused at last, since an earlier attempt had written.
+    found_written: HashSet<i64>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_crashes_under_load_loses_no_acknowledged_write() {
+    let all = crash_under_load();
+    let in_time = tokio::time::timeout(Duration::from_secs(60), all).await;
+    in_time.expect("the service did not recover in time");
+}
+
+async fn crash_under_load() {
+    const CLIENTS: i64 = 8;
+    async fn write(
+        mut tx: FencedTx,
+        Path((client, entry)): Path<(i64, i64)>,
+    ) -> Result<(), DatabaseError> {
+        sqlx::query("INSERT INTO written VALUES ($1, $2)")
+            .bind(client)
+            .bind(entry)
+            .execute(&mut *tx)
+            .await?;
+        Ok(())
+    }
+    let mut postgres = PostgresServer::start(&[]).await;
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
+    let pool = pool.connect(&postgres.url("postgres")).await.unwrap();
+    // Nothing in it keeps an entry from being there twice.
+    sqlx::raw_sql("CREATE TABLE written (client BIGINT, entry BIGINT)")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let fence = tower_fence::Fence::new(pool.clone());
+    fence.migrate().await.unwrap();
+    let app = Router::new()
+        .route("/{client}/{entry}", post(write))
+        .route_layer(FenceLayer::new(fence, PathParam("client")));
+    let server = Server::start(app).await;
+    let (stop, acknowledged) = (AtomicBool::new(false), AtomicI64::new(0));
+    let client = async |client: i64| {
+        let mut told = Told::default();
+        for token in 1.. {
+            if stop.load(Relaxed) {
+                break;
+            }
+            // The same write again, until its answer is final.
+            loop {
+                let answer = server.write(&format!("/{client}/{token}"), token).await;
+                match answer.status {
+                    200 => {
+                        told.acknowledged.insert(token);
+                        acknowledged.fetch_add(1, Relaxed);
+                        break;
+                    }
+                    412 => {
+                        assert_eq!(answer.json()["max_token"], token);
+                        told.found_written.insert(token);
+                        break;
+                    }
+                    503 => {
+                        if answer.text.contains("outcome-unknown") {
+                            told.unknown.insert(token);
+                        }
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                    _ => panic!("{answer:?}"),
+                }
+            }
+        }
+        told
+    };
+    let outages = async {
+        let writes_go_on = async || {
+            let before = acknowledged.load(Relaxed);
+            eventually("writes go on", async || {
+                acknowledged.load(Relaxed) >= before + 40 * CLIENTS
+            })
+            .await;
+        };
+        for outage in OUTAGES {
+            writes_go_on().await;
+            match outage {
+                "crash" => postgres.crash().await,
+                _ => postgres.stop().await,
+            }
+            postgres.restart().await;
+        }
+        writes_go_on().await;
+        stop.store(true, Relaxed);
+    };
+    let (told, ()) = futures_util::future::join(join_all((0..CLIENTS).map(client)), outages).await;
+    let written: Vec<(i64, i64, i64)> =
+        sqlx::query_as("SELECT client, entry, count(*) FROM written GROUP BY client, entry")
+            .fetch_all(&pool)
+            .await
+            .unwrap();
+    let sum = |count: fn(&Told) -> usize| told.iter().map(count).sum::<usize>();
+    println!(
+        "{} written: {} acknowledged, {} found written; {} were unknown for a while",
+        written.len(),
+        sum(|told| told.acknowledged.len()),
+        sum(|told| told.found_written.len()),
+        sum(|told| told.unknown.len()),
+    );
+    let written: HashMap<(i64, i64), i64> = written
+        .into_iter()
+        .map(|(client, entry, times)| ((client, entry), times))
+        .collect();
+    for (client, told) in (0..).zip(&told) {
+        for &entry in told.acknowledged.union(&told.found_written) {
+            let times = written.get(&(client, entry));
+            assert_eq!(times, Some(&1), "client {client}, entry {entry}");
+        }
+    }
+    for (&(client, entry), &times) in &written {
+        let told = &told[usize::try_from(client).unwrap()];
+        assert_eq!(times, 1, "client {client}, entry {entry}");
+        assert!(
+            told.acknowledged.contains(&entry) || told.unknown.contains(&entry),
+            "client {client} was told that entry {entry} was not written"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+    let lazy = ["synchronous_commit=off", "wal_writer_delay=10000"];
+    let mut server = PostgresServer::start(&lazy).await;
+    let url = server.url("postgres");
+    let fence = || async { Fence::new(PgPool::connect(&url).await.unwrap()) };
+    let before = fence().await;
+    before.migrate().await.unwrap();
+    let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
+    // Nothing waits for the disk on behalf of this.
+    let resource = Resource::new("lost").unwrap();
+    before.raise(&resource, Token::MIN).await.unwrap();
+    before.pool().close().await;
+    server.crash().await;
+    server.restart().await;
+    let after = fence().await;
+    let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
+    assert!(again > epoch, "{epoch} was handed out twice");
+    let lost = after.inspect(&resource).await.unwrap();
+    assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
+    after.pool().close().await;
+}

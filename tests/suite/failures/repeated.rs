@@ -1,0 +1,275 @@
+//! A thousand writes whose connections are cut at every stage, each repeated until it is answered:
+//! applied exactly once, and answered as if nothing had happened.
+//!
+//! The same workload finds the guards that have no keys, or keep their records outside of the
+//! transaction.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    routing::post,
+};
+use futures_util::future::join_all;
+use reqwest::Client;
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use tokio::time::{Duration, sleep};
+use tower_fence::{Fence, FenceLayer, FencedTx, Idempotency, PathParam};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::Server,
+    proxy::{Passage, Proxy, Sender},
+};
+
+const WORKERS: i64 = 20;
+const WRITES: i64 = 50;
+const STOCK: i64 = 1_000;
+
+/// Where the connection of a request is cut.
+const IN_REQUEST: usize = 0;
+const AT_WORK: usize = 1;
+const BEFORE_ANSWER: usize = 2;
+const IN_ANSWER: usize = 3;
+
+/// How often a connection was cut in each of the places.
+type Cuts = Arc<[AtomicU64; 4]>;
+
+/// A proxy for one request per connection. It cuts four of five connections, in each place as often.
+async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
+    let cuts = Cuts::default();
+    let counting = cuts.clone();
+    let proxy = Proxy::judging(server, move || {
+        let (cuts, place) = (counting.clone(), rand::random_range(0..5));
+        move |sender, message: &[u8]| {
+            let half = || Passage::CutAfter(rand::random_range(1..message.len()));
+            let cut = match (sender, place) {
+                (Sender::Client, IN_REQUEST) => half(),
+                (Sender::Client, AT_WORK) => {
+                    Passage::CutLater(Duration::from_micros(rand::random_range(0..10_000)))
+                }
+                // The work was done before the connection was cut.
+                (Sender::Server, AT_WORK) => return Passage::Dropped,
+                (Sender::Server, BEFORE_ANSWER) => Passage::CutAfter(0),
+                (Sender::Server, IN_ANSWER) => half(),
+                _ => return Passage::Whole,
+            };
+            cuts[place].fetch_add(1, Relaxed);
+            cut
+        }
+    });
+    (proxy.await, cuts)
+}
+
+/// A proxy that cuts a connection at one of so many messages, in either direction.
+async fn cut_messages(server: SocketAddr, one_in: u32) -> (Proxy, Arc<AtomicU64>) {
+    let cuts = Arc::<AtomicU64>::default();
+    let counting = cuts.clone();
+    let proxy = Proxy::judging(server, move || {
+        let cuts = counting.clone();
+        move |_, _: &[u8]| {
+            if rand::random_ratio(1, one_in) {
+                cuts.fetch_add(1, Relaxed);
+                return Passage::CutAfter(0);
+            }
+            Passage::Whole
+        }
+    });
+    (proxy.await, cuts)
+}
+
+/// Takes one off the stock, and notes it.
+async fn take_one<DB: TestDatabase>(
+    conn: &mut DB::Connection,
+    sku: &str,
+) -> Result<String, StatusCode> {
+    let unavailable = |_| StatusCode::SERVICE_UNAVAILABLE;
+    let read = format!("SELECT n FROM stock WHERE sku = '{sku}'");
+    let n = DB::number(conn, &read).await.map_err(unavailable)? - 1;
+    sleep(Duration::from_millis(2)).await;
+    let write =
+        format!("UPDATE stock SET n = {n} WHERE sku = '{sku}'; INSERT INTO taken VALUES (1)");
+    DB::execute(conn, &write).await.map_err(unavailable)?;
+    Ok(n.to_string())
+}
+
+async fn decrement<DB: TestDatabase>(
+    mut tx: FencedTx<DB>,
+    Path(sku): Path<String>,
+) -> Result<String, StatusCode> {
+    take_one::<DB>(&mut tx, &sku).await
+}
+
+async fn prepare<DB: TestDatabase>(db: &Fresh<DB>) {
+    db.execute("CREATE TABLE taken (n BIGINT)").await;
+    db.execute("CREATE TABLE outside (key TEXT PRIMARY KEY, answer TEXT)")
+        .await;
+    for worker in 0..WORKERS {
+        db.execute(&format!(
+            "INSERT INTO stock VALUES ('sku-{worker}', {STOCK})"
+        ))
+        .await;
+    }
+}
+
+/// Each worker makes `writes` writes to a SKU of its own, one after the other, and repeats each
+/// until it is answered. Returns how many were applied, and how many answers were not what they
+/// would have been on a connection that is never cut.
+async fn workload<DB: TestDatabase>(db: &Fresh<DB>, app: Router, writes: i64) -> (i64, u64) {
+    let server = Server::start(app).await;
+    let (proxy, cuts) = cut_requests(server.addr).await;
+    // A connection for each request, since each has its own end.
+    let client = Client::builder().pool_max_idle_per_host(0).build().unwrap();
+    let one = async |worker: i64| {
+        let mut odd = 0;
+        for n in 1..=writes {
+            let answer = loop {
+                let request = client.post(format!("http://{}/sku-{worker}", proxy.addr));
+                let request = request
+                    .header("Fencing-Token", n)
+                    .header("Idempotency-Key", format!("\"{worker}-{n}\""));
+                let Ok(answer) = request.send().await else {
+                    continue;
+                };
+                let status = answer.status().as_u16();
+                let Ok(text) = answer.text().await else {
+                    continue;
+                };
+                match status {
+                    200 => break text,
+                    412 => break "stale".into(),
+                    409 | 500 | 503 => sleep(Duration::from_millis(5)).await,
+                    _ => panic!("{status}: {text}"),
+                }
+            };
+            odd += u64::from(answer != (STOCK - n).to_string());
+        }
+        odd
+    };
+    let odd = join_all((0..WORKERS).map(one)).await.iter().sum();
+    let counts = cuts.each_ref().map(|count| count.load(Relaxed));
+    let applied = db.number("SELECT count(*) FROM taken").await;
+    println!("cuts: {counts:?}; {applied} applied, {odd} odd answers");
+    assert!(counts.iter().all(|count| *count > 0), "a stage was not cut");
+    let left = "SELECT CAST(sum(n) AS BIGINT) FROM stock";
+    assert_eq!(WORKERS * STOCK - db.number(left).await, applied);
+    (applied, odd)
+}
+
+fn guarded<DB: TestDatabase>(layer: FenceLayer<DB, PathParam>) -> Router {
+    Router::new()
+        .route("/{sku}", post(decrement::<DB>))
+        .route_layer(layer)
+}
+
+async fn keys_apply_each_write_once<DB: TestDatabase>(reusable: bool) {
+    let db = DB::fresh(16).await;
+    prepare(&db).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku")).idempotent(Idempotency::required());
+    let layer = if reusable { layer.reusable() } else { layer };
+    let outcome = workload(&db, guarded(layer), WRITES).await;
+    assert_eq!(outcome, (WORKERS * WRITES, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_cut_writes_are_applied_once_and_answered() {
+    keys_apply_each_write_once::<Postgres>(false).await;
+}
+
+/// Here the key is all there is: the token would write again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_cut_writes_under_reusable_tokens_are_applied_once_and_answered() {
+    keys_apply_each_write_once::<Postgres>(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_cut_writes_on_sqlite_are_applied_once_and_answered() {
+    keys_apply_each_write_once::<sqlx::Sqlite>(true).await;
+}
+
+/// Postgres goes away as well, in the middle of everything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_writes_over_a_cut_database_are_applied_once_and_answered() {
+    let db = Postgres::fresh(2).await;
+    prepare(&db).await;
+    let (proxy, cuts) = cut_messages(db.addr(), 100).await;
+    let pool = PgPoolOptions::new().max_connections(16);
+    let fence = Fence::new(pool.connect_lazy(&proxy.url(&db.url)).unwrap());
+    let keys = Idempotency::required();
+    let layer = FenceLayer::new(fence, PathParam("sku"))
+        .reusable()
+        .idempotent(keys);
+    let writes = 15;
+    let outcome = workload(&db, guarded(layer), writes).await;
+    let cuts = cuts.load(Relaxed);
+    println!("{cuts} connections to Postgres were cut");
+    assert!(cuts > 50, "Postgres was hardly ever away");
+    assert_eq!(outcome, (WORKERS * writes, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_without_keys_are_caught() {
+    let db = Postgres::fresh(16).await;
+    prepare(&db).await;
+    let layer = || FenceLayer::new(db.fence(), PathParam("sku"));
+    // Under single-use tokens nothing is applied twice, but the writer does not learn its answer.
+    let (applied, odd) = workload(&db, guarded(layer()), 10).await;
+    assert_eq!(applied, WORKERS * 10);
+    assert!(odd > 0, "no answer was lost: the workload proves nothing");
+
+    db.execute(&format!("DELETE FROM taken; UPDATE stock SET n = {STOCK}"))
+        .await;
+    db.execute("DELETE FROM fence_resources").await;
+    let (applied, _) = workload(&db, guarded(layer().reusable()), 10).await;
+    assert!(
+        applied > WORKERS * 10,
+        "nothing was applied twice: the workload proves nothing"
+    );
+}
+
+/// A guard that keeps its records, but not in the transaction of the write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_outside_of_the_transaction_are_caught() {
+    async fn remembered(
+        State(pool): State<PgPool>,
+        Path(sku): Path<String>,
+        headers: HeaderMap,
+        mut tx: FencedTx,
+    ) -> Result<String, StatusCode> {
+        let key = headers["idempotency-key"].to_str().unwrap();
+        let find = sqlx::query_scalar("SELECT answer FROM outside WHERE key = $1").bind(key);
+        if let Some(answer) = find.fetch_optional(&pool).await.unwrap() {
+            return Ok(answer);
+        }
+        let answer = take_one::<Postgres>(&mut tx, &sku).await?;
+        tx.commit().await.unwrap();
+        sleep(Duration::from_millis(2)).await;
+        sqlx::query("INSERT INTO outside VALUES ($1, $2)")
+            .bind(key)
+            .bind(&answer)
+            .execute(&pool)
+            .await
+            .unwrap();
+        Ok(answer)
+    }
+    let db = Postgres::fresh(50).await;
+    prepare(&db).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku")).reusable();
+    let app = Router::new()
+        .route("/{sku}", post(remembered))
+        .route_layer(layer)
+        .with_state(db.pool.clone());
+    let (applied, _) = workload(&db, app, WRITES).await;
+    assert!(
+        applied > WORKERS * WRITES,
+        "nothing was applied twice: the workload proves nothing"
+    );
+}

@@ -1,0 +1,386 @@
+//! How the fence uses the pool's connections.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use futures_util::future::{join, join_all};
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    proxy::Proxy,
+};
+
+const POOL: u32 = 4;
+
+const INSERT: &str = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
+
+fn resource(n: usize) -> Resource {
+    Resource::new(format!("r-{n}")).unwrap()
+}
+
+fn token(token: i64) -> Token {
+    Token::new(token).unwrap()
+}
+
+/// In a transaction.
+async fn write(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
+    let tx = fence.begin(resource, token(value), TokenUse::SingleUse);
+    tx.await.unwrap().commit().await.unwrap();
+}
+
+/// In one statement.
+async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
+    let query = sqlx::query(INSERT).bind(value);
+    let (token, token_use) = (token(value), TokenUse::SingleUse);
+    let written = fence.write::<(i64,)>(resource, token, token_use, query);
+    assert_eq!(written.await.unwrap(), [(value,)]);
+}
+
+async fn all_are_in_the_pool(pool: &PgPool) {
+    eventually("all connections are back", async || {
+        pool.num_idle() == pool.size() as usize
+    })
+    .await;
+}
+
+async fn end_all_connections(db: &Fresh<Postgres>) {
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    assert!(db.number(end).await >= i64::from(POOL) - 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_died_in_the_pool_cost_no_write() {
+    let db = Postgres::fresh(POOL).await;
+    let (plain, reusing) = (db.fence(), db.reusing_fence());
+    let rounds = [
+        (&plain, false),
+        (&plain, true),
+        (&reusing, false),
+        (&reusing, true),
+    ];
+    for (round, (fence, at_once)) in (1..).zip(rounds) {
+        let held: Vec<_> = join_all((0..POOL).map(|_| db.pool.acquire())).await;
+        drop(held);
+        all_are_in_the_pool(&db.pool).await;
+        end_all_connections(&db).await;
+        all_are_in_the_pool(&db.pool).await;
+        for n in 0..2 * POOL as usize {
+            let value = round * 100 + n as i64;
+            if at_once {
+                write_at_once(fence, &resource(n), value).await;
+            } else {
+                write(fence, &resource(n), value).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_kept_for_long_nor_changed_for_others() {
+    let db = Postgres::fresh(POOL).await;
+    for (n, fence) in [db.fence(), db.reusing_fence()].iter().enumerate() {
+        for value in 1..=20 {
+            let value = 100 * n as i64 + 2 * value;
+            write(fence, &resource(n), value).await;
+            write_at_once(fence, &resource(n), value + 1).await;
+        }
+    }
+    all_are_in_the_pool(&db.pool).await;
+    // No transaction is open, and no limit is left.
+    let open = "SELECT count(*) FROM pg_stat_activity \
+        WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()";
+    let mut connections = vec![];
+    for _ in 0..db.pool.size() {
+        connections.push(db.pool.acquire().await.unwrap());
+    }
+    for conn in &mut connections {
+        assert_eq!(Postgres::number(conn, open).await.unwrap(), 0);
+        for limit in [
+            "lock_timeout",
+            "statement_timeout",
+            "idle_in_transaction_session_timeout",
+        ] {
+            let setting = format!("SELECT setting::bigint FROM pg_settings WHERE name = '{limit}'");
+            assert_eq!(
+                Postgres::number(conn, &setting).await.unwrap(),
+                0,
+                "{limit}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hooks_of_the_pool_see_each_use() {
+    let db = Postgres::fresh(1).await;
+    let taken = Arc::new(AtomicUsize::new(0));
+    let released = Arc::new(AtomicUsize::new(0));
+    let (taking, releasing) = (Arc::clone(&taken), Arc::clone(&released));
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .before_acquire(move |_, _| {
+            taking.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        })
+        .after_release(move |_, _| {
+            releasing.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        });
+    let pool = pool.connect(&db.url).await.unwrap();
+    all_are_in_the_pool(&pool).await;
+    let fence = Fence::new(pool.clone());
+    // The first one begins with the row of its resource.
+    write(&fence, &resource(0), 1).await;
+    all_are_in_the_pool(&pool).await;
+    let before = (taken.load(SeqCst), released.load(SeqCst));
+    for value in 1..=10 {
+        write(&fence, &resource(0), 2 * value).await;
+        write_at_once(&fence, &resource(0), 2 * value + 1).await;
+    }
+    all_are_in_the_pool(&pool).await;
+    let after = (taken.load(SeqCst), released.load(SeqCst));
+    assert_eq!((after.0 - before.0, after.1 - before.1), (20, 20));
+}
+
+/// As many writers as connections, without a pause: others of the application get theirs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_that_use_the_pool_are_not_starved() {
+    let db = Postgres::fresh(POOL).await;
+    let fence = db.reusing_fence();
+    let stop = AtomicBool::new(false);
+    let writers = join_all((0..POOL as usize).map(|n| {
+        let (fence, stop) = (&fence, &stop);
+        async move {
+            let resource = resource(n);
+            for value in 1.. {
+                if stop.load(SeqCst) {
+                    return value;
+                }
+                if value % 2 == 0 {
+                    write(fence, &resource, value).await;
+                } else {
+                    let value = token(value);
+                    let query =
+                        "UPDATE stock SET n = 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
+                    let token_use = TokenUse::Reusable;
+                    let none = fence.write::<(i64,)>(&resource, value, token_use, query);
+                    assert!(none.await.unwrap().is_empty());
+                }
+            }
+            0
+        }
+    }));
+    let others = async {
+        for _ in 0..50 {
+            let limit = Duration::from_secs(2);
+            let read = tokio::time::timeout(limit, db.number("SELECT 1::bigint"));
+            read.await.expect("a read of the application starves");
+        }
+        stop.store(true, SeqCst);
+    };
+    let (written, ()) = join(writers, others).await;
+    assert!(written.iter().all(|written| *written > 10), "{written:?}");
+    all_are_in_the_pool(&db.pool).await;
+}
+
+/// The transaction that began with the end of another one is as old as that end. On a resource time
+/// must not seem to go back for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_write_seems_older_than_the_one_before_it() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.reusing_fence();
+    let begin = async |n, value| {
+        let resource = resource(n);
+        let tx = fence.begin(&resource, token(value), TokenUse::Reusable);
+        tx.await.unwrap()
+    };
+    let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+    for _ in 0..300 {
+        let mut older = begin(0, 7).await;
+        let other = begin(1, 7).await;
+        // Its connection is in the next transaction from now on.
+        other.commit().await.unwrap();
+        let first = Postgres::number(&mut older, time).await.unwrap();
+        older.commit().await.unwrap();
+        let mut younger = begin(0, 7).await;
+        let second = Postgres::number(&mut younger, time).await.unwrap();
+        younger.commit().await.unwrap();
+        let in_the_way = begin(1, 7).await;
+        let mut last = begin(0, 7).await;
+        let third = Postgres::number(&mut last, time).await.unwrap();
+        last.commit().await.unwrap();
+        in_the_way.commit().await.unwrap();
+        assert!(
+            first <= second && second <= third,
+            "{first}, {second}, {third}"
+        );
+    }
+}
+
+/// A raise by a process whose transaction began ahead is no older than what it raises.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_meanwhile() {
+    let db = Postgres::fresh(1).await;
+    let [one, two, three] = [
+        db.reusing_fence(),
+        own_pool(&db.url).await,
+        own_pool(&db.url).await,
+    ];
+    let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+    for n in 0..3 {
+        write(&one, &resource(n), 1).await;
+    }
+    for value in 2..200 {
+        // The next transaction of both begins.
+        write(&three, &resource(2), value).await;
+        write(&one, &resource(1), value).await;
+        let hot = resource(0);
+        let tx = two.begin(&hot, token(10 * value), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let first = Postgres::number(&mut tx, time).await.unwrap();
+        tx.commit().await.unwrap();
+        three.raise(&hot, token(10 * value + 5)).await.unwrap();
+        let tx = one.begin(&hot, token(10 * value + 6), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let second = Postgres::number(&mut tx, time).await.unwrap();
+        tx.commit().await.unwrap();
+        assert!(first <= second, "{first}, {second}");
+        // Whatever began ahead is given up.
+        tokio::time::sleep(Duration::from_millis(6)).await;
+    }
+}
+
+/// As in another process.
+async fn own_pool(url: &str) -> Fence<Postgres> {
+    let pool = PgPoolOptions::new().max_connections(1);
+    Fence::new(pool.connect(url).await.unwrap()).reuse_connections(true)
+}
+
+/// The answer to the COMMIT with which the next transaction begins may take long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away() {
+    const DELAY: Duration = Duration::from_millis(20);
+    let db = Postgres::fresh(1).await;
+    let proxy = Proxy::delaying(db.addr(), DELAY).await;
+    // More than it needs, so that none goes back for others.
+    let pool = PgPoolOptions::new().max_connections(2);
+    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let fence = Fence::new(pool).reuse_connections(true);
+    let resource = resource(0);
+    write(&fence, &resource, 1).await;
+    for value in 2..20 {
+        let asked_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let tx = fence.begin(&resource, token(value), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let time = "SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)";
+        let now_us = Postgres::number(&mut tx, time).await.unwrap();
+        tx.commit().await.unwrap();
+        let age_us = asked_us.as_micros() as i64 - now_us;
+        assert!(age_us <= 5_000, "{age_us} µs before its request");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
+    let db = Postgres::fresh(1).await;
+    let released = Arc::new(AtomicUsize::new(0));
+    let releasing = Arc::clone(&released);
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .after_release(move |_, _| {
+            releasing.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        });
+    let pool = pool.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool.clone()).reuse_connections(true);
+    for n in 0..40 {
+        write(&fence, &resource(n), 1).await;
+    }
+    let first = resource(0);
+    let tx = fence.begin(&first, token(2), TokenUse::SingleUse);
+    let tx = tx.await.unwrap();
+    let before = released.load(SeqCst);
+    let done = Arc::new(std::sync::Mutex::new(vec![]));
+    let writers = (1..40).map(|n| {
+        let (fence, done) = (&fence, &done);
+        async move {
+            let resource = resource(n);
+            if n % 3 == 0 {
+                // It comes and goes.
+                let gone = write_at_once(fence, &resource, 100 + n as i64);
+                let waited = tokio::time::timeout(Duration::from_millis(1), gone);
+                assert!(waited.await.is_err());
+            } else {
+                write_at_once(fence, &resource, 100 + n as i64).await;
+                done.lock().unwrap().push(n);
+            }
+        }
+    });
+    let committing = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        tx.commit().await.unwrap();
+    };
+    join(join_all(writers), committing).await;
+    let in_turn: Vec<_> = (1..40).filter(|n| n % 3 != 0).collect();
+    assert_eq!(*done.lock().unwrap(), in_turn);
+    let by_way_of_the_pool = released.load(SeqCst) - before;
+    assert!(by_way_of_the_pool < 20, "{by_way_of_the_pool}");
+    all_are_in_the_pool(&pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_connection_is_told_that_the_pool_is_closed() {
+    let db = Postgres::fresh(1).await;
+    who_waits_is_told(&db, db.fence()).await;
+    let db = Postgres::fresh(1).await;
+    who_waits_is_told(&db, db.reusing_fence()).await;
+}
+
+async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
+    let (first, others) = (resource(0), [resource(1), resource(2), resource(3)]);
+    let tx = fence.begin(&first, token(1), TokenUse::SingleUse);
+    let tx = tx.await.unwrap();
+    let waiting = join_all(others.iter().map(|other| {
+        let waiting = fence.begin(other, token(1), TokenUse::SingleUse);
+        async { waiting.await.unwrap_err() }
+    }));
+    let closing = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        // It waits for the connection.
+        let closed = db.pool.close();
+        let (committed, ()) = join(tx.commit(), closed).await;
+        committed.unwrap();
+    };
+    for error in join(waiting, closing).await.0 {
+        assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+    }
+}
+
+/// The server ends what is idle in a transaction for longer than the hold limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_hold_limit_costs_no_connection() {
+    let db = Postgres::fresh(2).await;
+    drop(db.pool.acquire().await.unwrap());
+    let fence = db.reusing_fence().hold_limit(Duration::from_millis(15));
+    let mut server_processes = HashSet::new();
+    for value in 1..=5 {
+        let first = resource(0);
+        let tx = fence.begin(&first, token(value), TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let server_process = "SELECT CAST(pg_backend_pid() AS bigint)";
+        server_processes.insert(Postgres::number(&mut tx, server_process).await.unwrap());
+        tx.commit().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    assert!(server_processes.len() <= 2, "{server_processes:?}");
+}

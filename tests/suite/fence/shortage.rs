@@ -1,0 +1,227 @@
+//! Those who wait for a connection, when there is none: the database is away, a connection is never
+//! opened, a runtime ends, the pool is closed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use futures_util::{FutureExt, future::join_all};
+use sqlx::{
+    PgPool, Postgres,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    proxy::{Link, Proxy},
+};
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+async fn write(fence: &Fence<Postgres>, n: u64) -> Result<(), AdmitError> {
+    let resource = Resource::new(format!("r-{n}")).unwrap();
+    let token = Token::new(1).unwrap();
+    let tx = fence.begin(&resource, token, TokenUse::Reusable).await?;
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+/// Takes connections before the database, and never says a word.
+async fn silent_proxy(db: &Fresh<Postgres>) -> Proxy {
+    let proxy = Proxy::to(db.addr()).await;
+    proxy.set(Link::Silent);
+    proxy
+}
+
+fn pool(port: u16) -> PgPool {
+    let options = PgPoolOptions::new().max_connections(2);
+    let url = format!("postgres://nobody:secret@127.0.0.1:{port}/nothing");
+    options.connect_lazy(&url).unwrap()
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_not_said_to_be_busy() {
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = port.local_addr().unwrap().port();
+    for reuse in [false, true] {
+        let fence = Fence::new(pool(port)).reuse_connections(reuse);
+        let fence = fence.pool_wait(Duration::from_millis(300));
+        for error in join_all((0..4).map(|n| write(&fence, n))).await {
+            let error = error.unwrap_err();
+            assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pool_that_is_full_is_said_to_be_busy() {
+    let db = Postgres::fresh(1).await;
+    let held = db.pool.acquire().await.unwrap();
+    for reuse in [false, true] {
+        let fence = db.fence().reuse_connections(reuse);
+        let fence = fence.pool_wait(Duration::from_millis(300));
+        for error in join_all((0..4).map(|n| write(&fence, n))).await {
+            let error = error.unwrap_err();
+            assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+        }
+    }
+    // The pool's own limit is the shorter one.
+    let options = PgPoolOptions::new().max_connections(1);
+    let hasty = options.acquire_timeout(Duration::from_millis(300));
+    let hasty = hasty.connect(&db.url).await.unwrap();
+    let all = hasty.acquire().await.unwrap();
+    for reuse in [false, true] {
+        let error = write(&Fence::new(hasty.clone()).reuse_connections(reuse), 0).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+    }
+    drop((held, all));
+}
+
+/// Who only waits for its turn costs the pool nothing when it goes.
+#[tokio::test]
+async fn those_who_wait_in_vain_and_go_take_no_connection_behind_their_time() {
+    let db = Postgres::fresh(1).await;
+    let taken = Arc::new(AtomicUsize::new(0));
+    let taking = Arc::clone(&taken);
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .before_acquire(move |_, _| {
+            taking.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        });
+    let pool = pool.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool.clone());
+    let held = pool.acquire().await.unwrap();
+    let before = taken.load(SeqCst);
+    for n in 0..50 {
+        let gone = timeout(Duration::from_millis(1), write(&fence, n)).await;
+        assert!(gone.is_err());
+    }
+    drop(held);
+    write(&fence, 50).await.unwrap();
+    assert_eq!(taken.load(SeqCst) - before, 1);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() {
+    let db = Postgres::fresh(1).await;
+    let good: PgConnectOptions = db.url.parse().unwrap();
+    let pool = PgPoolOptions::new().max_connections(2);
+    let pool = pool.connect_with(good.clone()).await.unwrap();
+    let fence = Fence::new(pool.clone()).reuse_connections(true);
+    let fence = fence.pool_wait(Duration::from_secs(3));
+    write(&fence, 0).await.unwrap();
+    eventually("it is back", async || pool.num_idle() == 1).await;
+    let silent = silent_proxy(&db).await;
+    pool.set_connect_options(good.port(silent.addr.port()));
+    let held = pool.acquire().await.unwrap();
+    let first = fence.clone();
+    let first = tokio::spawn(async move { write(&first, 1).await });
+    eventually("another one is being opened", async || pool.size() == 2).await;
+    drop(held);
+    for n in 2..20 {
+        write(&fence, n).await.unwrap();
+    }
+    first.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants() {
+    let db = Postgres::fresh(1).await;
+    let silent = silent_proxy(&db).await;
+    for reuse in [false, true] {
+        let pool = pool(silent.addr.port());
+        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+        let fence = fence.pool_wait(Duration::from_millis(100));
+        write(&fence, 0).await.unwrap_err();
+        // sqlx would go on for 30 s.
+        let closed = timeout(Duration::from_secs(5), pool.close());
+        closed.await.expect("the pool was not closed");
+    }
+}
+
+/// Who asked the pool for both was a task of the runtime that has ended.
+#[test]
+fn who_waits_goes_on_when_another_runtime_ends() {
+    who_waits_goes_on(false);
+    who_waits_goes_on(true);
+}
+
+fn who_waits_goes_on(reuse: bool) {
+    let lasting = runtime();
+    let db = lasting.block_on(Postgres::fresh(1));
+    let fence = db.fence().reuse_connections(reuse);
+    let fence = fence.pool_wait(Duration::from_secs(10));
+    let held = lasting.block_on(db.pool.acquire()).unwrap();
+    let ending = runtime();
+    let waits_in = |runtime: &Runtime, n| {
+        let fence = fence.clone();
+        let waiting = runtime.spawn(async move { write(&fence, n).await });
+        thread::sleep(Duration::from_millis(50));
+        waiting
+    };
+    waits_in(&ending, 1);
+    let waiting = waits_in(&lasting, 2);
+    drop(ending);
+    lasting.block_on(async {
+        drop(held);
+        let written = timeout(Duration::from_secs(5), waiting).await;
+        written.expect("nobody asks for it").unwrap().unwrap();
+    });
+    lasting.block_on(async { drop((fence, db)) });
+}
+
+/// A task that is being polled while its runtime ends waits for a connection, or gives one back.
+#[test]
+fn a_runtime_ends_whatever_its_tasks_are_about() {
+    let lasting = runtime();
+    let db = lasting.block_on(Postgres::fresh(2));
+    for (commits, reuse) in [(false, false), (true, false), (false, true), (true, true)] {
+        let fence = db.fence().reuse_connections(reuse);
+        let (done, is_done) = mpsc::channel();
+        thread::spawn(move || {
+            let ending = runtime();
+            ending.spawn(async move {
+                let resource = Resource::new("r").unwrap();
+                let token = Token::new(1).unwrap();
+                let begin = || fence.begin(&resource, token, TokenUse::Reusable);
+                if commits {
+                    let tx = begin().await.unwrap();
+                    let mut commit = Box::pin(tx.commit());
+                    // Sent, and not yet answered.
+                    let sent = (&mut commit).now_or_never();
+                    assert!(sent.is_none());
+                    thread::sleep(Duration::from_millis(500));
+                    let _ = commit.await;
+                } else {
+                    thread::sleep(Duration::from_millis(500));
+                    let held = (fence.pool().try_acquire(), fence.pool().try_acquire());
+                    let _ = begin().await;
+                    drop(held);
+                }
+            });
+            thread::sleep(Duration::from_millis(250));
+            drop(ending);
+            done.send(()).unwrap();
+        });
+        let ended = is_done.recv_timeout(Duration::from_secs(10));
+        assert!(ended.is_ok(), "the runtime never ends, commits: {commits}");
+    }
+    lasting.block_on(async { drop(db) });
+}

@@ -1,0 +1,6 @@
+//! The issuer over real HTTP.
+
+mod calls;
+mod operators;
+mod refusals;
+mod service;

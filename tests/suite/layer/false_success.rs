@@ -1,0 +1,90 @@
+//! Answers of a handler that claim more than was committed, over both databases.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::handlers::{Plan, app, nothing_but_the_fence_has_moved, start};
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    eventually,
+    http::Server,
+};
+
+on_both_databases!(
+    a_swallowed_error_is_no_success,
+    a_transaction_in_a_spawned_task_is_no_success,
+    a_transaction_in_the_response_body_is_no_success,
+    a_deferred_constraint_that_fails_at_commit_is_no_success,
+    an_open_nested_transaction_is_no_success,
+);
+
+async fn a_swallowed_error_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let answer = server.write("/a/swallow", 5).await;
+    if DB::ABORTS_ON_ERROR {
+        answer.is_problem(500, "transaction-aborted");
+        nothing_but_the_fence_has_moved(&db, &server).await;
+    } else {
+        // SQLite undoes the failed statement alone: what is claimed is there.
+        assert_eq!((answer.status, db.entries().await), (200, 1));
+    }
+}
+
+async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let fence = db.fence().lock_wait(Duration::from_millis(300));
+    let plan = Plan::default();
+    let server = Server::start(app(fence, plan.clone())).await;
+    server
+        .write("/a/spawn", 5)
+        .await
+        .is_problem(500, "transaction-escaped");
+    // Only now the task goes on: its commit is refused.
+    plan.done.notify_one();
+    let refused = timeout(Duration::from_secs(10), plan.done.notified());
+    refused.await.expect("the task's commit was not refused");
+    if DB::ABORTS_ON_ERROR {
+        nothing_but_the_fence_has_moved(&db, &server).await;
+    } else {
+        // SQLite has no server that could end the task's transaction from outside.
+        assert_eq!(db.entries().await, 0);
+        eventually("the lock is free", async || {
+            server.write("/a/add", 5).await.status == 200
+        })
+        .await;
+    }
+}
+
+async fn a_transaction_in_the_response_body_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let fence = db.fence().lock_wait(Duration::from_millis(300));
+    let server = Server::start(app(fence, Plan::default())).await;
+    server
+        .write("/a/stream", 5)
+        .await
+        .is_problem(500, "transaction-escaped");
+    assert_eq!(db.entries().await, 0);
+    assert_eq!(server.write("/a/add", 5).await.status, 200);
+}
+
+async fn a_deferred_constraint_that_fails_at_commit_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    server
+        .write("/a/defer", 5)
+        .await
+        .is_problem(500, "transaction-aborted");
+    nothing_but_the_fence_has_moved(&db, &server).await;
+}
+
+async fn an_open_nested_transaction_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    server
+        .write("/a/forget", 5)
+        .await
+        .is_problem(500, "transaction-aborted");
+    nothing_but_the_fence_has_moved(&db, &server).await;
+}

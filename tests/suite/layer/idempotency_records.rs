@@ -1,0 +1,115 @@
+//! Which responses are stored under a key, and for how long, over both databases.
+
+use std::time::Duration;
+
+use tower_fence::Idempotency;
+
+use super::keyed::{Plan, is_call, keyed, max_token, records, start, start_with, write};
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    http::Answer,
+};
+
+on_both_databases!(
+    a_failure_leaves_no_record,
+    a_stale_token_leaves_no_record,
+    a_response_that_cannot_be_stored_undoes_the_write,
+    an_expired_key_is_new_and_the_token_still_counts,
+    expired_keys_are_removed_and_no_others,
+    a_handler_cannot_commit_without_its_record,
+    a_handler_that_ended_its_transaction_by_hand_leaves_no_record,
+);
+
+async fn a_failure_leaves_no_record<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let plan = Plan::new(2, 1_000);
+    let server = start_with(db.fence(), Idempotency::optional(), &plan).await;
+    for _ in 0..2 {
+        assert_eq!(write(&server, "/a/add", 5, "k").await.status, 409);
+        assert_eq!((records(&db).await, db.entries().await), (0, 0));
+        assert_eq!(max_token(&db).await, Some(4));
+    }
+    is_call(&write(&server, "/a/add", 5, "k").await, 3, false);
+    is_call(&write(&server, "/a/add", 5, "k").await, 3, true);
+}
+
+async fn a_stale_token_leaves_no_record<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+    let stale = write(&server, "/a/add", 5, "new").await;
+    stale.is_problem(412, "stale-token");
+    is_call(&write(&server, "/a/add", 6, "new").await, 2, false);
+}
+
+async fn a_response_that_cannot_be_stored_undoes_the_write<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let keys = Idempotency::optional().response_limit_bytes(100);
+    let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
+    for path in ["/a/long", "/a/streamed", "/a/broken"] {
+        let answer = write(&server, path, 5, "k").await;
+        answer.is_problem(500, "response-not-stored");
+        assert_eq!((records(&db).await, db.entries().await), (0, 0));
+        assert_eq!(max_token(&db).await, Some(4));
+    }
+    is_call(&write(&server, "/a/add", 5, "k").await, 4, false);
+}
+
+async fn an_expired_key_is_new_and_the_token_still_counts<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let keys = Idempotency::optional().ttl(Duration::from_millis(1));
+    let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let stale = write(&server, "/a/add", 5, "k").await;
+    stale.is_problem(412, "stale-token");
+    // Another request than before: the old record is replaced whole.
+    let new = keyed(&server, "/a/other", 6, "k").body("new");
+    is_call(&Answer::to(new).await, 2, false);
+    assert_eq!(records(&db).await, 1);
+    // The longest time there is.
+    let keys = Idempotency::optional().ttl(Duration::MAX);
+    let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
+    db.execute("DELETE FROM ledger").await;
+    is_call(&write(&server, "/a/add", 7, "long").await, 1, false);
+    is_call(&write(&server, "/a/add", 7, "long").await, 1, true);
+}
+
+async fn expired_keys_are_removed_and_no_others<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+    let past = if DB::ABORTS_ON_ERROR {
+        "now() - interval '1 second'"
+    } else {
+        "1"
+    };
+    db.execute(&format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2500) \
+         INSERT INTO fence_idempotency_keys (scope, key, fingerprint, expires_at) \
+         SELECT scope, 'old ' || i, fingerprint, {past} FROM fence_idempotency_keys, n"
+    ))
+    .await;
+    assert_eq!(records(&db).await, 2_501);
+    assert_eq!(db.fence().remove_expired_keys().await.unwrap(), 2_500);
+    assert_eq!(db.fence().remove_expired_keys().await.unwrap(), 0);
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
+}
+
+async fn a_handler_cannot_commit_without_its_record<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let answer = write(&server, "/a/commit", 5, "k").await;
+    answer.is_problem(500, "transaction-aborted");
+    assert_eq!((records(&db).await, db.entries().await), (0, 0));
+    assert_eq!(max_token(&db).await, Some(4));
+}
+
+async fn a_handler_that_ended_its_transaction_by_hand_leaves_no_record<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let answer = write(&server, "/a/by-hand", 5, "k").await;
+    answer.is_problem(500, "transaction-aborted");
+    assert_eq!((records(&db).await, db.entries().await), (0, 0));
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+}

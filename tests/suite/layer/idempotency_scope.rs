@@ -1,0 +1,169 @@
+//! To which request, resource and principal a key belongs, over both databases.
+
+use axum::{Extension, Router, http::HeaderName, routing::post};
+use tower_fence::{FenceLayer, HeaderField, Idempotency, Token};
+
+use super::keyed::{Plan, add, is_call, keyed, max_token, start, start_with, write};
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    http::{Answer, Server},
+};
+
+on_both_databases!(
+    a_key_belongs_to_one_request,
+    a_nested_path_is_compared_whole,
+    a_key_belongs_to_its_resource_or_to_its_scope,
+    an_answer_is_for_whoever_has_sent_the_request,
+    a_principal_may_be_named_otherwise,
+    a_scope_of_ones_own_does_not_mix_resources,
+    keys_go_with_several_resources,
+);
+
+async fn a_key_belongs_to_one_request<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let request = |path: &str| keyed(&server, path, 5, "k");
+    is_call(
+        &Answer::to(request("/a/add?x=1").body("body")).await,
+        1,
+        false,
+    );
+    let put = server.client.put(server.url("/a/add?x=1"));
+    let put = put
+        .header("Fencing-Token", "5")
+        .header("Idempotency-Key", "\"k\"");
+    for other in [
+        put.body("body"),
+        request("/a/other?x=1").body("body"),
+        request("/a/add?x=2").body("body"),
+        request("/a/add").body("body"),
+        request("/a/add?x=1").body("Body"),
+        request("/a/add?x=1"),
+    ] {
+        let answer = Answer::to(other).await;
+        answer.is_problem(422, "idempotency-mismatch");
+    }
+    is_call(
+        &Answer::to(request("/a/add?x=1").body("body")).await,
+        1,
+        true,
+    );
+    assert_eq!(db.entries().await, 1);
+}
+
+async fn a_nested_path_is_compared_whole<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    is_call(&write(&server, "/v1/a/inner", 5, "k").await, 1, false);
+    let other = write(&server, "/v2/a/inner", 5, "k").await;
+    other.is_problem(422, "idempotency-mismatch");
+}
+
+async fn a_key_belongs_to_its_resource_or_to_its_scope<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+    is_call(&write(&server, "/b/add", 5, "k").await, 2, false);
+
+    let tenant = HeaderName::from_static("x-tenant");
+    let keys = Idempotency::optional().scope(HeaderField(tenant));
+    let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
+    let write = |path: &str, tenant: &str| {
+        Answer::to(keyed(&server, path, 9, "t").header("X-Tenant", tenant))
+    };
+    db.execute("DELETE FROM ledger").await;
+    is_call(&write("/a/add", "acme").await, 1, false);
+    is_call(&write("/a/add", "acme").await, 1, true);
+    write("/b/add", "acme")
+        .await
+        .is_problem(422, "idempotency-mismatch");
+    write("/a/add", "other")
+        .await
+        .is_problem(412, "stale-token");
+    let nobody = Answer::to(keyed(&server, "/a/add", 9, "t")).await;
+    assert_eq!(
+        nobody.is_problem(422, "invalid-request")["field"],
+        "x-tenant"
+    );
+}
+
+async fn an_answer_is_for_whoever_has_sent_the_request<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let send = |token: i64, authorization: &'static [&'static str]| {
+        let request = keyed(&server, "/a/add", token, "k");
+        let request = authorization.iter().fold(request, |request, line| {
+            request.header("Authorization", *line)
+        });
+        Answer::to(request)
+    };
+    is_call(&send(5, &["Bearer alice"]).await, 1, false);
+    is_call(&send(5, &["Bearer alice"]).await, 1, true);
+    // The same request with the same key, but for who sends it.
+    for stranger in [
+        &[][..],
+        &["Bearer bob"],
+        &["Bearer alice", ""],
+        &["Bearer", "alice"],
+        &["bearer alice"],
+    ] {
+        for token in [5, 1] {
+            let answer = send(token, stranger).await;
+            answer.is_problem(412, "stale-token");
+        }
+    }
+    is_call(&send(6, &["Bearer bob"]).await, 2, false);
+    is_call(&send(1, &["Bearer alice"]).await, 1, true);
+}
+
+async fn a_principal_may_be_named_otherwise<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let keys = Idempotency::optional().principal(|parts| {
+        let user = parts.headers.get("x-user");
+        user.map(|user| user.as_bytes().to_vec())
+            .unwrap_or_default()
+    });
+    let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
+    let send = |user: &'static str, authorization: &'static str| {
+        let request = keyed(&server, "/a/add", 5, "k").header("X-User", user);
+        Answer::to(request.header("Authorization", authorization))
+    };
+    is_call(&send("alice", "Bearer 1").await, 1, false);
+    // Under an access token that is new.
+    is_call(&send("alice", "Bearer 2").await, 1, true);
+    let other = send("bob", "Bearer 1").await;
+    other.is_problem(412, "stale-token");
+}
+
+async fn a_scope_of_ones_own_does_not_mix_resources<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let tenant = HeaderField(HeaderName::from_static("x-tenant"));
+    let sku = HeaderField(HeaderName::from_static("x-sku"));
+    let layer = FenceLayer::new(db.fence(), sku);
+    let app = Router::new()
+        .route("/add", post(add::<DB>))
+        .route_layer(layer.idempotent(Idempotency::optional().scope(tenant)))
+        .layer(Extension(Plan::new(0, 1_000)));
+    let server = Server::start(app).await;
+    let write = |sku: &'static str| {
+        let request = keyed(&server, "/add", 5, "k").header("X-Tenant", "acme");
+        Answer::to(request.header("X-Sku", sku))
+    };
+    is_call(&write("sku-1").await, 1, false);
+    let other = write("sku-2").await;
+    other.is_problem(422, "idempotency-mismatch");
+    is_call(&write("sku-1").await, 1, true);
+}
+
+async fn keys_go_with_several_resources<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let tokens = r#"5;resource="a", 7;resource="b""#;
+    for replayed in [false, true] {
+        let answer = Answer::to(keyed(&server, "/a/to/b", tokens, "k")).await;
+        is_call(&answer, 1, replayed);
+    }
+    let other = Answer::to(keyed(&server, "/b/to/a", tokens, "k")).await;
+    other.is_problem(422, "idempotency-mismatch");
+    assert_eq!(max_token(&db).await, Some(Token::new(5).unwrap().get()));
+}

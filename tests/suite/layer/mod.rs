@@ -1,0 +1,20 @@
+//! The layer over real HTTP.
+
+mod deferred;
+mod deferred_settings;
+mod false_success;
+mod fenced_read;
+mod handlers;
+mod idempotency;
+mod idempotency_records;
+mod idempotency_scope;
+mod keyed;
+mod known_epochs;
+mod mounting;
+mod on_begin;
+mod path_names;
+mod requests;
+mod several;
+mod time_limit;
+mod turned_away;
+mod writes;

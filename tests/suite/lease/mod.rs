@@ -1,0 +1,14 @@
+//! The lease stores.
+
+mod announced;
+mod announced_above;
+mod grant_load;
+mod grants;
+mod line;
+mod redis_cluster;
+mod redis_epochs;
+mod redis_history;
+mod redis_line;
+mod redis_line_loss;
+mod redis_loss;
+mod redis_memory;

@@ -1,0 +1,253 @@
+//! What Redis loses, and what that does to tokens. Each test has a server of its own.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use sqlx::Sqlite;
+use tokio::time::timeout;
+use tower_fence::{
+    Resource, Token,
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
+    lease::{Acquire, LeaseError, Leases, RedisLeases, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
+    proxy::{Passage, Proxy, Sender},
+    redis::RedisServer,
+};
+
+async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
+    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    builder.connect(&server.url()).await.unwrap()
+}
+
+async fn grant_and_release(leases: &RedisLeases) -> Token {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease.token
+}
+
+/// The counter that a user would write by hand.
+async fn naive_token(server: &RedisServer) -> i64 {
+    redis::from_redis_value(server.command(&["INCR", "naive"]).await).unwrap()
+}
+
+#[tokio::test]
+async fn a_grant_after_flushall_outranks_all_before() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let (mut last, mut naive) = (grant_and_release(&leases).await, naive_token(&server).await);
+    for _ in 0..3 {
+        let held = grant(&leases, &sku(), LONG).await;
+        naive = naive.max(naive_token(&server).await);
+        server.command(&["FLUSHALL"]).await;
+        is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
+        is_lost(leases.release(&sku(), &held.id).await);
+        last = last.max(held.token);
+        let next = grant_and_release(&leases).await;
+        assert!(next > last, "{next} is not above {last}");
+        // A plain counter is caught by the same loss.
+        assert!(naive_token(&server).await <= naive);
+        last = next;
+    }
+}
+
+#[tokio::test]
+async fn a_grant_after_a_restart_outranks_all_before() {
+    for (options, remembers) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
+        let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
+        let leases = connect(&server, &db).await;
+        grant_and_release(&leases).await;
+        let held = grant(&leases, &sku(), LONG).await;
+        // What was written to the file is with the kernel: only the process is killed.
+        server.kill();
+        is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        server.start_again().await;
+        // The same store goes on by itself.
+        eventually("the store is back", async || {
+            leases.inspect(&sku()).await.is_ok()
+        })
+        .await;
+        // What came back from a file may be of any age: it is nobody's lease, and may be believed in.
+        assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+        is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
+        if remembers {
+            let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
+            assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
+            leases.release(&sku(), &held.id).await.unwrap();
+        }
+        let next = grant_and_release(&leases).await;
+        assert!(next > held.token, "{next} is not above {}", held.token);
+    }
+}
+
+#[tokio::test]
+async fn a_grant_after_the_clock_was_deleted_outranks_all_before() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant_and_release(&leases).await;
+    server.command(&["DEL", "tower-fence:{110}:clock"]).await;
+    assert!(grant_and_release(&leases).await > first);
+}
+
+#[tokio::test]
+async fn scripts_that_redis_forgot_are_loaded_again() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    for _ in 0..2 {
+        let lease = grant(&leases, &sku(), LONG).await;
+        server.command(&["SCRIPT", "FLUSH"]).await;
+        leases
+            .renew(&sku(), &lease.id, Renew::new(LONG))
+            .await
+            .unwrap();
+        server.command(&["SCRIPT", "FLUSH"]).await;
+        leases.inspect(&sku()).await.unwrap().unwrap();
+        server.command(&["SCRIPT", "FLUSH"]).await;
+        leases.release(&sku(), &lease.id).await.unwrap();
+        server.command(&["SCRIPT", "FLUSH"]).await;
+    }
+}
+
+#[tokio::test]
+async fn redis_holds_memory_for_held_leases_only() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    for n in 0..600 {
+        let resource = Resource::new(format!("sku-{n}")).unwrap();
+        let lease = grant(&leases, &resource, LONG).await;
+        leases.release(&resource, &lease.id).await.unwrap();
+    }
+    let keys: Vec<String> = redis::from_redis_value(server.command(&["KEYS", "*"]).await).unwrap();
+    assert!(keys.len() <= 256, "{} keys", keys.len());
+    assert!(keys.iter().all(|key| key.ends_with(":clock")), "{keys:?}");
+}
+
+#[tokio::test]
+async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
+    let (mut server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let lease = grant(&leases, &sku(), LONG).await;
+    server.kill();
+    let calls = async {
+        is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+        is_unavailable(leases.release(&sku(), &lease.id).await);
+        is_unavailable(leases.inspect(&sku()).await);
+    };
+    timeout(Duration::from_secs(10), calls)
+        .await
+        .expect("no call hangs");
+    let url = server.url().replace("//", "//user:sesame@");
+    let refused = RedisLeases::builder(db.fence())
+        .command_wait(Duration::from_millis(200))
+        .connect(&url);
+    let refused = timeout(Duration::from_secs(10), refused)
+        .await
+        .expect("nor does connecting");
+    assert!(
+        !format!("{:?}", refused.unwrap_err()).contains("sesame"),
+        "no password in an error"
+    );
+}
+
+#[tokio::test]
+async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+    struct Unreachable;
+
+    impl Epochs for Unreachable {
+        fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+            let cause = std::io::Error::other("down");
+            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+        }
+
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+            let cause = std::io::Error::other("down");
+            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            let cause = std::io::Error::other("down");
+            Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+        }
+    }
+
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    let cut_off = RedisLeases::connect(&server.url(), Unreachable)
+        .await
+        .unwrap();
+    cut_off
+        .renew(&sku(), &held.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    server.command(&["FLUSHALL"]).await;
+    is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
+    assert_eq!(cut_off.inspect(&sku()).await.unwrap(), None);
+    assert!(grant(&leases, &sku(), LONG).await.token > held.token);
+}
+
+#[tokio::test]
+async fn keys_that_something_else_wrote_do_no_harm() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let key = "tower-fence:{110}:lease:sku-1";
+    server.command(&["SET", key, "gibberish"]).await;
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+    server.command(&["DEL", key]).await;
+    server.command(&["LPUSH", key, "gibberish"]).await;
+    is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    server.command(&["DEL", key]).await;
+    server
+        .command(&["HSET", "tower-fence:{110}:clock", "epoch", "x", "n", "y"])
+        .await;
+    grant_and_release(&leases).await;
+}
+
+#[tokio::test]
+async fn a_server_that_hides_its_history_is_refused() {
+    let server = RedisServer::start(&["--rename-command", "INFO", ""]).await;
+    let db = Sqlite::fresh(2).await;
+    let refused = RedisLeases::connect(&server.url(), db.fence())
+        .await
+        .unwrap_err();
+    let LeaseError::Unavailable(cause) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(cause.to_string().contains("master_replid"), "{cause}");
+}
+
+/// The connection is cut after the server has done what it was asked.
+#[tokio::test]
+async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let cut = Arc::new(AtomicBool::new(false));
+    let told = cut.clone();
+    let proxy = Proxy::judging(server.addr(), move || {
+        let cut = told.clone();
+        move |sender, _: &[u8]| match sender == Sender::Server && cut.swap(false, Relaxed) {
+            true => Passage::CutAfter(0),
+            false => Passage::Whole,
+        }
+    });
+    let proxy = proxy.await;
+    let url = proxy.url(&server.url());
+    let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let first = grant_and_release(&leases).await;
+    cut.store(true, Relaxed);
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert!(!cut.load(Relaxed), "nothing was cut");
+    // Granted once: the repetition found its own grant.
+    assert_eq!(lease.token.get(), first.get() + 1);
+    leases.release(&sku(), &lease.id).await.unwrap();
+}

@@ -1,0 +1,294 @@
+//! Whose epochs a clock counts in, and what issuers remember beside Redis: clocks of somebody else,
+//! clocks and leases that come back from the past, a database that has lost an epoch.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use redis::Value;
+use sqlx::Sqlite;
+use tokio::sync::Semaphore;
+use tower_fence::{
+    Fence,
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
+    lease::{Acquire, Lease, LeaseError, Leases, RedisLeases, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::{LONG, grant, highest_epoch, is_lost, is_unavailable, sku},
+    redis::{CLOCK, LEASE, RedisServer, dump, restore},
+};
+
+async fn connect(server: &RedisServer, epochs: impl Epochs + 'static) -> RedisLeases {
+    RedisLeases::connect(&server.url(), epochs).await.unwrap()
+}
+
+async fn granted_and_released(leases: &RedisLeases) -> Lease {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease
+}
+
+/// A source whose answers can be held back, or fail.
+#[derive(Clone)]
+struct Gated {
+    fence: Fence<Sqlite>,
+    next: Arc<Semaphore>,
+    brings_back: bool,
+}
+
+impl Gated {
+    fn new(db: &Fresh<Sqlite>) -> Self {
+        Self {
+            fence: db.fence(),
+            next: Arc::new(Semaphore::new(0)),
+            brings_back: true,
+        }
+    }
+}
+
+impl Epochs for Gated {
+    fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move {
+            let epoch = self.fence.next_epoch(partition, at_least).await;
+            self.next.acquire().await.unwrap().forget();
+            epoch
+        })
+    }
+
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
+        if self.brings_back {
+            return self.fence.bring_back(partition, seen);
+        }
+        let cause = std::io::Error::other("down");
+        Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        self.fence.source_id()
+    }
+}
+
+#[tokio::test]
+async fn a_clock_of_another_source_of_epochs_is_refused() {
+    let server = RedisServer::start(&[]).await;
+    let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, ours.fence()).await;
+    let strangers = connect(&server, theirs.fence()).await;
+    let first = granted_and_released(&leases).await;
+    let refused = strangers.acquire(&sku(), Acquire::new(LONG)).await;
+    let Err(LeaseError::Unavailable(cause)) = refused else {
+        panic!("{refused:?}");
+    };
+    let text = cause.to_string();
+    assert!(text.contains("`tower-fence`"), "{text}");
+    assert!(text.contains("a key prefix for each database"), "{text}");
+    let second = granted_and_released(&leases).await;
+    assert_eq!(second.token.get(), first.token.get() + 1);
+    assert_eq!(highest_epoch(&theirs).await, 0);
+    // The cure.
+    let builder = RedisLeases::builder(theirs.fence()).key_prefix("another");
+    let strangers = builder.connect(&server.url()).await.unwrap();
+    granted_and_released(&strangers).await;
+}
+
+#[tokio::test]
+async fn a_database_that_lost_an_epoch_is_told_of_it() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    granted_and_released(&connect(&server, db.fence()).await).await;
+    server.command(&["FLUSHALL"]).await;
+    granted_and_released(&connect(&server, db.fence()).await).await;
+    assert_eq!(highest_epoch(&db).await, 2);
+    db.execute("UPDATE fence_epochs SET epoch = 1").await;
+    // Goes on under the epoch that the clock has.
+    let last = granted_and_released(&connect(&server, db.fence()).await).await;
+    assert_eq!(highest_epoch(&db).await, 2);
+    // Much later, and another process.
+    server.command(&["FLUSHALL"]).await;
+    let next = granted_and_released(&connect(&server, db.fence()).await).await;
+    assert!(next.token > last.token, "{} {}", next.token, last.token);
+}
+
+#[tokio::test]
+async fn no_grant_is_answered_before_its_epoch_was_brought_back() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    granted_and_released(&connect(&server, db.fence()).await).await;
+    let mut epochs = Gated::new(&db);
+    epochs.brings_back = false;
+    let leases = connect(&server, epochs).await;
+    is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    eventually("it is given back", async || {
+        server.command(&["EXISTS", LEASE]).await == Value::Int(0)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_clock_that_goes_back_within_one_history_is_noticed() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, db.fence()).await;
+    for by_swap in [false, true] {
+        granted_and_released(&leases).await;
+        let before = highest_epoch(&db).await;
+        let copy = dump(&server, &[CLOCK]).await;
+        server
+            .command(&["COPY", CLOCK, CLOCK, "DB", "1", "REPLACE"])
+            .await;
+        let last = granted_and_released(&leases).await;
+        match by_swap {
+            true => drop(server.command(&["SWAPDB", "0", "1"]).await),
+            false => restore(&server, &copy).await,
+        }
+        // Many notice it at once, and one of them sees to it.
+        let sku = sku();
+        let asking = (0..20).map(|_| leases.acquire(&sku, Acquire::new(LONG)));
+        let mut next: Vec<Lease> = join_all(asking).await.into_iter().flatten().collect();
+        assert_eq!(next.len(), 1);
+        let next = next.remove(0);
+        assert!(next.token > last.token, "{} {}", next.token, last.token);
+        leases.release(&sku, &next.id).await.unwrap();
+        assert_eq!(highest_epoch(&db).await, before + 1, "epochs were burned");
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_grants_at_once_take_one_epoch() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, db.fence()).await;
+    let sku = sku();
+    let asking = (0..100).map(|_| leases.acquire(&sku, Acquire::new(LONG)));
+    let granted = join_all(asking).await.into_iter().filter(Result::is_ok);
+    assert_eq!(granted.count(), 1);
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_epoch_that_comes_late_begins_nothing_on_another_clock() {
+    for lost in [&["FLUSHALL"][..], &["DEL", CLOCK]] {
+        let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+        let epochs = Gated::new(&db);
+        let late = connect(&server, epochs.clone()).await;
+        let waiting = tokio::spawn({
+            let late = late.clone();
+            async move { late.acquire(&sku(), Acquire::new(LONG)).await }
+        });
+        eventually("the late one has its epoch", async || {
+            highest_epoch(&db).await == 1
+        })
+        .await;
+        let other = connect(&server, db.fence()).await;
+        let second = granted_and_released(&other).await;
+        assert_eq!(Epoch::of(second.token), Some(Epoch::new(2).unwrap()));
+        server.command(lost).await;
+        epochs.next.add_permits(10);
+        let third = waiting.await.unwrap().unwrap();
+        assert!(
+            third.token > second.token,
+            "{} after {}",
+            third.token,
+            second.token
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_lease_from_the_past_is_lost_and_keeps_its_resource_closed() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, db.fence()).await;
+    let dead = grant(&leases, &sku(), LONG).await;
+    let copy = dump(&server, &[LEASE]).await;
+    leases.release(&sku(), &dead.id).await.unwrap();
+    server.command(&["FLUSHALL"]).await;
+    let last = granted_and_released(&leases).await;
+    restore(&server, &copy).await;
+
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+    is_lost(leases.renew(&sku(), &dead.id, Renew::new(LONG)).await);
+    let new_token = Renew::new(LONG).new_token();
+    is_lost(leases.renew(&sku(), &dead.id, new_token).await);
+    // It may be that of somebody who still believes in it.
+    let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
+    // Its holder gets a token that counts.
+    let again = Acquire::new(LONG).lease_id(dead.id.clone());
+    let again = leases.acquire(&sku(), again).await.unwrap();
+    assert!(again.token > last.token, "{} {}", again.token, last.token);
+    leases
+        .renew(&sku(), &dead.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    // And may end it.
+    restore(&server, &copy).await;
+    leases.release(&sku(), &dead.id).await.unwrap();
+    granted_and_released(&leases).await;
+}
+
+#[tokio::test]
+async fn a_lease_above_its_clock_does_not_count() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, db.fence()).await;
+    granted_and_released(&leases).await;
+    let copy = dump(&server, &[CLOCK]).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    restore(&server, &copy).await;
+    // A process that remembers nothing.
+    let leases = connect(&server, db.fence()).await;
+    is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
+}
+
+#[tokio::test]
+async fn leases_of_an_epoch_that_is_used_up_go_on_and_those_without_a_clock_are_lost() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, db.fence()).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    server.command(&["HSET", CLOCK, "n", "999999999"]).await;
+    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    let again = Acquire::new(LONG).lease_id(held.id.clone());
+    assert_eq!(
+        leases.acquire(&sku(), again).await.unwrap().token,
+        held.token
+    );
+    server.command(&["DEL", CLOCK]).await;
+    is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
+}
+
+#[tokio::test]
+async fn a_prefix_that_breaks_the_hash_tag_is_refused() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    for prefix in ["{}", "a{b}c", "{", "}"] {
+        let builder = RedisLeases::builder(db.fence()).key_prefix(prefix);
+        let refused = builder.connect(&server.url()).await.unwrap_err();
+        assert!(
+            matches!(&refused, LeaseError::Invalid { field, .. } if field == "key_prefix"),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_user_without_rights_on_channels_is_told_at_connect() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let user = ["ACL", "SETUSER", "mute", "on", ">sesame", "~*", "+@all"];
+    server
+        .command(&[&user[..], &["resetchannels"]].concat())
+        .await;
+    let url = server.url().replace("//", "//mute:sesame@");
+    let refused = RedisLeases::connect(&url, db.fence()).await.unwrap_err();
+    let LeaseError::Unavailable(cause) = refused else {
+        panic!("{refused:?}");
+    };
+    let text = format!("{cause} {cause:?}");
+    assert!(text.contains("channels") && text.contains("tower-fence:*"));
+    assert!(!text.contains("sesame"), "{text}");
+    // May publish, and not subscribe.
+    let half = ["ACL", "SETUSER", "mute", "allchannels", "-subscribe"];
+    server.command(&half).await;
+    RedisLeases::connect(&url, db.fence()).await.unwrap_err();
+    let whole = ["ACL", "SETUSER", "mute", "+subscribe", "resetchannels"];
+    server
+        .command(&[&whole[..], &["&tower-fence:*"]].concat())
+        .await;
+    RedisLeases::connect(&url, db.fence()).await.unwrap();
+}
