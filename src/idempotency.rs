@@ -10,7 +10,7 @@
 //! A repetition may come under a new token. Where the first request has written, it is answered as
 //! that one was, and nothing else happens. Where it has written nothing (it failed, was refused, or never
 //! arrived), **the repetition is a new write**, and the fence lets it pass: its token is new. If its
-//! body came from a read ("set the stock to 9"), somebody else may have written since, and is
+//! body came from a read ("set the stock to 9"), another holder may have written since, and is
 //! overwritten. So under a new token such a body needs a fresh read, and the write that comes of it
 //! a new key. A body that depends on no read ("take one away") may be repeated as it is.
 //!

@@ -100,6 +100,7 @@
 
 pub mod announce;
 mod body;
+mod chain;
 pub mod client;
 pub mod epochs;
 #[cfg(feature = "_fence")]
@@ -114,14 +115,24 @@ pub mod layer;
 pub mod lease;
 pub mod metrics;
 pub mod problem;
+mod stale;
 mod token;
 
+pub use self::stale::StaleToken;
 pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]
 pub use self::{
-    fence::{AdmitError, Admitted, AllAdmitted, CommitError, Fence, FencedTx, Stale, TokenUse},
+    fence::{
+        AdmitError, Admitted, AllAdmitted, Claim, Claims, CommitError, Fence, FenceDatabase,
+        FencedTx, TokenUse,
+    },
     layer::{FenceLayer, HeaderField, Idempotency, PathParam, PendingWrite},
 };
+
+#[cfg(feature = "postgres")]
+pub use self::{fence::PgFencedTx, layer::PgPendingWrite};
+#[cfg(feature = "sqlite")]
+pub use self::{fence::SqliteFencedTx, layer::SqlitePendingWrite};
 
 /// The code in the README compiles.
 #[cfg(doctest)]

@@ -63,7 +63,7 @@ table! {
     /// 412: a newer token was seen, or this one was already used. Members: `resource`,
     /// `presented_token`, `max_token`.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
-    /// 409: somebody else holds the lease. Members: `resource`, `retry_after_ms`.
+    /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";
     /// 409: the lease to renew or release is not held under this lease id. Member: `resource`.
     LeaseLost = CONFLICT, "lease-lost", "The lease is not held";

@@ -21,7 +21,7 @@ use std::{
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::PgPool;
 use tokio::runtime::Runtime;
-use tower_fence::{Fence, FenceLayer, FencedTx, PathParam};
+use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx};
 
 use self::{
     client::Writer,
@@ -113,7 +113,7 @@ fn written(runtime: &Runtime, tables: &[Table], options: &Options, report: &mut 
 /// A server whose handler writes nothing of its own.
 fn serve(runtime: &Runtime, pool: &PgPool) -> SocketAddr {
     let layer = FenceLayer::new(Fence::new(pool.clone()), PathParam("resource"));
-    let handler = post(async |_tx: FencedTx| StatusCode::NO_CONTENT);
+    let handler = post(async |_tx: PgFencedTx| StatusCode::NO_CONTENT);
     let app = Router::new().route("/{resource}", handler);
     http::serve(runtime, app.route_layer(layer))
 }

@@ -8,7 +8,7 @@ use axum::{
 };
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
 use tower_fence::{
-    Fence, FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite,
+    Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite,
     fence::WriteError,
     layer::{DatabaseError, Rejection},
     problem::{Problem, ProblemType},
@@ -181,7 +181,7 @@ async fn for_update(State(pool): State<PgPool>, Path(sku): Path<String>) -> Answ
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn fenced(mut tx: FencedTx, Path(sku): Path<String>) -> Answer {
+async fn fenced(mut tx: PgFencedTx, Path(sku): Path<String>) -> Answer {
     decrement(&mut tx, &sku).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -191,7 +191,7 @@ const DEPENDENT_UPDATE: &str = "UPDATE stock SET n = n - 1 \
      WHERE sku = $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
 
 async fn one_statement(
-    pending: PendingWrite,
+    pending: PgPendingWrite,
     Path(sku): Path<String>,
 ) -> Result<StatusCode, WriteError> {
     let written: Vec<(i64,)> = pending
@@ -203,7 +203,7 @@ async fn one_statement(
     })
 }
 
-async fn deferred(pending: PendingWrite, Path(sku): Path<String>) -> Result<Answer, Rejection> {
+async fn deferred(pending: PgPendingWrite, Path(sku): Path<String>) -> Result<Answer, Rejection> {
     let mut tx = pending.begin().await?;
     Ok(match decrement(&mut tx, &sku).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),

@@ -10,12 +10,13 @@ use tokio::{
 
 use super::{
     layer::TokenLayer,
-    loss::{Loss, StaleToken},
+    loss::Loss,
     renewal::{self, Known},
 };
 use crate::{
     header::FencingToken,
     lease::{GiveBack, Lease, LeaseError, LeaseId, Leases, Renew, after},
+    stale::StaleToken,
     token::{Resource, Token},
 };
 
@@ -198,7 +199,9 @@ impl<L: Leases> LeaseGuard<L> {
     /// The [`Loss`], this one or an earlier one.
     pub fn observe(&self, status: StatusCode, body: &[u8]) -> Result<(), Loss> {
         match StaleToken::from_response(status, body) {
-            Some(stale) if stale.resource == *self.resource() && stale.max_token > self.token() => {
+            Some(stale)
+                if stale.resource == *self.resource() && stale.max_token > self.token().get() =>
+            {
                 self.renewal.abort();
                 Err(self.known.lose(Loss::Outranked(stale)))
             }

@@ -64,5 +64,6 @@ pub use self::{
     guard::LeaseGuard,
     holder::{AcquireError, Holder},
     layer::{AddToken, TokenLayer},
-    loss::{Loss, StaleToken},
+    loss::Loss,
 };
+pub use crate::stale::StaleToken;

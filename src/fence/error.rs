@@ -2,19 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::token::{Resource, Token};
-
-/// A token that is not newer than what the fence has seen: outranked, or already used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("token {presented} for {resource} is not newer than {max_token}")]
-pub struct Stale {
-    /// The resource.
-    pub resource: Resource,
-    /// The token that was refused.
-    pub presented: Token,
-    /// The highest token that is dead, 0 or more.
-    pub max_token: i64,
-}
+use super::fault::{Failure, Fault};
+pub use crate::stale::StaleToken;
 
 /// Why a token was not admitted. Nothing was written.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -22,7 +11,7 @@ pub struct Stale {
 pub enum AdmitError {
     /// The token is stale.
     #[error(transparent)]
-    Stale(#[from] Stale),
+    Stale(#[from] StaleToken),
     /// No resource was named.
     #[error("a fenced transaction needs at least one resource")]
     NoResource,
@@ -36,6 +25,22 @@ pub enum AdmitError {
     /// The database cannot be reached, or cannot do its work.
     #[error("the fence's database is unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
+    /// The tables of the fence are missing or of an older version.
+    #[error("the tables of the fence are not there: call `Fence::migrate`")]
+    NotMigrated(#[source] Arc<sqlx::Error>),
+}
+
+/// What a failed statement of the fence means to the one who wanted to write.
+impl From<Failure> for AdmitError {
+    fn from(Failure { fault, cause }: Failure) -> Self {
+        match fault {
+            Fault::Contention => Self::Busy(cause),
+            Fault::Missing => Self::NotMigrated(cause),
+            Fault::Unsupported | Fault::Refused | Fault::Ended | Fault::Lost | Fault::Silent => {
+                Self::Unavailable(cause)
+            }
+        }
+    }
 }
 
 /// Why a transaction was not committed, or is not known to be.
@@ -66,6 +71,27 @@ pub enum CommitError {
     OutcomeUnknown(#[source] Arc<sqlx::Error>),
 }
 
+impl CommitError {
+    /// What the failure of COMMIT means.
+    pub(super) fn at_commit(Failure { fault, cause }: Failure) -> Self {
+        match fault {
+            Fault::Contention => Self::Busy(cause),
+            Fault::Unsupported | Fault::Missing | Fault::Refused | Fault::Ended => {
+                Self::Aborted(cause)
+            }
+            Fault::Lost | Fault::Silent => Self::OutcomeUnknown(cause),
+        }
+    }
+
+    /// What the failure of a statement means that stood before COMMIT, which was not sent.
+    pub(super) fn before_commit(failure: Failure) -> Self {
+        match Self::at_commit(failure) {
+            Self::OutcomeUnknown(cause) => Self::Unavailable(cause),
+            error => error,
+        }
+    }
+}
+
 /// Why a statement that was to be written at once was not, or is not known to be.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -92,18 +118,26 @@ pub enum WriteError {
     Commit(#[from] CommitError),
 }
 
-/// A time limit that ran out while the database had not answered.
-pub(super) fn no_answer() -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::new(
-        std::io::ErrorKind::TimedOut,
-        "the database did not answer in time",
-    ))
-}
+impl WriteError {
+    pub(super) fn statement(error: sqlx::Error) -> Self {
+        Self::Statement(Arc::new(error))
+    }
 
-/// A write to the same resource that is under way in this process, for longer than the wait.
-pub(super) fn in_use() -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::new(
-        std::io::ErrorKind::WouldBlock,
-        "another request of this process is writing to the resource",
-    ))
+    /// What a failed statement means in an open transaction.
+    pub(super) fn in_transaction(Failure { fault, cause }: Failure) -> Self {
+        match fault {
+            Fault::Contention => AdmitError::Busy(cause).into(),
+            Fault::Unsupported => Self::Unsupported(cause),
+            Fault::Missing | Fault::Refused | Fault::Ended => Self::Statement(cause),
+            Fault::Lost | Fault::Silent => AdmitError::Unavailable(cause).into(),
+        }
+    }
+
+    /// What a failed statement means that would have been its own COMMIT.
+    pub(super) fn alone(failure: Failure) -> Self {
+        match failure.fault {
+            Fault::Lost | Fault::Silent => CommitError::OutcomeUnknown(failure.cause).into(),
+            _ => Self::in_transaction(failure),
+        }
+    }
 }

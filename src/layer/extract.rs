@@ -9,7 +9,7 @@ use axum::{
 use http::request::Parts;
 
 use crate::{
-    fence::{Admitted, AllAdmitted, FenceDatabase, FencedTx, Loan},
+    fence::{Admitted, AllAdmitted, FenceDatabase, FencedTx, Slot},
     problem::{Problem, ProblemType},
 };
 
@@ -18,13 +18,13 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        let Some(loan) = parts.extensions.get::<Loan<DB>>() else {
-            return Err(NoTransaction::without_layer(parts));
+        let Some(slot) = parts.extensions.get::<Slot<DB>>() else {
+            return Err(NoTransaction::without_layer::<DB>(parts));
         };
-        if loan.is_pending() {
+        if slot.is_pending() {
             return Err(NoTransaction::Deferred);
         }
-        loan.take().ok_or(NoTransaction::Taken)
+        Self::borrow(slot).ok_or(NoTransaction::Taken)
     }
 }
 
@@ -75,6 +75,10 @@ impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
 #[derive(Clone, Copy)]
 pub(super) struct PlainRead;
 
+/// Marks a request with the database of its fence.
+#[derive(Clone, Copy)]
+pub(super) struct FencedBy(pub(super) &'static str);
+
 /// Why a handler cannot have what it asked for: an error of the service, answered with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -82,6 +86,14 @@ pub enum NoTransaction {
     /// No `FenceLayer` for this database is around the handler.
     #[error("no fence: add `.route_layer(FenceLayer::new(fence, …))` to this route")]
     NoLayer,
+    /// The fence of this route is on another database than the handler asks for.
+    #[error("this route's fence is on {fenced_by}, and its handler asks for one on {asked_for}")]
+    OtherDatabase {
+        /// The database of the fence.
+        fenced_by: &'static str,
+        /// The database of the extractor.
+        asked_for: &'static str,
+    },
     /// The handler serves a safe method, which has no transaction.
     #[error("a safe method has no fenced transaction: take the pool from the state instead")]
     SafeMethod,
@@ -101,8 +113,16 @@ pub enum NoTransaction {
 
 impl NoTransaction {
     /// Why there is nothing that a layer would have left.
-    pub(super) fn without_layer(parts: &Parts) -> Self {
-        if parts.method.is_safe() {
+    pub(super) fn without_layer<DB: FenceDatabase>(parts: &Parts) -> Self {
+        if let Some(FencedBy(fenced_by)) = parts.extensions.get()
+            && *fenced_by != DB::NAME
+        {
+            let asked_for = DB::NAME;
+            Self::OtherDatabase {
+                fenced_by,
+                asked_for,
+            }
+        } else if parts.method.is_safe() {
             Self::SafeMethod
         } else {
             Self::NoLayer

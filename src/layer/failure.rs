@@ -1,12 +1,13 @@
 //! [`DatabaseError`]: what a handler answers when one of its statements failed.
 
-use std::{error::Error, sync::Arc};
+use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 
 use super::Rejection;
 use crate::{
-    fence::{AdmitError, Fault, WriteError, fault_of},
+    chain::Chain,
+    fence::{AdmitError, Fault, HandlerFault, WriteError},
     problem::{Problem, ProblemType},
 };
 
@@ -19,9 +20,9 @@ use crate::{
 /// rolled back in any case.
 ///
 /// ```
-/// use tower_fence::{FencedTx, layer::DatabaseError};
+/// use tower_fence::{PgFencedTx, layer::DatabaseError};
 ///
-/// async fn handler(mut tx: FencedTx) -> Result<(), DatabaseError> {
+/// async fn handler(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
 ///     sqlx::query("UPDATE inventory SET stock = stock - 1").execute(&mut *tx).await?;
 ///     Ok(())
 /// }
@@ -45,8 +46,7 @@ impl IntoResponse for WriteError {
             Self::Commit(error) => Rejection::from(error).into_response(),
             Self::Statement(error) => failed(&error),
             Self::Independent | Self::Rows(_) | Self::Unsupported(_) => {
-                let source = self.source().map(tracing::field::display);
-                tracing::error!(error = %self, source, "a handler's statement cannot be fenced");
+                tracing::error!(error = %Chain(&self), "a handler's statement cannot be fenced");
                 Problem::new(ProblemType::Misconfigured).into_response()
             }
         }
@@ -54,11 +54,13 @@ impl IntoResponse for WriteError {
 }
 
 fn failed(error: &Arc<sqlx::Error>) -> Response {
-    let problem = match fault_of(error) {
-        Fault::Contention => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
-        Fault::Lost => Problem::from(&Rejection::from(AdmitError::Unavailable(error.clone()))),
-        Fault::Refused => Problem::new(ProblemType::TransactionAborted),
+    let problem = match Fault::of(error).of_handler() {
+        HandlerFault::Busy => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
+        HandlerFault::Unavailable => {
+            Problem::from(&Rejection::from(AdmitError::Unavailable(error.clone())))
+        }
+        HandlerFault::Own => Problem::new(ProblemType::TransactionAborted),
     };
-    tracing::error!(%error, "a statement of a handler failed");
+    tracing::error!(error = %Chain(error), "a statement of a handler failed");
     problem.into_response()
 }

@@ -2,7 +2,7 @@
 //! read is overtaken by them.
 //!
 //! The handler runs without a transaction. Only when it has served the request, and has not turned it
-//! away, the fence is raised; where somebody has written since the handler began, it reads once more.
+//! away, the fence is raised; where another write came since the handler began, it reads once more.
 //! See `Fence::look` and `Fence::raise_after`.
 
 use std::future::poll_fn;
@@ -15,15 +15,10 @@ use bytes::Bytes;
 use http::{Request, request::Parts};
 use tower_service::Service;
 
-use super::{
-    rejection::Rejection,
-    resource::ResourceFrom,
-    service::Config,
-    verdict::{Verdict, verdict},
-};
+use super::{rejection::Rejection, resource::ResourceFrom, service::Config, verdict::turns_away};
 use crate::{
     body,
-    fence::{AllAdmitted, FenceDatabase, ToRaise},
+    fence::{AllAdmitted, Claims, FenceDatabase, ToRaise},
     metrics,
 };
 
@@ -33,18 +28,18 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         &self,
         mut inner: S,
         mut parts: Parts,
-        presented: AllAdmitted,
+        claims: Claims,
         body: Body,
     ) -> Result<Response, S::Error>
     where
         S: Service<Request<Body>> + Clone,
         S::Response: IntoResponse,
     {
-        let (body, to_raise) = match self.prepare(&presented, body).await {
+        let (body, admitted, to_raise) = match self.prepare(&claims, body).await {
             Ok(prepared) => prepared,
             Err(rejection) => return Ok(rejection.into_response()),
         };
-        parts.extensions.insert(presented.clone());
+        parts.extensions.insert(admitted);
         let Some(to_raise) = to_raise else {
             metrics::count_by("tower_fence_admitted_total", "kind", "read");
             let request = Request::from_parts(parts, Body::from(body));
@@ -54,10 +49,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let mut again = inner.clone();
         let request = Request::from_parts(parts.clone(), Body::from(body.clone()));
         let response = inner.call(request).await?.into_response();
-        if verdict(Some(response.status()), false) == Verdict::Leave {
+        if turns_away(response.status()) {
             return Ok(response);
         }
-        match self.fence.raise_after(&presented, to_raise).await {
+        match self.fence.raise_after(&claims, to_raise).await {
             Ok(unwritten) => {
                 metrics::count_by("tower_fence_admitted_total", "kind", "read");
                 if unwritten {
@@ -75,13 +70,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// Reads the body, which may be needed twice; then looks at the fence.
     async fn prepare(
         &self,
-        presented: &AllAdmitted,
+        claims: &Claims,
         body: Body,
-    ) -> Result<(Bytes, Option<ToRaise>), Rejection> {
+    ) -> Result<(Bytes, AllAdmitted, Option<ToRaise>), Rejection> {
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
-        if let Some(unknown) = self.unknown_epoch(presented).await? {
+        if let Some(unknown) = self.unknown_epoch(claims).await? {
             return Err(unknown);
         }
-        Ok((body.to_bytes(), self.fence.look(presented).await?))
+        let (admitted, to_raise) = self.fence.look(claims).await?;
+        Ok((body.to_bytes(), admitted, to_raise))
     }
 }

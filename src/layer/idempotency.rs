@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use axum::extract::OriginalUri;
+use axum::{extract::OriginalUri, response::Response};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderName, header, request::Parts};
@@ -11,9 +11,10 @@ use sha2::{Digest, Sha256};
 use super::{
     rejection::Rejection,
     resource::{ResourceError, ResourceFrom, Resources},
+    stored::{UnstorableResponse, capture},
 };
 use crate::{
-    fence::{AllAdmitted, Claim, RecordId},
+    fence::{Claims, KeyedRequest, RecordId, StoredResponse},
     idempotency::{IDEMPOTENCY_KEY, IdempotencyKey},
 };
 
@@ -174,7 +175,7 @@ impl Idempotency {
     pub(super) async fn record_of(
         &self,
         parts: &mut Parts,
-        presented: &AllAdmitted,
+        claims: &Claims,
     ) -> Result<Option<RecordId>, Rejection> {
         let Some(key) = IdempotencyKey::parse(parts.headers.get_all(IDEMPOTENCY_KEY))? else {
             return if self.required {
@@ -192,7 +193,7 @@ impl Idempotency {
                 }
                 digest("scope", names.as_slice())
             }
-            None => resources(presented),
+            None => resources(claims),
         };
         let principal = match &self.principal {
             Some(principal) => principal(parts),
@@ -204,16 +205,24 @@ impl Idempotency {
         Ok(Some(RecordId { scope, key }))
     }
 
-    pub(super) fn claim(
+    /// Reads a response to its end, for its record.
+    pub(super) async fn capture(
+        &self,
+        response: Response,
+    ) -> Result<(Response, StoredResponse), UnstorableResponse> {
+        capture(response, self.response_limit_bytes, &self.stored_headers).await
+    }
+
+    pub(super) fn keyed(
         &self,
         id: RecordId,
         parts: &Parts,
-        presented: &AllAdmitted,
+        claims: &Claims,
         body: &Bytes,
-    ) -> Claim {
-        Claim {
+    ) -> KeyedRequest {
+        KeyedRequest {
             id,
-            fingerprint: fingerprint(parts, presented, body),
+            fingerprint: fingerprint(parts, claims, body),
             ttl: self.ttl,
             wait: self.wait,
         }
@@ -233,8 +242,8 @@ fn authorization(parts: &Parts) -> [u8; 32] {
     hash.finalize().into()
 }
 
-fn resources(presented: &AllAdmitted) -> [u8; 32] {
-    digest("resources", presented.iter().map(|one| &one.resource))
+fn resources(claims: &Claims) -> [u8; 32] {
+    digest("resources", claims.iter().map(|claim| &claim.resource))
 }
 
 /// [`ResourceFrom`], without its type.
@@ -266,7 +275,7 @@ fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -
 
 /// What makes two requests the same: method, path, query, resources and body. Not the token: who got
 /// no answer may come back under a new lease.
-fn fingerprint(parts: &Parts, presented: &AllAdmitted, body: &Bytes) -> [u8; 32] {
+fn fingerprint(parts: &Parts, claims: &Claims, body: &Bytes) -> [u8; 32] {
     // Inside a nested router the path is what the nest has left of it.
     let whole = parts.extensions.get::<OriginalUri>();
     let uri = whole.map_or(&parts.uri, |OriginalUri(uri)| uri);
@@ -277,7 +286,7 @@ fn fingerprint(parts: &Parts, presented: &AllAdmitted, body: &Bytes) -> [u8; 32]
         hash.update(text);
     }
     hash.update(b" ");
-    hash.update(resources(presented));
+    hash.update(resources(claims));
     hash.update(body);
     hash.finalize().into()
 }

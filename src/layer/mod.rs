@@ -76,7 +76,7 @@
 //!
 //! Everything else counts as served: a 404 or a 409 says something about the resource, which no older
 //! holder may change any more. A redirect is a success and commits: where an extractor sends strangers
-//! to a page to log in, put it outside of the layer. Whoever has rights can close a resource by a
+//! to a page to log in, put it outside of the layer. A client with rights can close a resource by a
 //! number out of the blue all the same; where the tokens are this crate's own,
 //! [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that.
 //!
@@ -89,7 +89,7 @@
 //!    an [announced](crate::announce) grant, the handler runs, and that is all.
 //! 2. Otherwise the handler runs, and only if it turns nobody away the fence is raised: by then
 //!    it is known that the request was served.
-//! 3. Where somebody has written to the resource in between, what was read may be overtaken. So the
+//! 3. Where another write came in between, what was read may be overtaken. So the
 //!    handler runs **once more**, after the raise, and the second answer is the one that
 //!    leaves. The same happens for a resource without a row, and always on SQLite, where rows have
 //!    no versions.
@@ -112,10 +112,10 @@
 //!   parse it as well: [`PathParam::parsed`]. Otherwise `/items/07` passes by the fence of `/items/7`.
 //! - A handler of a safe method is not timed.
 //! - Each resource that was named with an admissible token keeps a row, also where the handler then
-//!   failed, unless it turned somebody away: put authentication, and checks of names that anybody may
+//!   failed, unless it turned the client away: put authentication, and checks of names that anybody may
 //!   invent, in front.
 //! - A replay under an idempotency key does not reach the handler: rights that are checked in there
-//!   are not checked again. A key belongs to whoever has sent it, which [`Idempotency::principal`]
+//!   are not checked again. A key belongs to the client that has sent it, which [`Idempotency::principal`]
 //!   has to be able to tell.
 //! - Stale writers are logged at WARN, at most one line a second, with the number of those
 //!   `suppressed` since the line before; the metrics count each.
@@ -123,13 +123,14 @@
 //!   fence cannot be raised. Nor does a 500 beside which the log says so: a transaction that the
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
+mod claims;
 mod extract;
 mod failure;
 mod fenced_read;
 mod idempotency;
 mod on_begin;
+mod path;
 mod pending;
-mod presented;
 mod rejection;
 mod resource;
 mod service;
@@ -144,14 +145,19 @@ use futures_util::future::BoxFuture;
 use http::{HeaderName, request::Parts};
 use tower_layer::Layer;
 
+#[cfg(feature = "postgres")]
+pub use self::pending::PgPendingWrite;
+#[cfg(feature = "sqlite")]
+pub use self::pending::SqlitePendingWrite;
 use self::service::Config;
 pub use self::{
     extract::NoTransaction,
     failure::DatabaseError,
     idempotency::Idempotency,
+    path::{FromPath, ParsedPathParam, PathParam, PathParams},
     pending::PendingWrite,
     rejection::{BodyError, Rejection},
-    resource::{HeaderField, ParsedPathParam, PathParam, ResourceError, ResourceFrom, Resources},
+    resource::{HeaderField, Prefixed, ResourceError, ResourceFrom, Resources},
     service::FenceService,
     stored::UnstorableResponse,
 };
@@ -208,7 +214,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     }
 
     /// Refuses tokens whose epoch this database has never handed out, with 403 `unknown-epoch`.
-    /// Default: any integer counts, whoever made it.
+    /// Default: any integer counts, whichever issuer made it.
     ///
     /// For tokens of this crate's issuers over the same database (`RedisLeases`, `EmbeddedLeases`
     /// with this fence for their epochs), and no others: what another issuer has made is refused.

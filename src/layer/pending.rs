@@ -9,8 +9,8 @@ use sqlx::{Execute, FromRow};
 use super::{extract::NoTransaction, on_begin::OnBegin, rejection::Rejection};
 use crate::{
     fence::{
-        AdmitError, Admitted, AllAdmitted, CommitError, Fault, Fence, FenceDatabase, FencedTx,
-        Loan, Statement, TokenUse, WriteError, Written, fault_of, typed,
+        AdmitError, Claim, Claims, CommitError, Fault, Fence, FenceDatabase, FencedTx,
+        HandlerFault, Slot, Statement, TokenUse, WriteError, Written, typed,
     },
     metrics,
 };
@@ -23,10 +23,10 @@ use crate::{
 ///
 /// ```
 /// use axum::{Json, extract::Path, http::StatusCode};
-/// use tower_fence::{PendingWrite, fence::WriteError};
+/// use tower_fence::{PgPendingWrite, fence::WriteError};
 ///
 /// async fn decrement(
-///     pending: PendingWrite,
+///     pending: PgPendingWrite,
 ///     Path(sku): Path<String>,
 ///     Json(quantity): Json<i64>,
 /// ) -> Result<StatusCode, WriteError> {
@@ -39,41 +39,46 @@ use crate::{
 ///     Ok(if left.is_empty() { StatusCode::CONFLICT } else { StatusCode::NO_CONTENT })
 /// }
 /// ```
-pub struct PendingWrite<
-    #[cfg(feature = "postgres")] DB: FenceDatabase = sqlx::Postgres,
-    #[cfg(not(feature = "postgres"))] DB: FenceDatabase,
-> {
+pub struct PendingWrite<DB: FenceDatabase> {
     fence: Fence<DB>,
     token_use: TokenUse,
-    loan: Loan<DB>,
+    slot: Slot<DB>,
     on_begin: Option<OnBegin<DB>>,
 }
+
+/// [`PendingWrite`] on Postgres.
+#[cfg(feature = "postgres")]
+pub type PgPendingWrite = PendingWrite<sqlx::Postgres>;
+
+/// [`PendingWrite`] on SQLite.
+#[cfg(feature = "sqlite")]
+pub type SqlitePendingWrite = PendingWrite<sqlx::Sqlite>;
 
 impl<DB: FenceDatabase> PendingWrite<DB> {
     pub(super) const fn new(
         fence: Fence<DB>,
         token_use: TokenUse,
-        loan: Loan<DB>,
+        slot: Slot<DB>,
         on_begin: Option<OnBegin<DB>>,
     ) -> Self {
         Self {
             fence,
             token_use,
-            loan,
+            slot,
             on_begin,
         }
     }
 
-    /// The resource and the token that are to be admitted; of several, those that were named first.
+    /// The claim that is to be admitted; of several, the one that was named first.
     #[must_use]
-    pub fn named(&self) -> &Admitted {
-        self.loan.named().first()
+    pub fn claim(&self) -> &Claim {
+        self.slot.claims().first()
     }
 
-    /// All resources and tokens that are to be admitted.
+    /// All claims that are to be admitted.
     #[must_use]
-    pub const fn all_named(&self) -> &AllAdmitted {
-        self.loan.named()
+    pub const fn claims(&self) -> &Claims {
+        self.slot.claims()
     }
 
     /// Opens a transaction and admits the token in it. From here on it is as if the layer had done
@@ -89,22 +94,22 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// Dropped at any moment, it leaves no open transaction and no lock behind.
     pub async fn begin(self) -> Result<FencedTx<DB>, Rejection> {
         // Under an idempotency key the transaction has begun already.
-        if let Some(tx) = self.loan.take() {
+        if let Some(tx) = FencedTx::borrow(&self.slot) {
             return Ok(tx);
         }
-        if !self.loan.start_begin() {
+        if !self.slot.start_begin() {
             return Err(CommitError::Escaped.into());
         }
         let tx = self.open().await.inspect_err(|error| self.refused(error))?;
         metrics::count_by("tower_fence_admitted_total", "kind", "write");
-        let lent = self.loan.begun(tx);
+        let lent = tx.begun_for(&self.slot);
         lent.ok_or_else(|| CommitError::Escaped.into())
     }
 
     /// Opens a transaction, admits in it, and runs the hook.
     async fn open(&self) -> Result<FencedTx<DB>, Rejection> {
-        let named = self.loan.named().clone();
-        let tx = self.fence.begin_admitted(named, self.token_use).await?;
+        let claims = self.slot.claims().clone();
+        let tx = self.fence.begin_admitted(claims, self.token_use).await?;
         match &self.on_begin {
             Some(on_begin) => on_begin.run(tx, self.fence.limits().hold).await,
             None => Ok(tx),
@@ -137,10 +142,10 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         T: for<'r> FromRow<'r, DB::Row>,
     {
         let mut statement = Statement::new(query)?;
-        if let Some(mut tx) = self.loan.take() {
+        if let Some(mut tx) = FencedTx::borrow(&self.slot) {
             return typed(tx.write(&mut statement).await?);
         }
-        if !self.loan.start_write() {
+        if !self.slot.start_write() {
             return Err(CommitError::Escaped.into());
         }
         let written = match self.on_begin {
@@ -151,8 +156,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
                 tx.write_and_commit(statement).await
             }
             None => {
-                let named = self.loan.named().clone();
-                let written = self.fence.write_admitted(named, self.token_use, statement);
+                let claims = self.slot.claims().clone();
+                let written = self.fence.write_admitted(claims, self.token_use, statement);
                 written.await
             }
         };
@@ -160,11 +165,11 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         metrics::count_by("tower_fence_admitted_total", "kind", "write");
         match written {
             Written::Rows(rows) => {
-                self.loan.settle(Ok(()));
+                self.slot.settle(Ok(()));
                 typed(rows)
             }
             Written::Nothing(tx) => {
-                self.loan.wrote_nothing(*tx);
+                tx.wrote_nothing_for(&self.slot);
                 Ok(Vec::new())
             }
         }
@@ -172,7 +177,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 
     /// Tells the layer that no transaction was opened.
     fn refused(&self, rejection: &Rejection) {
-        self.loan.refuse(match not_opened(rejection.clone()) {
+        self.slot.refuse(match not_opened(rejection.clone()) {
             WriteError::Admit(error) => error,
             other => AdmitError::Unavailable(Arc::new(sqlx::Error::Protocol(other.to_string()))),
         });
@@ -182,12 +187,12 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// an answer of 503 promises nothing.
     fn failed(&self, error: &WriteError) {
         match error {
-            WriteError::Admit(error) => self.loan.refuse(error.clone()),
+            WriteError::Admit(error) => self.slot.refuse(error.clone()),
             WriteError::Statement(cause) | WriteError::Unsupported(cause) => {
                 let aborted = CommitError::Aborted(cause.clone());
-                self.loan.settle(Err(aborted));
+                self.slot.settle(Err(aborted));
             }
-            WriteError::Commit(error) => self.loan.settle(Err(error.clone())),
+            WriteError::Commit(error) => self.slot.settle(Err(error.clone())),
             WriteError::Independent | WriteError::Rows(_) => {}
         }
     }
@@ -197,10 +202,10 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 fn not_opened(rejection: Rejection) -> WriteError {
     match rejection {
         Rejection::Admit(error) => error.into(),
-        Rejection::OnBegin(error) => match fault_of(&error) {
-            Fault::Contention => AdmitError::Busy(error).into(),
-            Fault::Lost => AdmitError::Unavailable(error).into(),
-            Fault::Refused => WriteError::Statement(error),
+        Rejection::OnBegin(error) => match Fault::of(&error).of_handler() {
+            HandlerFault::Busy => AdmitError::Busy(error).into(),
+            HandlerFault::Unavailable => AdmitError::Unavailable(error).into(),
+            HandlerFault::Own => WriteError::Statement(error),
         },
         other => {
             let error = sqlx::Error::Protocol(other.to_string());
@@ -213,7 +218,7 @@ impl<DB: FenceDatabase> Clone for PendingWrite<DB> {
     fn clone(&self) -> Self {
         Self {
             fence: self.fence.clone(),
-            loan: self.loan.clone(),
+            slot: self.slot.clone(),
             on_begin: self.on_begin.clone(),
             ..*self
         }
@@ -223,7 +228,7 @@ impl<DB: FenceDatabase> Clone for PendingWrite<DB> {
 impl<DB: FenceDatabase> fmt::Debug for PendingWrite<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PendingWrite")
-            .field("named", self.loan.named())
+            .field("claims", self.slot.claims())
             .finish_non_exhaustive()
     }
 }
@@ -235,10 +240,10 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for PendingWrite<DB> {
         if let Some(pending) = parts.extensions.get::<Self>() {
             return Ok(pending.clone());
         }
-        Err(if parts.extensions.get::<Loan<DB>>().is_some() {
+        Err(if parts.extensions.get::<Slot<DB>>().is_some() {
             NoTransaction::NotDeferred
         } else {
-            NoTransaction::without_layer(parts)
+            NoTransaction::without_layer::<DB>(parts)
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Why the layer refused a request, and how that is answered.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 
@@ -11,7 +11,8 @@ use super::{
 };
 pub use crate::body::BodyError;
 use crate::{
-    fence::{AdmitError, Admitted, CommitError, Fault, OnceError, Stale, fault_of},
+    chain::Chain,
+    fence::{AdmitError, Claim, CommitError, Fault, HandlerFault, OnceError, StaleToken},
     header::MalformedToken,
     idempotency::InvalidKey,
     metrics,
@@ -59,7 +60,7 @@ pub enum Rejection {
     /// The token's epoch was never handed out by this database; see
     /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
     #[error("this database never handed out the epoch of token {} for {}", .0.token, .0.resource)]
-    UnknownEpoch(Admitted),
+    UnknownEpoch(Claim),
     /// Another `FenceLayer` has admitted this request already; this one would wait for its lock.
     #[error("there are two fences around this handler; a request passes one `FenceLayer`")]
     TwoLayers,
@@ -101,7 +102,7 @@ pub enum Rejection {
 impl Rejection {
     /// The stale token, where that is the reason.
     #[must_use]
-    pub const fn stale(&self) -> Option<&Stale> {
+    pub const fn stale(&self) -> Option<&StaleToken> {
         match self {
             Self::Admit(AdmitError::Stale(stale)) => Some(stale),
             _ => None,
@@ -121,15 +122,16 @@ impl Rejection {
                 | ResourceError::NotOneHeader(_)
                 | ResourceError::Nothing => ProblemType::InvalidRequest,
                 ResourceError::NoRoute => ProblemType::UnknownRoute,
-                ResourceError::NoPathParam(_) | ResourceError::PathParamTwice(_) => {
+                ResourceError::NoPathParam { .. } | ResourceError::PathParamTwice { .. } => {
                     ProblemType::Misconfigured
                 }
+                ResourceError::Unavailable => ProblemType::StoreUnavailable,
             },
             Self::UnknownEpoch(_) => ProblemType::UnknownEpoch,
-            Self::OnBegin(error) => match fault_of(error) {
-                Fault::Contention => ProblemType::FenceBusy,
-                Fault::Lost => ProblemType::StoreUnavailable,
-                Fault::Refused => ProblemType::TransactionAborted,
+            Self::OnBegin(error) => match Fault::of(error).of_handler() {
+                HandlerFault::Busy => ProblemType::FenceBusy,
+                HandlerFault::Unavailable => ProblemType::StoreUnavailable,
+                HandlerFault::Own => ProblemType::TransactionAborted,
             },
             Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
             Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
@@ -143,7 +145,7 @@ impl Rejection {
                 AdmitError::Busy(_) => ProblemType::FenceBusy,
                 AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
                 AdmitError::Hook(_) => ProblemType::TransactionAborted,
-                AdmitError::NoResource => ProblemType::Misconfigured,
+                AdmitError::NoResource | AdmitError::NotMigrated(_) => ProblemType::Misconfigured,
             },
             Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
             Self::Commit(error) => match error {
@@ -164,8 +166,7 @@ impl Rejection {
         if let Some(stale) = self.stale() {
             stale_log::refused(stale);
         } else if self.problem_type().status().is_server_error() {
-            let source = self.source().map(tracing::field::display);
-            tracing::error!(problem, error = %self, source, "refused a write");
+            tracing::error!(problem, error = %Chain(self), "refused a write");
         } else {
             tracing::info!(problem, error = %self, "refused a write");
         }
@@ -188,7 +189,7 @@ impl From<&Rejection> for Problem {
         match rejection {
             Rejection::Admit(AdmitError::Stale(stale)) => problem
                 .member("resource", stale.resource.as_str())
-                .member("presented_token", stale.presented.get())
+                .member("presented_token", stale.presented_token.get())
                 .member("max_token", stale.max_token),
             Rejection::TokenMissing(resource) => problem.member("resource", resource.as_str()),
             Rejection::Resource(ResourceError::Invalid(_) | ResourceError::Nothing) => {

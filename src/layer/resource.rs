@@ -1,19 +1,16 @@
-//! Where the names of resources come from: path parameters, headers, or a closure.
+//! Where the names of resources come from: the path, a header, or a function.
 
-use std::{collections::HashSet, fmt, marker::PhantomData, str::FromStr};
+use std::{collections::HashSet, fmt};
 
-use axum::{
-    RequestPartsExt,
-    extract::{MatchedPath, RawPathParams, rejection::RawPathParamsRejection},
-};
 use http::{HeaderName, request::Parts};
 
 use crate::token::{InvalidResource, Resource};
 
 /// Finds the resources that a request is about: one, or several.
 ///
-/// Implemented by [`PathParam`], by [`HeaderField`], by arrays of those, and by closures from the
-/// request's parts to one resource, to an array or to a `Vec`:
+/// Implemented by [`PathParam`](super::PathParam) and [`FromPath`](super::FromPath), by
+/// [`HeaderField`], by arrays of those, and by closures from the request's parts to one resource, to an
+/// array or to a `Vec`:
 ///
 /// ```
 /// use tower_fence::{InvalidResource, PathParam, Resource};
@@ -29,6 +26,30 @@ use crate::token::{InvalidResource, Resource};
 ///     parts.uri.query().unwrap_or_default().split(',').map(Resource::new).collect()
 /// };
 /// # let _ = (tenant, both, listed);
+/// ```
+///
+/// A type of the application's own may also ask a database, since it is asynchronous:
+///
+/// ```
+/// use http::request::Parts;
+/// use tower_fence::layer::{PathParams, ResourceError, ResourceFrom, Resources};
+/// use tower_fence::Resource;
+///
+/// /// An order is protected together with all others of its customer.
+/// #[derive(Clone)]
+/// struct CustomerOf(sqlx::PgPool);
+///
+/// impl ResourceFrom for CustomerOf {
+///     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
+///         let path = PathParams::of(parts).await?;
+///         let customer: Option<String> = sqlx::query_scalar("SELECT customer FROM orders WHERE id = $1")
+///             .bind(path.get("order")?)
+///             .fetch_optional(&self.0)
+///             .await
+///             .map_err(|_| ResourceError::Unavailable)?;
+///         Ok(Resource::new(customer.ok_or(ResourceError::Nothing)?)?.into())
+///     }
+/// }
 /// ```
 pub trait ResourceFrom: Clone + Send + Sync + 'static {
     /// Finds the resources.
@@ -88,103 +109,6 @@ impl fmt::Display for Resources {
     }
 }
 
-/// The resource is a parameter of the path, percent-decoded: `PathParam("sku")` for the route
-/// `/inventory/{sku}`.
-///
-/// The layer must be inside the router (`Router::layer`, `Router::route_layer`,
-/// `MethodRouter::layer`): outside of it no path parameter is known yet, and every write is
-/// refused.
-///
-/// Two names are two resources, byte by byte. Where the handler takes the parameter as something
-/// else than text, two names may mean one row: with `Path<i64>`, `/items/7`, `/items/07` and
-/// `/items/+7` are the same item, and would have three fences. There, say what it is:
-/// [`PathParam::parsed`]. The same goes for a handler, or a column, that ignores case.
-#[derive(Clone, Debug)]
-pub struct PathParam(pub &'static str);
-
-impl PathParam {
-    /// The resource is the parameter's value as it is written when it was parsed as a `T`, which has
-    /// to be the type that the handler takes: `PathParam("id").parsed::<i64>()` for `Path<i64>`.
-    ///
-    /// However the value was spelled, its fence is that of the one form: of `7`, for `07` and
-    /// `+7`. What is no `T` is refused with 422 `invalid-request`.
-    ///
-    /// ```
-    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
-    /// use tower_fence::{FenceLayer, PathParam};
-    ///
-    /// FenceLayer::new(fence, PathParam("id").parsed::<i64>())
-    /// # }
-    /// ```
-    #[must_use]
-    pub const fn parsed<T: FromStr + fmt::Display>(self) -> ParsedPathParam<T> {
-        ParsedPathParam {
-            name: self.0,
-            parsed: PhantomData,
-        }
-    }
-}
-
-impl ResourceFrom for PathParam {
-    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
-        let name = path_param(parts, self.0, |value| Resource::new(value)).await?;
-        Ok(name?.into())
-    }
-}
-
-/// A parameter of the path in the one form that its value has: [`PathParam::parsed`].
-pub struct ParsedPathParam<T> {
-    name: &'static str,
-    parsed: PhantomData<fn() -> T>,
-}
-
-impl<T: FromStr + fmt::Display + 'static> ResourceFrom for ParsedPathParam<T> {
-    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
-        let canonical = |value: &str| value.parse().map(|value: T| value.to_string()).ok();
-        let canonical = path_param(parts, self.name, canonical).await?;
-        let canonical = canonical.ok_or(ResourceError::Unparsed(self.name))?;
-        Ok(Resource::new(canonical)?.into())
-    }
-}
-
-impl<T> Clone for ParsedPathParam<T> {
-    fn clone(&self) -> Self {
-        Self { ..*self }
-    }
-}
-
-impl<T> fmt::Debug for ParsedPathParam<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ParsedPathParam").field(&self.name).finish()
-    }
-}
-
-/// Reads the only parameter of this name. Of two (in a router that is nested in another one) nobody
-/// can know which one the handler means.
-async fn path_param<V>(
-    parts: &mut Parts,
-    name: &'static str,
-    read: impl FnOnce(&str) -> V,
-) -> Result<V, ResourceError> {
-    if parts.extensions.get::<MatchedPath>().is_none() {
-        return Err(ResourceError::NoRoute);
-    }
-    match parts.extract::<RawPathParams>().await {
-        Ok(params) => {
-            let mut found = params.iter().filter(|(other, _)| *other == name);
-            match (found.next(), found.next()) {
-                (Some((_, value)), None) => Ok(read(value)),
-                (None, _) => Err(ResourceError::NoPathParam(name)),
-                (Some(_), Some(_)) => Err(ResourceError::PathParamTwice(name)),
-            }
-        }
-        Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => {
-            Err(InvalidResource::NotUtf8.into())
-        }
-        Err(_) => Err(ResourceError::NoPathParam(name)),
-    }
-}
-
 /// The resource is the value of a header.
 #[derive(Clone, Debug)]
 pub struct HeaderField(pub HeaderName);
@@ -197,6 +121,37 @@ impl ResourceFrom for HeaderField {
         };
         let name = std::str::from_utf8(value.as_bytes()).map_err(|_| InvalidResource::NotUtf8)?;
         Ok(Resource::new(name)?.into())
+    }
+}
+
+impl HeaderField {
+    /// The same behind a prefix.
+    #[must_use]
+    pub const fn prefix(self, prefix: &'static str) -> Prefixed<Self> {
+        Prefixed::new(prefix, self)
+    }
+}
+
+/// The resources of another one, each behind a prefix: so that an order and an account with the same
+/// number are two resources.
+#[derive(Clone, Debug)]
+pub struct Prefixed<R> {
+    prefix: &'static str,
+    inner: R,
+}
+
+impl<R> Prefixed<R> {
+    pub(super) const fn new(prefix: &'static str, inner: R) -> Self {
+        Self { prefix, inner }
+    }
+}
+
+impl<R: ResourceFrom> ResourceFrom for Prefixed<R> {
+    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
+        let found = self.inner.resources_from(parts).await?;
+        let prefixed = found.0.iter();
+        let prefixed = prefixed.map(|name| Resource::new(format!("{}{name}", self.prefix)));
+        Ok(prefixed.collect::<Result<Vec<_>, _>>()?.into())
     }
 }
 
@@ -235,6 +190,9 @@ pub enum ResourceError {
     /// The header that names it is missing, or stands more than once.
     #[error("the header `{0}` must stand exactly once")]
     NotOneHeader(HeaderName),
+    /// It cannot be found out at the moment, since what knows it is out of reach.
+    #[error("the resource of the request cannot be found out at the moment")]
+    Unavailable,
     /// No route matched before the layer was reached.
     #[error("no route matched before the fence; `FenceLayer` belongs inside the router")]
     NoRoute,
@@ -242,9 +200,24 @@ pub enum ResourceError {
     #[error("the path parameter `{0}` is not what it has to be")]
     Unparsed(&'static str),
     /// The route has two path parameters of this name.
-    #[error("the route has the path parameter `{0}` twice; which one is the resource?")]
-    PathParamTwice(&'static str),
+    #[error(
+        "the route `{route}` has the path parameter `{name}` twice; which one is the resource?"
+    )]
+    PathParamTwice {
+        /// The parameter.
+        name: String,
+        /// The route.
+        route: String,
+    },
     /// The route has no such path parameter.
-    #[error("the route has no path parameter `{0}` for `FenceLayer`")]
-    NoPathParam(&'static str),
+    #[error(
+        "the route `{route}` has no path parameter `{name}`; give each route a `FenceLayer` of its \
+         own: `post(handler).layer(FenceLayer::new(fence, PathParam(\"…\")))`"
+    )]
+    NoPathParam {
+        /// The parameter.
+        name: String,
+        /// The route.
+        route: String,
+    },
 }

@@ -1,16 +1,18 @@
 //! The service: header → token → admission → handler → COMMIT → response.
 
 use std::{
-    mem,
+    fmt, mem,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{
+    BoxError,
     body::Body,
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
 use http::{HeaderName, Method, Request, request::Parts};
 use http_body_util::{BodyExt, Full};
@@ -19,11 +21,11 @@ use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
 
 use super::{
-    extract::PlainRead,
+    claims::claims,
+    extract::{FencedBy, PlainRead},
     idempotency::Idempotency,
     on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
-    presented::presented,
     rejection::Rejection,
     resource::ResourceFrom,
     settle::{run, settle},
@@ -31,7 +33,7 @@ use super::{
 };
 use crate::{
     body,
-    fence::{AdmitError, AllAdmitted, Fence, FenceDatabase, FencedTx, Loan, Once, TokenUse},
+    fence::{AdmitError, Claims, Fence, FenceDatabase, FencedTx, Once, Slot, TokenUse},
     header, metrics,
 };
 
@@ -77,8 +79,37 @@ impl<S: Clone, DB: FenceDatabase, R> Clone for FenceService<S, DB, R> {
     }
 }
 
-impl<S, DB, R> Service<Request<Body>> for FenceService<S, DB, R>
+impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
+    /// The service inside.
+    pub const fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The service inside.
+    pub const fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The service inside.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S: fmt::Debug, DB: FenceDatabase, R> fmt::Debug for FenceService<S, DB, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceService")
+            .field("inner", &self.inner)
+            .field("fence", &self.config.fence)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Any body comes in; the service inside gets axum's.
+impl<S, B, DB, R> Service<Request<B>> for FenceService<S, DB, R>
 where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
     S: Service<Request<Body>> + Clone + Send + 'static,
     S::Response: IntoResponse,
     S::Future: Send,
@@ -94,7 +125,8 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let request = request.map(Body::new);
         // The service that was polled ready is the one to call; its clone is not ready yet.
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
@@ -107,13 +139,13 @@ where
                 parts.extensions.insert(PlainRead);
                 return unfenced(inner, Request::from_parts(parts, body)).await;
             }
-            let presented = match config.identify(&mut parts).await {
-                Ok(Some(presented)) => {
-                    let first = presented.first();
+            let claims = match config.identify(&mut parts).await {
+                Ok(Some(claims)) => {
+                    let first = claims.first();
                     let span = Span::current();
                     span.record("resource", first.resource.as_str());
                     span.record("token", first.token.get());
-                    presented
+                    claims
                 }
                 Ok(None) => {
                     parts.extensions.insert(PlainRead);
@@ -122,16 +154,16 @@ where
                 Err(rejection) => return Ok(rejection.into_response()),
             };
             if parts.method.is_safe() {
-                return config.read(inner, parts, presented, body).await;
+                return config.read(inner, parts, claims, body).await;
             }
-            match config.admit(&mut parts, presented, body).await {
-                Ok(Entry::Write(loan, body)) => {
-                    config.lend(&loan, &mut parts);
+            match config.admit(&mut parts, claims, body).await {
+                Ok(Entry::Write(slot, body)) => {
+                    config.lend(&slot, &mut parts);
                     let keys = config.idempotency.as_deref();
-                    let keys = keys.filter(|_| loan.has_claimed());
+                    let keys = keys.filter(|_| slot.has_key());
                     let handler = run(inner, Request::from_parts(parts, body), keys);
                     let began = Instant::now();
-                    let settled = settle(&config.fence, loan, handler).await;
+                    let settled = settle(&config.fence, slot, handler).await;
                     metrics::took("tower_fence_hold_seconds", began.elapsed());
                     settled
                 }
@@ -148,65 +180,60 @@ where
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// Reads the resources and their tokens; `None` for a safe method without a token.
-    async fn identify(&self, parts: &mut Parts) -> Result<Option<AllAdmitted>, Rejection> {
+    async fn identify(&self, parts: &mut Parts) -> Result<Option<Claims>, Rejection> {
         let tokens = header::parse(parts.headers.get_all(&self.header))?;
         if tokens.is_empty() && parts.method.is_safe() {
             return Ok(None);
         }
-        if parts.extensions.get::<Loan<DB>>().is_some() {
+        if parts.extensions.get::<Slot<DB>>().is_some() {
             return Err(Rejection::TwoLayers);
         }
         let resources = self.resource_from.resources_from(parts).await?;
-        presented(tokens, resources).map(Some)
+        claims(tokens, resources).map(Some)
     }
 
-    /// Reads the body, while nothing is held for it yet; then admits what was presented, unless the
+    /// Reads the body, while nothing is held for it yet; then admits what was claims, unless the
     /// request was answered before.
     async fn admit(
         &self,
         parts: &mut Parts,
-        presented: AllAdmitted,
+        claims: Claims,
         body: Body,
     ) -> Result<Entry<DB>, Rejection> {
         let record = match &self.idempotency {
-            Some(keys) => keys
-                .record_of(parts, &presented)
-                .await?
-                .map(|id| (keys, id)),
+            Some(keys) => keys.record_of(parts, &claims).await?.map(|id| (keys, id)),
             None => None,
         };
         // A key may have been answered before, whatever became of its token.
         if record.is_none() {
-            self.fence
-                .check_dead(&presented)
-                .map_err(AdmitError::from)?;
+            self.fence.check_stale(&claims).map_err(AdmitError::from)?;
         }
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let began = Instant::now();
-        let unknown = self.unknown_epoch(&presented).await?;
+        let unknown = self.unknown_epoch(&claims).await?;
         let Some((keys, id)) = record else {
             if let Some(unknown) = unknown {
                 return Err(unknown);
             }
             if self.deferred {
-                return Ok(Entry::Write(Loan::pending(presented), Body::new(body)));
+                return Ok(Entry::Write(Slot::pending(claims), Body::new(body)));
             }
-            let begun = self.fence.begin_admitted(presented, self.token_use).await;
+            let begun = self.fence.begin_admitted(claims, self.token_use).await;
             metrics::took("tower_fence_admission_seconds", began.elapsed());
-            let loan = self.admitted(parts, begun?).await?;
-            return Ok(Entry::Write(loan, Body::new(body)));
+            let slot = self.admitted(parts, begun?).await?;
+            return Ok(Entry::Write(slot, Body::new(body)));
         };
         let trailers = body.trailers().cloned().map(Ok);
         let bytes = body.to_bytes();
-        let claim = keys.claim(id, parts, &presented, &bytes);
+        let request = keys.keyed(id, parts, &claims, &bytes);
         if let Some(unknown) = unknown {
-            let answered = self.fence.answered(&claim).await?;
+            let answered = self.fence.answered(&request).await?;
             return answered
                 .map(|stored| Entry::Replay(replay(stored)))
                 .ok_or(unknown);
         }
         let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
-        let begun = self.fence.begin_once(claim, presented, self.token_use);
+        let begun = self.fence.begin_once(request, claims, self.token_use);
         let begun = begun.await;
         metrics::took("tower_fence_admission_seconds", began.elapsed());
         Ok(match begun? {
@@ -218,44 +245,45 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// The refusal of a token that was never handed out, where that is to be checked.
     pub(super) async fn unknown_epoch(
         &self,
-        presented: &AllAdmitted,
+        claims: &Claims,
     ) -> Result<Option<Rejection>, AdmitError> {
         if !self.known_epochs {
             return Ok(None);
         }
-        let unknown = self.fence.unknown_epoch(presented).await?.cloned();
+        let unknown = self.fence.unknown_epoch(claims).await?.cloned();
         Ok(unknown.map(Rejection::UnknownEpoch))
     }
 
-    /// Puts a transaction on loan, in which the hook has run.
-    async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Loan<DB>, Rejection> {
+    /// Puts a transaction on slot, in which the hook has run.
+    async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Rejection> {
         if let Some(hook) = &self.on_begin {
             tx = on_begin::run(hook, parts, tx, self.fence.limits().hold).await?;
         }
         metrics::count_by("tower_fence_admitted_total", "kind", "write");
-        Ok(Loan::new(tx))
+        Ok(tx.into_slot())
     }
 
     /// Puts what the handler may ask for where its extractors find it.
-    fn lend(&self, loan: &Loan<DB>, parts: &mut Parts) {
+    fn lend(&self, slot: &Slot<DB>, parts: &mut Parts) {
         if self.deferred {
             let (fence, token_use) = (self.fence.clone(), self.token_use);
             let on_begin = self.on_begin.as_ref();
             let on_begin = on_begin.map(|hook| OnBegin::new(hook, parts));
-            let pending = PendingWrite::new(fence, token_use, loan.clone(), on_begin);
+            let pending = PendingWrite::new(fence, token_use, slot.clone(), on_begin);
             parts.extensions.insert(pending);
         }
-        if !loan.is_pending() {
-            parts.extensions.insert(loan.named().clone());
+        if !slot.is_pending() {
+            parts.extensions.insert(slot.admitted());
         }
-        parts.extensions.insert(loan.clone());
+        parts.extensions.insert(FencedBy(DB::NAME));
+        parts.extensions.insert(slot.clone());
     }
 }
 
 /// How a request goes on.
 enum Entry<DB: FenceDatabase> {
     /// To its handler, with a transaction that has begun, or may begin.
-    Write(Loan<DB>, Body),
+    Write(Slot<DB>, Body),
     /// It was answered before.
     Replay(Response),
 }

@@ -26,10 +26,15 @@ use tracing::Instrument;
 use super::{
     idempotency::Idempotency,
     rejection::Rejection,
-    stored::{UnstorableResponse, capture},
-    verdict::{Verdict, verdict},
+    stored::UnstorableResponse,
+    verdict::{Verdict, Whereabouts, is_success, verdict},
 };
-use crate::fence::{Closed, CommitError, Fence, FenceDatabase, Loan, StoredResponse, Turn};
+use crate::{
+    chain::Chain,
+    fence::{
+        CommitError, Fence, FenceDatabase, Permit, Slot, SlotEnd, StoredResponse, Transaction,
+    },
+};
 
 /// How long a handler's answer that came too late waits for the end of its transaction.
 const GRACE: Duration = Duration::from_millis(500);
@@ -59,9 +64,9 @@ where
             Ok(response) => response.into_response(),
             Err(error) => return Ended::Error(error),
         };
-        let commits = verdict(Some(response.status()), true) == Verdict::Commit;
+        let commits = is_success(response.status());
         match keys {
-            Some(keys) if commits => match capture(response, keys).await {
+            Some(keys) if commits => match keys.capture(response).await {
                 Ok((response, stored)) => Ended::Response(response, Some(stored)),
                 Err(error) => Ended::Unstorable(error),
             },
@@ -74,20 +79,20 @@ where
 /// Waits for the handler and ends its transaction; only then is there a response.
 pub(super) async fn settle<DB: FenceDatabase, E>(
     fence: &Fence<DB>,
-    loan: Loan<DB>,
+    slot: Slot<DB>,
     handler: impl Future<Output = Ended<E>>,
 ) -> Result<Response, E> {
     let hold = fence.limits().hold;
-    // Where the client goes away, this future is dropped: whatever is still out is called in.
-    let loan = CloseOnDrop(loan);
+    // Where the client goes away, this future is dropped, and the slot is closed.
+    let slot = CloseOnDrop(slot);
     let Ok(ended) = timeout(hold, handler).await else {
-        return Ok(too_late(fence, &loan.0).await.into_response());
+        return Ok(too_late(fence, &slot.0).await.into_response());
     };
     let (status, stored) = match &ended {
         Ended::Response(response, stored) => (Some(response.status()), stored.as_ref()),
         _ => (None, None),
     };
-    let ending = Ending::of(&loan.0);
+    let ending = Ending::of(&slot.0);
     let settled = ending.end(fence, status, stored).await;
     match (ended, settled) {
         (Ended::Response(response, _), Ok(())) => Ok(response),
@@ -101,19 +106,19 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
 }
 
 /// Ends the transaction of a handler that took too long, and says what became of it.
-async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, loan: &Loan<DB>) -> Rejection {
-    let ending = Ending::of(loan);
-    let answer = match &ending.closed {
-        Closed::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
-        Closed::EscapedCommitting => unknown("the handler took too long to commit").into(),
-        Closed::Escaped(_) => CommitError::Escaped.into(),
+async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Rejection {
+    let ending = Ending::of(slot);
+    let answer = match &ending.end {
+        SlotEnd::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
+        SlotEnd::EscapedCommitting => unknown("the handler took too long to commit").into(),
+        SlotEnd::Escaped(_) => CommitError::Escaped.into(),
         _ => Rejection::HandlerTimeout(fence.limits().hold),
     };
     let fence = fence.clone();
     let ending = async move {
         let ended = ending.end(&fence, None, None).await;
         ended.inspect_err(|error| {
-            tracing::warn!(%error, "a handler took too long, and its transaction ended badly");
+            tracing::warn!(error = %Chain(error), "a handler took too long, and its transaction ended badly");
         })
     };
     // In a task: a statement that is still under way, or a pool that is empty, can keep it for longer
@@ -127,19 +132,19 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, loan: &Loan<DB>) -> Reje
 
 /// A transaction that nobody can use any more, and that is to be ended.
 struct Ending<DB: FenceDatabase> {
-    loan: Loan<DB>,
-    closed: Closed<DB>,
-    /// Others of this process go on when it has ended.
-    _turns: Vec<Turn>,
+    slot: Slot<DB>,
+    end: SlotEnd<DB>,
+    /// Other writes of this process go on when it has ended.
+    _permits: Vec<Permit>,
 }
 
 impl<DB: FenceDatabase> Ending<DB> {
-    fn of(loan: &Loan<DB>) -> Self {
-        let (closed, turns) = loan.close();
+    fn of(slot: &Slot<DB>) -> Self {
+        let (end, permits) = slot.close();
         Self {
-            loan: loan.clone(),
-            closed,
-            _turns: turns,
+            slot: slot.clone(),
+            end,
+            _permits: permits,
         }
     }
 
@@ -151,52 +156,59 @@ impl<DB: FenceDatabase> Ending<DB> {
         status: Option<StatusCode>,
         stored: Option<&StoredResponse>,
     ) -> Result<(), Rejection> {
-        let used = match &self.closed {
-            Closed::Home(tx) => tx.is_used(),
-            _ => true,
-        };
-        let verdict = verdict(status, used);
-        let error = match (self.closed, verdict) {
-            (Closed::Unused, Verdict::Commit) => return Err(Rejection::NotWritten),
-            (Closed::Refused(error), Verdict::Commit) => return Err(error.into()),
-            (Closed::Unused | Closed::Refused(_), _) => return Ok(()),
-            (Closed::Home(tx), Verdict::Commit) => {
-                let committed = match stored {
-                    Some(stored) => tx.commit_with(stored).await,
-                    None => tx.commit().await,
-                };
-                match committed {
-                    Ok(()) => return Ok(()),
-                    Err(error) => error,
-                }
-            }
-            // There is nothing to commit, and the handler knows.
-            (Closed::Empty(tx), Verdict::Commit)
-            | (Closed::Home(tx) | Closed::Empty(tx), Verdict::Raise) => {
-                return Ok(fence.fail(tx).await?);
-            }
+        let claims = self.slot.claims();
+        let verdict = verdict(status, whereabouts(&self.end));
+        if let SlotEnd::Escaped(lock) = &self.end {
+            fence.terminate(*lock).await;
+        }
+        let error = match (verdict, self.end) {
+            (Verdict::Answer, _) => return Ok(()),
             // Dropped, it is rolled back.
-            (Closed::Home(_) | Closed::Empty(_), Verdict::Leave) => return Ok(()),
-            // What the handler has committed is there, whatever it answers.
-            (Closed::Settled(Ok(())), _) => return Ok(()),
-            // The handler knows that its own COMMIT failed, and answers for it.
-            (Closed::Settled(Err(_)), Verdict::Raise) => {
-                return Ok(fence.fail_lost(self.loan.named()).await?);
+            (Verdict::Leave, _) => return Ok(()),
+            (Verdict::Raise, SlotEnd::Home(tx) | SlotEnd::Empty(tx)) => {
+                return Ok(fence.fail(tx, claims).await?);
             }
-            (Closed::Settled(Err(_)), Verdict::Leave) => return Ok(()),
-            (Closed::Settled(Err(error)), Verdict::Commit) => error,
-            (Closed::Escaped(lock), _) => {
-                fence.terminate(lock).await;
-                CommitError::Escaped
-            }
-            (Closed::EscapedCommitting, _) => {
+            (Verdict::Raise, _) => return Ok(fence.fail_lost(claims).await?),
+            (Verdict::Commit, SlotEnd::Home(tx)) => match commit(tx, stored).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            },
+            (Verdict::Refuse, SlotEnd::Refused(error)) => return Err(error.into()),
+            (Verdict::Refuse | Verdict::Commit, _) => return Err(Rejection::NotWritten),
+            (Verdict::RaiseAndRefuse, SlotEnd::Settled(Err(error))) => error,
+            (Verdict::RaiseAndRefuse, SlotEnd::EscapedCommitting) => {
                 unknown("the handler answered while it was committing")
             }
+            (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
         };
-        if let Err(raise) = fence.fail_lost(self.loan.named()).await {
-            tracing::error!(error = %raise, "the fence could not be raised");
+        if let Err(raise) = fence.fail_lost(claims).await {
+            tracing::error!(error = %Chain(&raise), "the fence could not be raised");
         }
         Err(error.into())
+    }
+}
+
+fn whereabouts<DB: FenceDatabase>(end: &SlotEnd<DB>) -> Whereabouts {
+    match end {
+        SlotEnd::Unused => Whereabouts::Unused,
+        SlotEnd::Refused(_) => Whereabouts::Refused,
+        SlotEnd::Empty(_) => Whereabouts::Empty,
+        SlotEnd::Home(tx) => Whereabouts::Home { used: tx.used },
+        SlotEnd::Settled(Ok(())) => Whereabouts::Committed,
+        SlotEnd::Settled(Err(_)) => Whereabouts::CommitFailed,
+        SlotEnd::Escaped(_) => Whereabouts::Escaped,
+        SlotEnd::EscapedCommitting => Whereabouts::EscapedCommitting,
+    }
+}
+
+/// Commits, with the response where that must be stored.
+async fn commit<DB: FenceDatabase>(
+    tx: Transaction<DB>,
+    stored: Option<&StoredResponse>,
+) -> Result<(), CommitError> {
+    match stored {
+        Some(stored) => tx.commit_with(stored).await,
+        None => tx.commit().await,
     }
 }
 
@@ -205,7 +217,7 @@ fn unknown(why: &str) -> CommitError {
 }
 
 /// Nothing that is still out can commit once this is gone.
-struct CloseOnDrop<DB: FenceDatabase>(Loan<DB>);
+struct CloseOnDrop<DB: FenceDatabase>(Slot<DB>);
 
 impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
     fn drop(&mut self) {

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{fence::Stale, problem::ProblemType};
+use crate::{problem::ProblemType, stale::StaleToken};
 
 /// The time from one line to the next.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
@@ -24,12 +24,12 @@ struct Sampled {
 static STALE: Sampler = Sampler::new();
 
 /// Writes a line about a refusal, unless one was written just now. Each is counted in the metrics.
-pub(super) fn refused(stale: &Stale) {
+pub(super) fn refused(stale: &StaleToken) {
     if let Some(suppressed) = STALE.next() {
         tracing::warn!(
             problem = ProblemType::StaleToken.name(),
             resource = %stale.resource,
-            presented_token = stale.presented.get(),
+            presented_token = stale.presented_token.get(),
             max_token = stale.max_token,
             suppressed,
             "refused a stale writer"

@@ -5,7 +5,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
-use super::idempotency::Idempotency;
 use crate::{fence::StoredResponse, idempotency::IDEMPOTENT_REPLAYED};
 
 /// Why a response could not be stored.
@@ -29,9 +28,9 @@ pub enum UnstorableResponse {
 /// trailers, which are not stored, do not go out.
 pub(super) async fn capture(
     response: Response,
-    options: &Idempotency,
+    limit_bytes: usize,
+    stored_headers: &[HeaderName],
 ) -> Result<(Response, StoredResponse), UnstorableResponse> {
-    let limit_bytes = options.response_limit_bytes;
     let too_large = UnstorableResponse::TooLarge { limit_bytes };
     let (parts, body) = response.into_parts();
     if body.size_hint().lower() > limit_bytes as u64 {
@@ -44,7 +43,7 @@ pub(super) async fn capture(
     };
     let stored = StoredResponse {
         status: parts.status.as_u16(),
-        headers: write_headers(&parts.headers, &options.stored_headers),
+        headers: write_headers(&parts.headers, stored_headers),
         body: body.clone(),
     };
     Ok((Response::from_parts(parts, Body::from(body)), stored))

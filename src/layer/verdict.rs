@@ -1,33 +1,104 @@
-//! What becomes of a request's transaction, and of the fence, once its handler has ended.
+//! What becomes of a request's transaction, and of the fence, once its handler has ended: one decision,
+//! without a side effect.
 
 use http::StatusCode;
 
-/// What becomes of a request's transaction.
+/// Where the transaction is when the handler has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// COMMIT.
-    Commit,
-    /// It is rolled back, and the fence raised: everyone older is dead, the token stays usable.
-    Raise,
-    /// It is rolled back, and the fence stays where it was: whoever sent the request was turned
-    /// away without being served.
-    Leave,
+pub(super) enum Whereabouts {
+    /// There is none: nothing was ever admitted.
+    Unused,
+    /// There is none: what the handler wanted to write was not admitted.
+    Refused,
+    /// The layer has it, and the handler has `used` it for a statement or not.
+    Home {
+        /// Whether the handler had its connection.
+        used: bool,
+    },
+    /// The layer has it, and the handler's single statement has found nothing to write in it.
+    Empty,
+    /// The handler has committed it.
+    Committed,
+    /// The handler has tried to commit it.
+    CommitFailed,
+    /// Something else still has it.
+    Escaped,
+    /// Something else is committing it.
+    EscapedCommitting,
 }
 
-/// Decides by what the handler answered, if it answered, and by whether it had `used` its
-/// transaction.
+/// What becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// COMMIT. When that is confirmed, the handler's answer leaves; otherwise the fence is raised, and
+    /// the error is answered.
+    Commit,
+    /// It is rolled back, and the fence raised: everyone older is dead, the token stays usable. The
+    /// handler's answer leaves.
+    Raise,
+    /// It is rolled back, and the fence stays where it was, since the sender was turned away without
+    /// being served. The handler's answer leaves.
+    Leave,
+    /// There is nothing to do: the handler's answer leaves.
+    Answer,
+    /// There is nothing to do, but the handler claims a success that there is not: an error is answered.
+    Refuse,
+    /// The fence is raised beside a transaction that is out of reach, and an error is answered.
+    RaiseAndRefuse,
+}
+
+/// Decides by what the handler answered, if it answered, and by where its transaction is.
+pub(super) fn verdict(status: Option<StatusCode>, whereabouts: Whereabouts) -> Verdict {
+    use Whereabouts as Tx;
+    let used = whereabouts != Tx::Home { used: false };
+    match (whereabouts, served(status, used)) {
+        (Tx::Unused | Tx::Refused, Served::Success) => Verdict::Refuse,
+        (Tx::Unused | Tx::Refused, Served::Failure | Served::TurnedAway) => Verdict::Answer,
+        (Tx::Home { .. }, Served::Success) => Verdict::Commit,
+        (Tx::Home { .. } | Tx::Empty, Served::TurnedAway) => Verdict::Leave,
+        (Tx::Home { .. }, Served::Failure) => Verdict::Raise,
+        // There is nothing to commit, and the handler knows.
+        (Tx::Empty, Served::Success | Served::Failure) => Verdict::Raise,
+        // What the handler has committed is there, whatever it answers.
+        (Tx::Committed, _) => Verdict::Answer,
+        // The handler knows that its COMMIT failed, and answers for it.
+        (Tx::CommitFailed, Served::Failure) => Verdict::Raise,
+        (Tx::CommitFailed, Served::TurnedAway) => Verdict::Answer,
+        (Tx::CommitFailed, Served::Success) => Verdict::RaiseAndRefuse,
+        (Tx::Escaped | Tx::EscapedCommitting, _) => Verdict::RaiseAndRefuse,
+    }
+}
+
+/// Whether a response of this status, to a fenced read, says that the sender was turned away.
+pub(super) fn turns_away(status: StatusCode) -> bool {
+    served(Some(status), false) == Served::TurnedAway
+}
+
+/// Whether a response of this status is a success, of which the writes are to be committed.
+pub(super) fn is_success(status: StatusCode) -> bool {
+    served(Some(status), true) == Served::Success
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Served {
+    Success,
+    Failure,
+    TurnedAway,
+}
+
+/// What an answer says about its request.
 ///
-/// 401, 403 and 405 turn somebody away who has no business here: a token that such a request brings
-/// may be any number. So may that of a request which no handler could read (400, 413, 415, 422);
-/// but a handler may give these answers as well, of what it has seen. It has seen something
-/// where it had used the transaction.
-pub(super) fn verdict(status: Option<StatusCode>, used: bool) -> Verdict {
+/// 401, 403 and 405 turn away a client that has no business here: a token that such a request brings may be
+/// any number. So may that of a request which no handler could read (400, 413, 415, 422); but a
+/// handler may give these answers as well, of what it has seen. It has seen something where it has
+/// used the transaction.
+fn served(status: Option<StatusCode>, used: bool) -> Served {
     match status.map(|status| status.as_u16()) {
-        Some(..400) => Verdict::Commit,
-        Some(401 | 403 | 405) => Verdict::Leave,
-        Some(400 | 413 | 415 | 422) if !used => Verdict::Leave,
+        Some(..400) => Served::Success,
+        Some(401 | 403 | 405) => Served::TurnedAway,
+        Some(400 | 413 | 415 | 422) if !used => Served::TurnedAway,
         // What broke off in the middle may have been seen, as well.
-        Some(_) | None => Verdict::Raise,
+        Some(_) | None => Served::Failure,
     }
 }
 
@@ -35,35 +106,59 @@ pub(super) fn verdict(status: Option<StatusCode>, used: bool) -> Verdict {
 mod tests {
     use super::*;
 
+    /// Each answer with each place of the transaction.
     #[test]
-    fn who_was_turned_away_leaves_the_fence_where_it_was() {
-        use Verdict::{Commit, Leave, Raise};
-        // The status, and the verdict on a transaction that was not used, and on one that was.
-        let table = [
-            (Some(200), Commit, Commit),
-            (Some(204), Commit, Commit),
-            (Some(303), Commit, Commit),
-            (Some(399), Commit, Commit),
-            (Some(400), Leave, Raise),
-            (Some(401), Leave, Leave),
-            (Some(403), Leave, Leave),
-            (Some(404), Raise, Raise),
-            (Some(405), Leave, Leave),
-            (Some(409), Raise, Raise),
-            (Some(412), Raise, Raise),
-            (Some(413), Leave, Raise),
-            (Some(415), Leave, Raise),
-            (Some(422), Leave, Raise),
-            (Some(429), Raise, Raise),
-            (Some(500), Raise, Raise),
-            (Some(503), Raise, Raise),
-            (Some(999), Raise, Raise),
-            (None, Raise, Raise),
+    fn every_combination() {
+        use Verdict::{
+            Answer as Ans, Commit as Com, Leave as Lea, Raise as Rai, RaiseAndRefuse as Bad,
+            Refuse as Ref,
+        };
+        let columns = [
+            Whereabouts::Unused,
+            Whereabouts::Refused,
+            Whereabouts::Home { used: false },
+            Whereabouts::Home { used: true },
+            Whereabouts::Empty,
+            Whereabouts::Committed,
+            Whereabouts::CommitFailed,
+            Whereabouts::Escaped,
+            Whereabouts::EscapedCommitting,
         ];
-        for (status, unused, used) in table {
+        let success = [Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad];
+        let failure = [Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad];
+        let turned_away = [Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad];
+        // A failure, but where the transaction was not used.
+        let unread = [Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad];
+        let table = [
+            (Some(200), success),
+            (Some(204), success),
+            (Some(303), success),
+            (Some(399), success),
+            (Some(400), unread),
+            (Some(401), turned_away),
+            (Some(403), turned_away),
+            (Some(404), failure),
+            (Some(405), turned_away),
+            (Some(409), failure),
+            (Some(412), failure),
+            (Some(413), unread),
+            (Some(415), unread),
+            (Some(422), unread),
+            (Some(429), failure),
+            (Some(500), failure),
+            (Some(503), failure),
+            (Some(999), failure),
+            (None, failure),
+        ];
+        for (status, row) in table {
             let status = status.map(|status| StatusCode::from_u16(status).unwrap());
-            assert_eq!(verdict(status, false), unused, "{status:?}");
-            assert_eq!(verdict(status, true), used, "{status:?}");
+            for (whereabouts, expected) in columns.into_iter().zip(row) {
+                assert_eq!(
+                    verdict(status, whereabouts),
+                    expected,
+                    "{status:?}, {whereabouts:?}"
+                );
+            }
         }
     }
 }

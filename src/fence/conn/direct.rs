@@ -8,6 +8,7 @@
 //!    once.
 
 use std::{
+    io::{Error as IoError, ErrorKind},
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -21,7 +22,10 @@ use futures_util::{future::BoxFuture, task::AtomicWaker};
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::timeout;
 
-use crate::fence::{database::Backend, error::AdmitError};
+use crate::fence::{
+    fault::{Failure, Fault},
+    sql::Backend,
+};
 
 /// How long a connection goes on being tested or opened that nobody waits for.
 pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
@@ -41,26 +45,41 @@ impl<DB: Backend> Direct<DB> {
     }
 
     /// Takes a connection with all that the pool does then: `test_before_acquire`, `before_acquire`.
-    pub(super) async fn acquire(&self, within: Duration) -> Result<PoolConnection<DB>, AdmitError> {
+    pub(super) async fn acquire(&self, within: Duration) -> Result<PoolConnection<DB>, Failure> {
         let mut acquisition = pin!(Acquisition::new(self));
         let outcome = timeout(within, acquisition.as_mut()).await;
         match outcome.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(conn) => Ok(conn),
             // It was tested or opened in vain: the pool is not busy, but the database is away.
-            Err(error) if !acquisition.in_line => Err(AdmitError::Unavailable(Arc::new(error))),
+            Err(error) if !acquisition.in_line => Err(self.unavailable(error)),
             Err(error) => Err(self.refusal(error)),
         }
     }
 
     /// Why there was no connection for one who has waited for its turn.
-    pub(super) fn refusal(&self, error: sqlx::Error) -> AdmitError {
+    pub(super) fn refusal(&self, error: sqlx::Error) -> Failure {
         // sqlx tries to connect until the time is up. Only a pool that is full was busy.
         match error {
             sqlx::Error::PoolTimedOut if self.free() + self.opening.load(SeqCst) == 0 => {
-                AdmitError::Busy(Arc::new(error))
+                error.into()
             }
-            error => AdmitError::Unavailable(Arc::new(error)),
+            error => self.unavailable(error),
         }
+    }
+
+    /// There was no connection, and not since the pool was full. The error names the server, as far as
+    /// the options do so in public.
+    fn unavailable(&self, error: sqlx::Error) -> Failure {
+        let address = DB::address(&self.pool.connect_options());
+        let cause = match error {
+            sqlx::Error::Io(error) => IoError::new(error.kind(), format!("{address}: {error}")),
+            sqlx::Error::PoolTimedOut => {
+                let silent = format!("no connection to {address} came about in time");
+                IoError::new(ErrorKind::TimedOut, silent)
+            }
+            error => return Failure::from(error).with_fault(Fault::Lost),
+        };
+        Failure::from(sqlx::Error::Io(cause))
     }
 
     /// How many connections the pool may still open.
@@ -69,7 +88,7 @@ impl<DB: Backend> Direct<DB> {
         most.saturating_sub(self.pool.size())
     }
 
-    /// Says that an acquisition may be opening a connection, where that is so.
+    /// Counts an acquisition that may have to open a connection.
     pub(super) fn opening(&self) -> Option<Opening> {
         let may_open = self.pool.num_idle() == 0 && self.free() > 0;
         may_open.then(|| Opening::new(Arc::clone(&self.opening)))
@@ -97,17 +116,17 @@ struct Acquisition<DB: Backend> {
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
     /// Whether the pool had nothing to give, and has given nothing since.
     in_line: bool,
-    turn: Arc<Turn>,
+    waker: Arc<LineWaker>,
 }
 
 /// Wakes who waits, and remembers it. In the pool's line nobody is woken before its turn.
 #[derive(Default)]
-struct Turn {
+struct LineWaker {
     has_come: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Wake for Turn {
+impl Wake for LineWaker {
     fn wake(self: Arc<Self>) {
         self.has_come.store(true, SeqCst);
         self.task.wake();
@@ -126,7 +145,7 @@ impl<DB: Backend> Acquisition<DB> {
         Self {
             rest: Some(Box::pin(rest)),
             in_line,
-            turn: Arc::default(),
+            waker: Arc::default(),
         }
     }
 }
@@ -135,9 +154,9 @@ impl<DB: Backend> Future for Acquisition<DB> {
     type Output = sqlx::Result<PoolConnection<DB>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.turn.task.register(context.waker());
-        let has_come = self.turn.has_come.swap(false, SeqCst);
-        let waker = Waker::from(Arc::clone(&self.turn));
+        self.waker.task.register(context.waker());
+        let has_come = self.waker.has_come.swap(false, SeqCst);
+        let waker = Waker::from(Arc::clone(&self.waker));
         let Some(rest) = &mut self.rest else {
             return Poll::Pending;
         };
@@ -155,7 +174,7 @@ impl<DB: Backend> Drop for Acquisition<DB> {
         let Some(rest) = self.rest.take() else {
             return;
         };
-        if self.in_line && !self.turn.has_come.load(SeqCst) {
+        if self.in_line && !self.waker.has_come.load(SeqCst) {
             return;
         }
         // Without a runtime there is no pool either.

@@ -11,15 +11,14 @@ mod terminate;
 use std::{sync::Arc, time::Duration};
 
 use sqlx::{Connection, Pool, pool::PoolConnection};
-use sqlx_core::transaction::TransactionManager;
 use tokio::time::{Instant, timeout};
 
-pub(super) use self::reuse::Begun;
+pub(super) use self::reuse::EarlyTransaction;
 use self::{direct::Direct, reuse::Reuse, terminate::Terminations};
 use super::{
-    database::{AdvisoryLock, Backend},
-    error::AdmitError,
-    limits::Limits,
+    fault::Failure,
+    settings::{Limits, TransactionLimits},
+    sql::{AdvisoryLock, Backend, TransactionManager},
 };
 
 /// How long a connection may take to answer that it lives.
@@ -29,6 +28,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 pub(super) struct Connections<DB: Backend> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
+    /// Whether a pooler in between gives each transaction a server of its own.
+    pub(super) transaction_pooling: bool,
     terminations: Arc<Terminations<DB>>,
 }
 
@@ -36,8 +37,8 @@ pub(super) struct Connections<DB: Backend> {
 pub(super) struct CheckedOut<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
-    /// The transaction that it is in already: only where connections are reused.
-    pub(super) begun: Option<Box<Begun>>,
+    /// The transaction in which it is already: only where connections are reused.
+    pub(super) early: Option<Box<EarlyTransaction>>,
     since: Instant,
 }
 
@@ -57,6 +58,7 @@ impl<DB: Backend> Connections<DB> {
         Self {
             direct: Arc::new(Direct::new(pool)),
             reuse: None,
+            transaction_pooling: false,
             terminations: Arc::new(Terminations::new()),
         }
     }
@@ -74,13 +76,15 @@ impl<DB: Backend> Connections<DB> {
         &self.direct.pool
     }
 
-    /// Whether the next transaction is to begin with the COMMIT of the one before.
-    pub(super) const fn begin_ahead(&self) -> bool {
-        self.reuse.is_some()
+    /// The limits of a next transaction, where that is to begin with the COMMIT of the one before.
+    pub(super) fn next_transaction(&self, limits: Limits) -> Option<TransactionLimits> {
+        // With a pooler in between, an open transaction keeps a server from others.
+        let begins = self.reuse.is_some() && !self.transaction_pooling;
+        begins.then(|| limits.transaction(None))
     }
 
     /// Takes a connection that is at hand, or waits for one.
-    pub(super) async fn check_out(&self, limits: Limits) -> Result<CheckedOut<DB>, AdmitError> {
+    pub(super) async fn check_out(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         if let Some(reuse) = &self.reuse {
             return reuse.take(limits).await;
         }
@@ -92,10 +96,7 @@ impl<DB: Backend> Connections<DB> {
     }
 
     /// Takes a connection by the pool's own way, which tests it unless it was told not to.
-    pub(super) async fn check_out_tested(
-        &self,
-        limits: Limits,
-    ) -> Result<CheckedOut<DB>, AdmitError> {
+    pub(super) async fn check_out_tested(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         let conn = self.direct.acquire(limits.pool_wait).await?;
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
@@ -126,6 +127,7 @@ impl<DB: Backend> Clone for Connections<DB> {
         Self {
             direct: Arc::clone(&self.direct),
             reuse: self.reuse.clone(),
+            transaction_pooling: self.transaction_pooling,
             terminations: Arc::clone(&self.terminations),
         }
     }
@@ -136,7 +138,7 @@ impl<DB: Backend> CheckedOut<DB> {
         Self {
             conn,
             origin,
-            begun: None,
+            early: None,
             since: Instant::now(),
         }
     }
@@ -147,8 +149,8 @@ impl<DB: Backend> CheckedOut<DB> {
     }
 
     /// Rolls back the transaction that nobody wants, with the next message.
-    pub(super) fn end_begun(&mut self) {
-        if self.begun.take().is_some() {
+    pub(super) fn end_early_transaction(&mut self) {
+        if self.early.take().is_some() {
             DB::TransactionManager::start_rollback(&mut self.conn);
         }
     }
@@ -157,6 +159,6 @@ impl<DB: Backend> CheckedOut<DB> {
 /// Nobody gets it from the pool in a transaction.
 impl<DB: Backend> Drop for CheckedOut<DB> {
     fn drop(&mut self) {
-        self.end_begun();
+        self.end_early_transaction();
     }
 }

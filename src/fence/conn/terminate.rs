@@ -14,9 +14,12 @@ use std::{
 use sqlx::{ConnectOptions, Pool};
 use tokio::{sync::Mutex, time::timeout};
 
-use crate::fence::{
-    database::{AdvisoryLock, Backend},
-    error::no_answer,
+use crate::{
+    chain::Chain,
+    fence::{
+        fault::Failure,
+        sql::{AdvisoryLock, Backend},
+    },
 };
 
 pub(super) struct Terminations<DB: Backend> {
@@ -34,9 +37,12 @@ impl<DB: Backend> Terminations<DB> {
 
     /// Ends a session, or logs that this could not be done in time.
     pub(super) async fn terminate(&self, pool: &Pool<DB>, lock: AdvisoryLock, within: Duration) {
-        let ended = timeout(within, self.end(pool, lock)).await;
-        if let Err(error) = ended.unwrap_or_else(|_| Err(no_answer())) {
-            tracing::error!(%error, "an abandoned statement was not ended");
+        let ended = match timeout(within, self.end(pool, lock)).await {
+            Ok(ended) => ended.map_err(Failure::from),
+            Err(_) => Err(Failure::silent()),
+        };
+        if let Err(Failure { cause, .. }) = ended {
+            tracing::error!(error = %Chain(&cause), "an abandoned statement was not ended");
         }
     }
 

@@ -89,7 +89,7 @@ async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
         .observe(refused, &problem("sku-1", own + 1))
         .unwrap_err();
     assert!(matches!(loss, Loss::Outranked(_)), "{loss:?}");
-    assert!(matches!(lost.await, Loss::Outranked(stale) if stale.max_token.get() == own + 1));
+    assert!(matches!(lost.await, Loss::Outranked(stale) if stale.max_token == own + 1));
     assert!(lease.run(async {}).await.is_err());
 }
 

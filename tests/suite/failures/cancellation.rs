@@ -20,7 +20,7 @@ use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
 };
-use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase, is_autocommitted},
@@ -91,7 +91,7 @@ async fn a_thousand_clients_that_go_away_leave_nothing_behind_where_connections_
 }
 
 async fn a_thousand_go_away(reuse: bool) {
-    async fn write(mut tx: FencedTx, State(cut): State<Arc<AtomicU64>>) {
+    async fn write(mut tx: PgFencedTx, State(cut): State<Arc<AtomicU64>>) {
         let mut cut = Cut(Some(&cut));
         let token = tx.admitted().token;
         for n in 0..3 {

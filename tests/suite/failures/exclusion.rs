@@ -20,7 +20,8 @@ use serde_json::json;
 use sqlx::{PgConnection, PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::time::sleep;
 use tower_fence::{
-    Fence, FenceLayer, FencedTx, PathParam, Resource, TokenUse, header, issuer, lease::RedisLeases,
+    Fence, FenceLayer, PathParam, PgFencedTx, Resource, TokenUse, header, issuer,
+    lease::RedisLeases,
 };
 
 use crate::support::{
@@ -135,7 +136,7 @@ async fn read_think_write(conn: &mut PgConnection) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_in_the_transaction_loses_nothing() {
-    async fn decrement(mut tx: FencedTx) {
+    async fn decrement(mut tx: PgFencedTx) {
         read_think_write(&mut tx).await;
     }
     let db = Postgres::fresh(2).await;

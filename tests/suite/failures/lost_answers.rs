@@ -7,7 +7,9 @@ use std::sync::{
 
 use axum::{Router, routing::post};
 use sqlx::{Postgres, postgres::PgPoolOptions};
-use tower_fence::{CommitError, Fence, FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+use tower_fence::{
+    CommitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
+};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -47,7 +49,7 @@ async fn fence_behind(proxy: &Proxy, db: &Fresh<Postgres>) -> Fence<Postgres> {
     Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap())
 }
 
-async fn write(mut tx: FencedTx) {
+async fn write(mut tx: PgFencedTx) {
     let entry = tx.admitted().token;
     Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
         .await

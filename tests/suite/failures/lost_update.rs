@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use sqlx::{PgPool, Postgres};
 use tokio::time::sleep;
 use tower_fence::{
-    FenceLayer, FencedTx, PathParam,
+    FenceLayer, PathParam, PgFencedTx,
     lease::{Acquire, LeaseError, Leases, RedisLeases},
 };
 
@@ -41,7 +41,7 @@ async fn read(State(pool): State<PgPool>, Path(sku): Path<String>) -> String {
     value.unwrap_or(0).to_string()
 }
 
-async fn write(mut tx: FencedTx, Path(sku): Path<String>, value: String) {
+async fn write(mut tx: PgFencedTx, Path(sku): Path<String>, value: String) {
     sqlx::query(
         "INSERT INTO counters VALUES ($1, $2) ON CONFLICT (sku) DO UPDATE SET value = excluded.value",
     )

@@ -11,7 +11,7 @@ use reqwest::Client;
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
 use tokio::{sync::watch, time::sleep};
-use tower_fence::{FenceLayer, FencedTx, PathParam, layer::DatabaseError};
+use tower_fence::{FenceLayer, PathParam, PgFencedTx, layer::DatabaseError};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -73,7 +73,7 @@ async fn a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_with_the_application_is_busy() {
-    async fn write(mut tx: FencedTx) -> Result<(), DatabaseError> {
+    async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
         sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
             .execute(&mut *tx)
             .await?;
@@ -119,7 +119,7 @@ async fn a_deadlock_with_the_application_is_busy() {
 /// While writes go on, an administrator ends one connection after the other, in whatever phase.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_are_ended_cost_answers_and_nothing_else() {
-    async fn write(mut tx: FencedTx) -> Result<(), DatabaseError> {
+    async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
         sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
             .execute(&mut *tx)
             .await?;
@@ -197,7 +197,7 @@ async fn a_database_that_comes_back_needs_no_restart() {
     let fence = tower_fence::Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap());
     let fence = fence.pool_wait(short).answer_wait(short).lock_wait(short);
     let app = Router::new()
-        .route("/{r}", post(async |_tx: FencedTx| {}))
+        .route("/{r}", post(async |_tx: PgFencedTx| {}))
         .route_layer(FenceLayer::new(fence, PathParam("r")));
     let server = Server::start(app).await;
     let token = AtomicI64::new(1);
@@ -284,13 +284,13 @@ async fn a_stop_under_load_loses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_reading_holds_no_lock() {
     use tokio::{io::AsyncWriteExt, net::TcpStream};
-    async fn long(_tx: FencedTx) -> Vec<u8> {
+    async fn long(_tx: PgFencedTx) -> Vec<u8> {
         vec![b'x'; 64 * 1024 * 1024]
     }
     let db = Postgres::fresh(2).await;
     let app = Router::new()
         .route("/long/{r}", post(long))
-        .route("/short/{r}", post(async |_tx: FencedTx| {}))
+        .route("/short/{r}", post(async |_tx: PgFencedTx| {}))
         .route_layer(FenceLayer::new(db.fence(), PathParam("r")));
     let server = Server::start(app).await;
     let mut stream = TcpStream::connect(server.addr).await.unwrap();

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use sqlx::PgPool;
 use tokio::time::sleep;
 use tower_fence::{
-    Fence, FenceLayer, FencedTx, PathParam, Resource, Token,
+    Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token,
     epochs::{Epoch, Epochs},
     layer::DatabaseError,
 };
@@ -42,7 +42,7 @@ async fn a_postgres_that_crashes_under_load_loses_no_acknowledged_write() {
 async fn crash_under_load() {
     const CLIENTS: i64 = 8;
     async fn write(
-        mut tx: FencedTx,
+        mut tx: PgFencedTx,
         Path((client, entry)): Path<(i64, i64)>,
     ) -> Result<(), DatabaseError> {
         sqlx::query("INSERT INTO written VALUES ($1, $2)")

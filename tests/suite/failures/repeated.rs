@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use reqwest::Client;
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::time::{Duration, sleep};
-use tower_fence::{Fence, FenceLayer, FencedTx, Idempotency, PathParam};
+use tower_fence::{Fence, FenceLayer, FencedTx, Idempotency, PathParam, PgFencedTx};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -242,7 +242,7 @@ async fn records_outside_of_the_transaction_are_caught() {
         State(pool): State<PgPool>,
         Path(sku): Path<String>,
         headers: HeaderMap,
-        mut tx: FencedTx,
+        mut tx: PgFencedTx,
     ) -> Result<String, StatusCode> {
         let key = headers["idempotency-key"].to_str().unwrap();
         let find = sqlx::query_scalar("SELECT answer FROM outside WHERE key = $1").bind(key);

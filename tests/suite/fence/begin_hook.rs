@@ -3,8 +3,8 @@
 use axum::{Router, routing::post};
 use sqlx::Postgres;
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite, Resource, Token,
-    TokenUse,
+    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, Resource,
+    Token, TokenUse,
     fence::WriteError,
     layer::{DatabaseError, Rejection},
 };
@@ -30,21 +30,21 @@ async fn with_tenant() -> (Fresh<Postgres>, Fence<Postgres>) {
 
 const NOTE: &str = "INSERT INTO notes SELECT FROM fence RETURNING 1::bigint";
 
-async fn in_the_layers_transaction(mut tx: FencedTx) -> Result<(), DatabaseError> {
+async fn in_the_layers_transaction(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
     sqlx::query("INSERT INTO notes DEFAULT VALUES")
         .execute(&mut *tx)
         .await?;
     Ok(())
 }
 
-async fn in_its_own(pending: PendingWrite) -> Result<(), Rejection> {
+async fn in_its_own(pending: PgPendingWrite) -> Result<(), Rejection> {
     in_the_layers_transaction(pending.begin().await?)
         .await
         .unwrap();
     Ok(())
 }
 
-async fn in_one_statement(pending: PendingWrite) -> Result<(), WriteError> {
+async fn in_one_statement(pending: PgPendingWrite) -> Result<(), WriteError> {
     let rows: Vec<(i64,)> = pending.write(sqlx::query(NOTE)).await?;
     assert_eq!(rows, [(1,)]);
     Ok(())

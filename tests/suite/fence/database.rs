@@ -68,12 +68,12 @@ async fn a_database_that_is_not_there_is_unavailable() {
 }
 
 #[tokio::test]
-async fn missing_tables_are_unavailable_and_leak_nothing() {
+async fn missing_tables_are_told_and_nothing_is_written() {
     let db = Postgres::fresh(1).await;
     db.execute("DROP TABLE fence_resources").await;
     let refused = write(&db.fence(), 1).await;
     assert!(
-        matches!(refused, Err(AdmitError::Unavailable(_))),
+        matches!(refused, Err(AdmitError::NotMigrated(_))),
         "{refused:?}"
     );
     assert_eq!(db.entries().await, 0);

@@ -6,6 +6,7 @@ mod begin_hook;
 mod commit;
 mod connections;
 mod database;
+mod migration;
 mod pool_hooks;
 mod pressure;
 mod raise;

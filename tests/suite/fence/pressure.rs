@@ -10,7 +10,7 @@ use futures_util::future::{join, join_all};
 use sqlx::Postgres;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, Token, TokenUse,
+    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, Token, TokenUse,
 };
 
 use crate::support::{
@@ -21,7 +21,7 @@ use crate::support::{
 
 const POOL: u32 = 10;
 
-async fn hold_for_a_moment(mut tx: FencedTx) {
+async fn hold_for_a_moment(mut tx: PgFencedTx) {
     sqlx::query("SELECT 1").execute(&mut *tx).await.unwrap();
     sleep(Duration::from_millis(20)).await;
 }
@@ -60,7 +60,7 @@ async fn latencies_of_others(
 async fn app(fence: Fence<Postgres>) -> Server {
     let app = Router::new()
         .route("/hot/{r}", post(hold_for_a_moment))
-        .route("/other/{r}", post(async |_tx: FencedTx| {}))
+        .route("/other/{r}", post(async |_tx: PgFencedTx| {}))
         .route_layer(FenceLayer::new(fence, PathParam("r")));
     Server::start(app).await
 }
@@ -191,9 +191,9 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
 async fn a_replay_does_not_wait_for_the_resource() {
     let db = Postgres::fresh(4).await;
     let keys = FenceLayer::new(db.fence(), PathParam("r")).idempotent(Idempotency::optional());
-    let slow = async |_tx: FencedTx| sleep(Duration::from_secs(3)).await;
+    let slow = async |_tx: PgFencedTx| sleep(Duration::from_secs(3)).await;
     let app = Router::new()
-        .route("/fast/{r}", post(async |_tx: FencedTx| "done"))
+        .route("/fast/{r}", post(async |_tx: PgFencedTx| "done"))
         .route("/slow/{r}", post(slow))
         .route_layer(keys);
     let server = Server::start(app).await;
@@ -216,7 +216,7 @@ async fn a_replay_does_not_wait_for_the_resource() {
     assert_eq!(slow.await.unwrap().status, 200);
 }
 
-async fn never(mut tx: FencedTx) {
+async fn never(mut tx: PgFencedTx) {
     sqlx::query("INSERT INTO ledger VALUES (7)")
         .execute(&mut *tx)
         .await
@@ -230,7 +230,7 @@ async fn a_handler_that_never_returns_is_ended_and_its_successor_gets_through() 
     let fence = db.fence().hold_limit(Duration::from_millis(300));
     let app = Router::new()
         .route("/never/{r}", post(never))
-        .route("/write/{r}", post(async |_tx: FencedTx| {}))
+        .route("/write/{r}", post(async |_tx: PgFencedTx| {}))
         .route_layer(FenceLayer::new(fence, PathParam("r")));
     let server = Server::start(app).await;
     let (stuck, next) = join(server.write("/never/r", 1), async {

@@ -4,8 +4,8 @@
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, Token, TokenUse,
-    layer::DatabaseError,
+    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, PgFencedTx, Resource, Token,
+    TokenUse, layer::DatabaseError,
 };
 
 use crate::support::{
@@ -133,7 +133,7 @@ async fn the_tables_may_live_in_any_schema() {
 async fn without_tables_the_error_says_what_to_do() {
     let db = Postgres::fresh(1).await;
     db.execute("DROP TABLE fence_resources").await;
-    let Err(AdmitError::Unavailable(cause)) = begin(&db.fence(), 7).await else {
+    let Err(AdmitError::NotMigrated(cause)) = begin(&db.fence(), 7).await else {
         panic!("admitted without a table");
     };
     assert!(cause.to_string().contains("Fence::migrate"), "{cause}");
@@ -149,7 +149,7 @@ async fn under_a_key_a_handler_may_change_its_role_and_its_search_path() {
     ))
     .await;
     let set = format!("SET LOCAL ROLE {role}; SET LOCAL search_path = twin, public");
-    let handler = move |mut tx: FencedTx| async move {
+    let handler = move |mut tx: PgFencedTx| async move {
         let set = AssertSqlSafe(set);
         sqlx::raw_sql(set).execute(&mut *tx).await?;
         let insert = sqlx::query("INSERT INTO ledger VALUES (1)");

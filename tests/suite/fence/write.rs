@@ -8,7 +8,7 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::WriteError};
+use tower_fence::{AdmitError, Fence, PgFencedTx, Resource, Token, TokenUse, fence::WriteError};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -81,7 +81,7 @@ async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
 }
 
 /// Another process that has written, and is about to commit.
-async fn predecessor(db: &Fresh<Postgres>) -> FencedTx {
+async fn predecessor(db: &Fresh<Postgres>) -> PgFencedTx {
     let reusable = TokenUse::Reusable;
     let mut tx = db
         .fence()

@@ -13,8 +13,8 @@ use axum::{
 use sqlx::{AssertSqlSafe, Postgres};
 use tokio::sync::Notify;
 use tower_fence::{
-    Fence, FenceLayer, Idempotency, PathParam, PendingWrite, Resource, fence::WriteError,
-    layer::Rejection,
+    Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
+    fence::WriteError, layer::Rejection,
 };
 
 use crate::support::{
@@ -46,7 +46,7 @@ async fn handler<DB: TestDatabase>(
     Path((_, what)): Path<(String, String)>,
     Extension(go_on): Extension<Arc<Notify>>,
 ) -> Result<Response, Response> {
-    let token = pending.named().token.get();
+    let token = pending.claim().token.get();
     let insert = format!("INSERT INTO ledger SELECT {token} FROM fence RETURNING entry");
     let insert = AssertSqlSafe(Arc::<str>::from(insert));
     let written = match what.as_str() {
@@ -279,7 +279,7 @@ async fn a_write_that_escapes_is_no_success<DB: TestDatabase>() {
 /// The client goes away while its statement waits for a row that somebody else has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_goes_away_leaves_no_lock_behind() {
-    async fn write(pending: PendingWrite) -> Result<(), WriteError> {
+    async fn write(pending: PgPendingWrite) -> Result<(), WriteError> {
         let update = "UPDATE stock SET n = n - 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
         pending.write::<()>(update).await?;
         Ok(())

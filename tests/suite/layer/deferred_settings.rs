@@ -55,7 +55,7 @@ async fn under_a_key_it_happens_once<DB: TestDatabase>() {
 
 async fn several_resources_are_written_in_one<DB: TestDatabase>() {
     async fn write<DB: TestDatabase>(pending: PendingWrite<DB>) -> Result<(), WriteError> {
-        assert_eq!(pending.all_named().len(), 2);
+        assert_eq!(pending.claims().len(), 2);
         assert_eq!(pending.write::<()>(INSERT).await?.len(), 1);
         Ok(())
     }

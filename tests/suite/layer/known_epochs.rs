@@ -90,7 +90,7 @@ async fn what_was_handed_out_is_known_without_a_look<DB: TestDatabase>() {
         assert_eq!(server.write("/a", token).await.text, "done");
     }
     let above = server.write("/a", 4_000_000_000_i64).await;
-    above.is_problem(503, "store-unavailable");
+    above.is_problem(500, "misconfigured");
 }
 
 async fn tokens_of_the_issuer_are_known<DB: TestDatabase>() {

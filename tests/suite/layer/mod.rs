@@ -16,5 +16,6 @@ mod path_names;
 mod requests;
 mod several;
 mod time_limit;
+mod tower_stack;
 mod turned_away;
 mod writes;

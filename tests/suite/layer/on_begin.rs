@@ -10,7 +10,7 @@ use axum::{
 };
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 use tower_fence::{
-    FenceLayer, FencedTx, Idempotency, PathParam, PendingWrite, Resource, fence::WriteError,
+    FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, Resource, fence::WriteError,
     layer::Rejection,
 };
 
@@ -59,22 +59,22 @@ async fn become_tenant(parts: &Parts, conn: &mut PgConnection) -> sqlx::Result<(
 /// Writes to all orders that it sees, and says how many that are.
 const WRITE: &str = "UPDATE orders SET n = n + 1 RETURNING n";
 
-async fn write(mut tx: FencedTx) -> String {
+async fn write(mut tx: PgFencedTx) -> String {
     let all = sqlx::query(WRITE).fetch_all(&mut *tx).await.unwrap();
     all.len().to_string()
 }
 
-async fn begin(pending: PendingWrite) -> Result<String, Rejection> {
+async fn begin(pending: PgPendingWrite) -> Result<String, Rejection> {
     Ok(write(pending.begin().await?).await)
 }
 
-async fn at_once(pending: PendingWrite) -> Result<String, WriteError> {
+async fn at_once(pending: PgPendingWrite) -> Result<String, WriteError> {
     let write = "UPDATE orders SET n = n + 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
     let all: Vec<(i64,)> = pending.write(write).await?;
     Ok(all.len().to_string())
 }
 
-async fn swallow(pending: PendingWrite) -> &'static str {
+async fn swallow(pending: PgPendingWrite) -> &'static str {
     let _ = pending.begin().await;
     "all is well"
 }

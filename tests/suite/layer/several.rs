@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use sqlx::{PgConnection, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
     AdmitError, Admitted, AllAdmitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam,
-    Resource, Token, TokenUse, layer::Rejection,
+    PgFencedTx, Resource, Token, TokenUse, layer::Rejection,
 };
 
 use crate::support::{
@@ -281,7 +281,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_transfers_in_both_directions_never_deadlock() {
-    async fn transfer(mut tx: FencedTx, Path((from, to)): Path<(String, String)>) {
+    async fn transfer(mut tx: PgFencedTx, Path((from, to)): Path<(String, String)>) {
         move_one(&mut tx, &from, &to).await;
     }
     let refused = transfers(|fence| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::Postgres;
 use tokio::time::Instant;
-use tower_fence::{FenceLayer, FencedTx, PathParam, Resource};
+use tower_fence::{FenceLayer, PathParam, PgFencedTx, Resource};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -15,11 +15,11 @@ use crate::support::{
 
 async fn start(db: &Fresh<Postgres>, hold: Duration) -> Server {
     let fence = db.fence().hold_limit(hold);
-    let sleep = |mut tx: FencedTx| async move {
+    let sleep = |mut tx: PgFencedTx| async move {
         let sleep = sqlx::raw_sql("SELECT pg_sleep(20)");
         sleep.execute(&mut *tx).await.unwrap();
     };
-    let wait = |mut tx: FencedTx| async move {
+    let wait = |mut tx: PgFencedTx| async move {
         let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
         insert.execute(&mut *tx).await.unwrap();
         std::future::pending::<StatusCode>().await

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Router, routing::post};
 use sqlx::Postgres;
 use tokio::time::timeout;
-use tower_fence::{FenceLayer, FencedTx, PathParam, Resource, Token, TokenUse};
+use tower_fence::{FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
 
 use super::handlers::{Plan, app, max_token, nothing_but_the_fence_has_moved, start};
 use crate::support::{
@@ -175,7 +175,7 @@ async fn a_busy_fence_says_when_to_come_back<DB: TestDatabase>() {
 /// The statement of a handler whose client went away ends with it, and so does the row lock.
 #[tokio::test]
 async fn a_statement_that_was_cut_off_does_not_keep_the_lock() {
-    async fn sleepy(mut tx: FencedTx) {
+    async fn sleepy(mut tx: PgFencedTx) {
         let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
     }
     let db = Postgres::fresh(4).await;

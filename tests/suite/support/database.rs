@@ -62,7 +62,8 @@ pub struct Fresh<DB: FenceDatabase> {
 
 impl<DB: TestDatabase> Fresh<DB> {
     pub fn fence(&self) -> Fence<DB> {
-        Fence::new(self.pool.clone())
+        let pooled = std::env::var("TEST_PGBOUNCER_PORT").is_ok();
+        Fence::new(self.pool.clone()).transaction_pooling(pooled)
     }
 
     /// A fence whose connections go from write to write.

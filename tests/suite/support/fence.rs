@@ -1,8 +1,6 @@
 //! Steps of the tests that use the fence without HTTP.
 
-use tower_fence::{
-    AdmitError, Fence, FencedTx, Resource, Stale, Token, TokenUse, fence::FenceDatabase,
-};
+use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::FenceDatabase};
 
 use crate::support::database::TestDatabase;
 
@@ -37,18 +35,13 @@ pub async fn insert<DB: TestDatabase>(tx: &mut FencedTx<DB>, entry: i64) {
         .unwrap();
 }
 
-pub fn stale(presented: i64, max_token: i64) -> Stale {
-    Stale {
-        resource: sku(),
-        presented: token(presented),
-        max_token,
-    }
-}
-
 #[track_caller]
 pub fn is_stale<T>(outcome: Result<T, AdmitError>, presented: i64, max_token: i64) {
     match outcome {
-        Err(AdmitError::Stale(refused)) => assert_eq!(refused, stale(presented, max_token)),
+        Err(AdmitError::Stale(refused)) => assert_eq!(
+            (refused.resource, refused.presented_token, refused.max_token),
+            (sku(), token(presented), max_token)
+        ),
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("token {presented} was admitted"),
     }

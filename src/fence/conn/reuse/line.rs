@@ -12,13 +12,13 @@ use tokio::time::{Instant, timeout};
 use super::{FAIRNESS_INTERVAL, Shared};
 use crate::fence::{
     conn::{CheckedOut, Origin, direct::ORPHAN_LIFETIME},
-    database::Backend,
+    sql::Backend,
 };
 
 /// A task that asks the pool, until nobody waits any more.
-struct Asking<DB: Backend>(Option<Arc<Shared<DB>>>);
+struct Acquirer<DB: Backend>(Option<Arc<Shared<DB>>>);
 
-impl<DB: Backend> Asking<DB> {
+impl<DB: Backend> Acquirer<DB> {
     async fn ask(mut self) {
         while let Some(shared) = &self.0 {
             match shared.acquire().await {
@@ -31,12 +31,12 @@ impl<DB: Backend> Asking<DB> {
                 }
             }
             let mut state = shared.lock();
-            if state.somebody_waits() {
+            if state.has_waiters() {
                 drop(state);
                 // Others may be opened by now.
                 shared.ask();
             } else {
-                state.asking -= 1;
+                state.acquirers -= 1;
                 drop(state);
                 self.0 = None;
             }
@@ -50,11 +50,11 @@ impl<DB: Backend> Shared<DB> {
     pub(super) fn ask(self: &Arc<Self>) {
         let free = self.direct.free() as usize;
         let mut state = self.lock();
-        let more = state.somebody_waits() && state.asking < free.clamp(1, state.line.len());
-        state.asking += usize::from(more);
+        let more = state.has_waiters() && state.acquirers < free.clamp(1, state.line.len());
+        state.acquirers += usize::from(more);
         drop(state);
         if more {
-            tokio::spawn(Asking(Some(Arc::clone(self))).ask());
+            tokio::spawn(Acquirer(Some(Arc::clone(self))).ask());
         }
     }
 
@@ -69,7 +69,7 @@ impl<DB: Backend> Shared<DB> {
                 return Some(acquired);
             }
             // It may be opening one, in vain, while another one has come back.
-            let waits = self.lock().somebody_waits();
+            let waits = self.lock().has_waiters();
             match waits.then(|| pool.try_acquire()).flatten() {
                 Some(conn) => self.pass_on(CheckedOut::new(conn, Origin::Idle)),
                 None if waits => wanted = Instant::now(),
@@ -81,11 +81,11 @@ impl<DB: Backend> Shared<DB> {
 }
 
 /// Where the task ends with its runtime, those in line get in line again, and ask by themselves.
-impl<DB: Backend> Drop for Asking<DB> {
+impl<DB: Backend> Drop for Acquirer<DB> {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {
             let mut state = shared.lock();
-            state.asking -= 1;
+            state.acquirers -= 1;
             let line = mem::take(&mut state.line);
             drop(state);
             drop(line);

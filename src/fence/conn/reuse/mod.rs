@@ -6,7 +6,7 @@
 //! 2. While nothing is left in the pool, others of the application may be waiting for it. Then one
 //!    goes back every ten milliseconds.
 //! 3. What was not used for twenty milliseconds goes back, and what was out of the pool for a
-//!    second: the pool sees to its age.
+//!    second: the pool closes it when it is old.
 //! 4. The next transaction begins with the COMMIT of the one before.
 
 mod line;
@@ -26,9 +26,9 @@ use tokio::{
 
 use super::{CheckedOut, Origin, direct::Direct};
 use crate::fence::{
-    database::{Backend, TransactionLimits},
-    error::AdmitError,
-    limits::{Limits, deadline},
+    fault::Failure,
+    settings::{Limits, TransactionLimits, deadline},
+    sql::Backend,
 };
 
 /// How often others get a connection who may be waiting for one.
@@ -41,16 +41,16 @@ const SHELF_LIFE: Duration = Duration::from_millis(20);
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
 /// How long before its request a transaction may have begun.
-const AHEAD: Duration = Duration::from_millis(5);
+const MAX_AGE: Duration = Duration::from_millis(5);
 
 /// A transaction that began before the request that is to use it.
-pub(in crate::fence) struct Begun {
+pub(in crate::fence) struct EarlyTransaction {
     limits: TransactionLimits,
     /// It had not begun by then.
     sent: Instant,
 }
 
-impl Begun {
+impl EarlyTransaction {
     /// One that began with a message that was sent at `sent`.
     pub(in crate::fence) const fn new(limits: TransactionLimits, sent: Instant) -> Self {
         Self { limits, sent }
@@ -58,7 +58,7 @@ impl Begun {
 
     /// Whether it has these limits and is young enough, however long the answer was on its way.
     pub(in crate::fence) fn serves(&self, limits: TransactionLimits) -> bool {
-        self.limits == limits && self.sent.elapsed() <= AHEAD
+        self.limits == limits && self.sent.elapsed() <= MAX_AGE
     }
 }
 
@@ -75,10 +75,10 @@ struct State<DB: Backend> {
     shelf: Vec<(CheckedOut<DB>, Instant)>,
     /// Whether a task looks at the shelf.
     watched: bool,
-    /// Nothing is on the shelf while somebody waits.
+    /// Nothing is on the shelf while a request waits.
     line: VecDeque<Waiter<DB>>,
     /// How many tasks ask the pool for connections.
-    asking: usize,
+    acquirers: usize,
     /// When others last got a connection that they may have been waiting for.
     shared: Instant,
 }
@@ -91,7 +91,7 @@ impl<DB: Backend> Reuse<DB> {
             shelf: Vec::new(),
             watched: false,
             line: VecDeque::new(),
-            asking: 0,
+            acquirers: 0,
             shared: Instant::now(),
         };
         Self(Arc::new(Shared {
@@ -101,7 +101,7 @@ impl<DB: Backend> Reuse<DB> {
     }
 
     /// Takes a connection that is at hand, or waits for one in line.
-    pub(super) async fn take(&self, limits: Limits) -> Result<CheckedOut<DB>, AdmitError> {
+    pub(super) async fn take(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         let direct = &self.0.direct;
         let patience = direct.pool.options().get_acquire_timeout();
         let until = deadline(limits.pool_wait.min(patience));
@@ -172,7 +172,7 @@ impl<DB: Backend> Shared<DB> {
             }
             return Some(kept);
         }
-        if state.somebody_waits() {
+        if state.has_waiters() {
             return None;
         }
         let conn = self.direct.pool.try_acquire()?;
@@ -202,7 +202,7 @@ impl<DB: Backend> Shared<DB> {
 
 impl<DB: Backend> State<DB> {
     /// Forgets who has given up at the head of the line.
-    fn somebody_waits(&mut self) -> bool {
+    fn has_waiters(&mut self) -> bool {
         while self
             .line
             .pop_front_if(|waiter| waiter.is_closed())

@@ -1,0 +1,93 @@
+//! The settings of a fence.
+
+use std::time::Duration;
+
+use super::{Fence, settings::Limits, sql::FenceDatabase};
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// How long to wait for a connection of the pool. Default: 5 s.
+    ///
+    /// The pool's own `acquire_timeout` applies as well; the shorter of the two decides.
+    #[must_use]
+    pub const fn pool_wait(mut self, limit: Duration) -> Self {
+        self.limits.pool_wait = limit;
+        self
+    }
+
+    /// How long to wait for those of this process that write to the same resource, then for the row
+    /// lock, and each statement of the transaction for any other lock. Default: 5 s each. At least
+    /// 1 ms.
+    #[must_use]
+    pub const fn lock_wait(mut self, limit: Duration) -> Self {
+        self.limits.lock_wait = limit;
+        self
+    }
+
+    /// How long a transaction may hold the row lock. Default: 10 s. At least 1 ms.
+    ///
+    /// `FenceLayer` ends a handler that takes longer. On Postgres the server does so as well,
+    /// so that a process that is frozen loses its transaction: it ends one that is idle for a second
+    /// longer than this, and a statement that takes longer than this and
+    /// [`lock_wait`](Self::lock_wait) together; from Postgres 17 on, any transaction that takes longer
+    /// than both together.
+    #[must_use]
+    pub const fn hold_limit(mut self, limit: Duration) -> Self {
+        self.limits.hold = limit;
+        self
+    }
+
+    /// How long to wait for the database's answer to BEGIN, COMMIT or a statement of the fence,
+    /// beyond the wait for locks. Default: 5 s.
+    #[must_use]
+    pub const fn answer_wait(mut self, limit: Duration) -> Self {
+        self.limits.answer_wait = limit;
+        self
+    }
+
+    /// Whether connections go from write to write, past the pool. Default: no.
+    ///
+    /// By default each use takes a connection from the pool, in the task that asks, and gives it back
+    /// afterwards: `test_before_acquire`, `before_acquire` and `after_release` see each one, and find
+    /// the task-locals of the request. (Where a request is dropped while a connection is tested for
+    /// it, another task sees that through, without them; nobody uses that connection before it is
+    /// taken again.) What a handler sets on its session, as by `SET` without `LOCAL`, stays until a
+    /// hook resets it, as with any use of the pool.
+    ///
+    /// These are round trips. Say yes where no hook has to see each use, and what one write leaves on
+    /// a session may be there for the next:
+    ///
+    /// - An idle connection is taken untested, since BEGIN is as good a test as a ping: where it
+    ///   turns out to be dead, another one is taken.
+    /// - When its write is done, a connection goes to the next in line of this fence, or is kept for
+    ///   one for twenty milliseconds. Those that wait for a connection are served in turn, and the pool
+    ///   is asked in another task. The pool sees a connection again after a second at most. While
+    ///   others of the application may be waiting for one, the pool gets one back every ten
+    ///   milliseconds.
+    /// - On Postgres the next transaction begins with the COMMIT of the one before on the same
+    ///   connection. `now()` in a write may so be up to five milliseconds older than its request. It
+    ///   is never older than that of the last write to the same resource, unless it waited for that
+    ///   one's lock. Where the answer to COMMIT takes longer than that, another one begins.
+    ///
+    /// Say so before the fence is cloned: its clones share what is kept.
+    #[must_use]
+    pub fn reuse_connections(mut self, yes: bool) -> Self {
+        self.connections = self.connections.reusing(yes);
+        self
+    }
+
+    /// Whether a pooler that gives each transaction a server of its own stands between this process
+    /// and Postgres, as PgBouncer with `pool_mode = transaction`. Default: no.
+    ///
+    /// Then no transaction begins before its request, and [`write`](Self::write) runs in an open
+    /// transaction, since its statement could be prepared on one server and executed on another.
+    /// sqlx's cache of statements has to be off: `PgConnectOptions::statement_cache_capacity(0)`.
+    #[must_use]
+    pub const fn transaction_pooling(mut self, yes: bool) -> Self {
+        self.connections.transaction_pooling = yes;
+        self
+    }
+
+    pub(crate) const fn limits(&self) -> Limits {
+        self.limits
+    }
+}

@@ -1,0 +1,107 @@
+//! What a request presents, and what a fence has admitted of it.
+//!
+//! A [`Claim`] is a token for a resource that nobody has checked yet. Only an admission makes an
+//! [`Admitted`] of it.
+
+use std::{cmp::Reverse, ops::Deref, sync::Arc};
+
+use crate::token::{Resource, Token};
+
+/// A token that is presented for a resource, not checked yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Claim {
+    /// The resource.
+    pub resource: Resource,
+    /// The token.
+    pub token: Token,
+}
+
+impl Claim {
+    pub(crate) const fn new(resource: Resource, token: Token) -> Self {
+        Self { resource, token }
+    }
+}
+
+/// All that a request presents, at least one [`Claim`], in the order in which the resources were
+/// named. Cheap to clone. Derefs to a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claims(Arc<[Claim]>);
+
+impl Claims {
+    /// `None` for an empty list.
+    pub(crate) fn new(claims: Vec<Claim>) -> Option<Self> {
+        (!claims.is_empty()).then(|| Self(claims.into()))
+    }
+
+    pub(crate) fn one(resource: Resource, token: Token) -> Self {
+        Self([Claim::new(resource, token)].into())
+    }
+
+    /// The one that was named first.
+    #[must_use]
+    pub fn first(&self) -> &Claim {
+        // Neither constructor makes an empty list.
+        &self.0[0]
+    }
+
+    /// In the one order in which all transactions take their row locks, so that no two of them
+    /// wait for each other. Of two tokens for the same resource the lower one comes second, and
+    /// is stale.
+    pub(super) fn in_lock_order(&self) -> Vec<&Claim> {
+        let mut ordered: Vec<_> = self.0.iter().collect();
+        ordered.sort_unstable_by_key(|claim| (&claim.resource, Reverse(claim.token)));
+        ordered
+    }
+}
+
+impl Deref for Claims {
+    type Target = [Claim];
+
+    fn deref(&self) -> &[Claim] {
+        &self.0
+    }
+}
+
+/// What a fence has admitted: the resource and the token.
+///
+/// As an extractor it is the first resource that the request names; [`AllAdmitted`] has them all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Admitted {
+    /// The resource.
+    pub resource: Resource,
+    /// The token.
+    pub token: Token,
+}
+
+/// Everything that a request or a transaction was admitted with, at least one: each resource once,
+/// in the order in which they were named. Cheap to clone. Derefs to a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllAdmitted(Arc<[Admitted]>);
+
+impl AllAdmitted {
+    /// Claims that were admitted just now.
+    pub(super) fn of(claims: &Claims) -> Self {
+        let admitted = claims.iter().map(|claim| Admitted {
+            resource: claim.resource.clone(),
+            token: claim.token,
+        });
+        Self(admitted.collect())
+    }
+
+    /// The one that was named first.
+    #[must_use]
+    pub fn first(&self) -> &Admitted {
+        // As many as claims, so there is one.
+        &self.0[0]
+    }
+}
+
+impl Deref for AllAdmitted {
+    type Target = [Admitted];
+
+    fn deref(&self) -> &[Admitted] {
+        &self.0
+    }
+}

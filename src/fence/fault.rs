@@ -1,0 +1,173 @@
+//! What an error of the database means.
+//!
+//! Each error is judged once, here, and what was found goes with it from then on: nothing looks into
+//! an error again.
+
+use std::{
+    io::{Error as IoError, ErrorKind},
+    sync::Arc,
+};
+
+/// What happened to a statement that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A lock, a deadlock, a collision, or a pool that is full: it had no effect, and another try may
+    /// find the way free.
+    Contention,
+    /// The database does not run a data-modifying statement inside another one. It had no effect.
+    Unsupported,
+    /// A table, a column or a function is not there. It had no effect.
+    Missing,
+    /// It had no effect, for any other reason.
+    Refused,
+    /// The server has ended the session for a time limit, which it never does after a COMMIT. It had
+    /// no effect.
+    Ended,
+    /// The connection is gone or confused; it may have had its effect.
+    Lost,
+    /// No answer came in time; it may have had its effect, or may yet have it.
+    Silent,
+}
+
+impl Fault {
+    /// What an error of sqlx says, on whichever database.
+    pub(crate) fn of(error: &sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(cause) => {
+                #[cfg(feature = "postgres")]
+                if let Some(cause) = cause.try_downcast_ref() {
+                    return Self::of_postgres(cause);
+                }
+                #[cfg(feature = "sqlite")]
+                if let Some(cause) = cause.try_downcast_ref() {
+                    return Self::of_sqlite(cause);
+                }
+                _ = cause;
+                Self::Refused
+            }
+            sqlx::Error::PoolTimedOut => Self::Contention,
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed => Self::Lost,
+            // Noticed before the statement was sent: a type that the database does not know, an
+            // argument that cannot be encoded. Or behind its answer.
+            _ => Self::Refused,
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    fn of_postgres(error: &sqlx::postgres::PgDatabaseError) -> Self {
+        use sqlx::postgres::PgSeverity::{Fatal, Panic};
+        match error.code() {
+            // lock_not_available, deadlock_detected, serialization_failure, query_canceled (by
+            // statement_timeout)
+            "55P03" | "40P01" | "40001" | "57014" => Self::Contention,
+            // feature_not_supported
+            "0A000" => Self::Unsupported,
+            // undefined_table, undefined_column, undefined_function
+            "42P01" | "42703" | "42883" => Self::Missing,
+            // idle_in_transaction_session_timeout, transaction_timeout
+            "25P03" | "25P04" => Self::Ended,
+            _ if matches!(error.severity(), Fatal | Panic) => Self::Lost,
+            _ => Self::Refused,
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn of_sqlite(error: &sqlx::sqlite::SqliteError) -> Self {
+        use sqlx::error::DatabaseError;
+        let code = error.code().and_then(|code| code.parse::<i32>().ok());
+        let message = error.message();
+        // The low byte is the primary result code.
+        match code.map(|code| code & 0xff) {
+            // SQLITE_BUSY, SQLITE_LOCKED
+            Some(5 | 6) => Self::Contention,
+            // SQLITE_IOERR, SQLITE_CORRUPT
+            Some(10 | 11) => Self::Lost,
+            // SQLITE_ERROR has no codes of its own for these.
+            Some(1) if message.contains("no such table") || message.contains("no such column") => {
+                Self::Missing
+            }
+            _ => Self::Refused,
+        }
+    }
+
+    /// Whether the connection is gone. Where it was only silent, waiting for another one would take
+    /// as long again.
+    pub(super) const fn is_gone(self) -> bool {
+        matches!(self, Self::Ended | Self::Lost)
+    }
+}
+
+/// What the failure of a handler's own statement is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandlerFault {
+    /// Another transaction was in the way.
+    Busy,
+    /// The database is out of reach.
+    Unavailable,
+    /// A bug, or a violated constraint: the handler's own business.
+    Own,
+}
+
+impl Fault {
+    pub(crate) const fn of_handler(self) -> HandlerFault {
+        match self {
+            Self::Contention => HandlerFault::Busy,
+            Self::Lost | Self::Silent => HandlerFault::Unavailable,
+            Self::Unsupported | Self::Missing | Self::Refused | Self::Ended => HandlerFault::Own,
+        }
+    }
+}
+
+/// What happened, and the error for people.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(super) fault: Fault,
+    pub(super) cause: Arc<sqlx::Error>,
+}
+
+impl Failure {
+    /// A time limit ran out while the database had not answered.
+    pub(super) fn silent() -> Self {
+        let silent = "the database did not answer in time";
+        Self {
+            fault: Fault::Silent,
+            cause: Arc::new(IoError::new(ErrorKind::TimedOut, silent).into()),
+        }
+    }
+
+    /// A write to the same resource is under way in this process, for longer than the wait.
+    pub(super) fn in_use() -> Self {
+        let in_use = "another request of this process is writing to the resource";
+        Self {
+            fault: Fault::Contention,
+            cause: Arc::new(IoError::new(ErrorKind::WouldBlock, in_use).into()),
+        }
+    }
+
+    /// The tables of the fence are not there.
+    pub(super) fn not_migrated() -> Self {
+        let missing = "the tables are in no schema of the search path: call `Fence::migrate` first";
+        Self {
+            fault: Fault::Missing,
+            cause: Arc::new(sqlx::Error::Configuration(missing.into())),
+        }
+    }
+
+    /// The same, for the reason that the pool had no connection to give.
+    pub(super) fn with_fault(self, fault: Fault) -> Self {
+        Self { fault, ..self }
+    }
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self {
+            fault: Fault::of(&error),
+            cause: Arc::new(error),
+        }
+    }
+}

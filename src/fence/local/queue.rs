@@ -1,0 +1,139 @@
+//! Queues in the process: one for each resource that is written to, and for each idempotency key.
+//!
+//! The row lock would order the writes by itself, but a write that waits for it holds a connection of
+//! the pool meanwhile: a hot resource would take all of them, and starve the others. So writes wait
+//! here first, and only the first in the queue takes a connection.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
+
+use crate::token::Resource;
+
+/// What a queue is for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(in crate::fence) enum QueueKey {
+    Resource(Resource),
+    /// An idempotency key, and the digest of its scope.
+    Key([u8; 32], String),
+}
+
+/// The queues of all that is in use or waited for. First come, first served.
+#[derive(Default)]
+pub(in crate::fence) struct Queues {
+    queues: Mutex<HashMap<QueueKey, Arc<Semaphore>>>,
+}
+
+/// The right to take a connection for a resource or a key, until this is dropped.
+pub(crate) struct Permit {
+    // Dropped in this order: the queue is empty only after the permit was given back.
+    _permit: OwnedSemaphorePermit,
+    _membership: Membership,
+}
+
+impl Queues {
+    /// Waits for the first place in the queue; `None` when it did not come in time.
+    ///
+    /// Dropped while it waits, it leaves the queue.
+    pub(in crate::fence) async fn wait(
+        self: &Arc<Self>,
+        key: QueueKey,
+        until: Instant,
+    ) -> Option<Permit> {
+        let queue = {
+            let mut queues = self.lock();
+            let one_at_a_time = || Arc::new(Semaphore::new(1));
+            Arc::clone(queues.entry(key.clone()).or_insert_with(one_at_a_time))
+        };
+        let membership = Membership {
+            queues: Arc::clone(self),
+            key,
+            queue: Some(Arc::clone(&queue)),
+        };
+        let permit = timeout_at(until, queue.acquire_owned()).await.ok()?.ok()?;
+        Some(Permit {
+            _permit: permit,
+            _membership: membership,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Arc<Semaphore>>> {
+        // Nothing panics while the lock is held.
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps a queue. The last one takes it with it.
+struct Membership {
+    queues: Arc<Queues>,
+    key: QueueKey,
+    queue: Option<Arc<Semaphore>>,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let mut queues = self.queues.lock();
+        self.queue = None;
+        if queues
+            .get(&self.key)
+            .is_some_and(|queue| Arc::strong_count(queue) == 1)
+        {
+            queues.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(20)
+    }
+
+    #[tokio::test]
+    async fn one_at_a_time_and_nothing_is_left_behind() {
+        let queues = Arc::<Queues>::default();
+        let [a, b] = ["a", "b"].map(|name| QueueKey::Resource(Resource::new(name).unwrap()));
+        let first = queues.wait(a.clone(), soon()).await.unwrap();
+        assert!(queues.wait(a.clone(), soon()).await.is_none());
+        let other = queues.wait(b, soon()).await.unwrap();
+        assert_eq!(queues.lock().len(), 2);
+        drop((first, other));
+        drop(queues.wait(a.clone(), soon()).await.unwrap());
+        assert!(queues.lock().is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn waits_that_race_exclude_each_other_and_leave_nothing_behind() {
+        let queues = Arc::<Queues>::default();
+        let inside = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let tasks = (0..8).map(|n| {
+            let (queues, inside) = (queues.clone(), inside.clone());
+            tokio::spawn(async move {
+                let resource = QueueKey::Resource(Resource::new("a").unwrap());
+                for round in 0..500 {
+                    let until = Instant::now() + Duration::from_millis((n + round) % 3);
+                    if let Some(permit) = queues.wait(resource.clone(), until).await {
+                        assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst));
+                        tokio::task::yield_now().await;
+                        inside.store(false, std::sync::atomic::Ordering::SeqCst);
+                        drop(permit);
+                    }
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        assert!(queues.lock().is_empty());
+    }
+}

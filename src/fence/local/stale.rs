@@ -1,0 +1,98 @@
+//! The stale tokens that this process has seen refused, to refuse them without asking the database.
+//!
+//! `max_token` only grows, so what was refused once stays refused, whatever is written meanwhile. Nothing
+//! is ever admitted from here. After ten seconds the database is asked again: where it was restored
+//! to an older state, on purpose, no refusal outlives that for long.
+
+use std::time::Duration;
+
+use quick_cache::sync::Cache;
+use tokio::time::Instant;
+
+use crate::{
+    fence::error::StaleToken,
+    token::{Resource, Token},
+};
+
+/// The highest token that is known to be dead, of the resources that stale writers asked for.
+pub(in crate::fence) struct StaleTokens {
+    known: Cache<Resource, (i64, Instant)>,
+}
+
+/// How many resources are remembered. The ones that were not asked for lately give way.
+const RESOURCES: usize = 10_000;
+
+/// How long a refusal is remembered.
+const LIFETIME: Duration = Duration::from_secs(10);
+
+impl StaleTokens {
+    /// Remembers a refusal of the database.
+    pub(in crate::fence) fn remember(&self, stale: &StaleToken) {
+        let until = Instant::now() + LIFETIME;
+        self.known
+            .insert(stale.resource.clone(), (stale.max_token, until));
+    }
+
+    /// Forgets what is known of a resource.
+    pub(in crate::fence) fn forget(&self, resource: &Resource) {
+        self.known.remove(resource);
+    }
+
+    /// Refuses a token that is known to be dead.
+    pub(in crate::fence) fn check(
+        &self,
+        resource: &Resource,
+        token: Token,
+    ) -> Result<(), StaleToken> {
+        match self.known.get(resource) {
+            Some((max_token, until)) if token.get() <= max_token && Instant::now() < until => {
+                Err(StaleToken::new(resource.clone(), token, max_token))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Default for StaleTokens {
+    fn default() -> Self {
+        Self {
+            known: Cache::new(RESOURCES),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stale(resource: &Resource, max_token: i64) -> StaleToken {
+        StaleToken::new(resource.clone(), Token::new(1).unwrap(), max_token)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_dead_is_refused_until_it_is_forgotten() {
+        let memory = StaleTokens::default();
+        let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
+        let token = |value| Token::new(value).unwrap();
+        memory.check(&a, token(7)).unwrap();
+        memory.remember(&stale(&a, 7));
+        assert_eq!(memory.check(&a, token(7)).unwrap_err().max_token, 7);
+        assert_eq!(
+            memory.check(&a, token(6)).unwrap_err().presented_token,
+            token(6)
+        );
+        memory.check(&a, token(8)).unwrap();
+        memory.check(&b, token(7)).unwrap();
+        tokio::time::advance(LIFETIME).await;
+        memory.check(&a, token(7)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn memory_is_bounded() {
+        let memory = StaleTokens::default();
+        for n in 0..3 * RESOURCES {
+            memory.remember(&stale(&Resource::new(format!("r-{n}")).unwrap(), 7));
+        }
+        assert!(memory.known.len() <= RESOURCES);
+    }
+}

@@ -1,0 +1,281 @@
+//! The beginning of a transaction: first a place in the queues of the process, then a connection, then
+//! the row locks.
+//!
+//! 1. A transaction that began before its request saves a round trip. It is used where nothing
+//!    speaks against it: each token is admitted, and no resource was written to since it began.
+//! 2. Otherwise another one begins, and says why a token is refused.
+
+use tokio::time::Instant;
+
+use crate::{
+    fence::{
+        Fence, FencedTx, TokenUse,
+        claims::{Claim, Claims},
+        error::{AdmitError, StaleToken},
+        fault::Failure,
+        local::{Permit, QueueKey},
+        settings::{Limits, deadline},
+        sql::{Admission, Admit, AdvisoryLock, FenceDatabase, Tables},
+        tx::Transaction,
+    },
+    metrics,
+    token::{Resource, Token},
+};
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Opens a transaction and admits `token` in it.
+    ///
+    /// # Errors
+    ///
+    /// - [`AdmitError::Stale`] when the token is not greater than `max_token`.
+    /// - [`AdmitError::Busy`] when the wait for a connection or for the row lock ran out.
+    /// - [`AdmitError::NotMigrated`] when the tables are missing: call [`migrate`](Self::migrate).
+    /// - [`AdmitError::Unavailable`] when the database cannot be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    pub async fn begin(
+        &self,
+        resource: &Resource,
+        token: Token,
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let one = Claims::one(resource.clone(), token);
+        self.begin_admitted(one, token_use).await
+    }
+
+    /// Opens a transaction and admits one token for each of several resources in it: all of them,
+    /// or none.
+    ///
+    /// The row locks are taken in one order, whatever the order of `tokens`, so that two of these
+    /// never wait for each other. They come one after the other, each with a round trip of its own
+    /// and with the whole [`lock_wait`](Self::lock_wait).
+    ///
+    /// Where a resource stands twice, the lower of its tokens is stale; the same token twice counts
+    /// once.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new()?.block_on(async {
+    /// # use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
+    /// # fence.migrate().await?;
+    /// let (from, to) = (Resource::new("sku-1")?, Resource::new("sku-2")?);
+    /// let tokens = [(from.clone(), Token::new(42)?), (to, Token::new(7)?)];
+    /// let mut tx = fence.begin_all(&tokens, TokenUse::SingleUse).await?;
+    /// // … take from the one, give to the other …
+    /// tx.commit().await?;
+    /// assert_eq!(fence.inspect(&from).await?, Some(42));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin): one stale token refuses the whole, and [`StaleToken`] says which.
+    /// [`AdmitError::NoResource`] when `tokens` is empty.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    pub async fn begin_all(
+        &self,
+        tokens: &[(Resource, Token)],
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let mut claims: Vec<Claim> = Vec::with_capacity(tokens.len());
+        for (resource, token) in tokens {
+            let claim = Claim::new(resource.clone(), *token);
+            if !claims.contains(&claim) {
+                claims.push(claim);
+            }
+        }
+        let claims = Claims::new(claims).ok_or(AdmitError::NoResource)?;
+        self.begin_admitted(claims, token_use).await
+    }
+
+    /// Admits `token` in a transaction of the caller's.
+    ///
+    /// The caller has to do the rest: the transaction is open and runs at READ COMMITTED, its
+    /// waits are bounded, its COMMIT is checked, and it is rolled back when this fails. Without
+    /// a transaction the check and the write are not one.
+    ///
+    /// ```
+    /// # async fn example(
+    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
+    /// #     pool: sqlx::PgPool,
+    /// #     resource: tower_fence::Resource,
+    /// #     token: tower_fence::Token,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_fence::TokenUse;
+    ///
+    /// let mut tx = pool.begin_with("BEGIN; SET LOCAL lock_timeout = '5s'").await?;
+    /// fence.admit(&mut tx, &resource, token, TokenUse::SingleUse).await?;
+    /// sqlx::query("UPDATE stock SET n = n - 1").execute(&mut *tx).await?;
+    /// // Where a statement has failed, Postgres answers COMMIT with ROLLBACK, and sqlx with `Ok`: an
+    /// // aborted transaction is found by a statement before it.
+    /// sqlx::query("SELECT 1").execute(&mut *tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin). A serialization failure of a stricter isolation level is
+    /// [`AdmitError::Busy`].
+    pub async fn admit(
+        &self,
+        conn: &mut DB::Connection,
+        resource: &Resource,
+        token: Token,
+        token_use: TokenUse,
+    ) -> Result<(), AdmitError> {
+        let tables = self.find_tables(conn).await?;
+        let claim = Claim::new(resource.clone(), token);
+        let admit = Admit::new(&claim, token_use, AdvisoryLock::random());
+        let admission = DB::admit(conn, &tables, admit).await;
+        // Not remembered: what it has met may be the caller's own, and rolled back.
+        admitted(admission.map_err(Failure::from)?, &claim)?;
+        Ok(())
+    }
+
+    /// Opens a transaction and admits what was presented.
+    pub(crate) async fn begin_admitted(
+        &self,
+        claims: Claims,
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        self.check_stale(&claims)?;
+        let permits = self.wait_in_queues(&claims).await?;
+        self.begin_in_turn(claims, token_use, permits, self.limits)
+            .await
+    }
+
+    /// The same for a write that has its places in the queues.
+    pub(super) async fn begin_in_turn(
+        &self,
+        claims: Claims,
+        token_use: TokenUse,
+        permits: Vec<Permit>,
+        limits: Limits,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let transaction = Transaction::begin(&self.connections, limits).await?;
+        self.admit_all(transaction, claims, token_use, permits)
+            .await
+    }
+
+    /// Admits in an open transaction, row lock by row lock.
+    pub(super) async fn admit_all(
+        &self,
+        mut transaction: Transaction<DB>,
+        claims: Claims,
+        token_use: TokenUse,
+        permits: Vec<Permit>,
+    ) -> Result<FencedTx<DB>, AdmitError> {
+        let tables = self.tables(&mut transaction).await?;
+        if transaction.began_early {
+            let began = Instant::now();
+            match admit_early(&mut transaction, &tables, &claims, token_use).await {
+                Ok(true) => {
+                    self.run_hook(&mut transaction).await?;
+                    return Ok(FencedTx::new(transaction, claims, permits));
+                }
+                Ok(false) => transaction.restart_after(began.elapsed()).await?,
+                // It had died since it was used last, and nothing was written.
+                Err(failure) if failure.fault.is_gone() => {
+                    transaction.discard();
+                    transaction =
+                        Transaction::begin_tested(&self.connections, self.limits, None).await?;
+                }
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+        for claim in claims.in_lock_order() {
+            let admit = Admit::new(claim, token_use, transaction.lock());
+            let admission = transaction
+                .run(async |conn| DB::admit(conn, &tables, admit).await)
+                .await?;
+            admitted(admission, claim).inspect_err(|stale| {
+                // What this very transaction has moved is rolled back with it.
+                let same = claims.iter().filter(|one| one.resource == claim.resource);
+                if same.count() == 1 {
+                    self.stale.remember(stale);
+                }
+            })?;
+        }
+        self.run_hook(&mut transaction).await?;
+        Ok(FencedTx::new(transaction, claims, permits))
+    }
+
+    /// Refuses what this process knows to be stale, without asking the database.
+    pub(crate) fn check_stale(&self, claims: &Claims) -> Result<(), StaleToken> {
+        let known = claims
+            .iter()
+            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token));
+        if known.is_err() {
+            metrics::count("tower_fence_refused_from_memory_total");
+        }
+        known
+    }
+
+    /// Remembers a refusal.
+    pub(super) fn refused(&self, stale: StaleToken) -> StaleToken {
+        self.stale.remember(&stale);
+        stale
+    }
+
+    /// Waits for the other writes of this process to the same resources, without a connection.
+    pub(super) async fn wait_in_queues(&self, claims: &Claims) -> Result<Vec<Permit>, AdmitError> {
+        let until = deadline(self.limits.lock_wait);
+        Ok(self.wait_in_queues_until(claims, until).await?)
+    }
+
+    pub(super) async fn wait_in_queues_until(
+        &self,
+        claims: &Claims,
+        until: Instant,
+    ) -> Result<Vec<Permit>, Failure> {
+        let mut resources: Vec<_> = claims.in_lock_order();
+        resources.dedup_by_key(|claim| &claim.resource);
+        let mut permits = Vec::with_capacity(resources.len());
+        for claim in resources {
+            let key = QueueKey::Resource(claim.resource.clone());
+            let permit = self.queues.wait(key, until).await;
+            permits.push(permit.ok_or_else(Failure::in_use)?);
+        }
+        Ok(permits)
+    }
+}
+
+/// Admits all or not all, in a transaction that began before the request.
+async fn admit_early<DB: FenceDatabase>(
+    transaction: &mut Transaction<DB>,
+    tables: &Tables,
+    claims: &Claims,
+    token_use: TokenUse,
+) -> Result<bool, Failure> {
+    for claim in claims.in_lock_order() {
+        let admit = Admit::new(claim, token_use, transaction.lock());
+        let admitted = transaction
+            .run(async |conn| DB::admit_early(conn, tables, admit).await)
+            .await?;
+        if !admitted {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The refusal, where a token was not admitted.
+fn admitted(admission: Admission, claim: &Claim) -> Result<(), StaleToken> {
+    match admission {
+        Admission::Admitted => Ok(()),
+        Admission::Stale { max_token } => {
+            let resource = claim.resource.clone();
+            Err(StaleToken::new(resource, claim.token, max_token))
+        }
+    }
+}

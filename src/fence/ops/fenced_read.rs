@@ -1,0 +1,89 @@
+//! A fenced read: once it is answered everyone older is dead, and no write of theirs lies behind what
+//! it has seen.
+//!
+//! Nothing may be raised for a request that is turned away in the end, and nothing is
+//! held while the read goes on, neither a row lock nor a connection. So it is done in two steps:
+//!
+//! 1. Look at the rows first. Where everyone older is dead already, that is all.
+//! 2. After the read, raise what was not, and say whether any of these rows was written to
+//!    since the look. Every fenced write makes a new version of its row, and the raise waits for
+//!    the row's lock: where the version is the old one, no write came in between. Otherwise what was
+//!    read may be older than such a write, and the read must be repeated; now that the fence
+//!    is raised, nobody older writes any more.
+
+use super::raise::commit;
+use crate::fence::{
+    Fence, TokenUse,
+    claims::{AllAdmitted, Claim, Claims},
+    error::{AdmitError, StaleToken},
+    sql::FenceDatabase,
+    tx::Transaction,
+};
+
+/// What has to be raised after a read, and which versions the rows had before it.
+pub(crate) struct ToRaise(Vec<(Claim, Option<String>)>);
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Looks at the rows of what is to be read, and admits the read. Nothing is to be raised where
+    /// everyone older is dead already.
+    pub(crate) async fn look(
+        &self,
+        claims: &Claims,
+    ) -> Result<(AllAdmitted, Option<ToRaise>), AdmitError> {
+        self.check_stale(claims)?;
+        // In a transaction, since a pooler in between gives each one a server of its own.
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let tables = self.tables(&mut transaction).await?;
+        let mut to_raise = Vec::new();
+        for one in claims.in_lock_order() {
+            let row = transaction
+                .run(async |conn| DB::row_version(conn, &tables, &one.resource).await)
+                .await?;
+            let Some(row) = row else {
+                to_raise.push((one.clone(), None));
+                continue;
+            };
+            if row.max_token >= one.token.get() {
+                let stale = StaleToken::new(one.resource.clone(), one.token, row.max_token);
+                return Err(self.refused(stale).into());
+            }
+            // No older token can be admitted, whatever is written meanwhile.
+            if row.max_token < TokenUse::Reusable.floor(one.token) {
+                to_raise.push((one.clone(), row.version));
+            }
+        }
+        let to_raise = (!to_raise.is_empty()).then_some(ToRaise(to_raise));
+        Ok((AllAdmitted::of(claims), to_raise))
+    }
+
+    /// Raises what was not raised before the read. True where nobody has written since the look.
+    pub(crate) async fn raise_after(
+        &self,
+        claims: &Claims,
+        to_raise: ToRaise,
+    ) -> Result<bool, AdmitError> {
+        let _permits = self.wait_in_queues(claims).await?;
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let tables = self.tables(&mut transaction).await?;
+        let unwritten = transaction
+            .run(async |conn| {
+                for (Claim { resource, token }, version) in &to_raise.0 {
+                    let Some(version) = version else {
+                        return Ok(false);
+                    };
+                    let floor = TokenUse::Reusable.floor(*token);
+                    if !DB::raise_if_unwritten(conn, &tables, resource, floor, version).await? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            })
+            .await?;
+        if unwritten {
+            commit(transaction).await?;
+        } else {
+            self.raise_on(transaction, claims).await?;
+        }
+        Ok(unwritten)
+    }
+}

@@ -1,0 +1,63 @@
+//! Whether a token can have been handed out by an issuer on this database.
+
+use tokio::time::Instant;
+
+use crate::{
+    epochs::{Epoch, partition_of},
+    fence::{
+        AdmitError, Claim, Claims, Fence, FenceDatabase, local::BETWEEN_LOOKS, tx::Transaction,
+    },
+};
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Finds the first token whose epoch was never handed out by this database.
+    pub(crate) async fn unknown_epoch<'a>(
+        &self,
+        all: &'a Claims,
+    ) -> Result<Option<&'a Claim>, AdmitError> {
+        for one in all.iter() {
+            // Below the first epoch are the tokens of other issuers.
+            let Some(epoch) = Epoch::of(one.token) else {
+                return Ok(Some(one));
+            };
+            let number = partition_of(&one.resource);
+            let partition = &self.handed_out.partitions[usize::from(number)];
+            let look = async || self.highest_epoch(number).await;
+            if !partition.has(epoch.get(), look).await? && !self.is_announced(one).await? {
+                return Ok(Some(one));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn highest_epoch(&self, partition: u8) -> Result<i64, AdmitError> {
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let tables = self.tables(&mut transaction).await?;
+        let highest =
+            transaction.run(async |conn| DB::handed_out_epoch(conn, &tables, partition).await);
+        Ok(highest.await?.unwrap_or_default())
+    }
+
+    /// Whether an issuer of this database has announced a token as high as this one: where the fence
+    /// outranked a grant, that got a token above its clock's, perhaps above all epochs. What was found
+    /// is good for as long as a look at the epochs.
+    async fn is_announced(&self, one: &Claim) -> Result<bool, AdmitError> {
+        let known = self.handed_out.announced.get(&one.resource);
+        if let Some((announced, looked)) = known
+            && (announced >= one.token.get() || looked.elapsed() < BETWEEN_LOOKS)
+        {
+            return Ok(announced >= one.token.get());
+        }
+        let looked = Instant::now();
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let tables = self.tables(&mut transaction).await?;
+        let announced =
+            transaction.run(async |conn| DB::announced(conn, &tables, &one.resource).await);
+        let announced = announced.await?.unwrap_or_default();
+        let found = (announced, looked);
+        self.handed_out
+            .announced
+            .insert(one.resource.clone(), found);
+        Ok(announced >= one.token.get())
+    }
+}

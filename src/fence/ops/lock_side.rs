@@ -1,0 +1,112 @@
+//! What the lock side asks of a fence: epochs that survive its store, and word of each grant.
+
+use super::raise::commit;
+use crate::{
+    announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
+    fence::{
+        Fence,
+        claims::Claims,
+        error::AdmitError,
+        sql::{Announcement, FenceDatabase, Tables},
+        tx::Transaction,
+    },
+    token::{Resource, Token},
+};
+
+/// The epochs of this crate's issuers, kept in the table `fence_epochs`. Where the transaction has
+/// `synchronous_commit = off`, their transactions are durable all the same.
+impl<DB: FenceDatabase> Epochs for Fence<DB> {
+    fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move {
+            let epoch = self
+                .durably(async |conn, tables| {
+                    DB::next_epoch(conn, tables, partition, at_least.get()).await
+                })
+                .await?;
+            Epoch::new(epoch)
+        })
+    }
+
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
+        Box::pin(self.durably(async move |conn, tables| {
+            DB::bring_back(conn, tables, partition, seen.get()).await
+        }))
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async move {
+            let mut transaction = Transaction::begin(&self.connections, self.limits)
+                .await
+                .map_err(unreachable)?;
+            let tables = self.tables(&mut transaction).await.map_err(unreachable)?;
+            let id = transaction
+                .run(async |conn| DB::source_id(conn, &tables).await)
+                .await
+                .map_err(unreachable)?;
+            SourceId::new(id).map_err(|error| EpochError::Unreachable(Box::new(error)))
+        })
+    }
+}
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Runs statements in a transaction whose COMMIT is on the disk when it is confirmed.
+    async fn durably<T>(
+        &self,
+        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T>,
+    ) -> Result<T, EpochError> {
+        let mut transaction = Transaction::begin(&self.connections, self.limits)
+            .await
+            .map_err(unreachable)?;
+        let tables = self.tables(&mut transaction).await.map_err(unreachable)?;
+        let outcome = transaction
+            .run(async |conn| {
+                DB::make_durable(conn).await?;
+                statements(conn, &tables).await
+            })
+            .await
+            .map_err(unreachable)?;
+        commit(transaction).await.map_err(unreachable)?;
+        Ok(outcome)
+    }
+}
+
+fn unreachable(error: impl Into<AdmitError>) -> EpochError {
+    EpochError::Unreachable(Box::new(error.into()))
+}
+
+/// A grant raises the fence: everyone older is dead before the new holder hears of it.
+impl<DB: FenceDatabase> Announce for Fence<DB> {
+    fn announce<'a>(
+        &'a self,
+        resource: &'a Resource,
+        token: Token,
+        lease: &'a LeaseDigest,
+    ) -> AnnounceFuture<'a> {
+        Box::pin(async move {
+            let one = Claims::one(resource.clone(), token);
+            let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
+            let mut transaction = Transaction::begin(&self.connections, self.limits)
+                .await
+                .map_err(unannounced)?;
+            let tables = self.tables(&mut transaction).await.map_err(unannounced)?;
+            let announcement = transaction
+                .run(async |conn| DB::announce(conn, &tables, resource, token, lease).await)
+                .await
+                .map_err(unannounced)?;
+            match announcement {
+                Announcement::Announced => commit(transaction).await.map_err(unannounced),
+                Announcement::Outranked { highest, was_last } => {
+                    Err(match Token::new(highest + 1) {
+                        Ok(next) => AnnounceError::Outranked { next, was_last },
+                        Err(_) => AnnounceError::Exhausted { max_token: highest },
+                    })
+                }
+            }
+        })
+    }
+}
+
+fn unannounced(error: impl Into<AdmitError>) -> AnnounceError {
+    AnnounceError::Unreachable(Box::new(error.into()))
+}

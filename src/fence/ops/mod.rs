@@ -1,0 +1,20 @@
+//! What a fence does, one file for each operation.
+
+mod begin;
+mod fenced_read;
+mod handed_out;
+mod hook;
+mod idempotent;
+mod lock_side;
+mod raise;
+mod reset;
+mod tables;
+mod write;
+
+pub(super) use self::hook::Hook;
+pub(crate) use self::{
+    fenced_read::ToRaise,
+    idempotent::{KeyedRequest, Once, OnceError},
+    write::{Written, typed},
+};
+pub use self::{hook::HookFuture, reset::ResetError};

@@ -1,0 +1,105 @@
+//! Where the fence's tables are, and what is in them.
+
+use std::sync::{Arc, OnceLock};
+
+use sqlx::migrate::MigrateError;
+
+use crate::{
+    fence::{
+        Fence,
+        error::AdmitError,
+        fault::Failure,
+        sql::{AdvisoryLock, FenceDatabase, Tables},
+        tx::Transaction,
+    },
+    token::Resource,
+};
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Brings the fence's own tables up to date. Safe to call at each start: where they are current,
+    /// it only reads, and needs no right to create anything.
+    ///
+    /// # Errors
+    ///
+    /// sqlx's error, when the database cannot be reached or refuses.
+    pub async fn migrate(&self) -> Result<(), MigrateError> {
+        DB::migrate(self.pool()).await?;
+        // Where they were made is where they are, whatever becomes of a session's search path.
+        let mut conn = self.pool().acquire().await?;
+        if self.tables.get().is_none()
+            && let Some(schema) = DB::find_schema(&mut conn).await?
+        {
+            self.tables.get_or_init(|| Arc::new(Tables::new(&schema)));
+        }
+        Ok(())
+    }
+
+    /// Says in which schema the tables are (on SQLite: in which database file of the connection).
+    /// Default: that in which [`migrate`](Self::migrate) has found them, or the first use: the first
+    /// one of the search path that has them.
+    ///
+    /// A fence has one schema. Where each tenant has a schema with tables of its own, each needs a
+    /// fence of its own, too.
+    #[must_use]
+    pub fn schema(mut self, name: &str) -> Self {
+        self.tables = Arc::new(OnceLock::from(Arc::new(Tables::new(name))));
+        self
+    }
+
+    /// Reads `max_token`: the highest token that is dead; `None` for a resource that was never
+    /// seen.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
+    pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
+        // In a transaction, since a pooler in between gives each one a server of its own.
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let tables = self.tables(&mut transaction).await?;
+        let max_token = transaction.run(async |conn| DB::max_token(conn, &tables, resource).await);
+        Ok(max_token.await?)
+    }
+
+    /// Where the tables are, for a transaction; looked up once.
+    pub(super) async fn tables(
+        &self,
+        transaction: &mut Transaction<DB>,
+    ) -> Result<Arc<Tables>, Failure> {
+        if let Some(tables) = self.tables.get() {
+            return Ok(Arc::clone(tables));
+        }
+        let schema = transaction.run(async |conn| DB::find_schema(conn).await);
+        self.found(schema.await?)
+    }
+
+    /// The same on a connection of the caller's.
+    pub(super) async fn find_tables(
+        &self,
+        conn: &mut DB::Connection,
+    ) -> Result<Arc<Tables>, Failure> {
+        if let Some(tables) = self.tables.get() {
+            return Ok(Arc::clone(tables));
+        }
+        self.found(DB::find_schema(conn).await?)
+    }
+
+    /// The same without a transaction.
+    pub(super) async fn known_tables(&self) -> Result<Arc<Tables>, AdmitError> {
+        if let Some(tables) = self.tables.get() {
+            return Ok(Arc::clone(tables));
+        }
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        Ok(self.tables(&mut transaction).await?)
+    }
+
+    fn found(&self, schema: Option<String>) -> Result<Arc<Tables>, Failure> {
+        let schema = schema.ok_or_else(Failure::not_migrated)?;
+        let found = || Arc::new(Tables::new(&schema));
+        Ok(Arc::clone(self.tables.get_or_init(found)))
+    }
+
+    /// Ends a transaction that is out of reach.
+    pub(crate) async fn terminate(&self, lock: Option<AdvisoryLock>) {
+        self.connections.terminate(lock, self.limits).await;
+    }
+}

@@ -1,0 +1,291 @@
+//! What the fence asks of a database: the statements, and the two ends of a transaction.
+
+mod migrations;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod records;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+mod statement;
+mod statements;
+mod tables;
+
+use std::{sync::OnceLock, time::Duration};
+
+use sqlx::{Connection, Database};
+// sqlx does not re-export these two: the depth of nested transactions, and the arguments that are
+// bound to a statement. This is the only place that names `sqlx-core`, which is pinned for it.
+pub(in crate::fence) use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
+
+pub(in crate::fence) use self::{
+    records::{Claimed, Record, Records},
+    tables::Tables,
+};
+pub(crate) use self::{
+    records::{RecordId, StoredResponse},
+    statement::Statement,
+};
+use super::{claims::Claim, settings::TransactionLimits, token_use::TokenUse};
+use crate::{
+    announce::LeaseDigest,
+    token::{Resource, Token},
+};
+
+/// A database that the fence can live in: `sqlx::Postgres` or `sqlx::Sqlite`. What the fence asks of
+/// it is nobody else's to call:
+///
+/// ```compile_fail,E0624
+/// fn begin<DB: tower_fence::FenceDatabase>() {
+///     let _ = DB::begin;
+/// }
+/// ```
+#[expect(private_bounds, reason = "sealed")]
+pub trait FenceDatabase: Backend + Records {}
+
+impl<DB: Backend + Records> FenceDatabase for DB {}
+
+/// What an admission is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Admit<'a> {
+    pub(in crate::fence) resource: &'a Resource,
+    pub(in crate::fence) token: Token,
+    /// What `max_token` becomes.
+    pub(in crate::fence) floor: i64,
+    /// The lock that the transaction takes with it.
+    pub(in crate::fence) lock: AdvisoryLock,
+}
+
+impl<'a> Admit<'a> {
+    pub(in crate::fence) const fn new(
+        claim: &'a Claim,
+        token_use: TokenUse,
+        lock: AdvisoryLock,
+    ) -> Self {
+        Self {
+            resource: &claim.resource,
+            token: claim.token,
+            floor: token_use.floor(claim.token),
+            lock,
+        }
+    }
+}
+
+/// What became of a token that was checked.
+pub(crate) enum Admission {
+    /// It was admitted, and `max_token` moved.
+    Admitted,
+    /// It is not newer than `max_token`.
+    Stale { max_token: i64 },
+}
+
+/// The number of an advisory lock by which others find a transaction on the server. An admission
+/// takes it, in shared mode, before it waits for the row, and it lasts as long as the transaction.
+/// The number is random, so nobody else has it, and it costs no round trip to know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdvisoryLock(i64);
+
+impl AdvisoryLock {
+    pub(in crate::fence) fn random() -> Self {
+        Self(rand::random())
+    }
+}
+
+/// What became of a grant that was announced.
+pub(crate) enum Announcement {
+    /// Everyone older is dead.
+    Announced,
+    /// A token as high as `highest` was seen or announced already; perhaps this very grant was the
+    /// last one to be announced. Nothing was changed.
+    Outranked { highest: i64, was_last: bool },
+}
+
+/// The name of the savepoint that marks a transaction of this process, for COMMIT. Nobody can guess
+/// it, so no statement of the application's goes back behind the admission and is committed.
+pub(in crate::fence) fn savepoint() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| format!("tower_fence_{:032x}", rand::random::<u128>()))
+}
+
+/// A transaction whose writes are there.
+pub(crate) enum Committed {
+    /// The connection can go back to the pool.
+    Clean,
+    /// The connection is in the next transaction, and worth keeping.
+    Begun,
+    /// The connection failed right after it had confirmed.
+    Broken,
+}
+
+/// A row of the fence as it was before a read.
+pub(crate) struct RowVersion {
+    pub(in crate::fence) max_token: i64,
+    /// What no later version of the row has, or nothing that can be told apart.
+    pub(in crate::fence) version: Option<String>,
+}
+
+/// One database.
+pub(crate) trait Backend: Database {
+    /// Where the database is, without any secret.
+    fn address(options: &<Self::Connection as Connection>::Options) -> String;
+
+    /// Opens a transaction and sets its time limits, in one round trip.
+    fn begin(
+        conn: &mut Self::Connection,
+        limits: TransactionLimits,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Finds the schema of the fence's tables; `None` where there are none.
+    fn find_schema(
+        conn: &mut Self::Connection,
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+
+    /// Rolls back a [`Backend::begin`] that did not return.
+    fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Checks that the transaction of [`Backend::begin`] is whole, and commits it. `Ok` means
+    /// that the writes are there. With limits for a next transaction it may be opened as well, where
+    /// that saves a round trip.
+    fn commit(
+        conn: &mut Self::Connection,
+        next: Option<TransactionLimits>,
+    ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
+
+    /// Whether there is a server, on which a transaction goes on without its process.
+    const HAS_SERVER: bool;
+
+    /// Ends the session whose transaction has this lock, if there still is one.
+    fn terminate(
+        conn: &mut Self::Connection,
+        lock: AdvisoryLock,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Brings the tables up to date.
+    fn migrate(
+        pool: &sqlx::Pool<Self>,
+    ) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
+
+    /// Admits `token` and moves `max_token` to `floor`, in one statement.
+    fn admit(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        admit: Admit<'_>,
+    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+
+    /// The same in a transaction that began before its request. `now()` is when it began. So that
+    /// time does not seem to go back on a resource, it must not have begun before the one that wrote
+    /// there last. False where it has, or where the token is not admitted.
+    fn admit_early(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        admit: Admit<'_>,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Moves `max_token` to at least `floor`, and returns it.
+    fn raise(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+        floor: i64,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Reads the row of a resource, and what tells it from every later version of it.
+    fn row_version(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<RowVersion>>> + Send;
+
+    /// Moves `max_token` to `floor` where the row still is of this version, after the wait for
+    /// its lock. False where it is not, or where that cannot be told.
+    fn raise_if_unwritten(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+        floor: i64,
+        version: &str,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Reads the highest epoch that was handed out for a partition, if any.
+    fn handed_out_epoch(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        partition: u8,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Reads the highest token that was announced, if the resource was ever seen.
+    fn announced(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Reads `max_token`, if the resource was ever seen.
+    fn max_token(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Whether it can run a statement together with its admission.
+    const AT_ONCE: bool;
+
+    /// Admits `token`, runs the statement, and moves `max_token` to `floor`: in one statement,
+    /// outside of any transaction. No row means that nothing has happened, for whatever reason.
+    fn write_at_once(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        admit: Admit<'_>,
+        lock_wait: Duration,
+        statement: &mut Statement<Self>,
+    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
+
+    /// Runs such a statement in a transaction in which the token is admitted.
+    fn write_admitted(
+        conn: &mut Self::Connection,
+        statement: &mut Statement<Self>,
+    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
+
+    /// Raises the fence for a grant, unless it is outranked.
+    fn announce(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
+
+    /// Moves `max_token` to `token`, in either direction, but not below what was granted for all
+    /// that is known here: returns that, and has changed nothing where it is above `token`.
+    fn reset(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+        partition: u8,
+        token: Token,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Has the COMMIT of this transaction wait for the disk, whatever the session says.
+    fn make_durable(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Which source of epochs this database is.
+    fn source_id(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+    ) -> impl Future<Output = sqlx::Result<String>> + Send;
+
+    /// Makes sure that epochs of a partition are above `seen`.
+    fn bring_back(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        partition: u8,
+        seen: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Takes the next epoch of a partition, at least `at_least`.
+    fn next_epoch(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        partition: u8,
+        at_least: i64,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+}

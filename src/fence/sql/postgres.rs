@@ -1,0 +1,327 @@
+//! The fence in Postgres.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use sqlx::{
+    AssertSqlSafe, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
+    migrate::MigrateError,
+    postgres::{PgConnectOptions, PgRow, PgTransactionManager},
+};
+
+use super::{
+    Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Claimed, Committed, Record,
+    RecordId, Records, RowVersion, Statement, StoredResponse, Tables, TransactionManager,
+    migrations, records::records, savepoint, statements::statements, tables::quoted,
+};
+use crate::{
+    announce::LeaseDigest,
+    epochs::Epoch,
+    fence::settings::TransactionLimits,
+    token::{Resource, Token},
+};
+
+/// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
+/// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
+/// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
+/// Another transaction begins with the same message: that keeps sqlx's count of nested transactions
+/// true, and where it can be used, it saves the next write a round trip. If nobody wants it, the
+/// ROLLBACK that closes it travels with the pool's own check of the connection.
+fn prove_and_commit() -> String {
+    format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
+}
+
+impl Backend for Postgres {
+    fn address(options: &PgConnectOptions) -> String {
+        match options.get_socket() {
+            Some(socket) => socket.display().to_string(),
+            None => format!("{}:{}", options.get_host(), options.get_port()),
+        }
+    }
+
+    async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
+        let sql = begin(conn, limits);
+        PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+    }
+
+    async fn find_schema(conn: &mut PgConnection) -> sqlx::Result<Option<String>> {
+        // Not what the session sees first, which may be a temporary table.
+        const FIND: &str = "SELECT n.nspname::text \
+             FROM unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY AS s (name, place) \
+             JOIN pg_catalog.pg_namespace AS n ON n.nspname = s.name \
+             JOIN pg_catalog.pg_class AS c \
+                 ON c.relnamespace = n.oid AND c.relname = 'fence_resources' \
+             ORDER BY s.place LIMIT 1";
+        // One message, which needs no transaction where a pooler stands in between.
+        let row = conn.fetch_optional(FIND).await?;
+        row.map(|row| row.try_get(0)).transpose()
+    }
+
+    async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // BEGIN may have been sent without sqlx having counted it. Given back to the pool as it
+        // is, the connection would stay in that transaction.
+        conn.execute("ROLLBACK").await?;
+        Ok(())
+    }
+
+    async fn commit(
+        conn: &mut PgConnection,
+        next: Option<TransactionLimits>,
+    ) -> sqlx::Result<Committed> {
+        let sql = match next {
+            Some(limits) => format!("{}; {}", prove_and_commit(), begin(conn, limits)),
+            None => format!("{} AND CHAIN", prove_and_commit()),
+        };
+        let mut confirmed = 0;
+        let mut answers = conn.fetch_many(AssertSqlSafe(sql));
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(Either::Left(_)) => confirmed += 1,
+                Ok(Either::Right(_)) => {}
+                // A cancellation that arrives during COMMIT may only be noticed behind it.
+                Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
+                Err(error) => return Err(error),
+            }
+        }
+        drop(answers);
+        if confirmed < 2 {
+            let unconfirmed = "COMMIT was not answered";
+            return Err(sqlx::Error::Protocol(unconfirmed.into()));
+        }
+        if next.is_none() {
+            PgTransactionManager::start_rollback(conn);
+            return Ok(Committed::Clean);
+        }
+        Ok(Committed::Begun)
+    }
+
+    const HAS_SERVER: bool = true;
+
+    async fn terminate(conn: &mut PgConnection, lock: AdvisoryLock) -> sqlx::Result<()> {
+        // One message, which needs no transaction where a pooler stands in between. The two halves
+        // of the number are unsigned there.
+        let bits = lock.0.cast_unsigned();
+        let (high, low) = (bits >> 32, bits & 0xffff_ffff);
+        let sql = format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' \
+             AND classid = {high} AND objid = {low} AND objsubid = 1"
+        );
+        conn.execute(AssertSqlSafe(sql)).await?;
+        Ok(())
+    }
+
+    async fn migrate(pool: &sqlx::PgPool) -> Result<(), MigrateError> {
+        migrations::migrate(
+            pool,
+            [
+                (
+                    1,
+                    "fence",
+                    include_str!("../../../migrations/postgres/0001_fence.sql"),
+                ),
+                (
+                    2,
+                    "idempotency",
+                    include_str!("../../../migrations/postgres/0002_idempotency.sql"),
+                ),
+                (
+                    3,
+                    "announcements",
+                    include_str!("../../../migrations/postgres/0003_announcements.sql"),
+                ),
+            ],
+        )
+        .await
+    }
+
+    async fn make_durable(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // `remote_write` and `remote_apply` wait for the own disk as well, and for more.
+        const WAIT_FOR_DISK: &str = "SELECT set_config('synchronous_commit', 'on', true) \
+             WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+        conn.execute(WAIT_FOR_DISK).await?;
+        Ok(())
+    }
+
+    async fn row_version(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> sqlx::Result<Option<RowVersion>> {
+        const LOOK: &str =
+            "SELECT max_token, xmin::text FROM {schema}.fence_resources WHERE resource = $1";
+        let row: Option<(i64, String)> = sqlx::query_as(tables.sql(LOOK))
+            .bind(resource.as_str())
+            .fetch_optional(conn)
+            .await?;
+        Ok(row.map(|(max_token, xmin)| RowVersion {
+            max_token,
+            version: Some(xmin),
+        }))
+    }
+
+    async fn raise_if_unwritten(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        resource: &Resource,
+        floor: i64,
+        version: &str,
+    ) -> sqlx::Result<bool> {
+        // At READ COMMITTED the WHERE is evaluated on the newest version of the row, after the wait
+        // for its lock; `xmin` too.
+        const RAISE: &str = "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
+             WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
+             WHERE resource = $1 AND max_token < $2 AND xmin::text = $3";
+        let raised = sqlx::query(tables.sql(RAISE))
+            .bind(resource.as_str())
+            .bind(floor)
+            .bind(version)
+            .execute(conn);
+        Ok(raised.await?.rows_affected() == 1)
+    }
+
+    const AT_ONCE: bool = true;
+
+    async fn write_at_once(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        admit: Admit<'_>,
+        lock_wait: Duration,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let mut arguments = statement.arguments.clone();
+        let sql = at_once(tables.schema(), trimmed(statement), arguments.len());
+        let bound = arguments
+            .add(admit.resource.as_str())
+            .and_then(|()| arguments.add(admit.token.get()))
+            .and_then(|()| arguments.add(admit.floor))
+            .and_then(|()| arguments.add(admit.lock.0))
+            .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
+        bound.map_err(sqlx::Error::Encode)?;
+        let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
+        // To the end: what comes behind the last row is the answer to its COMMIT.
+        match query.fetch_all(conn).await {
+            Err(sqlx::Error::Database(error))
+                if error.message().contains(NOTHING)
+                    // Where the pool's sessions are stricter than READ COMMITTED, this is how they
+                    // learn that another transaction was faster.
+                    || error.code().as_deref() == Some("40001")
+                    // A pooler in between has prepared it on one server and executed it on another:
+                    // invalid_sql_statement_name.
+                    || error.code().as_deref() == Some("26000") =>
+            {
+                Ok(Vec::new())
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn write_admitted(
+        conn: &mut PgConnection,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let sql = format!(
+            "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
+            trimmed(statement)
+        );
+        sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+            .fetch_all(conn)
+            .await
+    }
+
+    statements!(lock: "pg_catalog.pg_try_advisory_xact_lock_shared($4) IS NOT NULL");
+}
+
+/// How much longer than the process the server waits: it ends the connection as well, which is for
+/// processes that are frozen, and not for each handler that takes too long.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// The start of a transaction with its time limits.
+fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
+    let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
+    let (lock_ms, idle_ms) = (
+        millis(first_wait),
+        millis(limits.hold.saturating_add(MARGIN)),
+    );
+    // A statement may wait for a lock first, and so may the claim of a key, and the admission.
+    let waits = limits
+        .lock_wait
+        .saturating_add(limits.key_wait.unwrap_or_default());
+    let whole_ms = millis(waits.saturating_add(limits.hold));
+    let mut sql = format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; \
+         SET LOCAL lock_timeout = {lock_ms}; \
+         SET LOCAL statement_timeout = {whole_ms}; \
+         SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
+    );
+    // From Postgres 17 on, the server also bounds a transaction that is never idle.
+    if conn.server_version_num() >= Some(17_00_00) {
+        sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
+    }
+    sql.push_str("; SAVEPOINT ");
+    sql.push_str(savepoint());
+    sql
+}
+
+/// What the error says with which [`at_once`] undoes itself.
+const NOTHING: &str = "tower-fence: nothing is written at once";
+
+/// A statement with its admission, for a resource, a token, a floor, an advisory lock and a limit
+/// for locks that are bound behind the arguments of its own. It writes under an admitted token and returns what it has
+/// written, or nothing stays of it.
+///
+/// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
+/// differ, another write came after the snapshot was taken, and the statement would not see it.
+/// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it.
+/// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
+/// even a trigger has had its effect.
+fn at_once(schema: &str, statement: &str, bound: usize) -> String {
+    let [resource, token, floor, lock, wait] = [1, 2, 3, 4, 5].map(|place| bound + place);
+    format!(
+        "WITH fence AS (\
+            UPDATE {schema}.fence_resources AS f \
+            SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
+            WHERE f.resource = ${resource} AND f.max_token < ${token} \
+                AND pg_catalog.pg_try_advisory_xact_lock_shared(${lock}) IS NOT NULL AND f.xmin = (\
+                SELECT s.xmin FROM {schema}.fence_resources AS s \
+                WHERE s.resource = ${resource} \
+                    AND pg_catalog.set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
+            RETURNING 1\
+        ), work AS ({statement}\n) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
+        WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
+            ELSE ('{NOTHING}, in ' || pg_backend_pid())::boolean END"
+    )
+}
+
+/// A statement that can be put into parentheses, with a new line for what may be a comment.
+fn trimmed(statement: &Statement<Postgres>) -> &str {
+    let sql = statement.sql.as_str();
+    sql.trim_end_matches(|end: char| end == ';' || end.is_whitespace())
+}
+
+/// Postgres' settings of times are whole milliseconds; 0 would mean no limit.
+fn millis(limit: Duration) -> u128 {
+    limit.as_millis().clamp(1, i32::MAX as u128)
+}
+
+impl Records for Postgres {
+    // The wait for the key was the first of the transaction, and may have a limit of its own. The
+    // statement that ends it sets the limit of all others, which saves a round trip.
+    records!(
+        now: "now()",
+        expires_at: "now() + $4 * interval '1 millisecond'",
+        claimed: "current_setting('role'), set_config('lock_timeout', $5, true), \
+             pg_catalog.pg_try_advisory_xact_lock_shared($6)",
+        skip_locked: "FOR UPDATE SKIP LOCKED",
+    );
+
+    async fn restore_role(conn: &mut PgConnection, role: &str) -> sqlx::Result<()> {
+        // A statement's rights are checked before it runs, so this takes one of its own.
+        let role = match role {
+            "none" => "NONE".to_owned(),
+            role => quoted(role),
+        };
+        let sql = format!("SET LOCAL ROLE {role}");
+        conn.execute(AssertSqlSafe(sql)).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! The fence in SQLite: for one machine, and for trying things out.
+//!
+//! SQLite has one writer at a time for the whole file, so the lock of a row is the lock of the
+//! file. A process that freezes while it holds that lock keeps it: there is no server to take it
+//! away.
+
+use std::time::Duration;
+
+use sqlx::{
+    AssertSqlSafe, Executor, SqlSafeStr, Sqlite, SqliteConnection,
+    migrate::MigrateError,
+    sqlite::{SqliteConnectOptions, SqliteRow, SqliteTransactionManager},
+};
+
+use super::{
+    Admission, Admit, AdvisoryLock, Announcement, Backend, Claimed, Committed, Record, RecordId,
+    Records, RowVersion, Statement, StoredResponse, Tables, TransactionManager, migrations,
+    records::records, savepoint, statements::statements,
+};
+use crate::{
+    announce::LeaseDigest,
+    epochs::Epoch,
+    fence::settings::TransactionLimits,
+    token::{Resource, Token},
+};
+
+impl Backend for Sqlite {
+    fn address(options: &SqliteConnectOptions) -> String {
+        options.get_filename().display().to_string()
+    }
+
+    async fn begin(conn: &mut SqliteConnection, limits: TransactionLimits) -> sqlx::Result<()> {
+        // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
+        // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
+        let lock_ms = limits.lock_wait.as_millis().clamp(1, i32::MAX as u128);
+        let sql = format!(
+            "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
+            savepoint()
+        );
+        SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+    }
+
+    async fn find_schema(_: &mut SqliteConnection) -> sqlx::Result<Option<String>> {
+        // The file of the connection, not one that is attached to it, nor a temporary table.
+        Ok(Some("main".into()))
+    }
+
+    async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
+        // sqlx's worker rolls back a BEGIN whose answer nobody took.
+        Ok(())
+    }
+
+    async fn commit(
+        conn: &mut SqliteConnection,
+        _: Option<TransactionLimits>,
+    ) -> sqlx::Result<Committed> {
+        // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
+        // full disk), or by hand.
+        let release = format!("RELEASE {}", savepoint());
+        conn.execute(AssertSqlSafe(release)).await?;
+        SqliteTransactionManager::commit(conn).await?;
+        Ok(Committed::Clean)
+    }
+
+    const HAS_SERVER: bool = false;
+
+    async fn terminate(_: &mut SqliteConnection, _: AdvisoryLock) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    async fn migrate(pool: &sqlx::SqlitePool) -> Result<(), MigrateError> {
+        migrations::migrate(
+            pool,
+            [
+                (
+                    1,
+                    "fence",
+                    include_str!("../../../migrations/sqlite/0001_fence.sql"),
+                ),
+                (
+                    2,
+                    "idempotency",
+                    include_str!("../../../migrations/sqlite/0002_idempotency.sql"),
+                ),
+                (
+                    3,
+                    "announcements",
+                    include_str!("../../../migrations/sqlite/0003_announcements.sql"),
+                ),
+            ],
+        )
+        .await
+    }
+
+    async fn make_durable(_: &mut SqliteConnection) -> sqlx::Result<()> {
+        // `PRAGMA synchronous` cannot be changed in a transaction.
+        Ok(())
+    }
+
+    async fn row_version(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> sqlx::Result<Option<RowVersion>> {
+        // Rows have no versions here, and a reusable write need not move `max_token`.
+        let max_token = Self::max_token(conn, tables, resource).await?;
+        Ok(max_token.map(|max_token| RowVersion {
+            max_token,
+            version: None,
+        }))
+    }
+
+    async fn raise_if_unwritten(
+        _: &mut SqliteConnection,
+        _: &Tables,
+        _: &Resource,
+        _: i64,
+        _: &str,
+    ) -> sqlx::Result<bool> {
+        Ok(false)
+    }
+
+    // A statement that writes cannot be part of another one here.
+    const AT_ONCE: bool = false;
+
+    async fn write_at_once(
+        _: &mut SqliteConnection,
+        _: &Tables,
+        _: Admit<'_>,
+        _: Duration,
+        _: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        Ok(Vec::new())
+    }
+
+    async fn write_admitted(
+        conn: &mut SqliteConnection,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        let sql = format!("WITH fence AS (SELECT 1) {}", statement.sql.as_str());
+        sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+            .fetch_all(conn)
+            .await
+    }
+
+    statements!(lock: "$4 IS NOT NULL");
+}
+
+impl Records for Sqlite {
+    records!(
+        now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
+        expires_at: "CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4",
+        // There is nothing left to wait for: the transaction has the lock of the file.
+        claimed: "'', $5, $6",
+        skip_locked: "",
+    );
+
+    async fn restore_role(_: &mut SqliteConnection, _: &str) -> sqlx::Result<()> {
+        // There are no roles.
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! [`FencedTx`]: a transaction in which the token was admitted.
+
+use std::{
+    fmt, mem,
+    ops::{Deref, DerefMut},
+};
+
+use super::{slot::Slot, transaction::Transaction};
+use crate::fence::{
+    claims::{Admitted, AllAdmitted, Claims},
+    error::{CommitError, WriteError},
+    fault::Failure,
+    local::Permit,
+    sql::{FenceDatabase, Statement},
+};
+
+/// A transaction in which a token was admitted, and which holds the row lock of its resource; or
+/// several, of several resources.
+///
+/// It derefs to the database's connection: everything that is done on it commits together with
+/// the fence, or not at all. `begin()` on it gives a nested transaction (a savepoint).
+///
+/// Where it comes from decides who ends it:
+///
+/// - [`Fence::begin`](crate::Fence::begin) gives it to the caller, who ends it with
+///   [`commit`](Self::commit). Dropped, it rolls back.
+/// - As an extractor, in a handler under `FenceLayer`, it is on loan: dropped, it goes back to
+///   the layer, which commits it when the handler succeeds. A handler may still commit by itself,
+///   for example to do something once the write is certain.
+///
+/// # Cancel safety
+///
+/// Dropped at any moment, also while a statement is under way, it leaves no open transaction and
+/// no lock behind; the connection goes back to the pool once the server has rolled back. It must
+/// be dropped within a Tokio runtime.
+pub struct FencedTx<DB: FenceDatabase> {
+    transaction: Option<Transaction<DB>>,
+    slot: Option<Slot<DB>>,
+    claims: Claims,
+    admitted: AllAdmitted,
+    /// Other writes of this process go on once the transaction has ended.
+    permits: Vec<Permit>,
+}
+
+impl<DB: FenceDatabase> FencedTx<DB> {
+    /// A transaction of the caller's own, in which `claims` were admitted.
+    pub(in crate::fence) fn new(
+        transaction: Transaction<DB>,
+        claims: Claims,
+        permits: Vec<Permit>,
+    ) -> Self {
+        Self {
+            transaction: Some(transaction),
+            slot: None,
+            admitted: AllAdmitted::of(&claims),
+            claims,
+            permits,
+        }
+    }
+
+    fn lent(transaction: Transaction<DB>, slot: &Slot<DB>) -> Self {
+        Self {
+            transaction: Some(transaction),
+            slot: Some(slot.clone()),
+            admitted: AllAdmitted::of(slot.claims()),
+            claims: slot.claims().clone(),
+            permits: Vec::new(),
+        }
+    }
+
+    /// Borrows the transaction of a slot, unless it is out already or over.
+    pub(crate) fn borrow(slot: &Slot<DB>) -> Option<Self> {
+        Some(Self::lent(slot.lend()?, slot))
+    }
+
+    /// Becomes a transaction on loan from a slot whose transaction it is; `None` when the slot was
+    /// closed meanwhile.
+    pub(crate) fn begun_for(mut self, slot: &Slot<DB>) -> Option<Self> {
+        let permits = mem::take(&mut self.permits);
+        let transaction = self.transaction.take()?;
+        let is_open = slot.begun(&transaction, permits);
+        is_open.then(|| Self::lent(transaction, slot))
+    }
+
+    /// A slot with this transaction, for the layer to lend.
+    pub(crate) fn into_slot(mut self) -> Slot<DB> {
+        let permits = mem::take(&mut self.permits);
+        let claims = self.claims.clone();
+        Slot::new(self.transaction.take(), claims, permits)
+    }
+
+    /// Gives the transaction of a single statement that has written nothing to its slot.
+    pub(crate) fn wrote_nothing_for(mut self, slot: &Slot<DB>) {
+        let permits = mem::take(&mut self.permits);
+        if let Some(transaction) = self.transaction.take() {
+            slot.wrote_nothing(transaction, permits);
+        }
+    }
+
+    /// What was admitted in it, and the transaction itself, if it is not over.
+    pub(in crate::fence) fn into_parts(mut self) -> (Claims, Option<Transaction<DB>>, Vec<Permit>) {
+        let permits = mem::take(&mut self.permits);
+        (self.claims.clone(), self.transaction.take(), permits)
+    }
+
+    /// Runs a statement that names `fence`; in here it is admitted.
+    pub(crate) async fn write(
+        &mut self,
+        statement: &mut Statement<DB>,
+    ) -> Result<Vec<DB::Row>, WriteError> {
+        let written = DB::write_admitted(self, statement).await;
+        written.map_err(|error| WriteError::in_transaction(Failure::from(error)))
+    }
+
+    /// The resource and the token that were admitted; of several, those that were named first.
+    #[must_use]
+    pub fn admitted(&self) -> &Admitted {
+        self.admitted.first()
+    }
+
+    /// All resources and tokens that were admitted.
+    #[must_use]
+    pub const fn all_admitted(&self) -> &AllAdmitted {
+        &self.admitted
+    }
+
+    /// The connection, for statements that are not the borrower's own.
+    pub(crate) fn connection_mut(&mut self) -> &mut DB::Connection {
+        self.transaction.as_mut().expect(HELD).connection_mut()
+    }
+
+    /// Commits the fence and everything that was written on this transaction. `Ok` means that
+    /// it is there.
+    ///
+    /// # Errors
+    ///
+    /// - [`CommitError::Aborted`]: a statement had failed before, or a deferred constraint
+    ///   failed now. Nothing was written.
+    /// - [`CommitError::Unfinished`]: a nested transaction is still open. Nothing was written.
+    /// - [`CommitError::Busy`]: the database could not commit for a lock. Nothing was written.
+    /// - [`CommitError::Escaped`]: the response that it was lent for is gone. Nothing was written.
+    /// - [`CommitError::Unrecorded`]: the request has an idempotency key, under which the layer
+    ///   commits, together with the response. Nothing was written.
+    /// - [`CommitError::OutcomeUnknown`]: the connection was lost while COMMIT was under way.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while COMMIT is under way, the outcome is unknown to the caller; nothing leaks.
+    pub async fn commit(mut self) -> Result<(), CommitError> {
+        let Some(transaction) = self.transaction.take() else {
+            return Err(CommitError::Unfinished);
+        };
+        let Some(slot) = self.slot.take() else {
+            return transaction.commit().await;
+        };
+        if !slot.start_commit() {
+            transaction.discard();
+            return Err(CommitError::Escaped);
+        }
+        let outcome = if slot.has_key() {
+            drop(transaction);
+            Err(CommitError::Unrecorded)
+        } else {
+            transaction.commit().await
+        };
+        slot.settle(outcome.clone());
+        outcome
+    }
+}
+
+impl<DB: FenceDatabase> Deref for FencedTx<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &Self::Target {
+        self.transaction.as_ref().expect(HELD).connection()
+    }
+}
+
+impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        let transaction = self.transaction.as_mut().expect(HELD);
+        transaction.used = true;
+        transaction.connection_mut()
+    }
+}
+
+/// Only `commit` and `drop` take the transaction, and nothing is left to call then.
+const HELD: &str = "the transaction is held until it has ended";
+
+impl<DB: FenceDatabase> Drop for FencedTx<DB> {
+    fn drop(&mut self) {
+        if let (Some(transaction), Some(slot)) = (self.transaction.take(), self.slot.take()) {
+            slot.give_back(transaction);
+        }
+    }
+}
+
+impl<DB: FenceDatabase> fmt::Debug for FencedTx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FencedTx")
+            .field("admitted", &self.admitted)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,271 @@
+//! A transaction that is safe to drop at any moment.
+//!
+//! 1. Whatever the database does, each wait has an end: for the answer to BEGIN and COMMIT, and for each
+//!    statement of the fence's own.
+//! 2. Dropped, it is rolled back: at once, where the connection is at rest, and otherwise in a task,
+//!    which ends a statement that goes on. Only then the pool has the connection again.
+//! 3. COMMIT is confirmed, or it is said that nobody knows.
+
+use std::time::Duration;
+
+use sqlx::Connection;
+use tokio::time::{Instant, timeout};
+
+use super::clean_up::{CleanUp, GRACE};
+use crate::fence::{
+    conn::{CheckedOut, Connections, EarlyTransaction, Origin},
+    error::CommitError,
+    fault::Failure,
+    settings::Limits,
+    sql::{AdvisoryLock, Backend, Claimed, Committed, TransactionManager},
+};
+
+pub(crate) struct Transaction<DB: Backend> {
+    checked_out: Option<CheckedOut<DB>>,
+    connections: Connections<DB>,
+    phase: Phase,
+    limits: Limits,
+    /// Whether it began before its request: with the end of the one before on this connection.
+    pub(in crate::fence) began_early: bool,
+    /// The lock by which it is found on the server, once an admission was sent.
+    pub(in crate::fence) lock: Option<AdvisoryLock>,
+    /// The record that it has claimed, and that waits for its response.
+    pub(in crate::fence) claimed: Option<Box<Claimed>>,
+    /// Whether a borrower has had its connection for a statement.
+    pub(crate) used: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    /// BEGIN was not sent.
+    New,
+    /// BEGIN may have been sent.
+    Beginning,
+    /// In a transaction.
+    Open,
+    /// Committed, and the connection is in the next transaction already.
+    Continued,
+    /// Committed.
+    Committed,
+    /// The connection must not be used again.
+    Broken,
+}
+
+impl<DB: Backend> Transaction<DB> {
+    /// Takes a connection and opens a transaction on it.
+    pub(in crate::fence) async fn begin(
+        connections: &Connections<DB>,
+        limits: Limits,
+    ) -> Result<Self, Failure> {
+        Self::begin_for_key(connections, limits, None).await
+    }
+
+    /// As [`begin`](Self::begin), with a limit of its own for the first wait for a lock.
+    pub(in crate::fence) async fn begin_for_key(
+        connections: &Connections<DB>,
+        limits: Limits,
+        key_wait: Option<Duration>,
+    ) -> Result<Self, Failure> {
+        let checked_out = connections.check_out(limits).await?;
+        let untested = checked_out.origin != Origin::Tested;
+        let mut transaction = Self::new(checked_out, connections, limits);
+        match transaction.open(key_wait).await {
+            // It had died since it was used last. BEGIN is as good a test as a ping.
+            Err(failure) if untested && failure.fault.is_gone() => transaction.discard(),
+            opened => return opened.map(|()| transaction),
+        }
+        Self::begin_tested(connections, limits, key_wait).await
+    }
+
+    /// Opens a transaction on a connection that the pool has tested.
+    pub(in crate::fence) async fn begin_tested(
+        connections: &Connections<DB>,
+        limits: Limits,
+        key_wait: Option<Duration>,
+    ) -> Result<Self, Failure> {
+        let tested = connections.check_out_tested(limits).await?;
+        let mut transaction = Self::new(tested, connections, limits);
+        transaction.open(key_wait).await?;
+        Ok(transaction)
+    }
+
+    fn new(checked_out: CheckedOut<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
+        Self {
+            checked_out: Some(checked_out),
+            connections: connections.clone(),
+            phase: Phase::New,
+            limits,
+            began_early: false,
+            lock: None,
+            claimed: None,
+            used: false,
+        }
+    }
+
+    /// Rolls back what there is and opens a new transaction on the same connection.
+    pub(in crate::fence) async fn restart(&mut self) -> Result<(), Failure> {
+        self.claimed = None;
+        self.open(None).await
+    }
+
+    /// The same where a part of the wait for locks has gone by.
+    pub(in crate::fence) async fn restart_after(
+        &mut self,
+        waited: Duration,
+    ) -> Result<(), Failure> {
+        self.limits.lock_wait = self.limits.lock_wait.saturating_sub(waited);
+        self.restart().await
+    }
+
+    async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), Failure> {
+        let limits = self.limits.transaction(key_wait);
+        let early = self.checked_out.as_mut().expect(HELD).early.take();
+        self.began_early = early.is_some_and(|early| early.serves(limits));
+        if self.began_early {
+            self.phase = Phase::Open;
+            return Ok(());
+        }
+        self.roll_back();
+        if self.phase == Phase::Open
+            && !matches!(
+                timeout(GRACE, self.connection_mut().ping()).await,
+                Ok(Ok(()))
+            )
+        {
+            self.phase = Phase::Broken;
+            self.connections.terminate(self.lock, self.limits).await;
+            return Err(Failure::silent());
+        }
+        self.lock = None;
+        self.phase = Phase::Beginning;
+        let within = self.limits.statement();
+        match timeout(within, DB::begin(self.connection_mut(), limits)).await {
+            Ok(begun) => {
+                begun?;
+                self.phase = Phase::Open;
+                Ok(())
+            }
+            Err(_) => {
+                self.phase = Phase::Broken;
+                Err(Failure::silent())
+            }
+        }
+    }
+
+    /// The lock that an admission in it takes. From now on it may have it.
+    pub(in crate::fence) fn lock(&mut self) -> AdvisoryLock {
+        *self.lock.get_or_insert_with(AdvisoryLock::random)
+    }
+
+    /// Runs statements of the fence, within the time of a row lock.
+    pub(in crate::fence) async fn run<T>(
+        &mut self,
+        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, Failure> {
+        let within = self.limits.statement();
+        self.run_within(within, statements).await
+    }
+
+    /// Runs statements of the fence, within a time of their own.
+    pub(in crate::fence) async fn run_within<T>(
+        &mut self,
+        within: Duration,
+        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, Failure> {
+        match timeout(within, statements(self.connection_mut())).await {
+            Ok(outcome) => outcome.map_err(Failure::from),
+            Err(_) => {
+                self.phase = Phase::Broken;
+                // What it has locked must not stay so until its statement ends by itself.
+                let (connections, lock) = (self.connections.clone(), self.lock);
+                let limits = self.limits;
+                tokio::spawn(async move { connections.terminate(lock, limits).await });
+                Err(Failure::silent())
+            }
+        }
+    }
+
+    /// Commits. `Ok` means that the writes are there.
+    pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
+        let answer_wait = self.limits.answer_wait;
+        let next = self.connections.next_transaction(self.limits);
+        let sent = Instant::now();
+        let conn = self.connection_mut();
+        if DB::TransactionManager::get_transaction_depth(conn) != 1 {
+            return Err(CommitError::Unfinished);
+        }
+        let committed = match timeout(answer_wait, DB::commit(conn, next)).await {
+            Ok(answer) => answer.map_err(Failure::from),
+            Err(_) => Err(Failure::silent()),
+        };
+        match committed {
+            Ok(Committed::Clean) => self.phase = Phase::Committed,
+            Ok(Committed::Broken) => self.phase = Phase::Broken,
+            Ok(Committed::Begun) => {
+                self.phase = Phase::Continued;
+                let early = next.map(|limits| Box::new(EarlyTransaction::new(limits, sent)));
+                self.checked_out.as_mut().expect(HELD).early = early;
+            }
+            Err(failure) => {
+                let error = CommitError::at_commit(failure);
+                if matches!(error, CommitError::OutcomeUnknown(_)) {
+                    self.phase = Phase::Broken;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rolls back by closing the connection: nobody gets it again.
+    pub(in crate::fence) fn discard(mut self) {
+        self.phase = Phase::Broken;
+    }
+
+    /// Queues the rollback of every open level. The next use of the connection sends it.
+    fn roll_back(&mut self) {
+        if let Some(CheckedOut { conn, .. }) = &mut self.checked_out {
+            // Read once: SQLite's worker lowers the depth later, on its own thread.
+            for _ in 0..DB::TransactionManager::get_transaction_depth(conn) {
+                DB::TransactionManager::start_rollback(conn);
+            }
+        }
+    }
+
+    pub(in crate::fence) fn connection(&self) -> &DB::Connection {
+        &self.checked_out.as_ref().expect(HELD).conn
+    }
+
+    pub(in crate::fence) fn connection_mut(&mut self) -> &mut DB::Connection {
+        &mut self.checked_out.as_mut().expect(HELD).conn
+    }
+}
+
+/// Only `drop` takes the connection.
+const HELD: &str = "the connection is held until the transaction is gone";
+
+impl<DB: Backend> Drop for Transaction<DB> {
+    fn drop(&mut self) {
+        let phase = self.phase;
+        if phase == Phase::Open {
+            self.roll_back();
+        }
+        let Some(mut checked_out) = self.checked_out.take() else {
+            return;
+        };
+        match phase {
+            Phase::New | Phase::Continued => self.connections.check_in(checked_out, self.limits),
+            // To the pool.
+            Phase::Committed => {}
+            Phase::Broken => checked_out.conn.close_on_drop(),
+            Phase::Beginning | Phase::Open => CleanUp {
+                checked_out,
+                connections: self.connections.clone(),
+                limits: self.limits,
+                lock: self.lock,
+                beginning: phase == Phase::Beginning,
+            }
+            .spawn(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What a request claims: which token is for which resource.
+
+use super::{
+    rejection::Rejection,
+    resource::{ResourceError, Resources},
+};
+use crate::{
+    fence::{Claim, Claims},
+    header::{FencingToken, MalformedToken},
+    token::{Resource, Token},
+};
+
+/// Finds the token of each resource. A request for one resource may leave out the parameter
+/// `resource`; one for several may not, since the order of members says nothing.
+pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<Claims, Rejection> {
+    let named = resources.as_slice();
+    if tokens.is_empty() && !named.is_empty() {
+        return Err(Rejection::TokenRequired);
+    }
+    let stranger = |token: &FencingToken| {
+        let resource = token.resource.as_ref();
+        resource
+            .filter(|&resource| !named.contains(resource))
+            .cloned()
+    };
+    let found = tokens.len();
+    if named.len() == 1 && found > 1 {
+        return Err(MalformedToken::Count { found }.into());
+    }
+    if named.len() > 1 && tokens.iter().any(|token| token.resource.is_none()) {
+        return Err(MalformedToken::Unnamed.into());
+    }
+    if let Some(token_resource) = tokens.iter().find_map(stranger) {
+        return Err(Rejection::WrongResource {
+            resources,
+            token_resource,
+        });
+    }
+    let claims = named.iter().map(|resource| {
+        let token = token_for(resource, &tokens);
+        let missing = || Rejection::TokenMissing(resource.clone());
+        Ok(Claim::new(resource.clone(), token.ok_or_else(missing)?))
+    });
+    let claims = claims.collect::<Result<Vec<_>, Rejection>>()?;
+    Claims::new(claims).ok_or_else(|| ResourceError::Nothing.into())
+}
+
+fn token_for(resource: &Resource, tokens: &[FencingToken]) -> Option<Token> {
+    let made_for = |token: &&FencingToken| {
+        let named = token.resource.as_ref();
+        named.is_none_or(|named| named == resource)
+    };
+    tokens.iter().find(made_for).map(|token| token.token)
+}

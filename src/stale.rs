@@ -1,0 +1,78 @@
+//! [`StaleToken`]: the refusal for which all of this exists.
+
+use http::StatusCode;
+use serde::Deserialize;
+
+use crate::{
+    problem::ProblemType,
+    token::{Resource, Token},
+};
+
+/// A token that is not newer than what its resource has seen: outranked, or already used.
+///
+/// The fence says so in its errors, and a holder reads it from the answer to a write: on the wire
+/// these are the members of a `stale-token` problem.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, thiserror::Error)]
+#[error("token {presented_token} for {resource} is not newer than {max_token}")]
+#[non_exhaustive]
+pub struct StaleToken {
+    /// The resource.
+    pub resource: Resource,
+    /// The token that was refused.
+    pub presented_token: Token,
+    /// The highest token that is dead, 0 or more.
+    pub max_token: i64,
+}
+
+impl StaleToken {
+    #[cfg(feature = "_fence")]
+    pub(crate) const fn new(resource: Resource, presented_token: Token, max_token: i64) -> Self {
+        Self {
+            resource,
+            presented_token,
+            max_token,
+        }
+    }
+
+    /// Reads the answer to a write; `None` for any other than 412 `stale-token`.
+    #[must_use]
+    pub fn from_response(status: StatusCode, body: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Typed {
+            #[serde(rename = "type")]
+            kind: String,
+        }
+        if status != ProblemType::StaleToken.status() {
+            return None;
+        }
+        let typed: Typed = serde_json::from_slice(body).ok()?;
+        let read = || serde_json::from_slice(body).ok();
+        let read: Option<Self> = (typed.kind == ProblemType::StaleToken.uri()).then(read)?;
+        // A fence never says otherwise.
+        read.filter(|stale| stale.presented_token.get() <= stale.max_token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_token_is_read_from_the_problem_and_from_nothing_else() {
+        let body = br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token","title":"x","status":412,
+                        "resource":"a","presented_token":3,"max_token":4}"##;
+        let read = StaleToken::from_response(StatusCode::PRECONDITION_FAILED, body).unwrap();
+        assert_eq!((read.presented_token.get(), read.max_token), (3, 4));
+        assert_eq!(StaleToken::from_response(StatusCode::CONFLICT, body), None);
+        for other in [
+            &b""[..],
+            b"[]",
+            br##"{"type":"about:blank","resource":"a","presented_token":3,"max_token":4}"##,
+            br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token"}"##,
+            br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token","resource":"a","presented_token":0,"max_token":4}"##,
+        ] {
+            let read = StaleToken::from_response(StatusCode::PRECONDITION_FAILED, other);
+            assert_eq!(read, None);
+        }
+    }
+}

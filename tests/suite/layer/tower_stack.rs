@@ -1,0 +1,68 @@
+//! The layer in a stack of tower's, without a router.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use sqlx::Sqlite;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower_fence::{FenceLayer, InvalidResource, Resource, SqliteFencedTx};
+
+use crate::support::database::TestDatabase;
+
+async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    Ok(Response::new(Body::from(body)))
+}
+
+/// A body that is not axum's comes in, and arrives whole.
+#[tokio::test]
+async fn any_body_comes_in() {
+    let db = Sqlite::fresh(2).await;
+    let path = |parts: &http::request::Parts| -> Result<Resource, InvalidResource> {
+        Resource::new(parts.uri.path())
+    };
+    let mut stack = ServiceBuilder::new()
+        .layer(FenceLayer::new(db.fence(), path))
+        .service(service_fn(echo));
+    assert!(format!("{stack:?}").starts_with("FenceService"));
+    let request = |token: &str| {
+        Request::post("/sku-1")
+            .header("Fencing-Token", token)
+            .body(Full::new(Bytes::from_static(b"whole")))
+            .unwrap()
+    };
+    let answer = stack.clone().oneshot(request("5")).await.unwrap();
+    let answer = answer.into_body().collect().await.unwrap();
+    assert_eq!(answer.to_bytes(), "whole");
+    let stale = stack.clone().oneshot(request("5")).await.unwrap();
+    assert_eq!(stale.status(), StatusCode::PRECONDITION_FAILED);
+    let inner = *stack.get_ref();
+    let _ = (stack.get_mut(), inner);
+    let plain = stack.into_inner().oneshot(Request::new(Body::empty()));
+    assert_eq!(plain.await.unwrap().status(), StatusCode::OK);
+}
+
+/// On Postgres' route, what asks for SQLite is told so.
+#[tokio::test]
+async fn a_transaction_of_another_database_says_whose_fence_it_is() {
+    use axum::{Router, routing::post};
+    use tower_fence::PathParam;
+
+    use crate::support::http::Server;
+
+    let db = sqlx::Postgres::fresh(2).await;
+    let app = Router::new()
+        .route("/{sku}", post(|_: SqliteFencedTx| async {}))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
+    let server = Server::start(app).await;
+    let answer = server.write("/sku-1", 5).await;
+    let problem = answer.is_problem(500, "misconfigured");
+    let detail = problem["detail"].as_str().unwrap();
+    assert_eq!(
+        detail,
+        "this route's fence is on PostgreSQL, and its handler asks for one on SQLite"
+    );
+}
