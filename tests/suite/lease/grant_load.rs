@@ -1,4 +1,5 @@
-//! Many clients that acquire and release over several resources, and the order of the tokens they were granted.
+//! Many clients that acquire and release over several resources, and the order of the tokens they
+//! were granted.
 
 use std::{
     sync::{

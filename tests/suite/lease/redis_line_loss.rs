@@ -1,4 +1,5 @@
-//! Lines in Redis when something goes away: waiters, their process, a connection, the server, the line itself.
+//! Lines in Redis when something goes away: waiters, their process, a connection, the server, the
+//! line itself.
 
 use std::{
     sync::{
