@@ -42,6 +42,7 @@ mod reset;
 mod schema;
 mod several;
 mod shortage;
+mod spec;
 mod time_limit;
 mod turned_away;
 mod worker;
