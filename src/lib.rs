@@ -13,8 +13,14 @@
 //!
 //! - [`client::Holder`] takes a lease and keeps it, says when it is lost, and sends the token along.
 //!
-//! Each part works without the others, and [`Fence`] works without HTTP. Which lock a problem needs
-//! at all: the [`guide`].
+//! Each part works without the others, and [`Fence`] works without HTTP.
+//!
+//! | where to read on | |
+//! |---|---|
+//! | [`guide`] | which lock a problem needs, how to be a good holder, recipes |
+//! | [`deployment`] | Postgres, pools, PgBouncer, roles, Redis, limits, upgrades, metrics |
+//! | [`problem`] | each refusal, and what to do about it |
+//! | [`spec`] | the contract, for other implementations, with test vectors |
 //!
 //! # Rules
 //!
@@ -101,6 +107,8 @@
 pub mod announce;
 mod body;
 pub mod client;
+#[doc = include_str!("deployment.md")]
+pub mod deployment {}
 pub mod epochs;
 #[cfg(feature = "_fence")]
 pub mod fence;
@@ -114,6 +122,8 @@ pub mod layer;
 pub mod lease;
 pub mod metrics;
 pub mod problem;
+#[doc = include_str!("spec.md")]
+pub mod spec {}
 mod token;
 
 pub use self::token::{InvalidResource, InvalidToken, Resource, Token};

@@ -1,4 +1,5 @@
-//! The vectors of the contract, `tests/vectors`, against this implementation.
+//! The contract, `tests/vectors` and `src/spec.md`, against this implementation; and what the
+//! documentation has in SQL.
 
 use std::{
     collections::BTreeMap,
@@ -18,11 +19,11 @@ use axum::{
 use reqwest::Url;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
-use sqlx::Sqlite;
+use sqlx::{Postgres, Sqlite, postgres::PgPoolOptions};
 use tower::ServiceExt;
 use tower_fence::{
-    AdmitError, AllAdmitted, Fence, FenceLayer, FencedTx, InvalidResource, Resource, Token,
-    TokenUse,
+    AdmitError, AllAdmitted, Fence, FenceLayer, FencedTx, Idempotency, InvalidResource, Resource,
+    Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
     header::{self, FencingToken},
@@ -33,7 +34,11 @@ use tower_fence::{
 
 use crate::support::database::{TestDatabase, on_both_databases};
 
-on_both_databases!(tokens_are_admitted_in_sequence, answers_move_the_fence);
+on_both_databases!(
+    tokens_are_admitted_in_sequence,
+    the_plain_statement_admits_the_same,
+    answers_move_the_fence,
+);
 
 fn vectors<T: DeserializeOwned>(file: &str) -> T {
     let folder = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
@@ -430,6 +435,154 @@ async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
             assert_eq!(found, max_token, "{name}: {step:?}");
         }
     }
+}
+
+/// What a program in another language runs, as it stands in the text of the contract.
+async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let blocks = sql_blocks(include_str!("../../src/spec.md"));
+    let [admit, raise] = blocks[..] else {
+        panic!("the contract has two statements: {blocks:?}");
+    };
+    let vectors: AdmissionVectors = vectors("admission.json");
+    let mut run_plain = 0;
+    for sequence in vectors.sequences {
+        let name = resource(&sequence.name);
+        begin_at(&fence, &name, sequence.initial).await;
+        let mut before = sequence.initial;
+        for step in sequence.steps {
+            let (text, token, floor, expected, max_token) = match step {
+                Step::Write {
+                    token,
+                    token_use: Use::SingleUse,
+                    ends: Ends::Commit,
+                    outcome,
+                    max_token,
+                } => (admit, token, token, outcome == Outcome::Admitted, max_token),
+                Step::Write {
+                    token,
+                    token_use: Use::Reusable,
+                    ends: Ends::Commit,
+                    outcome,
+                    max_token,
+                } => (
+                    admit,
+                    token,
+                    token - 1,
+                    outcome == Outcome::Admitted,
+                    max_token,
+                ),
+                Step::Raise {
+                    token, max_token, ..
+                } => {
+                    let moves = max_token == Some(token - 1) && before != max_token;
+                    (raise, token - 1, token - 1, moves, max_token)
+                }
+                Step::Write { max_token, .. } | Step::Announce { max_token, .. } => {
+                    run(&fence, &name, &step).await;
+                    before = max_token;
+                    continue;
+                }
+            };
+            run_plain += 1;
+            let sql = text
+                .replace("$1", &format!("'{name}'"))
+                .replace("$2", &token.to_string())
+                .replace("$3", &floor.to_string());
+            let mut conn = db.pool.acquire().await.unwrap();
+            let left = DB::number(&mut conn, &format!("{sql} RETURNING max_token")).await;
+            drop(conn);
+            match left {
+                Ok(left) => {
+                    assert_eq!((expected, Some(left)), (true, max_token), "{name}: {token}")
+                }
+                Err(sqlx::Error::RowNotFound) => assert!(!expected, "{name}: {token}"),
+                Err(error) => panic!("{name}: {error}"),
+            }
+            let found = fence.inspect(&name).await.unwrap();
+            assert_eq!(found, max_token, "{name}: {token}");
+            before = max_token;
+        }
+    }
+    assert!(run_plain > 30, "{run_plain}");
+}
+
+/// The blocks of SQL in a text.
+fn sql_blocks(text: &str) -> Vec<&str> {
+    let blocks = text.split("```");
+    blocks
+        .filter_map(|block| block.strip_prefix("sql\n"))
+        .collect()
+}
+
+#[tokio::test]
+async fn the_rights_that_the_documentation_names_suffice() {
+    let db = Postgres::fresh(1).await;
+    let role = format!("app_{:016x}", rand::random::<u64>());
+    let blocks = sql_blocks(include_str!("../../src/deployment.md"));
+    let [grants] = blocks[..] else {
+        panic!("the documentation has one list of rights: {blocks:?}");
+    };
+    db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'of-a-test'"))
+        .await;
+    let mut url = Url::parse(&db.url).unwrap();
+    url.set_username(&role).unwrap();
+    url.set_password(Some("of-a-test")).unwrap();
+    let options = PgPoolOptions::new().max_connections(2);
+    let pool = options.connect(url.as_str()).await.unwrap();
+    let fence = Fence::new(pool.clone());
+    let name = resource("sku-1");
+    let refused = fence.begin(&name, token(1), TokenUse::SingleUse).await;
+    refused.expect_err("nothing was granted yet");
+
+    db.execute(&grants.replace("shop_app", &role)).await;
+    db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {role}"))
+        .await;
+    // Roles that own nothing make no tables.
+    fence
+        .migrate()
+        .await
+        .expect_err("the role may not create tables");
+    let leases = EmbeddedLeases::new(fence.clone());
+    let keys = Idempotency::required();
+    let layer = FenceLayer::new(fence.clone(), |_: &Parts| Resource::new("sku-1"));
+    let layer = layer.idempotent(keys).issued_by_this_database();
+    let app: Router = Router::new()
+        .route("/{status}/{entry}", any(answer::<Postgres>))
+        .route_layer(layer)
+        .nest("/locks", issuer::router(leases));
+    let acquire = Request::post("/locks/sku-1").body(Body::empty()).unwrap();
+    let granted = app.clone().oneshot(acquire).await.unwrap();
+    assert_eq!(granted.status(), 201);
+    let first = token(1_000_000_001);
+    let lease = LeaseDigest::of("its lease");
+    let announced = fence.announce(&name, first, &lease).await;
+    announced.unwrap_or_else(|error| panic!("{error:?}"));
+    for (status, entry) in [(409, 1), (200, 2), (200, 2)] {
+        let request = Request::post(format!("/{status}/{entry}"))
+            .header("Fencing-Token", &granted.headers()["fencing-token"])
+            .header("Idempotency-Key", format!("\"{status}\""))
+            .body(Body::empty());
+        let response = app.clone().oneshot(request.unwrap()).await.unwrap();
+        assert_eq!(response.status(), status);
+    }
+    assert_eq!(db.entries().await, 1);
+    let written: Vec<(i64,)> = fence
+        .write(
+            &name,
+            token(2_000_000_000),
+            TokenUse::Reusable,
+            sqlx::query("INSERT INTO ledger SELECT 3 FROM fence RETURNING entry"),
+        )
+        .await
+        .unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!(written, [(3,)]);
+    fence.remove_expired_keys().await.unwrap();
+    fence.reset(&name, token(2_000_000_000)).await.unwrap();
+    pool.close().await;
+    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
+        .await;
 }
 
 /// Brings a resource that was never seen to this `max_token`.
