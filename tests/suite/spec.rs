@@ -41,9 +41,12 @@ on_both_databases!(
 );
 
 fn vectors<T: DeserializeOwned>(file: &str) -> T {
-    let folder = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
-    let text = fs::read_to_string(folder.join(file)).unwrap();
-    serde_json::from_str(&text).unwrap()
+    serde_json::from_str(&text(&format!("tests/vectors/{file}"))).unwrap()
+}
+
+/// The text of a file of the repository.
+fn text(path: &str) -> String {
+    fs::read_to_string(FilePath::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
 fn resource(name: &str) -> Resource {
@@ -441,7 +444,8 @@ async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
 async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
-    let blocks = sql_blocks(include_str!("../../src/spec.md"));
+    let contract = text("src/spec.md");
+    let blocks = sql_blocks(&contract);
     let [admit, raise] = blocks[..] else {
         panic!("the contract has two statements: {blocks:?}");
     };
@@ -520,7 +524,8 @@ fn sql_blocks(text: &str) -> Vec<&str> {
 async fn the_rights_that_the_documentation_names_suffice() {
     let db = Postgres::fresh(1).await;
     let role = format!("app_{:016x}", rand::random::<u64>());
-    let blocks = sql_blocks(include_str!("../../src/deployment.md"));
+    let documentation = text("src/deployment.md");
+    let blocks = sql_blocks(&documentation);
     let [grants] = blocks[..] else {
         panic!("the documentation has one list of rights: {blocks:?}");
     };
