@@ -13,8 +13,14 @@
 //!
 //! - [`client::Holder`] takes a lease and keeps it, says when it is lost, and sends the token along.
 //!
-//! Each part works without the others, and [`Fence`] works without HTTP. Which lock a problem needs
-//! at all: the [`guide`].
+//! Each part works without the others, and [`Fence`] works without HTTP.
+//!
+//! | where to read on | |
+//! |---|---|
+//! | [`guide`] | which lock a problem needs, how to be a good holder, recipes |
+//! | [`deployment`] | Postgres, pools, PgBouncer, roles, Redis, limits, upgrades, metrics |
+//! | [`problem`] | each refusal, and what to do about it |
+//! | [`spec`] | the contract, for other implementations, with test vectors |
 //!
 //! # Rules
 //!
@@ -102,6 +108,8 @@ pub mod announce;
 mod body;
 mod chain;
 pub mod client;
+#[doc = include_str!("deployment.md")]
+pub mod deployment {}
 pub mod epochs;
 #[cfg(feature = "_fence")]
 pub mod fence;
@@ -115,6 +123,8 @@ pub mod layer;
 pub mod lease;
 pub mod metrics;
 pub mod problem;
+#[doc = include_str!("spec.md")]
+pub mod spec {}
 mod stale;
 mod token;
 

@@ -99,7 +99,7 @@
 //! | | `client::loss::an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up` |
 
 mod client;
-mod documentation;
+mod contract;
 mod example;
 mod failures;
 mod fence;

@@ -1,0 +1,4 @@
+//! The contract: its vectors, and the addresses that answers name.
+
+mod documentation;
+mod spec;
