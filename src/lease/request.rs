@@ -55,7 +55,8 @@ impl Acquire {
         self
     }
 
-    /// Says who asks. An empty text says nothing.
+    /// Says who asks. An empty text says nothing. Of the requests under one lease id, the first one
+    /// that names an owner decides.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner).filter(|owner| !owner.as_str().is_empty());

@@ -23,6 +23,7 @@ mod inventory;
 mod issuer;
 mod known_epochs;
 mod layer;
+mod lease_owner;
 mod leases;
 mod lost_answers;
 mod lost_update;

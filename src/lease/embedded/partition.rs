@@ -92,7 +92,10 @@ impl Partition {
         if grant.id == request.lease_id && grant.holds() {
             // New, a repeated request, or the claim of what was granted in line.
             grant.claimed = true;
-            grant.owner.clone_from(&request.owner);
+            // The owner stays the one that was named first.
+            if grant.owner.is_none() {
+                grant.owner.clone_from(&request.owner);
+            }
             grant.lock_delay = request.lock_delay;
             let lease = grant.start(resource, request.ttl);
             self.announce(resource);
@@ -112,9 +115,11 @@ impl Partition {
                     }
                     return Asked::Full;
                 }
+                let mut same_id = line.iter().filter(|waiter| waiter.id == request.lease_id);
+                let known_owner = same_id.find_map(|waiter| waiter.owner.clone());
                 line.push_back(Waiter {
                     id: request.lease_id.clone(),
-                    owner: request.owner.clone(),
+                    owner: known_owner.or_else(|| request.owner.clone()),
                     called: Arc::clone(called),
                 });
             }

@@ -34,7 +34,11 @@ if held.id == id and held.holds then
   redis.call('HDEL', WAITERS, CLAIM)
   -- Where more than one request asks under the id, the end of none of them gives the lease back.
   held.ticket = held.ticket == ticket and ticket or '*'
-  held.delay, held.owner = delay, owner
+  held.delay = delay
+  -- The owner stays the one that was named first.
+  if held.owner == '' then
+    held.owner = owner
+  end
   put(held, ttl)
   return granted(held.token, now)
 end
@@ -52,6 +56,10 @@ if not redis.call('ZSCORE', QUEUE, id) then
   end
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', QUEUE, digits(tonumber(last or 0) + 1), id)
+end
+local _, _, known_owner = waiter(id)
+if known_owner and known_owner ~= '' then
+  owner = known_owner
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[15], owner}, '\n'))
 keep(QUEUE, wait + 10000)
