@@ -1,10 +1,10 @@
-//! Where the two sides meet at a grant: the lock side tells what it has granted, and the resource
-//! side makes everything older dead before anybody uses it.
+//! Where the two sides meet at a grant: the lock side announces what it has granted, and the
+//! resource side makes everything older dead before the grant is answered.
 //!
 //! A fence that only checks writes still accepts the old holder between the new holder's grant and
 //! its first write. Whatever the new holder read in between may be overwritten unseen: a lost
-//! update. [`Leases::announced_to`](crate::lease::Leases::announced_to) closes that gap; `Fence`
-//! implements [`Announce`].
+//! update. [`Announced`](crate::lease::Announced) leases close that gap; `Fence` implements
+//! [`Announce`].
 
 use std::{error::Error, fmt, pin::Pin};
 

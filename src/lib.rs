@@ -88,10 +88,14 @@
 //! |---|---|---|
 //! | `postgres` | yes | the fence in Postgres |
 //! | `redis` | yes | the lease store in Redis |
+//! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |
-//! | `client` | | leases over HTTP, from an issuer elsewhere |
+//! | `client` | | the holder's side, [`client`]: over an issuer elsewhere, or a store in the process |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
+//!
+//! A service that only holds leases needs `default-features = false, features = ["client"]`, and has
+//! no axum, no database and no Redis among its dependencies.
 //!
 //! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …), `redis`
 //! (`tokio-rustls-comp`, …) or `reqwest` (`rustls`, `native-tls`) in your own `Cargo.toml`.
@@ -99,7 +103,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod announce;
+#[cfg(feature = "_axum")]
 mod body;
+#[cfg(feature = "client")]
 pub mod client;
 pub mod epochs;
 #[cfg(feature = "_fence")]
@@ -108,6 +114,7 @@ pub mod fence;
 pub mod guide {}
 pub mod header;
 pub mod idempotency;
+#[cfg(feature = "issuer")]
 pub mod issuer;
 #[cfg(feature = "_fence")]
 pub mod layer;
@@ -115,6 +122,8 @@ pub mod lease;
 pub mod metrics;
 pub mod problem;
 mod token;
+#[cfg(any(feature = "issuer", feature = "client"))]
+mod wire;
 
 pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]

@@ -8,6 +8,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
+#[cfg(feature = "_axum")]
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde::{Serialize, Serializer, ser::SerializeMap};
@@ -216,6 +217,7 @@ impl Problem {
     }
 }
 
+#[cfg(feature = "_axum")]
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let headers = [

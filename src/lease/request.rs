@@ -97,7 +97,7 @@ impl Renew {
 
     /// Asks for a new token.
     #[must_use]
-    pub const fn new_token(mut self) -> Self {
+    pub const fn with_new_token(mut self) -> Self {
         self.new_token = true;
         self
     }

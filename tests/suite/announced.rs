@@ -13,7 +13,10 @@ use tower_fence::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     client::HttpLeases,
     issuer,
-    lease::{Acquire, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, RedisLeases, Renew},
+    lease::{
+        Acquire, Announced, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, RedisLeases,
+        Renew,
+    },
 };
 
 use crate::{
@@ -99,7 +102,7 @@ fn forged() -> Token {
 
 async fn a_forged_token_concerns_its_resource_alone(store: impl Leases + Clone, db: Fresh<Sqlite>) {
     let fence = db.fence();
-    let leases = store.clone().announced_to(fence.clone());
+    let leases = Announced::new(store.clone(), fence.clone());
     let neighbour = Resource::new(NEIGHBOUR).unwrap();
     let before = grant(&leases, &neighbour, LONG).await;
     leases.release(&neighbour, &before.id).await.unwrap();
@@ -111,7 +114,7 @@ async fn a_forged_token_concerns_its_resource_alone(store: impl Leases + Clone, 
     // Renewed as any other, with and without a new token.
     let plain = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(plain.unwrap().token, lease.token);
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     let anew = leases.renew(&sku(), &lease.id, anew).await.unwrap();
     assert!(anew.token > lease.token);
     let tx = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
@@ -167,7 +170,7 @@ async fn a_lease_whose_token_is_the_last_has_no_other() {
     fence.raise(&sku(), Token::MAX).await.unwrap();
     let last = grant(&leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     let refused = leases.renew(&sku(), &last.id, anew).await;
     assert!(
         matches!(refused, Err(LeaseError::Exhausted { .. })),
@@ -219,7 +222,7 @@ async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
     let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
     let leases = store.clone().announced_to(fence.clone());
     let lease = grant(&leases, &sku(), LONG).await;
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
     // The holder reads now. What it sent before may still be under way.
     let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
@@ -243,7 +246,7 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
     let leases = store.clone().announced_to(away.fence());
     let lease = grant(&leases, &sku(), LONG).await;
     away.fence().pool().close().await;
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     let refused = leases.renew(&sku(), &lease.id, anew).await;
     assert!(
         matches!(refused, Err(LeaseError::Unavailable(_))),

@@ -32,6 +32,7 @@ mod outages;
 mod path_names;
 mod pressure;
 mod redis_cluster;
+mod redis_contact;
 mod redis_epochs;
 mod redis_history;
 mod redis_line;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::unexpected;
+use redis::{ErrorKind, RedisError};
+
 use crate::{epochs::Epoch, lease::LeaseError, token::Token};
 
 /// What a script answers.
@@ -91,6 +92,14 @@ pub(super) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
 
 fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
+}
+
+/// The error for keys that another program has written.
+pub(super) fn unexpected() -> LeaseError {
+    LeaseError::unavailable(RedisError::from((
+        ErrorKind::UnexpectedReturnType,
+        "the script's answer makes no sense",
+    )))
 }
 
 /// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.

@@ -18,33 +18,41 @@
 //!    that has counted as far. One that came back from the past is lost to its holder, and keeps its
 //!    resource closed for the rest of its time.
 //!
-//! Who waits is in line in Redis. The script that releases grants to the first in line, token
-//! included, and publishes that to its issuer; see [`line`].
+//! The line of those who wait is in Redis. The script that releases grants to the first in line, token
+//! included, and publishes that to its issuer; see [`waiters`].
 
 mod answer;
 mod builder;
 mod check;
 mod connection;
 mod epochs;
-mod line;
+mod lease_end;
 mod list;
 mod listener;
+mod pending;
 mod scripts;
 mod server;
+mod waiters;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use redis::{ErrorKind, RedisError};
 use tokio::time::{Instant, sleep, sleep_until};
 
 pub use self::builder::RedisLeasesBuilder;
-use self::{answer::Answer, line::Lines, scripts::Scripts};
+use self::{
+    answer::{Answer, unexpected},
+    listener::Listener,
+    pending::PendingAcquire,
+    scripts::Scripts,
+    waiters::Waiters,
+};
 use super::{
-    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
-    whole_ms,
+    Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
+    WaiterLimits, after, at_least_1_ms,
 };
 use crate::{
-    epochs::{Epochs, partition_of},
+    announce::Announce,
+    epochs::partition_of,
     token::{Resource, Token},
 };
 
@@ -53,25 +61,50 @@ use crate::{
 ///
 /// The server must tell its `master_replid` (`INFO replication`) inside a script. Tested with
 /// Redis 7.0.
+///
+/// # Example
+///
+/// ```no_run
+/// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// use axum::Router;
+/// use tower_fence::{Fence, issuer, lease::RedisLeases};
+///
+/// let fence = Fence::new(pool);
+/// let leases = RedisLeases::connect("redis://localhost", fence.clone()).await?;
+/// // Or, where the service may start before its Redis does:
+/// let leases = RedisLeases::builder(fence.clone())
+///     .key_prefix("shop")
+///     .connect_lazy("redis://localhost")?;
+///
+/// let app: Router = Router::new().nest("/locks", issuer::router(leases.announced_to(fence)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RedisLeases {
     scripts: Arc<Scripts>,
-    lines: Arc<Lines>,
+    waiters: Arc<Waiters>,
+    listener: Listener,
 }
 
 impl RedisLeases {
-    /// Connects with the default settings. `epochs` is a `Fence`, or another durable source.
-    ///
-    /// # Errors
-    ///
-    /// As [`RedisLeasesBuilder::connect`].
-    pub async fn connect(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
-        Self::builder(epochs).connect(url).await
+    fn new(scripts: Arc<Scripts>, limits: WaiterLimits) -> Self {
+        let waiters = Waiters::new(Arc::clone(&scripts), limits);
+        Self {
+            scripts,
+            listener: Listener::new(Arc::clone(&waiters)),
+            waiters,
+        }
     }
 
-    /// Settings, to be changed before connecting.
-    pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
-        RedisLeasesBuilder::new(Arc::new(epochs))
+    fn scripts(&self) -> &Scripts {
+        &self.scripts
+    }
+
+    /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
+    /// promises: [`Announced`].
+    pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
+        Announced::new(self, resources)
     }
 
     /// Asks for a lease once: to be granted, refused, or, with a `wait`, put in line.
@@ -81,41 +114,35 @@ impl RedisLeases {
         request: &Acquire,
         ticket: u64,
         wait: Duration,
-    ) -> Result<Asked, LeaseError> {
+    ) -> Result<Outcome, LeaseError> {
         let channel = if wait.is_zero() {
             String::new()
         } else {
-            self.lines.channel(partition_of(resource))
+            self.waiters.own_channel(partition_of(resource))
         };
-        match self
+        let max_waiters = self.waiters.max_per_resource();
+        let answer = self
             .scripts
-            .acquire(
-                resource,
-                request,
-                ticket,
-                wait,
-                &channel,
-                self.lines.per_resource(),
-            )
-            .await?
-        {
+            .acquire(resource, request, ticket, wait, &channel, max_waiters)
+            .await?;
+        match answer {
             Answer::Granted(granted) => {
                 let (id, ttl) = (&request.lease_id, request.ttl);
-                Ok(Asked::Granted(lease(resource, id, granted.token, ttl)))
+                Ok(Outcome::Granted(lease(resource, id, granted.token, ttl)))
             }
-            Answer::Held { left } => Ok(Asked::Held { left }),
-            Answer::Queued { left } => Ok(Asked::Queued { left }),
-            Answer::Full => Ok(Asked::Full),
+            Answer::Held { left } => Ok(Outcome::Held { left }),
+            Answer::Queued { left } => Ok(Outcome::Queued { left }),
+            Answer::Full => Ok(Outcome::Full),
             _ => Err(unexpected()),
         }
     }
 }
 
-/// How long to leave it where an issuer cannot listen.
+/// The pause before the next attempt where an issuer cannot listen.
 const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 
 /// What became of a request for a lease.
-enum Asked {
+enum Outcome {
     Granted(Lease),
     Held { left: Duration },
     Queued { left: Duration },
@@ -125,46 +152,48 @@ enum Asked {
 impl Leases for RedisLeases {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let deadline = after(request.wait);
-        let mut place = self.lines.enter(resource, &request.lease_id);
+        let mut pending = PendingAcquire::new(&self.waiters, resource, &request.lease_id);
         // The first time without a wait: most locks are free.
         let mut wait = Duration::ZERO;
         loop {
-            match self.ask(resource, &request, place.ticket(), wait).await {
-                Ok(Asked::Granted(lease)) => {
-                    place.arrived();
+            match self.ask(resource, &request, pending.ticket(), wait).await {
+                Ok(Outcome::Granted(lease)) => {
+                    pending.finish();
                     return Ok(lease);
                 }
-                Ok(Asked::Held { left }) if Instant::now() >= deadline => {
-                    place.arrived();
-                    return Err(held(resource, left));
-                }
-                Ok(Asked::Held { .. }) if place.join() => {}
-                Ok(Asked::Held { .. } | Asked::Full) => {
-                    // Nothing of it is in Redis.
-                    place.arrived();
-                    return Err(LeaseError::TooManyWaiters {
+                Ok(Outcome::Held { left }) if Instant::now() >= deadline => {
+                    pending.finish();
+                    return Err(LeaseError::Held {
                         resource: resource.clone(),
+                        retry_after: left,
                     });
                 }
-                Ok(Asked::Queued { left }) => {
-                    place.closed_for(left);
+                Ok(Outcome::Held { .. }) if pending.join() => {}
+                Ok(Outcome::Held { .. } | Outcome::Full) => {
+                    // Nothing of it is in Redis.
+                    pending.finish();
+                    return Err(LeaseError::too_many_waiters(resource));
+                }
+                Ok(Outcome::Queued { left }) => {
+                    pending.closed_for(left);
                     tokio::select! {
-                        // It may be our turn, or the line may be lost: asking again tells.
-                        () = place.called() => {}
+                        // The lease may have been granted to this request, or the line may be lost:
+                        // the next attempt tells.
+                        () = pending.woken() => {}
                         // The last time without a wait, which leaves the line.
                         () = sleep_until(deadline) => {}
                     }
                 }
                 Err(error) => {
-                    // It may have been granted. Who chose the id may ask again.
+                    // It may have been granted. A caller who chose the id may ask again.
                     if request.chosen_id {
-                        place.arrived();
+                        pending.finish();
                     }
                     return Err(error);
                 }
             }
-            // Nobody is granted anything whose issuer does not listen.
-            wait = match self.lines.listen(resource).await {
+            // A waiter is granted nothing while its issuer does not listen.
+            wait = match self.listener.listen(partition_of(resource)).await {
                 Ok(()) => deadline.saturating_duration_since(Instant::now()),
                 Err(error) if after(LISTEN_AGAIN) >= deadline => return Err(error),
                 // In a cluster it may be another server that is silent. Asking tells.
@@ -184,7 +213,7 @@ impl Leases for RedisLeases {
     ) -> Result<Lease, LeaseError> {
         match self.scripts.renew(resource, id, request).await? {
             Answer::Granted(granted) => Ok(lease(resource, id, granted.token, request.ttl)),
-            Answer::Lost => Err(lost(resource)),
+            Answer::Lost => Err(LeaseError::lost(resource)),
             Answer::Exhausted(token) => Err(LeaseError::Exhausted {
                 resource: resource.clone(),
                 max_token: token.get(),
@@ -195,7 +224,9 @@ impl Leases for RedisLeases {
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let released = self.scripts.release(resource, id).await?;
-        released.then_some(()).ok_or_else(|| lost(resource))
+        released
+            .then_some(())
+            .ok_or_else(|| LeaseError::lost(resource))
     }
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
@@ -205,7 +236,7 @@ impl Leases for RedisLeases {
 
 impl Operate for RedisLeases {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        list::list(self, limit, cursor).await
+        self.scripts.list(limit, cursor).await
     }
 
     async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
@@ -218,29 +249,8 @@ fn lease(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Leas
         resource: resource.clone(),
         id: id.clone(),
         token,
-        ttl: Duration::from_millis(whole_ms(ttl)),
+        ttl: Duration::from_millis(at_least_1_ms(ttl)),
     }
-}
-
-fn held(resource: &Resource, left: Duration) -> LeaseError {
-    LeaseError::Held {
-        resource: resource.clone(),
-        retry_after: left,
-    }
-}
-
-fn lost(resource: &Resource) -> LeaseError {
-    LeaseError::Lost {
-        resource: resource.clone(),
-    }
-}
-
-/// Keys that something else has written.
-fn unexpected() -> LeaseError {
-    LeaseError::unavailable(RedisError::from((
-        ErrorKind::UnexpectedReturnType,
-        "the script's answer makes no sense",
-    )))
 }
 
 impl fmt::Debug for RedisLeases {

@@ -12,7 +12,7 @@ if not held then
     return needs_epoch(now)
   end
   if not hand_over(now) then
-    -- Nobody was before us.
+    -- There is no line.
     local lease = {id = id, ticket = ticket, delay = delay, owner = owner}
     take_token(lease, now)
     put(lease, ttl)
@@ -22,7 +22,7 @@ if not held then
 end
 
 if held.id == id and held.holds then
-  -- A repeated request, or the claim of what was granted in line.
+  -- A repeated request, or the confirmation of what was granted in line.
   local now = clock()
   if not counts(held, now) then
     if not now.usable then
@@ -31,7 +31,7 @@ if held.id == id and held.holds then
     take_token(held, now)
   end
   leave(id)
-  redis.call('HDEL', WAITERS, CLAIM)
+  redis.call('HDEL', WAITERS, UNCONFIRMED)
   -- Where more than one request asks under the id, the end of none of them gives the lease back.
   held.ticket = held.ticket == ticket and ticket or '*'
   held.delay = delay
