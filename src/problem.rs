@@ -10,7 +10,9 @@ use std::{borrow::Cow, time::Duration};
 
 #[cfg(feature = "_axum")]
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::StatusCode;
+#[cfg(feature = "_axum")]
+use http::{HeaderValue, header};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
@@ -257,6 +259,7 @@ mod tests {
         assert_eq!(names.len(), ProblemType::ALL.len());
     }
 
+    #[cfg(feature = "_axum")]
     #[test]
     fn retry_after_is_rounded_up_to_whole_seconds() {
         for (millis, seconds) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     header::FencingToken,
-    lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew, after},
+    lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew, time::after},
     token::{Resource, Token},
 };
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{guard::LeaseGuard, renewal::pauses};
 use crate::{
     header::FENCING_TOKEN,
-    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, Renew, after},
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, Renew, time::after},
     token::{InvalidResource, Resource},
 };
 

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use super::{
     Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, ReleaseGuard,
-    Renew, after,
+    Renew, time::after,
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},

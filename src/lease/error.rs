@@ -1,6 +1,6 @@
-//! Why a store did not do what it was asked, and how its causes are logged.
+//! Why a store did not do what it was asked.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use crate::token::Resource;
 
@@ -67,37 +67,5 @@ impl LeaseError {
         Self::TooManyWaiters {
             resource: resource.clone(),
         }
-    }
-}
-
-/// An error with its causes, from the outermost to the root, for a log.
-pub(crate) struct Causes<'a>(pub(crate) &'a (dyn Error + 'static));
-
-impl fmt::Display for Causes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::epochs::EpochError;
-
-    #[test]
-    fn the_causes_are_written_down_to_the_root() {
-        let root = std::io::Error::other("connection refused");
-        let error = LeaseError::unavailable(EpochError::Unreachable(Box::new(root)));
-        assert_eq!(
-            Causes(&error).to_string(),
-            "the lease store is unavailable: the source of epochs could not be reached: \
-             connection refused"
-        );
     }
 }

@@ -41,6 +41,8 @@
 //! ```
 
 mod announced;
+#[cfg(any(feature = "issuer", feature = "redis", feature = "embedded"))]
+mod causes;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod error;
@@ -55,25 +57,18 @@ mod release_guard;
 mod request;
 #[cfg(any(feature = "redis", feature = "embedded"))]
 mod single_flight;
-mod time;
+mod store;
+pub(crate) mod time;
 
-use std::sync::Arc;
-
+#[cfg(any(feature = "issuer", feature = "redis", feature = "embedded"))]
+pub(crate) use self::causes::Causes;
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLeases;
-#[cfg(any(feature = "issuer", feature = "redis", feature = "embedded"))]
-pub(crate) use self::error::Causes;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
+pub(crate) use self::release_guard::ReleaseGuard;
 #[cfg(any(feature = "redis", feature = "embedded"))]
 use self::request::WaiterLimits;
-#[cfg(any(
-    feature = "redis",
-    feature = "embedded",
-    feature = "issuer",
-    feature = "client"
-))]
-pub(crate) use self::time::{at_least_1_ms, whole_ms};
 pub use self::{
     announced::Announced,
     error::LeaseError,
@@ -81,103 +76,5 @@ pub use self::{
     id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner},
     operate::{ListError, Operate, Page},
     request::{Acquire, Renew},
+    store::Leases,
 };
-pub(crate) use self::{release_guard::ReleaseGuard, time::after};
-use crate::token::Resource;
-
-/// A store of leases.
-pub trait Leases: Send + Sync + 'static {
-    /// Grants a lease: at once, or within [`Acquire::wait`] in the order in which it was asked for.
-    ///
-    /// # Errors
-    ///
-    /// - [`LeaseError::Held`] when somebody else holds the lease, and the wait ran out.
-    /// - [`LeaseError::TooManyWaiters`] when too many wait already.
-    /// - [`LeaseError::Exhausted`] when grants are announced, and the resource has seen the highest
-    ///   token there is.
-    /// - [`LeaseError::Unavailable`] when the store or its epochs cannot be reached. The lease may
-    ///   have been granted all the same; asking again with the same lease id tells.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped while it waits, it leaves the line; a lease that was granted to it meanwhile goes
-    /// to the next in line.
-    fn acquire(
-        &self,
-        resource: &Resource,
-        request: Acquire,
-    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
-
-    /// Makes a held lease last [`Renew::ttl`] from now. Its token stays, unless a new one is asked
-    /// for.
-    ///
-    /// # Errors
-    ///
-    /// - [`LeaseError::Lost`] when the lease is not held under this id, or was granted before the store
-    ///   lost its history: its token may be outranked, whatever the store has kept of it.
-    /// - [`LeaseError::Exhausted`] when a new token is asked for, and there is none above the lease's.
-    /// - [`LeaseError::Unavailable`] when the store cannot be reached.
-    fn renew(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-        request: Renew,
-    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
-
-    /// Ends a held lease.
-    ///
-    /// # Errors
-    ///
-    /// - [`LeaseError::Lost`] when the lease is not held under this id. Whoever holds it now keeps
-    ///   it.
-    /// - [`LeaseError::Unavailable`] when the store cannot be reached.
-    fn release(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-    ) -> impl Future<Output = Result<(), LeaseError>> + Send;
-
-    /// Tells who holds the lease; `None` when nobody does.
-    ///
-    /// # Errors
-    ///
-    /// [`LeaseError::Unavailable`] when the store cannot be reached.
-    fn inspect(
-        &self,
-        resource: &Resource,
-    ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send;
-}
-
-impl<L: Leases> Leases for Arc<L> {
-    fn acquire(
-        &self,
-        resource: &Resource,
-        request: Acquire,
-    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send {
-        L::acquire(self, resource, request)
-    }
-
-    fn renew(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-        request: Renew,
-    ) -> impl Future<Output = Result<Lease, LeaseError>> + Send {
-        L::renew(self, resource, id, request)
-    }
-
-    fn release(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-    ) -> impl Future<Output = Result<(), LeaseError>> + Send {
-        L::release(self, resource, id)
-    }
-
-    fn inspect(
-        &self,
-        resource: &Resource,
-    ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send {
-        L::inspect(self, resource)
-    }
-}

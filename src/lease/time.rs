@@ -1,5 +1,7 @@
 //! Lengths of time, as stores and the wire count them: in whole milliseconds, rounded up.
 
+#![allow(dead_code, reason = "the features decide which of these are used")]
+
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -8,24 +10,12 @@ use tokio::time::Instant;
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Whole milliseconds, rounded up, at most a century. Zero stays zero.
-#[cfg(any(
-    feature = "redis",
-    feature = "embedded",
-    feature = "issuer",
-    feature = "client"
-))]
 pub(crate) fn whole_ms(time: Duration) -> u64 {
     let ms = time.min(CENTURY).as_nanos().div_ceil(1_000_000);
     u64::try_from(ms).unwrap_or(u64::MAX)
 }
 
 /// As [`whole_ms`], and at least 1: a lease that is granted lasts for a moment.
-#[cfg(any(
-    feature = "redis",
-    feature = "embedded",
-    feature = "issuer",
-    feature = "client"
-))]
 pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
     whole_ms(time).max(1)
 }
@@ -36,7 +26,7 @@ pub(crate) fn after(time: Duration) -> Instant {
     now.checked_add(time.min(CENTURY)).unwrap_or(now)
 }
 
-#[cfg(all(test, any(feature = "redis", feature = "embedded")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "client")]
 use crate::lease::LeaseId;
 use crate::{
-    lease::{Held, Lease, Owner, Page, whole_ms},
+    lease::{Held, Lease, Owner, Page, time::whole_ms},
     token::{Resource, Token},
 };
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::token::{Resource, Token};
 use crate::{lease::LeaseError, problem::ProblemType};
 #[cfg(feature = "issuer")]
-use crate::{lease::whole_ms, problem::Problem};
+use crate::{lease::time::whole_ms, problem::Problem};
 
 /// The type of problem that an error of the store is answered with.
 #[cfg(feature = "issuer")]

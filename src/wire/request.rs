@@ -4,7 +4,10 @@ use serde::{Serialize, Serializer};
 
 #[cfg(feature = "issuer")]
 use super::members::{InvalidMember, Members};
-use crate::lease::{Acquire, LeaseId, Owner, Renew, at_least_1_ms, whole_ms};
+use crate::lease::{
+    Acquire, LeaseId, Owner, Renew,
+    time::{at_least_1_ms, whole_ms},
+};
 
 /// The body of `POST /{resource}`.
 #[derive(Debug, PartialEq, Serialize)]

@@ -15,7 +15,7 @@ use tokio::{
 use self::partition::{Outcome, Partition};
 use super::{
     Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
-    WaiterLimits, after, memory::Memory,
+    WaiterLimits, memory::Memory, time::after,
 };
 use crate::{
     announce::Announce,

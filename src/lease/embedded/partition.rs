@@ -12,7 +12,10 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     epochs::Epoch,
-    lease::{Acquire, Held, Lease, LeaseError, LeaseId, Owner, Renew, after, at_least_1_ms},
+    lease::{
+        Acquire, Held, Lease, LeaseError, LeaseId, Owner, Renew,
+        time::{after, at_least_1_ms},
+    },
     token::{Resource, Token},
 };
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{RedisLeases, scripts::Scripts, server::Server};
+use super::{scripts::Scripts, server::Server, store::RedisLeases};
 use crate::{
     epochs::Epochs,
     lease::{LeaseError, WaiterLimits, memory::Memory},

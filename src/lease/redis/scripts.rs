@@ -14,8 +14,10 @@ use super::{
 use crate::{
     epochs::{Epoch, SourceId, partition_of},
     lease::{
-        Acquire, Held, LeaseError, LeaseId, Owner, Renew, at_least_1_ms, memory::Memory,
-        single_flight::SingleFlight, whole_ms,
+        Acquire, Held, LeaseError, LeaseId, Owner, Renew,
+        memory::Memory,
+        single_flight::SingleFlight,
+        time::{at_least_1_ms, whole_ms},
     },
     token::{Resource, Token},
 };

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::connection::{Connection, Subscriber};
-use crate::lease::{LeaseError, after};
+use crate::lease::{LeaseError, time::after};
 
 pub(super) struct Server {
     source: Source,
