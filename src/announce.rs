@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::token::{Resource, Token};
 
-/// Something that is told of each grant before its holder is.
+/// The resource side, as the lock side sees it: it learns of each grant before the holder does.
 pub trait Announce: Send + Sync {
     /// Announces that `token` was granted to a lease: makes every older token of the resource dead,
     /// and waits for a write in flight. To announce the same grant again is no error while its token

@@ -23,9 +23,9 @@ use crate::{
 /// A lease that is held, from [`Holder::acquire`](super::Holder::acquire).
 ///
 /// It is renewed in the background until it is released, dropped, or lost. No renewal outlives the
-/// guard. Dropped, it gives the lease back in the background: best effort; where that does not get
+/// guard. Dropped, it releases the lease in the background. This is a best effort: where it does not get
 /// through, the lease ends by its time.
-#[must_use = "dropped, the guard gives the lease back"]
+#[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
     leases: Arc<L>,
     id: LeaseId,

@@ -65,7 +65,7 @@ impl<L: Leases> Holder<L> {
         self
     }
 
-    /// Who holds the leases, for operators. Default: nobody in particular.
+    /// Who holds the leases, for operators. Default: not said.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);

@@ -56,7 +56,7 @@
 //!
 //! # Deployment
 //!
-//! The router asks nobody who they are: whoever reaches it can take a lock. Put authentication
+//! The router does not authenticate: every client that reaches it can take a lock. Put authentication
 //! in front of it, as for any other part of the service.
 
 mod operators;
@@ -151,7 +151,7 @@ impl<L: Leases> Issuer<L> {
     }
 
     /// Adds the routes for operators: `GET /` lists the held leases, `POST /{resource}/break` ends
-    /// one by force. Whoever reaches the router can then do so.
+    /// one by force. Every client that reaches the router can then do so.
     pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
     where
         L: Operate,

@@ -210,7 +210,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                         return Ok(lease);
                     }
                 }
-                // Its holder has used the token since, and nobody was granted another one.
+                // Its holder has used the token since, and no other one was granted.
                 Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {
                     self.tokens().note(digest, token, lease.ttl);
                     return Ok(lease);

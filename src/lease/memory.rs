@@ -6,7 +6,7 @@
 //! 2. A source of epochs that goes back (a failover, a restored backup) is told what it forgot:
 //!    before the first grant under an epoch is answered, and again each minute while there are
 //!    grants.
-//! 3. One request at a time asks the source, for each partition. Whoever waited for one that failed
+//! 3. One request at a time asks the source, for each partition. A request that waited for one that failed
 //!    fails with it.
 
 use std::{

@@ -11,7 +11,7 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Held`] when somebody else holds the lease, and the wait ran out.
+    /// - [`LeaseError::Held`] when another holder has the lease, and the wait ran out.
     /// - [`LeaseError::TooManyWaiters`] when too many wait already.
     /// - [`LeaseError::Exhausted`] when grants are announced, and the resource has seen the highest
     ///   token there is.
@@ -48,7 +48,7 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] when the lease is not held under this id. Whoever holds it now keeps
+    /// - [`LeaseError::Lost`] when the lease is not held under this id. A later holder keeps
     ///   it.
     /// - [`LeaseError::Unavailable`] when the store cannot be reached.
     fn release(
@@ -57,7 +57,7 @@ pub trait Leases: Send + Sync + 'static {
         id: &LeaseId,
     ) -> impl Future<Output = Result<(), LeaseError>> + Send;
 
-    /// Tells who holds the lease; `None` when nobody does.
+    /// Tells who holds the lease; `None` when it is free.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The bodies of the answers: a lease to its holder, and what anybody may see of it.
+//! The bodies of the answers: a lease to its holder, and what everybody may see of it.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl LeaseBody {
     }
 }
 
-/// What anybody may see of a lease that is held.
+/// What everybody may see of a lease that is held.
 #[derive(Serialize, Deserialize)]
 struct HeldBody {
     owner: Option<String>,
@@ -141,5 +141,67 @@ impl From<PageBody> for Page {
                 .collect(),
             cursor: page.cursor,
         }
+    }
+}
+
+#[cfg(all(test, feature = "issuer", feature = "client"))]
+mod tests {
+    use super::*;
+
+    fn resend<T: Serialize, U: serde::de::DeserializeOwned>(body: T) -> U {
+        serde_json::from_slice(&serde_json::to_vec(&body).unwrap()).unwrap()
+    }
+
+    fn held(owner: Option<&str>) -> Held {
+        Held {
+            token: Token::MAX,
+            owner: owner.map(|name| Owner::new(name).unwrap()),
+            ttl: Duration::from_millis(250),
+            waiters: 3,
+        }
+    }
+
+    #[test]
+    fn a_client_reads_each_answer_that_an_issuer_writes() {
+        let resource = Resource::new("café").unwrap();
+        let lease = Lease {
+            resource: resource.clone(),
+            id: LeaseId::random(),
+            token: Token::MIN,
+            ttl: Duration::from_secs(30),
+        };
+        let read = |resource: &Resource, id: LeaseId| {
+            let body: LeaseBody = resend(LeaseBody::from(&lease));
+            body.into_lease(resource, id)
+        };
+        assert_eq!(read(&resource, lease.id.clone()), Some(lease.clone()));
+        // A lease of another request makes no holder.
+        assert_eq!(read(&resource, LeaseId::random()), None);
+        let other = Resource::new("sku-2").unwrap();
+        assert_eq!(read(&other, lease.id.clone()), None);
+
+        for state in [None, Some(held(None)), Some(held(Some("worker-7")))] {
+            let body: StateBody = resend(StateBody::new(&resource, state.as_ref()));
+            assert_eq!(Option::<Held>::from(body), state);
+        }
+        for cursor in [None, Some("0-7-".to_owned())] {
+            let page = Page {
+                leases: vec![
+                    (resource.clone(), held(None)),
+                    (other.clone(), held(Some("w"))),
+                ],
+                cursor,
+            };
+            let body: PageBody = resend(PageBody::from(&page));
+            assert_eq!(Page::from(body), page);
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_time_is_rounded_up() {
+        let mut held = held(None);
+        held.ttl = Duration::from_micros(1);
+        let body: HeldBody = resend(HeldBody::from(&held));
+        assert_eq!(body.ttl_ms, 1);
     }
 }

@@ -281,7 +281,7 @@ mod tests {
         leases.partition(&sku).use_up(1);
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
-        // A release cannot grant to those who wait: the first of them begins the epoch.
+        // A release cannot grant to the waiters: the first of them begins the epoch.
         let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
         let waiting = tokio::spawn({
             let (leases, sku) = (leases.clone(), sku.clone());

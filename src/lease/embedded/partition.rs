@@ -1,4 +1,4 @@
-//! One partition: its clock, its leases, and the lines of those who wait.
+//! One partition: its clock, its leases, and the lines of its waiters.
 //!
 //! The steps are those of the Redis scripts, under a mutex instead of in a script.
 
@@ -82,7 +82,7 @@ impl Partition {
                 return Outcome::NeedsEpoch { last };
             }
             if !self.hand_over(resource) {
-                // Nobody is in line.
+                // There is no line.
                 self.put(resource, &request.lease_id, request.owner.as_ref());
             }
         }

@@ -32,7 +32,7 @@ impl RedisLeasesBuilder {
     /// Stores with different prefixes are different stores; they may share one source of epochs.
     /// **Two sources of epochs, each with a database of its own, may not share a prefix**: choose a
     /// prefix for each database that issues leases over one Redis. Otherwise the clocks are those of
-    /// whoever was first, and the other's grants are refused, with an error that says so.
+    /// the source that came first, and the other's grants are refused, with an error that says so.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();

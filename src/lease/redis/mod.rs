@@ -2,7 +2,7 @@
 //!
 //! Resources hash into 256 partitions. A partition has one clock, `{source, history, incarnation,
 //! epoch, n}`, and a key per held lease, all under one hash tag. A grant increments `n`; there is no
-//! counter per resource, so memory is held for held leases, and for those who wait.
+//! counter per resource, so memory is held for held leases and for waiters.
 //!
 //! 1. A token is `epoch * 1_000_000_000 + n`, and an epoch is tied to one history of one server:
 //!    `master_replid`, read inside the script, which changes at each restart and at each promotion of
@@ -18,8 +18,8 @@
 //!    that has counted as far. One that came back from the past is lost to its holder, and keeps its
 //!    resource closed for the rest of its time.
 //!
-//! The line of those who wait is in Redis. The script that releases grants to the first in line, token
-//! included, and publishes that to its issuer; see [`waiters`].
+//! The line of waiters is in Redis. The script that releases grants to the first in line, token included,
+//! and publishes that to its issuer; see [`waiters`].
 
 mod answer;
 mod builder;

@@ -180,7 +180,7 @@ impl Scripts {
         self.ending(script.arg(id.expose()), resource).await
     }
 
-    /// Ends the lease, whoever holds it; true when it was held.
+    /// Ends the lease without its id; true when it was held.
     pub(super) async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
         let script = self.invoke(&self.break_lease, resource, false);
         self.ending(&script, resource).await

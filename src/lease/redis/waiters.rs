@@ -1,4 +1,4 @@
-//! Who waits in line at this issuer, and on which channels the issuer hears of grants.
+//! The requests that wait in line at this issuer, and on which channels the issuer hears of grants.
 //!
 //! 1. A waiter stands in line in Redis, under the channel of its issuer.
 //! 2. The script that ends a lease grants it to the first in line and publishes that on the
@@ -6,7 +6,7 @@
 //!    it. The waiter confirms the lease by asking again; unconfirmed, it ends after a second.
 //! 3. Each grant and each renewal is also published to all issuers that have waiters in the
 //!    partition, with the time it lasts. When that time is over, each of them looks once per
-//!    resource; the first one hands the lease over. Nobody polls.
+//!    resource; the first one hands the lease over. No waiter polls.
 //!    As a safety net, each issuer also looks every ten seconds, whatever the number of waiters.
 //! 4. When the connection that listens is lost, or silent, every waiter asks again: it finds its
 //!    place, its grant, or an error.

@@ -32,7 +32,7 @@ if held.id == id and held.holds then
   end
   leave(id)
   redis.call('HDEL', WAITERS, UNCONFIRMED)
-  -- Where more than one request asks under the id, the end of none of them gives the lease back.
+  -- Where more than one request asks under the id, the end of none of them releases the lease.
   held.ticket = held.ticket == ticket and ticket or '*'
   held.delay = delay
   -- The owner stays the one that was named first.

@@ -1,5 +1,4 @@
--- What all scripts share beside the clock: the lease of a resource, and the line of those who wait
--- for it.
+-- What all scripts share beside the clock: the lease of a resource, and the line of its waiters.
 
 -- How long a waiter may take to confirm the lease that was granted to it.
 local CONFIRM_MS = 1000
@@ -56,7 +55,7 @@ local function put(lease, ttl)
   publish_end(ms)
 end
 
--- Who waits under an id: the ticket of the request that asked last, the channel of its issuer, and
+-- What is noted of the waiter under an id: the ticket of the request that asked last, the channel of its issuer, and
 -- the owner.
 local function waiter(id)
   return string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n([^\n]*)\n(.*)$')
