@@ -52,14 +52,14 @@ impl HttpLeases {
     ///
     /// # Errors
     ///
-    /// [`HttpError::Url`] when this is no URL of HTTP; [`HttpError::Request`] when there is no
-    /// client to be had.
+    /// [`HttpError::Url`] when this is no URL of HTTP; [`HttpError::Client`] when no
+    /// client can be built.
     pub fn new(url: &str) -> Result<Self, HttpError> {
         let client = reqwest::Client::builder()
             .redirect(Policy::none())
             .connect_timeout(Duration::from_secs(2))
             .build();
-        Self::with_client(url, client.map_err(HttpError::request)?)
+        Self::with_client(url, client.map_err(HttpError::Client)?)
     }
 
     /// As [`new`](Self::new), over a client of your own: with credentials in its default headers,
@@ -112,9 +112,9 @@ impl HttpLeases {
     /// Sends a request and reads its answer.
     async fn send(&self, request: RequestBuilder, wait: Duration) -> Result<Answer, LeaseError> {
         let limit = wait.saturating_add(self.0.answer_wait);
-        match timeout(limit, exchange(request)).await {
+        match timeout(limit, exchange(&self.0.url, request)).await {
             Ok(answer) => Ok(answer?),
-            Err(_) => Err(HttpError::NoAnswer.into()),
+            Err(_) => Err(HttpError::no_answer(&self.0.url).into()),
         }
     }
 }
@@ -214,10 +214,11 @@ struct Answer {
 /// The greatest length of an answer: a page of a thousand leases with the longest names is shorter.
 const BODY_LIMIT_BYTES: usize = 4 * 1024 * 1024;
 
-async fn exchange(request: RequestBuilder) -> Result<Answer, HttpError> {
-    let mut response = request.send().await.map_err(HttpError::request)?;
+async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpError> {
+    let failed = |error| HttpError::request(issuer, error);
+    let mut response = request.send().await.map_err(failed)?;
     let (status, mut body) = (response.status(), vec![]);
-    while let Some(chunk) = response.chunk().await.map_err(HttpError::request)? {
+    while let Some(chunk) = response.chunk().await.map_err(failed)? {
         if body.len() + chunk.len() > BODY_LIMIT_BYTES {
             return Err(HttpError::Unexpected(status));
         }

@@ -1,6 +1,7 @@
 //! Why an issuer could not be asked.
 
 use http::StatusCode;
+use reqwest::Url;
 
 use crate::lease::LeaseError;
 
@@ -11,21 +12,51 @@ pub enum HttpError {
     /// This is no URL of HTTP.
     #[error("this is no http or https URL")]
     Url,
+    /// No HTTP client could be built.
+    #[error("no HTTP client could be built")]
+    Client(#[source] reqwest::Error),
     /// The request failed.
-    #[error("the issuer could not be asked")]
-    Request(#[source] reqwest::Error),
+    #[error("the issuer at {address} could not be asked")]
+    Request {
+        /// The issuer's host and port.
+        address: String,
+        /// What went wrong. It does not name the URL, which may have a password in it.
+        source: reqwest::Error,
+    },
     /// No answer came within the limit.
-    #[error("the issuer did not answer in time")]
-    NoAnswer,
+    #[error("the issuer at {address} did not answer in time")]
+    NoAnswer {
+        /// The issuer's host and port.
+        address: String,
+    },
     /// The answer is none of an issuer's: another service, a proxy, a store that is unavailable.
     #[error("the issuer answered with status {0}")]
     Unexpected(StatusCode),
 }
 
 impl HttpError {
-    /// Without the URL, which may have a password in it.
-    pub(super) fn request(error: reqwest::Error) -> Self {
-        Self::Request(error.without_url())
+    /// A request to `url` that failed.
+    pub(super) fn request(url: &Url, error: reqwest::Error) -> Self {
+        Self::Request {
+            address: address(url),
+            source: error.without_url(),
+        }
+    }
+
+    /// A request to `url` without an answer.
+    pub(super) fn no_answer(url: &Url) -> Self {
+        Self::NoAnswer {
+            address: address(url),
+        }
+    }
+}
+
+/// Host and port, without a user's name and password.
+fn address(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    match url.port_or_known_default() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.into(),
     }
 }
 

@@ -69,6 +69,16 @@ impl RedisLeases {
 
     /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
     /// promises: [`Announced`].
+    ///
+    /// ```no_run
+    /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_fence::lease::RedisLeases;
+    ///
+    /// let leases = RedisLeases::connect("redis://localhost", fence.clone()).await?;
+    /// let leases = leases.announced_to(fence);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
     }
