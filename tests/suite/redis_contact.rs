@@ -6,6 +6,7 @@ use sqlx::Sqlite;
 use tokio::net::TcpListener;
 use tower_fence::{
     Resource,
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
     lease::{Acquire, LeaseError, Leases, Operate, RedisLeases},
 };
 
@@ -84,6 +85,35 @@ async fn an_error_names_the_address_and_never_the_password() {
         let texts = all_texts(&builder().connect_lazy(url).unwrap_err());
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
+}
+
+/// No runtime, no server, no database: a lazy store needs none of them.
+#[test]
+fn a_lazy_store_is_built_outside_of_a_runtime() {
+    struct NoEpochs;
+
+    impl Epochs for NoEpochs {
+        fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+            Box::pin(async { Err(EpochError::Exhausted) })
+        }
+
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+            Box::pin(async { Err(EpochError::Exhausted) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            Box::pin(async { Err(EpochError::Exhausted) })
+        }
+    }
+
+    let (url, builder) = ("redis://127.0.0.1:1", || RedisLeases::builder(NoEpochs));
+    builder().connect_lazy(url).unwrap();
+    builder().connect_sentinels_lazy(&[url], "main").unwrap();
+    builder().connect_cluster_lazy(&[url]).unwrap();
+    // What is wrong with the settings is told at once.
+    let refused = builder().key_prefix("{").connect_lazy(url);
+    assert!(matches!(refused, Err(LeaseError::Invalid { .. })));
+    builder().connect_lazy("localhost").unwrap_err();
 }
 
 /// The rights on channels, and all else that `connect` checks, are checked at the first contact.

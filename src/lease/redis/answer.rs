@@ -27,7 +27,7 @@ pub(super) enum Answer {
     Lost,
     /// There is no token above this one.
     Exhausted(Token),
-    NeedsEpoch(Seen),
+    NeedsEpoch(UnusableClock),
     /// The clock has counted less far than this process has seen.
     Behind,
     /// The clock belongs to another source of epochs.
@@ -42,9 +42,9 @@ pub(super) struct Granted {
     pub(super) n: i64,
 }
 
-/// The clock that had no token to give.
+/// A clock that has no token to give until an epoch is begun on it.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct UnusableClock {
     pub(super) history: String,
     pub(super) incarnation: String,
     pub(super) epoch: i64,
@@ -74,7 +74,7 @@ impl Answer {
             ["released"] => Self::Released,
             ["lost"] => Self::Lost,
             ["exhausted", token] => Self::Exhausted(parse_token(token)?),
-            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(Seen {
+            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(UnusableClock {
                 history: history.into(),
                 incarnation: incarnation.into(),
                 epoch: parse_number(epoch)?,

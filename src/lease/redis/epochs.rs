@@ -3,7 +3,7 @@
 use redis::{Script, ScriptInvocation};
 
 use super::{
-    answer::{Answer, Granted, Seen, unexpected},
+    answer::{Answer, Granted, UnusableClock, unexpected},
     scripts::Scripts,
 };
 use crate::{
@@ -62,8 +62,8 @@ impl Scripts {
                 (Answer::NeedsEpoch(_) | Answer::Behind, None) => {
                     flight = Some(self.memory().flight(partition).await?);
                 }
-                (Answer::NeedsEpoch(seen), Some(_)) => {
-                    if let Err(error) = self.begin_epoch(resource, &seen).await {
+                (Answer::NeedsEpoch(clock), Some(_)) => {
+                    if let Err(error) = self.begin_epoch(resource, &clock).await {
                         return Err(fail(flight, error));
                     }
                 }
@@ -102,14 +102,18 @@ impl Scripts {
         }
     }
 
-    /// Takes an epoch for the clock that was seen, and begins it there.
-    async fn begin_epoch(&self, resource: &Resource, seen: &Seen) -> Result<(), LeaseError> {
+    /// Takes an epoch for this very clock, and begins it there.
+    async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        clock: &UnusableClock,
+    ) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
-        let epoch = self.memory().next_epoch(partition, seen.epoch).await?;
+        let epoch = self.memory().next_epoch(partition, clock.epoch).await?;
         let mut script = self.invoke(self.begin_epoch_script(), resource, false);
         script
-            .arg(&seen.history)
-            .arg(&seen.incarnation)
+            .arg(&clock.history)
+            .arg(&clock.incarnation)
             .arg(epoch.get());
         let began: bool = self.run(&script).await?;
         if began {

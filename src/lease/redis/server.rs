@@ -1,4 +1,4 @@
-//! What to talk to: a server that stands alone, the master that sentinels name, or a cluster.
+//! The server behind a store: one that stands alone, the master that sentinels name, or a cluster.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -93,7 +93,7 @@ impl Server {
         find_server(until, || in_time(until, subscriber.subscribe(&channels))).await
     }
 
-    /// Until when a command may take that begins now.
+    /// The deadline of a command that begins now.
     pub(super) fn limit(&self) -> Instant {
         after(self.command_wait)
     }
@@ -291,7 +291,7 @@ where
     }
 }
 
-/// What becomes of a command, a connection or a subscription until then.
+/// The outcome of a command, a connection or a subscription; an error where it takes longer.
 pub(super) async fn in_time<T>(
     until: Instant,
     outcome: impl Future<Output = RedisResult<T>>,
@@ -326,7 +326,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// A master that was deposed, and knows it.
+/// Whether a master answers that it was deposed.
 fn is_read_only(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
