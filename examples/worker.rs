@@ -72,7 +72,7 @@ impl Worker {
         self.fill(&lease).await?;
         loop {
             // A token is good for one write.
-            if lease.new_token().await.is_err() {
+            if lease.renew_with_new_token().await.is_err() {
                 break;
             }
             let headers = lease.headers();

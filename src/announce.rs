@@ -1,10 +1,10 @@
-//! Where the two sides meet at a grant: the lock side tells what it has granted, and the resource
-//! side makes everything older dead before anybody uses it.
+//! Where the two sides meet at a grant: the lock side announces what it has granted, and the
+//! resource side makes everything older dead before the grant is answered.
 //!
 //! A fence that only checks writes still accepts the old holder between the new holder's grant and
 //! its first write. Whatever the new holder read in between may be overwritten unseen: a lost
-//! update. [`Leases::announced_to`](crate::lease::Leases::announced_to) closes that gap; `Fence`
-//! implements [`Announce`].
+//! update. [`Announced`](crate::lease::Announced) leases close that gap; `Fence` implements
+//! [`Announce`].
 
 use std::{error::Error, fmt, pin::Pin};
 
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::token::{Resource, Token};
 
-/// Something that is told of each grant before its holder is.
+/// The resource side, as the lock side sees it: it learns of each grant before the holder does.
 pub trait Announce: Send + Sync {
     /// Announces that `token` was granted to a lease: makes every older token of the resource dead,
     /// and waits for a write in flight. To announce the same grant again is no error while its token

@@ -4,7 +4,7 @@
 //! A token of this crate's issuers is `epoch * 1_000_000_000 + n`. A new epoch begins whenever the
 //! lease store has lost its history; [`Epochs`] hands them out, and `Fence` implements it.
 
-use std::{error::Error, fmt, pin::Pin};
+use std::{error::Error, fmt, pin::Pin, str::FromStr};
 
 use crate::token::{Resource, Token};
 
@@ -70,6 +70,14 @@ impl SourceId {
     }
 }
 
+impl FromStr for SourceId {
+    type Err = InvalidSourceId;
+
+    fn from_str(id: &str) -> Result<Self, Self::Err> {
+        Self::new(id)
+    }
+}
+
 impl fmt::Display for SourceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -79,6 +87,7 @@ impl fmt::Display for SourceId {
 /// A text that is no [`SourceId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name of a source of epochs has 1 to 64 characters of A-Z a-z 0-9 - _")]
+#[non_exhaustive]
 pub struct InvalidSourceId;
 
 /// The partition of a resource: one of 256. This never changes between versions, or a resource would

@@ -27,7 +27,7 @@
 //!
 //! [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{collections::HashSet, fmt, str::FromStr, sync::Arc};
 
 use bytes::Bytes;
 use http::HeaderName;
@@ -97,6 +97,20 @@ impl fmt::Debug for FencingToken {
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&format(std::slice::from_ref(self)))
+    }
+}
+
+/// Reads the value of a field with one member, such as `42;resource="sku-1"`.
+impl FromStr for FencingToken {
+    type Err = MalformedToken;
+
+    fn from_str(value: &str) -> Result<Self, Self::Err> {
+        let mut members = parse([value])?;
+        match (members.pop(), members.len()) {
+            (Some(token), 0) => Ok(token),
+            (None, _) => Err(MalformedToken::Count { found: 0 }),
+            (Some(_), others) => Err(MalformedToken::Count { found: others + 1 }),
+        }
     }
 }
 
@@ -261,7 +275,20 @@ mod tests {
     fn a_name_beyond_ascii_travels_as_a_display_string() {
         let named = token(1).with_resource(Resource::new("café").unwrap());
         assert_eq!(named.to_string(), r#"1;resource=%"caf%c3%a9""#);
+        assert_eq!(named.to_string().parse::<FencingToken>().unwrap(), named);
         assert_eq!(parse([named.to_string()]).unwrap(), [named]);
+    }
+
+    #[test]
+    fn one_member_is_read_from_a_text_and_no_other_number_of_them() {
+        assert_eq!("42".parse::<FencingToken>().unwrap(), token(42));
+        for (value, members) in [("", 0), ("1, 2", 2), ("1, 2, 3", 3)] {
+            let refused = value.parse::<FencingToken>().unwrap_err();
+            assert!(
+                matches!(refused, MalformedToken::Count { found } if found == members),
+                "{value}"
+            );
+        }
     }
 
     #[test]

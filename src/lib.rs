@@ -94,19 +94,30 @@
 //! |---|---|---|
 //! | `postgres` | yes | the fence in Postgres |
 //! | `redis` | yes | the lease store in Redis |
+//! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |
-//! | `client` | | leases over HTTP, from an issuer elsewhere |
+//! | `client` | | the holder's side, [`client`]: over an issuer elsewhere, or a store in the process |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
+//!
+//! A service that only holds leases needs `default-features = false, features = ["client"]`, and has
+//! no axum, no database and no Redis among its dependencies.
 //!
 //! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …), `redis`
 //! (`tokio-rustls-comp`, …) or `reqwest` (`rustls`, `native-tls`) in your own `Cargo.toml`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// A link to a part that is switched off is plain text.
+#![cfg_attr(
+    not(all(feature = "_fence", feature = "issuer", feature = "client")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 pub mod announce;
+#[cfg(feature = "_axum")]
 mod body;
 mod chain;
+#[cfg(feature = "client")]
 pub mod client;
 #[doc = include_str!("deployment.md")]
 pub mod deployment {}
@@ -117,6 +128,7 @@ pub mod fence;
 pub mod guide {}
 pub mod header;
 pub mod idempotency;
+#[cfg(feature = "issuer")]
 pub mod issuer;
 #[cfg(feature = "_fence")]
 pub mod layer;
@@ -127,6 +139,8 @@ pub mod problem;
 pub mod spec {}
 mod stale;
 mod token;
+#[cfg(any(feature = "issuer", feature = "client"))]
+mod wire;
 
 pub use self::stale::StaleToken;
 pub use self::token::{InvalidResource, InvalidToken, Resource, Token};

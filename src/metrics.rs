@@ -26,6 +26,7 @@
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 
+#[cfg(feature = "_axum")]
 use std::time::Duration;
 
 /// Adds one to a counter without labels.
@@ -35,18 +36,21 @@ pub(crate) fn count(name: &'static str) {
 }
 
 /// Adds one to a counter with one label.
+#[cfg(any(feature = "_axum", feature = "client"))]
 pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
     #[cfg(feature = "metrics")]
     metrics::counter!(name, label => value).increment(1);
 }
 
 /// Records how long something took.
+#[cfg(feature = "_axum")]
 pub(crate) fn took(name: &'static str, time: Duration) {
     #[cfg(feature = "metrics")]
     metrics::histogram!(name).record(time.as_secs_f64());
 }
 
 /// Moves the number of leases that are held.
+#[cfg(feature = "client")]
 pub(crate) fn held(change: f64) {
     #[cfg(feature = "metrics")]
     metrics::gauge!("tower_fence_leases_held").increment(change);

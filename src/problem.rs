@@ -2,8 +2,11 @@
 
 use std::{borrow::Cow, time::Duration};
 
+#[cfg(feature = "_axum")]
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::StatusCode;
+#[cfg(feature = "_axum")]
+use http::{HeaderValue, header};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
@@ -214,6 +217,7 @@ impl Problem {
     }
 }
 
+#[cfg(feature = "_axum")]
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let headers = [
@@ -253,6 +257,7 @@ mod tests {
         assert_eq!(names.len(), ProblemType::ALL.len());
     }
 
+    #[cfg(feature = "_axum")]
     #[test]
     fn each_type_is_explained_under_its_name() {
         let headings = include_str!("problem.md").lines();

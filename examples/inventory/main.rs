@@ -30,7 +30,7 @@ use tokio::{
 };
 use tower_fence::{
     Fence,
-    lease::{EmbeddedLeases, Leases, RedisLeases},
+    lease::{EmbeddedLeases, RedisLeases},
 };
 use tracing_subscriber::EnvFilter;
 

@@ -8,14 +8,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{
-    layer::TokenLayer,
-    loss::Loss,
-    renewal::{self, Known},
-};
+use super::{held_lease::HeldLease, layer::TokenLayer, loss::Loss, renewal};
 use crate::{
     header::FencingToken,
-    lease::{GiveBack, Lease, LeaseError, LeaseId, Leases, Renew, after},
+    lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew, time::after},
     stale::StaleToken,
     token::{Resource, Token},
 };
@@ -23,16 +19,16 @@ use crate::{
 /// A lease that is held, from [`Holder::acquire`](super::Holder::acquire).
 ///
 /// It is renewed in the background until it is released, dropped, or lost. No renewal outlives the
-/// guard. Dropped, it gives the lease back in the background: best effort; where that does not get
+/// guard. Dropped, it releases the lease in the background. This is a best effort: where it does not get
 /// through, the lease ends by its time.
-#[must_use = "dropped, the guard gives the lease back"]
+#[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
     leases: Arc<L>,
     id: LeaseId,
     ttl: Duration,
-    known: Arc<Known>,
+    held: Arc<HeldLease>,
     renewal: AbortHandle,
-    give_back: Option<GiveBack<L>>,
+    release: Option<ReleaseGuard<L>>,
 }
 
 impl<L: Leases> LeaseGuard<L> {
@@ -43,38 +39,38 @@ impl<L: Leases> LeaseGuard<L> {
         asked_at: Instant,
         ttl: Duration,
         header: HeaderName,
-        give_back: GiveBack<L>,
+        release: ReleaseGuard<L>,
     ) -> Self {
-        let known = Arc::new(Known::new(&lease, asked_at, header));
+        let held = Arc::new(HeldLease::new(&lease, asked_at, header));
         let id = lease.id;
-        let task = (Arc::clone(&leases), Arc::clone(&known), id.clone());
-        let renewing = renewal::renew(task.0, task.1, task.2, ttl, (lease.ttl, asked_at));
+        let task = (Arc::clone(&leases), Arc::clone(&held), id.clone());
+        let renewals = renewal::renew(task.0, task.1, task.2, ttl, (lease.ttl, asked_at));
         Self {
-            renewal: tokio::spawn(renewing).abort_handle(),
-            give_back: Some(give_back),
+            renewal: tokio::spawn(renewals).abort_handle(),
+            release: Some(release),
             leases,
             id,
             ttl,
-            known,
+            held,
         }
     }
 
     /// The resource.
     #[must_use]
     pub fn resource(&self) -> &Resource {
-        &self.known.resource
+        &self.held.resource
     }
 
     /// The token, the newest one that was taken.
     #[must_use]
     pub fn token(&self) -> Token {
-        self.known.token()
+        self.held.token()
     }
 
     /// The value of the `Fencing-Token` header for a write.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
-        self.known.fencing_token()
+        self.held.fencing_token()
     }
 
     /// The headers that a write must carry, with the newest token, for any client that takes `http`'s:
@@ -83,22 +79,22 @@ impl<L: Leases> LeaseGuard<L> {
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(1);
-        self.known.add_to(&mut headers);
+        self.held.add_to(&mut headers);
         headers
     }
 
     /// A layer for a tower client, which adds the token to each request that passes.
     #[must_use]
     pub fn layer(&self) -> TokenLayer {
-        TokenLayer::new(Arc::clone(&self.known))
+        TokenLayer::new(Arc::clone(&self.held))
     }
 
-    /// How long the lease still lasts for all that is known here; nothing once it is lost.
+    /// How long the lease still lasts by the answers so far; nothing once it is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        match self.known.lost() {
+        match self.held.lost() {
             Some(_) => Duration::ZERO,
-            None => self.known.until().saturating_duration_since(Instant::now()),
+            None => self.held.until().saturating_duration_since(Instant::now()),
         }
     }
 
@@ -108,19 +104,19 @@ impl<L: Leases> LeaseGuard<L> {
     ///
     /// The [`Loss`].
     pub fn check(&self) -> Result<(), Loss> {
-        self.known.lost().map_or(Ok(()), Err)
+        self.held.lost().map_or(Ok(()), Err)
     }
 
     /// Waits for the loss. The future holds nothing of the guard, and may be moved elsewhere; it
     /// ends with [`Loss::GivenUp`] when the guard is released or dropped.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<L> {
-        Arc::clone(&self.known).wait_for_loss()
+        Arc::clone(&self.held).wait_for_loss()
     }
 
     /// Drives `work`, and drops it at the moment of loss.
     ///
     /// What it had sent by then may still arrive; the fence refuses it, if it comes with the token
-    /// and somebody else has the lease.
+    /// and another holder has the lease.
     ///
     /// # Errors
     ///
@@ -137,7 +133,7 @@ impl<L: Leases> LeaseGuard<L> {
             if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
                 return Poll::Ready(Err(loss));
             }
-            if let Some(loss) = self.known.lost() {
+            if let Some(loss) = self.held.lost() {
                 return Poll::Ready(Err(loss));
             }
             work.as_mut().poll(cx).map(Ok)
@@ -145,7 +141,7 @@ impl<L: Leases> LeaseGuard<L> {
         .await
     }
 
-    /// Takes a new token, for another single-use write under this lease, and renews it. From now on
+    /// Renews the lease with a new token, for another single-use write under it. From now on
     /// [`token`](Self::token) and [`headers`](Self::headers) have it, for all who share the guard.
     ///
     /// # Errors
@@ -157,18 +153,18 @@ impl<L: Leases> LeaseGuard<L> {
     /// # Cancel safety
     ///
     /// Dropped, a new token may have been taken; the next call takes another.
-    pub async fn new_token(&self) -> Result<FencingToken, LeaseError> {
+    pub async fn renew_with_new_token(&self) -> Result<FencingToken, LeaseError> {
         let deadline = after(self.ttl);
         let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
-        let asking = async {
+        let request = async {
             loop {
                 let asked_at = Instant::now();
-                let renew = Renew::new(self.ttl).new_token();
+                let renew = Renew::new(self.ttl).with_new_token();
                 let renewed = self.leases.renew(self.resource(), &self.id, renew).await;
                 let again_at = Instant::now() + pauses.next().unwrap_or(self.ttl / 6);
                 match renewed {
                     Ok(lease) => {
-                        self.known.renewed(&lease, asked_at);
+                        self.held.renewed(&lease, asked_at);
                         return Ok(lease.token);
                     }
                     Err(LeaseError::Unavailable(_)) if again_at < deadline => {
@@ -179,11 +175,11 @@ impl<L: Leases> LeaseGuard<L> {
             }
         };
         let resource = self.resource().clone();
-        match self.run(asking).await {
+        match self.run(request).await {
             Ok(Ok(token)) => Ok(FencingToken::new(token).with_resource(resource)),
             Ok(Err(LeaseError::Lost { resource })) => {
                 let lost = resource.clone();
-                self.known.lose(Loss::Refused { resource: lost });
+                self.held.lose(Loss::Refused { resource: lost });
                 Err(LeaseError::Lost { resource })
             }
             Ok(Err(error)) => Err(error),
@@ -192,7 +188,7 @@ impl<L: Leases> LeaseGuard<L> {
     }
 
     /// Looks at the answer to a write: 412 `stale-token` with a newer token than this lease's means
-    /// that somebody else has the lease. A token of this lease that was used up does not.
+    /// that another holder has the lease. A token of this lease that was used up does not.
     ///
     /// # Errors
     ///
@@ -203,13 +199,13 @@ impl<L: Leases> LeaseGuard<L> {
                 if stale.resource == *self.resource() && stale.max_token > self.token().get() =>
             {
                 self.renewal.abort();
-                Err(self.known.lose(Loss::Outranked(stale)))
+                Err(self.held.lose(Loss::Outranked(stale)))
             }
             _ => self.check(),
         }
     }
 
-    /// Gives the lease back, and tells whether it was still ours.
+    /// Releases the lease, and tells whether it was still held.
     ///
     /// # Errors
     ///
@@ -221,11 +217,11 @@ impl<L: Leases> LeaseGuard<L> {
     /// Dropped, it is as if the guard was dropped.
     pub async fn release(mut self) -> Result<(), LeaseError> {
         self.renewal.abort();
-        // From here on somebody else may have it.
-        let resource = self.known.resource.clone();
-        self.known.lose(Loss::GivenUp { resource });
-        match self.give_back.take() {
-            Some(give_back) => give_back.now().await,
+        // From here on another holder may have it.
+        let resource = self.held.resource.clone();
+        self.held.lose(Loss::GivenUp { resource });
+        match self.release.take() {
+            Some(release) => release.release().await,
             None => Ok(()),
         }
     }
@@ -234,8 +230,8 @@ impl<L: Leases> LeaseGuard<L> {
 impl<L: Leases> Drop for LeaseGuard<L> {
     fn drop(&mut self) {
         self.renewal.abort();
-        let resource = self.known.resource.clone();
-        self.known.lose(Loss::GivenUp { resource });
+        let resource = self.held.resource.clone();
+        self.held.lose(Loss::GivenUp { resource });
     }
 }
 
@@ -244,7 +240,7 @@ impl<L: Leases> fmt::Debug for LeaseGuard<L> {
         f.debug_struct("LeaseGuard")
             .field("resource", self.resource())
             .field("token", &self.token())
-            .field("lost", &self.known.lost())
+            .field("lost", &self.held.lost())
             .finish_non_exhaustive()
     }
 }

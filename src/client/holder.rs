@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{guard::LeaseGuard, renewal::pauses};
 use crate::{
     header::FENCING_TOKEN,
-    lease::{Acquire, GiveBack, Lease, LeaseError, LeaseId, Leases, Owner, Renew, after},
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, Renew, time::after},
     token::{InvalidResource, Resource},
 };
 
@@ -65,7 +65,7 @@ impl<L: Leases> Holder<L> {
         self
     }
 
-    /// Who holds the leases, for operators. Default: nobody in particular.
+    /// Who holds the leases, for operators. Default: not said.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
@@ -91,7 +91,7 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves the line, and what was granted meanwhile is given back.
+    /// Dropped, it leaves the line, and what was granted meanwhile is released.
     ///
     /// # Panics
     ///
@@ -101,16 +101,16 @@ impl<L: Leases> Holder<L> {
         // The same id each time, so that a grant whose answer was lost is found again.
         let id = LeaseId::random();
         let leases = Arc::clone(&self.leases);
-        let mut give_back = GiveBack::new(leases, resource.clone(), id.clone());
+        let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let (lease, asked_at) = self.ask(&resource, &id).await.inspect_err(|error| {
             if !matches!(error, LeaseError::Unavailable(_)) {
-                give_back.keep();
+                release.keep();
             }
         })?;
         let leases = Arc::clone(&self.leases);
         let header = self.header.clone();
         Ok(LeaseGuard::new(
-            leases, lease, asked_at, self.ttl, header, give_back,
+            leases, lease, asked_at, self.ttl, header, release,
         ))
     }
 
@@ -127,7 +127,7 @@ impl<L: Leases> Holder<L> {
             request.owner.clone_from(&self.owner);
             let error = match self.leases.acquire(resource, request).await {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
-                // Nobody knows when in that time it began.
+                // The lease began at some moment since; a renewal tells how long it lasts.
                 Ok(_) => match self.renew(resource, id).await {
                     Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
                         return Ok((lease, asked_at));

@@ -4,22 +4,37 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderValue, StatusCode};
 use reqwest::{Method, RequestBuilder, Url, redirect::Policy};
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::json;
+use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use super::http_error::HttpError;
 use crate::{
+    announce::Announce,
     lease::{
-        Acquire, GiveBack, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Owner,
-        Page, Renew, whole_ms,
+        Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page,
+        ReleaseGuard, Renew,
     },
-    problem::ProblemType,
-    token::{Resource, Token},
+    token::Resource,
+    wire::{AcquireBody, LEASE_ID, LeaseBody, PageBody, RenewBody, StateBody, refusal},
 };
 
 /// The leases of an [issuer](crate::issuer) elsewhere. Cheap to clone.
 ///
 /// Listing and ending by force work where the issuer has its routes for operators.
+///
+/// # Example
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_fence::client::{Holder, HttpLeases};
+///
+/// let leases = HttpLeases::new("http://127.0.0.1:3000/locks")?;
+/// let lease = Holder::new(leases).acquire("sku-1").await?;
+/// println!("{} may write with {}", lease.resource(), lease.fencing_token());
+/// lease.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct HttpLeases(Arc<Issuer>);
 
@@ -37,14 +52,14 @@ impl HttpLeases {
     ///
     /// # Errors
     ///
-    /// [`HttpError::Url`] when this is no URL of HTTP; [`HttpError::Request`] when there is no
-    /// client to be had.
+    /// [`HttpError::Url`] when this is no URL of HTTP; [`HttpError::Client`] when no
+    /// client can be built.
     pub fn new(url: &str) -> Result<Self, HttpError> {
         let client = reqwest::Client::builder()
             .redirect(Policy::none())
             .connect_timeout(Duration::from_secs(2))
             .build();
-        Self::with_client(url, client.map_err(HttpError::request)?)
+        Self::with_client(url, client.map_err(HttpError::Client)?)
     }
 
     /// As [`new`](Self::new), over a client of your own: with credentials in its default headers,
@@ -73,6 +88,13 @@ impl HttpLeases {
         self
     }
 
+    /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
+    /// promises: [`Announced`]. An issuer chooses its tokens itself, so a grant that the fence
+    /// outranks is answered [`LeaseError::Unavailable`].
+    pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
+        Announced::new(self, resources)
+    }
+
     /// The URL of the issuer with these segments behind it.
     fn url(&self, segments: &[&str]) -> Result<Url, LeaseError> {
         let mut url = self.0.url.clone();
@@ -90,9 +112,9 @@ impl HttpLeases {
     /// Sends a request and reads its answer.
     async fn send(&self, request: RequestBuilder, wait: Duration) -> Result<Answer, LeaseError> {
         let limit = wait.saturating_add(self.0.answer_wait);
-        match timeout(limit, exchange(request)).await {
+        match timeout(limit, exchange(&self.0.url, request)).await {
             Ok(answer) => Ok(answer?),
-            Err(_) => Err(HttpError::NoAnswer.into()),
+            Err(_) => Err(HttpError::no_answer(&self.0.url).into()),
         }
     }
 }
@@ -100,17 +122,12 @@ impl HttpLeases {
 impl Leases for HttpLeases {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let id = request.lease_id.clone();
-        let sent = self.request(Method::POST, resource)?.json(&json!({
-            "ttl_ms": whole_ms(request.ttl),
-            "wait_ms": ms(request.wait),
-            "lock_delay_ms": ms(request.lock_delay),
-            "owner": request.owner.as_ref().map(Owner::as_str),
-            "lease_id": id.expose(),
-        }));
-        // Until there is an answer, the lease may be granted to somebody who does not hear of it.
-        let mut unheard = GiveBack::new(Arc::new(self.clone()), resource.clone(), id.clone());
+        let sent = self.request(Method::POST, resource)?;
+        let sent = sent.json(&AcquireBody::from(&request));
+        // Until there is an answer, the lease may be granted without this process hearing of it.
+        let mut unheard = ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone());
         if request.chosen_id {
-            // Who chose the id may ask again.
+            // A caller who chose the id may ask again.
             unheard.keep();
         }
         let answer = self.send(sent, request.wait).await?;
@@ -134,17 +151,15 @@ impl Leases for HttpLeases {
             });
         }
         let sent = self.request(Method::PUT, resource)?;
-        let sent = sent.header("Lease-Id", secret(id)).json(&json!({
-            "ttl_ms": whole_ms(request.ttl),
-            "new_token": request.new_token,
-        }));
+        let sent = sent.header(LEASE_ID, secret(id));
+        let sent = sent.json(&RenewBody::from(&request));
         let answer = self.send(sent, Duration::ZERO).await?;
         granted(resource, id.clone(), StatusCode::OK, &answer)
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let sent = self.request(Method::DELETE, resource)?;
-        let sent = sent.header("Lease-Id", secret(id));
+        let sent = sent.header(LEASE_ID, secret(id));
         let answer = self.send(sent, Duration::ZERO).await?;
         succeeded(Some(resource), StatusCode::NO_CONTENT, &answer)
     }
@@ -152,8 +167,8 @@ impl Leases for HttpLeases {
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
         let sent = self.request(Method::GET, resource)?;
         let answer = self.send(sent, Duration::ZERO).await?;
-        let state: State = read(Some(resource), StatusCode::OK, &answer)?;
-        Ok(state.held.then_some(state.holder).flatten().map(Held::from))
+        let state: StateBody = read(Some(resource), StatusCode::OK, &answer)?;
+        Ok(state.into())
     }
 }
 
@@ -172,17 +187,11 @@ impl Operate for HttpLeases {
         }
         let sent = self.0.client.get(url);
         let answer = self.send(sent, Duration::ZERO).await?;
-        let listed: Listed = match read(None, StatusCode::OK, &answer) {
-            Err(LeaseError::Invalid { field, .. }) if field == "cursor" => {
-                return Err(ListError::Cursor);
-            }
-            listed => listed?,
-        };
-        let leases = listed.leases.into_iter();
-        Ok(Page {
-            leases: leases.map(|of| (of.resource, of.holder.into())).collect(),
-            cursor: listed.cursor,
-        })
+        match read::<PageBody>(None, StatusCode::OK, &answer) {
+            Ok(page) => Ok(page.into()),
+            Err(LeaseError::Invalid { field, .. }) if field == "cursor" => Err(ListError::Cursor),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
@@ -205,10 +214,11 @@ struct Answer {
 /// The greatest length of an answer: a page of a thousand leases with the longest names is shorter.
 const BODY_LIMIT_BYTES: usize = 4 * 1024 * 1024;
 
-async fn exchange(request: RequestBuilder) -> Result<Answer, HttpError> {
-    let mut response = request.send().await.map_err(HttpError::request)?;
+async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpError> {
+    let failed = |error| HttpError::request(issuer, error);
+    let mut response = request.send().await.map_err(failed)?;
     let (status, mut body) = (response.status(), vec![]);
-    while let Some(chunk) = response.chunk().await.map_err(HttpError::request)? {
+    while let Some(chunk) = response.chunk().await.map_err(failed)? {
         if body.len() + chunk.len() > BODY_LIMIT_BYTES {
             return Err(HttpError::Unexpected(status));
         }
@@ -237,83 +247,16 @@ fn secret(id: &LeaseId) -> HeaderValue {
     value
 }
 
-/// What the issuer says of a lease to its holder.
-#[derive(Deserialize)]
-struct Granted {
-    resource: Resource,
-    lease_id: String,
-    token: Token,
-    ttl_ms: u64,
-}
-
-/// What it says of a lease to everybody.
-#[derive(Deserialize)]
-struct Holder {
-    token: Token,
-    owner: Option<String>,
-    ttl_ms: u64,
-    waiters: u64,
-}
-
-#[derive(Deserialize)]
-struct State {
-    held: bool,
-    #[serde(flatten)]
-    holder: Option<Holder>,
-}
-
-#[derive(Deserialize)]
-struct Listed {
-    leases: Vec<ListedLease>,
-    cursor: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ListedLease {
-    resource: Resource,
-    #[serde(flatten)]
-    holder: Holder,
-}
-
-impl From<Holder> for Held {
-    fn from(holder: Holder) -> Self {
-        Self {
-            token: holder.token,
-            owner: holder.owner.and_then(|owner| Owner::new(owner).ok()),
-            ttl: Duration::from_millis(holder.ttl_ms),
-            waiters: holder.waiters,
-        }
-    }
-}
-
-/// The members of all problems.
-#[derive(Deserialize)]
-struct Refused {
-    #[serde(rename = "type")]
-    kind: String,
-    detail: Option<String>,
-    field: Option<String>,
-    retry_after_ms: Option<u64>,
-    max_token: Option<i64>,
-}
-
 fn granted(
     resource: &Resource,
     id: LeaseId,
     expected: StatusCode,
     answer: &Answer,
 ) -> Result<Lease, LeaseError> {
-    let granted: Granted = read(Some(resource), expected, answer)?;
+    let lease: LeaseBody = read(Some(resource), expected, answer)?;
     // Nothing but the very lease that was asked for makes a holder.
-    if granted.resource != *resource || granted.lease_id != id.expose() {
-        return Err(HttpError::Unexpected(answer.status).into());
-    }
-    Ok(Lease {
-        resource: resource.clone(),
-        id,
-        token: granted.token,
-        ttl: Duration::from_millis(granted.ttl_ms),
-    })
+    let lease = lease.into_lease(resource, id);
+    lease.ok_or_else(|| HttpError::Unexpected(answer.status).into())
 }
 
 fn read<T: DeserializeOwned>(
@@ -334,66 +277,8 @@ fn succeeded(
     if *status == expected {
         return Ok(());
     }
-    let unexpected = || HttpError::Unexpected(*status);
-    let refused: Refused = serde_json::from_slice(body).map_err(|_| unexpected())?;
-    let is = |kind: ProblemType| refused.kind == kind.uri();
-    Err(match resource {
-        Some(resource) if is(ProblemType::LockHeld) => LeaseError::Held {
-            resource: resource.clone(),
-            retry_after: Duration::from_millis(refused.retry_after_ms.unwrap_or(0)),
-        },
-        Some(resource) if is(ProblemType::LeaseLost) => LeaseError::Lost {
-            resource: resource.clone(),
-        },
-        Some(resource) if is(ProblemType::TooManyWaiters) => LeaseError::TooManyWaiters {
-            resource: resource.clone(),
-        },
-        Some(resource) if is(ProblemType::FenceExhausted) => LeaseError::Exhausted {
-            resource: resource.clone(),
-            max_token: refused.max_token.unwrap_or(Token::MAX.get()),
-        },
-        _ if is(ProblemType::InvalidRequest) => LeaseError::Invalid {
-            field: refused.field.unwrap_or_default(),
-            detail: refused.detail.unwrap_or_default(),
-        },
-        _ => unexpected().into(),
-    })
-}
-
-/// Whole milliseconds; none stays none.
-fn ms(time: Duration) -> u64 {
-    if time.is_zero() { 0 } else { whole_ms(time) }
-}
-
-/// Why an issuer could not be asked. The cause of a [`LeaseError::Unavailable`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HttpError {
-    /// This is no URL of HTTP.
-    #[error("this is no http or https URL")]
-    Url,
-    /// The request failed.
-    #[error("the issuer could not be asked")]
-    Request(#[source] reqwest::Error),
-    /// No answer came within the limit.
-    #[error("the issuer did not answer in time")]
-    NoAnswer,
-    /// The answer is none of an issuer's: another service, a proxy, a store that is unavailable.
-    #[error("the issuer answered with status {0}")]
-    Unexpected(StatusCode),
-}
-
-impl HttpError {
-    /// Without the URL, which may have a password in it.
-    fn request(error: reqwest::Error) -> Self {
-        Self::Request(error.without_url())
-    }
-}
-
-impl From<HttpError> for LeaseError {
-    fn from(error: HttpError) -> Self {
-        Self::unavailable(error)
-    }
+    let refused = refusal::read(body, resource);
+    Err(refused.unwrap_or_else(|| HttpError::Unexpected(*status).into()))
 }
 
 impl fmt::Debug for HttpLeases {

@@ -9,20 +9,51 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::renewal::Known;
+use super::held_lease::HeldLease;
 
 /// Adds the header `Fencing-Token` to each request, with the token that the lease has then, in place
 /// of any other. From [`LeaseGuard::layer`](super::LeaseGuard::layer).
 ///
 /// It goes on after the lease is lost: the resource tells whether the token still counts.
+///
+/// # Example
+///
+/// ```
+/// # tokio::runtime::Runtime::new()?.block_on(async {
+/// use http::{Request, Response};
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+/// use tower_fence::{Fence, client::Holder, lease::EmbeddedLeases};
+///
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new()
+/// #     .max_connections(1)
+/// #     .connect("sqlite::memory:")
+/// #     .await?;
+/// # let fence = Fence::new(pool);
+/// # fence.migrate().await?;
+/// let lease = Holder::new(EmbeddedLeases::new(fence)).acquire("sku-1").await?;
+///
+/// // Any HTTP client that is a tower service: hyper's, reqwest's, or this one, which answers with
+/// // the header that it was sent.
+/// let client = ServiceBuilder::new().layer(lease.layer()).service(service_fn(
+///     async |request: Request<()>| {
+///         let token = request.headers()["fencing-token"].clone();
+///         Ok::<_, std::convert::Infallible>(Response::new(token))
+///     },
+/// ));
+/// let sent = client.oneshot(Request::new(())).await?.into_body();
+/// assert_eq!(sent, lease.headers()["fencing-token"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct TokenLayer {
-    known: Arc<Known>,
+    held: Arc<HeldLease>,
 }
 
 impl TokenLayer {
-    pub(super) const fn new(known: Arc<Known>) -> Self {
-        Self { known }
+    pub(super) const fn new(held: Arc<HeldLease>) -> Self {
+        Self { held }
     }
 }
 
@@ -32,7 +63,7 @@ impl<S> Layer<S> for TokenLayer {
     fn layer(&self, inner: S) -> AddToken<S> {
         AddToken {
             inner,
-            known: Arc::clone(&self.known),
+            held: Arc::clone(&self.held),
         }
     }
 }
@@ -41,7 +72,7 @@ impl<S> Layer<S> for TokenLayer {
 #[derive(Clone)]
 pub struct AddToken<S> {
     inner: S,
-    known: Arc<Known>,
+    held: Arc<HeldLease>,
 }
 
 impl<S, B> Service<http::Request<B>> for AddToken<S>
@@ -57,13 +88,12 @@ where
     }
 
     fn call(&mut self, mut request: http::Request<B>) -> Self::Future {
-        self.known.add_to(request.headers_mut());
+        self.held.add_to(request.headers_mut());
         self.inner.call(request)
     }
 }
 
 /// For `reqwest::Client` as a tower service.
-#[cfg(feature = "client")]
 impl<S: Service<reqwest::Request>> Service<reqwest::Request> for AddToken<S> {
     type Response = S::Response;
     type Error = S::Error;
@@ -74,7 +104,7 @@ impl<S: Service<reqwest::Request>> Service<reqwest::Request> for AddToken<S> {
     }
 
     fn call(&mut self, mut request: reqwest::Request) -> Self::Future {
-        self.known.add_to(request.headers_mut());
+        self.held.add_to(request.headers_mut());
         self.inner.call(request)
     }
 }
@@ -82,7 +112,7 @@ impl<S: Service<reqwest::Request>> Service<reqwest::Request> for AddToken<S> {
 impl fmt::Debug for TokenLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenLayer")
-            .field("resource", &self.known.resource)
+            .field("resource", &self.held.resource)
             .finish_non_exhaustive()
     }
 }

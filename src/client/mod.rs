@@ -1,7 +1,7 @@
 //! The holder's side: take a lease, keep it, and hear of its loss.
 //!
 //! 1. A [`Holder`] takes leases from any [`Leases`](crate::lease::Leases): over HTTP from an issuer
-//!    (`HttpLeases`, feature `client`), or from a store in the same process.
+//!    ([`HttpLeases`]), or from a store in the same process.
 //! 2. The [`LeaseGuard`] renews the lease at a third of its time. Its own idea of how long it holds
 //!    is counted on the monotonic clock from *before* each request was sent, so it errs on the
 //!    safe side.
@@ -51,18 +51,19 @@
 //!   it.
 
 mod guard;
+mod held_lease;
 mod holder;
-#[cfg(feature = "client")]
 mod http;
+mod http_error;
 mod layer;
 mod loss;
 mod renewal;
 
-#[cfg(feature = "client")]
-pub use self::http::{HttpError, HttpLeases};
 pub use self::{
     guard::LeaseGuard,
     holder::{AcquireError, Holder},
+    http::HttpLeases,
+    http_error::HttpError,
     layer::{AddToken, TokenLayer},
     loss::Loss,
 };

@@ -56,7 +56,7 @@
 //!
 //! # Deployment
 //!
-//! The router asks nobody who they are: whoever reaches it can take a lock. Put authentication
+//! The router does not authenticate: every client that reaches it can take a lock. Put authentication
 //! in front of it, as for any other part of the service.
 
 mod operators;
@@ -79,11 +79,12 @@ use axum::{
 use http::{HeaderMap, StatusCode};
 use tracing::Instrument;
 
-use self::request::{Members, Named, invalid, lease_id};
+use self::request::{ResourcePath, body_bytes, invalid, lease_id};
 pub use self::response::Refusal;
 use crate::{
     lease::{Acquire, Leases, Operate, Renew},
     metrics,
+    wire::{AcquireBody, RenewBody},
 };
 
 /// The router with the default limits. See [`Issuer`] to change them.
@@ -150,7 +151,7 @@ impl<L: Leases> Issuer<L> {
     }
 
     /// Adds the routes for operators: `GET /` lists the held leases, `POST /{resource}/break` ends
-    /// one by force. Whoever reaches the router can then do so.
+    /// one by force. Every client that reaches the router can then do so.
     pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
     where
         L: Operate,
@@ -162,10 +163,11 @@ impl<L: Leases> Issuer<L> {
         self.router().merge(operators)
     }
 
-    fn take_ttl(&self, members: &mut Members) -> Result<Duration, Refusal> {
+    /// The length of a lease that a request asks for, within the limits.
+    fn check_ttl(&self, ttl_ms: Option<u64>) -> Result<Duration, Refusal> {
         let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
         let default = || self.ttl.min(longest).max(shortest);
-        let ttl = members.take_ms("ttl_ms")?.unwrap_or_else(default);
+        let ttl = ttl_ms.map_or_else(default, Duration::from_millis);
         if self.ttl_limits.contains(&ttl) {
             return Ok(ttl);
         }
@@ -177,23 +179,32 @@ impl<L: Leases> Issuer<L> {
     }
 }
 
+/// A length of time from 0, which is the default, to `limit`.
+fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Refusal> {
+    let time = Duration::from_millis(ms.unwrap_or(0));
+    if time > limit {
+        let limit = limit.as_millis();
+        return Err(invalid(field, format!("`{field}` is from 0 to {limit}")));
+    }
+    Ok(time)
+}
+
 async fn acquire<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
-    Named(resource): Named,
+    ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let mut members = Members::read(&headers, body).await?;
-    let mut request = Acquire::new(issuer.take_ttl(&mut members)?);
-    request.wait = members.take_ms_up_to("wait_ms", issuer.wait_limit)?;
-    request.lock_delay = members.take_ms_up_to("lock_delay_ms", LOCK_DELAY_LIMIT)?;
-    if let Some(owner) = members.take_owner()? {
+    let body = AcquireBody::read(&body_bytes(&headers, body).await?)?;
+    let mut request = Acquire::new(issuer.check_ttl(body.ttl_ms)?);
+    request.wait = check_ms("wait_ms", body.wait_ms, issuer.wait_limit)?;
+    request.lock_delay = check_ms("lock_delay_ms", body.lock_delay_ms, LOCK_DELAY_LIMIT)?;
+    if let Some(owner) = body.owner {
         request = request.owner(owner);
     }
-    if let Some(id) = members.take_lease_id()? {
+    if let Some(id) = body.lease_id {
         request = request.lease_id(id);
     }
-    members.finish()?;
     let asked_at = Instant::now();
     let span = tracing::info_span!("acquire_lease", %resource);
     let acquiring = issuer.leases.acquire(&resource, request);
@@ -206,15 +217,14 @@ async fn acquire<L: Leases>(
 
 async fn renew<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
-    Named(resource): Named,
+    ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
     let id = lease_id(&headers)?;
-    let mut members = Members::read(&headers, body).await?;
-    let mut request = Renew::new(issuer.take_ttl(&mut members)?);
-    request.new_token = members.take_bool("new_token")?.unwrap_or(false);
-    members.finish()?;
+    let body = RenewBody::read(&body_bytes(&headers, body).await?)?;
+    let mut request = Renew::new(issuer.check_ttl(body.ttl_ms)?);
+    request.new_token = body.new_token.unwrap_or(false);
     let span = tracing::info_span!("renew_lease", %resource);
     let renewing = issuer.leases.renew(&resource, &id, request);
     let lease = renewing.instrument(span).await?;
@@ -224,7 +234,7 @@ async fn renew<L: Leases>(
 
 async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
-    Named(resource): Named,
+    ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let id = lease_id(&headers)?;
@@ -237,7 +247,7 @@ async fn release<L: Leases>(
 
 async fn inspect<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
-    Named(resource): Named,
+    ResourcePath(resource): ResourcePath,
 ) -> Result<Response, Refusal> {
     let held = issuer.leases.inspect(&resource).await?;
     Ok(response::state(&resource, held.as_ref()))

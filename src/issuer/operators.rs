@@ -10,7 +10,7 @@ use http::HeaderMap;
 use serde::Deserialize;
 
 use super::{
-    request::{Named, invalid, refuse_foreign_pages},
+    request::{ResourcePath, invalid, refuse_foreign_pages},
     response::{self, Refusal},
 };
 use crate::{
@@ -48,7 +48,7 @@ pub(super) async fn list<L: Operate>(
 
 pub(super) async fn break_lease<L: Operate>(
     State(leases): State<Arc<L>>,
-    Named(resource): Named,
+    ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     refuse_foreign_pages(&headers)?;

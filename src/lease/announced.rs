@@ -22,8 +22,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew, after,
-    give_back::GiveBack,
+    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, ReleaseGuard,
+    Renew, time::after,
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
@@ -35,25 +35,64 @@ use crate::{
 /// that the resource has seen a higher one meanwhile.
 const ATTEMPTS: usize = 8;
 
-/// Leases whose grants are announced, from [`Leases::announced_to`]. Cheap to clone.
+/// Leases of the store `L`, with each grant, and each renewal with a new token, announced to `A`, a
+/// `Fence`, before it is answered. Cheap to clone.
+///
+/// The fence makes everyone older dead first and waits for a write in flight. So no older holder can
+/// write between the grant and the new holder's first write, whatever the new holder reads there.
+///
+/// Where that fails the answer is [`LeaseError::Unavailable`]. A lease whose id was chosen is kept: a
+/// repetition with the same id, or a renewal, announces its token then. Any other is released.
+///
+/// The resource has the last word: a grant whose token is not above all that the resource has seen (a
+/// token from elsewhere, or a forged one) is answered with a higher one; a renewal is answered
+/// [`LeaseError::Lost`] then, since what its holder has read is not covered. **Without announcements a
+/// store cannot know** that a resource has seen higher tokens than its own: it goes on to grant leases
+/// whose writes are all refused as stale. Announce, or take the fence back with `Fence::reset`.
+///
+/// Each name that was ever locked keeps a row of the fence's table: rows cannot be removed yet. Do not
+/// hand out leases on names that a client may make up.
+///
+/// # Example
+///
+/// ```
+/// # tokio::runtime::Runtime::new()?.block_on(async {
+/// use tower_fence::{Fence, client::Holder, lease::EmbeddedLeases};
+///
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new()
+/// #     .max_connections(1)
+/// #     .connect("sqlite::memory:")
+/// #     .await?;
+/// let fence = Fence::new(pool);
+/// fence.migrate().await?;
+/// let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
+///
+/// let lease = Holder::new(leases).acquire("sku-1").await?;
+/// // Before the first write, every older token is dead already.
+/// let state = fence.inspect(lease.resource()).await?;
+/// assert_eq!(state, Some(lease.token().get() - 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Announced<L, A> {
     leases: Arc<L>,
     resources: Arc<A>,
-    known: Arc<Mutex<Known>>,
+    tokens: Arc<Mutex<AnnouncedTokens>>,
 }
 
 /// The tokens of held leases that this process has announced.
 #[derive(Default)]
-struct Known {
+struct AnnouncedTokens {
     tokens: HashMap<LeaseDigest, (Token, Instant)>,
     /// How many there were after the last sweep.
     swept: usize,
 }
 
-impl Known {
+impl AnnouncedTokens {
     fn has(&self, lease: &LeaseDigest, token: Token) -> bool {
-        let known = self.tokens.get(lease);
-        known.is_some_and(|(known, _)| *known == token)
+        let announced = self.tokens.get(lease);
+        announced.is_some_and(|(announced, _)| *announced == token)
     }
 
     /// Remembers a token for as long as its lease may last, and forgets what has ended, each time the
@@ -70,11 +109,13 @@ impl Known {
 }
 
 impl<L, A> Announced<L, A> {
-    pub(super) fn new(leases: L, resources: A) -> Self {
+    /// Announces the grants of `leases` to `resources`. The stores of this crate have a method
+    /// `announced_to`, which does the same.
+    pub fn new(leases: L, resources: A) -> Self {
         Self {
             leases: Arc::new(leases),
             resources: Arc::new(resources),
-            known: Arc::default(),
+            tokens: Arc::default(),
         }
     }
 }
@@ -83,20 +124,21 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let (ttl, chosen_id) = (request.ttl, request.chosen_id);
         let lease = self.leases.acquire(resource, request).await?;
-        // Nobody has it before it is announced; whoever goes away now may not have it at all. Who chose
-        // the id may ask again, and may have been answered elsewhere meanwhile.
-        let mut unused = GiveBack::granted(&self.leases, &lease);
+        // The caller learns of the lease only after the announcement, so a call that is dropped before
+        // releases it. A caller who chose the id may ask again, and may have been answered elsewhere
+        // meanwhile.
+        let mut unused = ReleaseGuard::granted(&self.leases, &lease);
         if chosen_id {
             unused.keep();
         }
         let announced = match self.announce(lease, ttl, false, Self::token_above).await {
-            // Nobody has heard of the lease that is lost, so nothing of anybody's is.
+            // The caller has not heard of this lease yet, so it has lost nothing.
             Err(error @ LeaseError::Lost { .. }) => Err(LeaseError::unavailable(error)),
             announced => announced,
         };
         match announced {
             Ok(_) => unused.keep(),
-            Err(_) => drop(unused.now().await),
+            Err(_) => drop(unused.release().await),
         }
         announced
     }
@@ -109,8 +151,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         let lease = self.leases.renew(resource, id, request).await?;
         let digest = LeaseDigest::of(id.expose());
-        if self.known().has(&digest, lease.token) {
-            self.known().note(digest, lease.token, lease.ttl);
+        if self.tokens().has(&digest, lease.token) {
+            self.tokens().note(digest, lease.token, lease.ttl);
             return Ok(lease);
         }
         let keeps_token = !request.new_token;
@@ -120,7 +162,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         if let Err(LeaseError::Lost { .. }) = announced {
             // Its holder has read what is not covered, and may not go on under any token. After any
             // other failure the next renewal announces it.
-            drop(GiveBack::granted(&self.leases, &lease).now().await);
+            drop(ReleaseGuard::granted(&self.leases, &lease).release().await);
         }
         announced
     }
@@ -135,9 +177,9 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
 }
 
 impl<L, A> Announced<L, A> {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn tokens(&self) -> MutexGuard<'_, AnnouncedTokens> {
         // Nothing panics while the lock is held.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -164,20 +206,20 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     let renewed = self.leases.renew(resource, &lease.id, Renew::new(ttl));
                     lease = renewed.await?;
                     if lease.token == token {
-                        self.known().note(digest, token, lease.ttl);
+                        self.tokens().note(digest, token, lease.ttl);
                         return Ok(lease);
                     }
                 }
-                // Its holder has used the token since, and nobody was granted another one.
+                // Its holder has used the token since, and no other one was granted.
                 Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {
-                    self.known().note(digest, token, lease.ttl);
+                    self.tokens().note(digest, token, lease.ttl);
                     return Ok(lease);
                 }
                 Err(AnnounceError::Outranked { next, .. }) => {
                     metrics::count("tower_fence_grants_outranked_total");
                     tracing::warn!(
                         %resource, token = token.get(), next = next.get(),
-                        "the resource has seen a newer token than the grant's, of somebody else or a \
+                        "the resource has seen a newer token than the grant's, from elsewhere or a \
                          forged one; `Fence::reset` takes it back"
                     );
                     lease = outranked(Arc::clone(&self.leases), lease, ttl, next).await?;
@@ -243,7 +285,7 @@ impl<L, A> Clone for Announced<L, A> {
         Self {
             leases: Arc::clone(&self.leases),
             resources: Arc::clone(&self.resources),
-            known: Arc::clone(&self.known),
+            tokens: Arc::clone(&self.tokens),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr};
 
 /// The secret that proves who holds a lease: 22 to 64 characters of `A-Z a-z 0-9 - _`.
 ///
-/// Never listed and never logged: `Debug` hides it, and there is no `Display`.
+/// Never listed and never logged: `Debug` hides it, and there is no `Display`, since a `Display` ends
+/// up in logs and messages. [`LeaseId::expose`] gives the text, and `FromStr` reads it back.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct LeaseId(String);
 
@@ -53,6 +54,7 @@ impl fmt::Debug for LeaseId {
 /// A text that is no [`LeaseId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a lease id has 22 to 64 characters of A-Z a-z 0-9 - _")]
+#[non_exhaustive]
 pub struct InvalidLeaseId;
 
 /// Who holds a lease, for operators: at most 255 bytes of UTF-8 without control characters.
@@ -80,9 +82,24 @@ impl Owner {
     }
 }
 
+impl FromStr for Owner {
+    type Err = InvalidOwner;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::new(text)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// A text that is no [`Owner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an owner has at most 255 bytes and no control characters")]
+#[non_exhaustive]
 pub struct InvalidOwner;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! 2. A source of epochs that goes back (a failover, a restored backup) is told what it forgot:
 //!    before the first grant under an epoch is answered, and again each minute while there are
 //!    grants.
-//! 3. One request at a time asks the source, for each partition. Whoever waited for one that failed
+//! 3. One request at a time asks the source, for each partition. A request that waited for one that failed
 //!    fails with it.
 
 use std::{
@@ -14,13 +14,19 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync, time::Instant};
+use tokio::time::Instant;
 
-use super::LeaseError;
-use crate::epochs::{Epoch, EpochError, Epochs};
+use super::{
+    LeaseError,
+    single_flight::{Flight, SingleFlight},
+};
+use crate::{
+    chain::Chain,
+    epochs::{Epoch, EpochError, Epochs},
+};
 
 /// How often a source is told of an epoch that it should know.
-const REMINDER: Duration = Duration::from_secs(60);
+const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct Memory {
     epochs: Arc<dyn Epochs>,
@@ -34,13 +40,13 @@ pub(super) struct Memory {
 #[derive(Default)]
 struct Source {
     id: std::sync::OnceLock<crate::epochs::SourceId>,
-    turns: Turns,
+    flight: SingleFlight,
 }
 
 #[derive(Default)]
 struct Partition {
     seen: Mutex<Seen>,
-    turns: Turns,
+    flight: SingleFlight,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -51,10 +57,10 @@ struct Seen {
     told: Option<(i64, Instant)>,
 }
 
-/// Whether the source knows an epoch.
-enum Told {
-    Recently,
-    LongAgo,
+/// When the source was last told of an epoch.
+enum Reminder {
+    Recent,
+    Due,
     Never,
 }
 
@@ -80,11 +86,11 @@ impl Memory {
         if self.source().is_some() {
             return Ok(());
         }
-        let turn = self.source.turns.take().await?;
+        let flight = self.source.flight.begin().await?;
         if self.source().is_none() {
             match self.epochs.source_id().await {
                 Ok(id) => drop(self.source.id.set(id)),
-                Err(error) => return Err(turn.failed(LeaseError::unavailable(error))),
+                Err(error) => return Err(flight.fail(LeaseError::unavailable(error))),
             }
         }
         Ok(())
@@ -96,9 +102,10 @@ impl Memory {
         self.seen(partition).clock
     }
 
-    /// Waits for the turn to take an epoch. It may have become unnecessary meanwhile.
-    pub(super) async fn turn(&self, partition: u8) -> Result<Turn<'_>, LeaseError> {
-        self.partitions[usize::from(partition)].turns.take().await
+    /// Waits until no other request asks the source for this partition. The answer of the one before
+    /// may have made this one unnecessary.
+    pub(super) async fn flight(&self, partition: u8) -> Result<Flight<'_>, LeaseError> {
+        self.partitions[usize::from(partition)].flight.begin().await
     }
 
     /// Takes an epoch above `last`.
@@ -110,40 +117,43 @@ impl Memory {
             // The source does not keep its word, and would be asked for ever.
             return Err(LeaseError::unavailable(EpochError::Exhausted));
         }
-        self.told(partition, epoch);
+        self.note_told(partition, epoch);
         Ok(epoch)
     }
 
     /// Notes how far a partition has counted.
-    pub(super) fn note(&self, partition: u8, epoch: Epoch, n: i64) {
+    pub(super) fn record(&self, partition: u8, epoch: Epoch, n: i64) {
         let mut seen = self.seen(partition);
         seen.clock = seen.clock.max((epoch.get(), n));
     }
 
     /// Notes how far a partition has counted, and makes sure that the source knows the epoch.
-    pub(super) async fn saw(
+    pub(super) async fn record_grant(
         self: &Arc<Self>,
         partition: u8,
         epoch: Epoch,
         n: i64,
     ) -> Result<(), LeaseError> {
-        self.note(partition, epoch, n);
-        match self.is_told(partition, epoch) {
-            Told::Recently => {}
-            Told::LongAgo => {
+        self.record(partition, epoch, n);
+        match self.reminder(partition, epoch) {
+            Reminder::Recent => {}
+            Reminder::Due => {
                 let memory = Arc::clone(self);
                 tokio::spawn(async move {
                     if let Err(error) = memory.epochs.bring_back(partition, epoch).await {
-                        tracing::warn!(partition, %epoch, %error, "could not bring an epoch back");
+                        tracing::warn!(
+                            partition, %epoch, error = %Chain(&error),
+                            "could not bring an epoch back"
+                        );
                     }
                 });
             }
-            Told::Never => {
-                let turn = self.turn(partition).await?;
-                if matches!(self.is_told(partition, epoch), Told::Never) {
+            Reminder::Never => {
+                let flight = self.flight(partition).await?;
+                if matches!(self.reminder(partition, epoch), Reminder::Never) {
                     match self.epochs.bring_back(partition, epoch).await {
-                        Ok(()) => self.told(partition, epoch),
-                        Err(error) => return Err(turn.failed(LeaseError::unavailable(error))),
+                        Ok(()) => self.note_told(partition, epoch),
+                        Err(error) => return Err(flight.fail(LeaseError::unavailable(error))),
                     }
                 }
             }
@@ -151,21 +161,22 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether the source knows an epoch. Only one is answered that it is long ago: who sees to it.
-    fn is_told(&self, partition: u8, epoch: Epoch) -> Told {
+    /// When the source was last told of this epoch. Of several callers one is answered that a
+    /// reminder is due, and sends it.
+    fn reminder(&self, partition: u8, epoch: Epoch) -> Reminder {
         match &mut self.seen(partition).told {
             Some((known, at)) if *known >= epoch.get() => {
-                if at.elapsed() < REMINDER {
-                    return Told::Recently;
+                if at.elapsed() < REMINDER_INTERVAL {
+                    return Reminder::Recent;
                 }
                 *at = Instant::now();
-                Told::LongAgo
+                Reminder::Due
             }
-            _ => Told::Never,
+            _ => Reminder::Never,
         }
     }
 
-    fn told(&self, partition: u8, epoch: Epoch) {
+    fn note_told(&self, partition: u8, epoch: Epoch) {
         let told = &mut self.seen(partition).told;
         let known = told.map_or(0, |(known, _)| known);
         *told = Some((known.max(epoch.get()), Instant::now()));
@@ -177,32 +188,6 @@ impl Memory {
             .seen
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One at a time tries something. Keeps the last failure.
-#[derive(Default)]
-struct Turns(sync::Mutex<Option<(Instant, LeaseError)>>);
-
-pub(super) struct Turn<'a>(sync::MutexGuard<'a, Option<(Instant, LeaseError)>>);
-
-impl Turns {
-    /// Waits for the turn, or for a failure: so nobody waits for longer than one attempt takes.
-    async fn take(&self) -> Result<Turn<'_>, LeaseError> {
-        let asked_at = Instant::now();
-        let last = self.0.lock().await;
-        match &*last {
-            Some((failed_at, error)) if *failed_at > asked_at => Err(error.clone()),
-            _ => Ok(Turn(last)),
-        }
-    }
-}
-
-impl Turn<'_> {
-    /// Ends the turn with a failure, which those share who have waited meanwhile.
-    pub(super) fn failed(mut self, error: LeaseError) -> LeaseError {
-        *self.0 = Some((Instant::now(), error.clone()));
-        error
     }
 }
 
@@ -267,26 +252,26 @@ mod tests {
     async fn a_source_that_forgot_is_told_again_each_minute() {
         let source = Forgetful::default();
         let memory = Memory::new(Arc::new(source.clone()));
-        memory.saw(7, epoch(3), 1).await.unwrap();
+        memory.record_grant(7, epoch(3), 1).await.unwrap();
         assert_eq!(source.epoch.load(SeqCst), 3);
         for again in 1..=3 {
             source.epoch.store(0, SeqCst);
-            advance(REMINDER / 2).await;
-            memory.saw(7, epoch(3), 2).await.unwrap();
+            advance(REMINDER_INTERVAL / 2).await;
+            memory.record_grant(7, epoch(3), 2).await.unwrap();
             assert_eq!(source.asked.load(SeqCst), again, "it was told just now");
-            advance(REMINDER / 2).await;
-            memory.saw(7, epoch(3), 3).await.unwrap();
-            memory.saw(7, epoch(3), 4).await.unwrap();
+            advance(REMINDER_INTERVAL / 2).await;
+            memory.record_grant(7, epoch(3), 3).await.unwrap();
+            memory.record_grant(7, epoch(3), 4).await.unwrap();
             sleep(Duration::from_secs(2)).await;
             assert_eq!(source.epoch.load(SeqCst), 3);
             assert_eq!(source.asked.load(SeqCst), again + 1);
         }
         // A failure in the background costs no grant; one at the first contact does.
         source.down.store(true, SeqCst);
-        advance(REMINDER).await;
-        memory.saw(7, epoch(3), 5).await.unwrap();
-        memory.saw(8, epoch(3), 5).await.unwrap_err();
-        memory.saw(7, epoch(4), 1).await.unwrap_err();
+        advance(REMINDER_INTERVAL).await;
+        memory.record_grant(7, epoch(3), 5).await.unwrap();
+        memory.record_grant(8, epoch(3), 5).await.unwrap_err();
+        memory.record_grant(7, epoch(4), 1).await.unwrap_err();
     }
 
     #[tokio::test(start_paused = true)]
@@ -295,13 +280,13 @@ mod tests {
         source.down.store(true, SeqCst);
         let memory = Memory::new(Arc::new(source.clone()));
         let began = Instant::now();
-        let asking = (0..100).map(|n| memory.saw(7, epoch(1), n));
+        let asking = (0..100).map(|n| memory.record_grant(7, epoch(1), n));
         let outcomes = join_all(asking).await;
         assert!(outcomes.iter().all(Result::is_err));
         assert_eq!(source.asked.load(SeqCst), 1);
         assert!(began.elapsed() < Duration::from_secs(2));
         // The next one tries again.
         source.down.store(false, SeqCst);
-        memory.saw(7, epoch(1), 1).await.unwrap();
+        memory.record_grant(7, epoch(1), 1).await.unwrap();
     }
 }

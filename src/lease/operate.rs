@@ -20,7 +20,7 @@ pub trait Operate: Leases {
         cursor: Option<&str>,
     ) -> impl Future<Output = Result<Page, ListError>> + Send;
 
-    /// Ends the lease on a resource, whoever holds it, and its lock delay. The next grant outranks
+    /// Ends the lease on a resource without its id, and its lock delay. The next grant outranks
     /// it. False when there was none.
     ///
     /// # Errors

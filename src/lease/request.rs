@@ -11,7 +11,7 @@ use crate::token::Token;
 pub struct Acquire {
     /// How long the lease lasts. Stores round it up to whole milliseconds, at least 1.
     pub ttl: Duration,
-    /// Who asks, for operators. Default: nobody in particular.
+    /// Who asks, for operators. Default: not said.
     pub owner: Option<Owner>,
     /// The id of the lease. Default: a random one.
     pub lease_id: LeaseId,
@@ -20,7 +20,7 @@ pub struct Acquire {
     /// How long the resource stays closed when the lease ends by time and not by release. Default:
     /// not at all.
     ///
-    /// For those who also protect something that cannot check tokens: it gives a holder that is
+    /// For services that also protect something that cannot check tokens: it gives a holder that is
     /// late some time to notice. (The lock-delay of Chubby and of Consul.)
     pub lock_delay: Duration,
     /// Whether the id is known to the one who asks, who may then ask again.
@@ -55,7 +55,8 @@ impl Acquire {
         self
     }
 
-    /// Says who asks. An empty text says nothing.
+    /// Says who asks. An empty text says nothing. Of the requests under one lease id, the first one
+    /// that names an owner decides.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner).filter(|owner| !owner.as_str().is_empty());
@@ -96,7 +97,7 @@ impl Renew {
 
     /// Asks for a new token.
     #[must_use]
-    pub const fn new_token(mut self) -> Self {
+    pub const fn with_new_token(mut self) -> Self {
         self.new_token = true;
         self
     }

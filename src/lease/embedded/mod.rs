@@ -12,12 +12,13 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use self::partition::{Asked, Partition};
+use self::partition::{Outcome, Partition};
 use super::{
-    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
-    WaiterLimits, after, memory::Memory,
+    Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
+    WaiterLimits, memory::Memory, time::after,
 };
 use crate::{
+    announce::Announce,
     epochs::{Epochs, partition_of},
     metrics,
     token::Resource,
@@ -64,6 +65,12 @@ impl EmbeddedLeases {
         self
     }
 
+    /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
+    /// promises: [`Announced`].
+    pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
+        Announced::new(self, resources)
+    }
+
     fn partition(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
         // Nothing panics while the lock is held.
         self.partitions[usize::from(partition_of(resource))]
@@ -74,14 +81,14 @@ impl EmbeddedLeases {
     /// Begins an epoch above one that has no token left.
     async fn begin_epoch(&self, resource: &Resource, last: i64) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
-        let turn = self.memory.turn(partition).await?;
+        let flight = self.memory.flight(partition).await?;
         if self.partition(resource).used_up() != Some(last) {
-            // Somebody else was first.
+            // Another request has begun one.
             return Ok(());
         }
         match self.memory.next_epoch(partition, last).await {
             Ok(epoch) => self.partition(resource).begin_epoch(epoch),
-            Err(error) => return Err(turn.failed(error)),
+            Err(error) => return Err(flight.fail(error)),
         }
         metrics::count("tower_fence_epochs_begun_total");
         Ok(())
@@ -92,7 +99,7 @@ impl EmbeddedLeases {
         let partition = partition_of(&lease.resource);
         let epoch = self.partition(&lease.resource).epoch();
         if let Some(epoch) = epoch {
-            self.memory.saw(partition, epoch, 0).await?;
+            self.memory.record_grant(partition, epoch, 0).await?;
         }
         Ok(lease)
     }
@@ -101,36 +108,39 @@ impl EmbeddedLeases {
 impl Leases for EmbeddedLeases {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let deadline = after(request.wait);
-        let place = Place {
+        let pending = PendingAcquire {
             leases: self,
             resource,
             id: &request.lease_id,
-            called: Arc::default(),
+            wake: Arc::default(),
             seat: (!request.wait.is_zero())
                 .then(|| self.seats.try_acquire().ok())
                 .flatten(),
         };
         loop {
             let late = Instant::now() >= deadline;
-            let line = (!late && place.seat.is_some())
-                .then_some((&place.called, self.limits.per_resource));
-            let asked = self.partition(resource).ask(resource, &request, line);
-            match asked {
-                Asked::Granted(lease) => return self.granted(lease).await,
-                Asked::NeedsEpoch { last } => {
+            let line = (!late && pending.seat.is_some())
+                .then_some((&pending.wake, self.limits.per_resource));
+            let outcome = self.partition(resource).ask(resource, &request, line);
+            match outcome {
+                Outcome::Granted(lease) => return self.granted(lease).await,
+                Outcome::NeedsEpoch { last } => {
                     self.begin_epoch(resource, last).await?;
                 }
-                Asked::Held { left } if late => {
+                Outcome::Held { left } if late => {
                     return Err(LeaseError::Held {
                         resource: resource.clone(),
                         retry_after: left,
                     });
                 }
-                Asked::Full => return Err(too_many(resource)),
-                Asked::Held { .. } if place.seat.is_none() => return Err(too_many(resource)),
-                // It may be our turn, or the lease may have ended by itself: asking again tells.
-                Asked::Held { left } => tokio::select! {
-                    () = place.called.notified() => {}
+                Outcome::Full => return Err(LeaseError::too_many_waiters(resource)),
+                Outcome::Held { .. } if pending.seat.is_none() => {
+                    return Err(LeaseError::too_many_waiters(resource));
+                }
+                // The lease may have been granted to this request, or may have ended by itself: the
+                // next attempt tells.
+                Outcome::Held { left } => tokio::select! {
+                    () = pending.wake.notified() => {}
                     () = sleep(left) => {}
                     () = sleep_until(deadline) => {}
                 },
@@ -147,9 +157,9 @@ impl Leases for EmbeddedLeases {
         loop {
             let renewed = self.partition(resource).renew(resource, id, request)?;
             match renewed {
-                Asked::Granted(lease) => return self.granted(lease).await,
-                Asked::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
-                Asked::Held { .. } | Asked::Full => return Err(lost(resource)),
+                Outcome::Granted(lease) => return self.granted(lease).await,
+                Outcome::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
+                Outcome::Held { .. } | Outcome::Full => return Err(LeaseError::lost(resource)),
             }
         }
     }
@@ -198,33 +208,21 @@ impl Operate for EmbeddedLeases {
     }
 }
 
-fn lost(resource: &Resource) -> LeaseError {
-    LeaseError::Lost {
-        resource: resource.clone(),
-    }
-}
-
-fn too_many(resource: &Resource) -> LeaseError {
-    LeaseError::TooManyWaiters {
-        resource: resource.clone(),
-    }
-}
-
-/// A request that is under way. When it is over, or dropped, it leaves the line; what was granted
-/// to it, and not taken, goes to the next.
-struct Place<'a> {
+/// A request that is under way. When it is over, or dropped, it leaves the line; a lease that was
+/// granted to it and not confirmed goes to the next in line.
+struct PendingAcquire<'a> {
     leases: &'a EmbeddedLeases,
     resource: &'a Resource,
     id: &'a LeaseId,
-    called: Arc<Notify>,
-    /// Where it may wait.
+    wake: Arc<Notify>,
+    /// The permit to wait; `None` where the request does not wait, or too many do.
     seat: Option<SemaphorePermit<'a>>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for PendingAcquire<'_> {
     fn drop(&mut self) {
         let mut partition = self.leases.partition(self.resource);
-        partition.leave(self.resource, self.id, &self.called);
+        partition.leave(self.resource, self.id, &self.wake);
     }
 }
 
@@ -283,7 +281,7 @@ mod tests {
         leases.partition(&sku).use_up(1);
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
-        // A release cannot grant to those who wait: the first of them begins the epoch.
+        // A release cannot grant to the waiters: the first of them begins the epoch.
         let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
         let waiting = tokio::spawn({
             let (leases, sku) = (leases.clone(), sku.clone());

@@ -1,4 +1,4 @@
-//! One partition: its clock, its leases, and the lines of those who wait.
+//! One partition: its clock, its leases, and the lines of its waiters.
 //!
 //! The steps are those of the Redis scripts, under a mutex instead of in a script.
 
@@ -10,15 +10,17 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::lost;
 use crate::{
     epochs::Epoch,
-    lease::{Acquire, Held, Lease, LeaseError, LeaseId, Owner, Renew, after, whole_ms},
+    lease::{
+        Acquire, Held, Lease, LeaseError, LeaseId, Owner, Renew,
+        time::{after, at_least_1_ms},
+    },
     token::{Resource, Token},
 };
 
-/// How long a waiter may take to claim the lease that was granted to it.
-const CLAIM: Duration = Duration::from_secs(1);
+/// How long a waiter may take to confirm the lease that was granted to it.
+const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Partition {
@@ -44,18 +46,18 @@ struct Grant {
     /// When the resource is open again, if the lease ends by time.
     opens: Instant,
     lock_delay: Duration,
-    /// Whether its holder knows of it.
-    claimed: bool,
+    /// Whether its holder has asked again since it was granted, and so knows of it.
+    confirmed: bool,
 }
 
 struct Waiter {
     id: LeaseId,
     owner: Option<Owner>,
-    called: Arc<Notify>,
+    wake: Arc<Notify>,
 }
 
 /// What became of a request.
-pub(super) enum Asked {
+pub(super) enum Outcome {
     Granted(Lease),
     Held {
         left: Duration,
@@ -74,52 +76,54 @@ impl Partition {
         resource: &Resource,
         request: &Acquire,
         line: Option<(&Arc<Notify>, usize)>,
-    ) -> Asked {
+    ) -> Outcome {
         if self.current(resource).is_none() {
             if let Some(last) = self.used_up() {
-                return Asked::NeedsEpoch { last };
+                return Outcome::NeedsEpoch { last };
             }
             if !self.hand_over(resource) {
-                // Nobody was before us.
+                // There is no line.
                 self.put(resource, &request.lease_id, request.owner.as_ref());
             }
         }
         let Some(grant) = self.current(resource) else {
-            return Asked::Held {
+            return Outcome::Held {
                 left: Duration::ZERO,
             };
         };
         if grant.id == request.lease_id && grant.holds() {
-            // New, a repeated request, or the claim of what was granted in line.
-            grant.claimed = true;
-            grant.owner.clone_from(&request.owner);
+            // New, a repeated request, or the confirmation of what was granted in line.
+            grant.confirmed = true;
+            // The owner stays the one that was named first.
+            if grant.owner.is_none() {
+                grant.owner.clone_from(&request.owner);
+            }
             grant.lock_delay = request.lock_delay;
             let lease = grant.start(resource, request.ttl);
-            self.announce(resource);
-            return Asked::Granted(lease);
+            self.wake_first(resource);
+            return Outcome::Granted(lease);
         }
         let left = grant.opens.saturating_duration_since(Instant::now());
-        if let Some((called, limit)) = line {
+        if let Some((wake, limit)) = line {
             let line = self.lines.entry(resource.clone()).or_default();
-            if !line
-                .iter()
-                .any(|waiter| Arc::ptr_eq(&waiter.called, called))
-            {
+            if !line.iter().any(|waiter| Arc::ptr_eq(&waiter.wake, wake)) {
                 if line.len() >= limit {
                     // A limit of 0 leaves no empty line behind.
                     if line.is_empty() {
                         self.lines.remove(resource);
                     }
-                    return Asked::Full;
+                    return Outcome::Full;
                 }
+                let mut same_id = line.iter().filter(|waiter| waiter.id == request.lease_id);
+                let known_owner = same_id.find_map(|waiter| waiter.owner.clone());
                 line.push_back(Waiter {
                     id: request.lease_id.clone(),
-                    owner: request.owner.clone(),
-                    called: Arc::clone(called),
+                    owner: known_owner.or_else(|| request.owner.clone()),
+                    wake: Arc::clone(wake),
                 });
             }
         }
-        Asked::Held { left }
+        Outcome::Held { left }
     }
 
     pub(super) fn renew(
@@ -127,7 +131,7 @@ impl Partition {
         resource: &Resource,
         id: &LeaseId,
         request: Renew,
-    ) -> Result<Asked, LeaseError> {
+    ) -> Result<Outcome, LeaseError> {
         let token = self.held_under(resource, id)?.token;
         let mut lowest = request.at_least.unwrap_or(token);
         if request.new_token {
@@ -140,7 +144,7 @@ impl Partition {
         if token < lowest {
             let next = match self.next_token() {
                 Ok(next) => next,
-                Err(last) => return Ok(Asked::NeedsEpoch { last }),
+                Err(last) => return Ok(Outcome::NeedsEpoch { last }),
             };
             // The clock does not follow: where the resource has seen a token from elsewhere, this
             // concerns this lease alone.
@@ -148,8 +152,8 @@ impl Partition {
         }
         let grant = self.held_under(resource, id)?;
         let lease = grant.start(resource, request.ttl);
-        self.announce(resource);
-        Ok(Asked::Granted(lease))
+        self.wake_first(resource);
+        Ok(Outcome::Granted(lease))
     }
 
     pub(super) fn release(&mut self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
@@ -166,23 +170,23 @@ impl Partition {
             self.hand_over(resource);
         } else {
             // The first in line begins an epoch.
-            self.announce(resource);
+            self.wake_first(resource);
         }
         ended
     }
 
-    /// Leaves the line, and gives back what was granted and not claimed.
-    pub(super) fn leave(&mut self, resource: &Resource, id: &LeaseId, called: &Arc<Notify>) {
+    /// Leaves the line, and releases what was granted and not confirmed.
+    pub(super) fn leave(&mut self, resource: &Resource, id: &LeaseId, wake: &Arc<Notify>) {
         if let Some(line) = self.lines.get_mut(resource) {
-            line.retain(|waiter| !Arc::ptr_eq(&waiter.called, called));
+            line.retain(|waiter| !Arc::ptr_eq(&waiter.wake, wake));
             if line.is_empty() {
                 self.lines.remove(resource);
             }
         }
-        // Whoever is first now may not know when the lease ends.
-        self.announce(resource);
-        let unclaimed = |grant: &&mut Grant| grant.id == *id && !grant.claimed;
-        if self.current(resource).filter(unclaimed).is_some() {
+        // The waiter that is first now may not know when the lease ends.
+        self.wake_first(resource);
+        let unconfirmed = |grant: &&mut Grant| grant.id == *id && !grant.confirmed;
+        if self.current(resource).filter(unconfirmed).is_some() {
             self.end(resource);
         }
     }
@@ -214,14 +218,14 @@ impl Partition {
         }
     }
 
-    /// Has the first in line look how long the resource stays closed.
-    fn announce(&self, resource: &Resource) {
+    /// Wakes the first in line, who then asks how long the resource stays closed.
+    fn wake_first(&self, resource: &Resource) {
         if let Some(first) = self.lines.get(resource).and_then(VecDeque::front) {
-            first.called.notify_one();
+            first.wake.notify_one();
         }
     }
 
-    /// Grants a free lease to the first in line, who claims it by asking again.
+    /// Grants a free lease to the first in line, who confirms it by asking again.
     fn hand_over(&mut self, resource: &Resource) -> bool {
         let Some(line) = self.lines.get_mut(resource) else {
             return false;
@@ -234,17 +238,17 @@ impl Partition {
             return false;
         };
         self.put(resource, &first.id, first.owner.as_ref());
-        first.called.notify_one();
+        first.wake.notify_one();
         true
     }
 
-    /// Grants a lease for a moment, to be claimed.
+    /// Grants a lease for a moment, until it is confirmed.
     fn put(&mut self, resource: &Resource, id: &LeaseId, owner: Option<&Owner>) {
         let Ok(token) = self.next_token() else {
             return;
         };
         self.sweep();
-        let ends = after(CLAIM);
+        let ends = after(CONFIRM_WAIT);
         let grant = Grant {
             id: id.clone(),
             token,
@@ -252,7 +256,7 @@ impl Partition {
             ends,
             opens: ends,
             lock_delay: Duration::ZERO,
-            claimed: false,
+            confirmed: false,
         };
         self.grants.insert(resource.clone(), grant);
     }
@@ -292,7 +296,7 @@ impl Partition {
     fn held_under(&mut self, resource: &Resource, id: &LeaseId) -> Result<&mut Grant, LeaseError> {
         self.current(resource)
             .filter(|grant| grant.id == *id && grant.holds())
-            .ok_or_else(|| lost(resource))
+            .ok_or_else(|| LeaseError::lost(resource))
     }
 
     /// Forgets leases that have ended, each time their number may have doubled: memory is held
@@ -327,7 +331,7 @@ impl Grant {
 
     /// Starts the lease's time anew.
     fn start(&mut self, resource: &Resource, ttl: Duration) -> Lease {
-        let ttl = Duration::from_millis(whole_ms(ttl));
+        let ttl = Duration::from_millis(at_least_1_ms(ttl));
         self.ends = after(ttl);
         self.opens = after(ttl.saturating_add(self.lock_delay));
         Lease {

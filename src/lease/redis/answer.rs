@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::unexpected;
+use redis::{ErrorKind, RedisError};
+
 use crate::{epochs::Epoch, lease::LeaseError, token::Token};
 
 /// What a script answers.
@@ -26,7 +27,7 @@ pub(super) enum Answer {
     Lost,
     /// There is no token above this one.
     Exhausted(Token),
-    NeedsEpoch(Seen),
+    NeedsEpoch(UnusableClock),
     /// The clock has counted less far than this process has seen.
     Behind,
     /// The clock belongs to another source of epochs.
@@ -41,9 +42,9 @@ pub(super) struct Granted {
     pub(super) n: i64,
 }
 
-/// The clock that had no token to give.
+/// A clock that has no token to give until an epoch is begun on it.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct UnusableClock {
     pub(super) history: String,
     pub(super) incarnation: String,
     pub(super) epoch: i64,
@@ -73,7 +74,7 @@ impl Answer {
             ["released"] => Self::Released,
             ["lost"] => Self::Lost,
             ["exhausted", token] => Self::Exhausted(parse_token(token)?),
-            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(Seen {
+            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(UnusableClock {
                 history: history.into(),
                 incarnation: incarnation.into(),
                 epoch: parse_number(epoch)?,
@@ -91,6 +92,14 @@ pub(super) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
 
 fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
+}
+
+/// The error for keys that another program has written.
+pub(super) fn unexpected() -> LeaseError {
+    LeaseError::unavailable(RedisError::from((
+        ErrorKind::UnexpectedReturnType,
+        "the script's answer makes no sense",
+    )))
 }
 
 /// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.

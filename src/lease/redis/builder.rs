@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{RedisLeases, line::Lines, scripts::Scripts, server::Server};
+use super::{scripts::Scripts, server::Server, store::RedisLeases};
 use crate::{
     epochs::Epochs,
     lease::{LeaseError, WaiterLimits, memory::Memory},
@@ -17,7 +17,7 @@ pub struct RedisLeasesBuilder {
 }
 
 impl RedisLeasesBuilder {
-    pub(super) fn new(epochs: Arc<dyn Epochs>) -> Self {
+    fn new(epochs: Arc<dyn Epochs>) -> Self {
         Self {
             epochs,
             key_prefix: "tower-fence".into(),
@@ -32,7 +32,7 @@ impl RedisLeasesBuilder {
     /// Stores with different prefixes are different stores; they may share one source of epochs.
     /// **Two sources of epochs, each with a database of its own, may not share a prefix**: choose a
     /// prefix for each database that issues leases over one Redis. Otherwise the clocks are those of
-    /// whoever was first, and the other's grants are refused, with an error that says so.
+    /// the source that came first, and the other's grants are refused, with an error that says so.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -71,8 +71,20 @@ impl RedisLeasesBuilder {
     ///   it does not tell its history, or when the user may not publish and subscribe on the channels
     ///   of the prefix, `PREFIX:*`.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        let server = Server::alone(url, self.command_wait).map_err(LeaseError::unavailable)?;
-        self.connect_to(server).await
+        self.connect_lazy(url)?.checked().await
+    }
+
+    /// As [`connect`](Self::connect), but without a contact yet: the server need not be up. The first
+    /// call connects and checks what `connect` checks; while that fails, each call is answered
+    /// [`LeaseError::Unavailable`] with its cause, and the next one tries again.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Invalid`] as [`connect`](Self::connect).
+    /// - [`LeaseError::Unavailable`] when the URL is not one.
+    pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
+        let server = Server::alone(url, self.command_wait);
+        self.build(server.map_err(LeaseError::unavailable)?)
     }
 
     /// Connects to the master that sentinels name, and follows it through failovers. `sentinels`
@@ -86,26 +98,52 @@ impl RedisLeasesBuilder {
         sentinels: &[&str],
         service: &str,
     ) -> Result<RedisLeases, LeaseError> {
-        let server = Server::behind_sentinels(sentinels, service, self.command_wait);
-        self.connect_to(server.map_err(LeaseError::unavailable)?)
+        self.connect_sentinels_lazy(sentinels, service)?
+            .checked()
             .await
+    }
+
+    /// As [`connect_sentinels`](Self::connect_sentinels), without a contact yet: see
+    /// [`connect_lazy`](Self::connect_lazy).
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_lazy`](Self::connect_lazy).
+    pub fn connect_sentinels_lazy(
+        self,
+        sentinels: &[&str],
+        service: &str,
+    ) -> Result<RedisLeases, LeaseError> {
+        let server = Server::behind_sentinels(sentinels, service, self.command_wait);
+        self.build(server.map_err(LeaseError::unavailable)?)
     }
 
     /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are
     /// URLs of some of its nodes; it tells the others.
     ///
     /// Resources are spread over 256 slots. While the slot of a resource has no master, or moves
-    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on, not as fast while a node is silent.
+    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on, not as
+    /// fast while a node is silent.
     ///
     /// # Errors
     ///
     /// As [`connect`](Self::connect).
     pub async fn connect_cluster(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
-        let server = Server::cluster(nodes, self.command_wait).map_err(LeaseError::unavailable)?;
-        self.connect_to(server).await
+        self.connect_cluster_lazy(nodes)?.checked().await
     }
 
-    async fn connect_to(self, server: Server) -> Result<RedisLeases, LeaseError> {
+    /// As [`connect_cluster`](Self::connect_cluster), without a contact yet: see
+    /// [`connect_lazy`](Self::connect_lazy).
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_lazy`](Self::connect_lazy).
+    pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
+        let server = Server::cluster(nodes, self.command_wait);
+        self.build(server.map_err(LeaseError::unavailable)?)
+    }
+
+    fn build(self, server: Server) -> Result<RedisLeases, LeaseError> {
         if self.key_prefix.contains(['{', '}']) {
             return Err(LeaseError::Invalid {
                 field: "key_prefix".into(),
@@ -114,12 +152,39 @@ impl RedisLeasesBuilder {
             });
         }
         let memory = Memory::new(self.epochs);
-        let scripts = Arc::new(Scripts::new(server, memory, &self.key_prefix));
-        scripts.check_server().await?;
-        Ok(RedisLeases {
-            lines: Lines::new(Arc::clone(&scripts), self.waiters),
-            scripts,
-        })
+        let scripts = Scripts::new(server, memory, &self.key_prefix);
+        Ok(RedisLeases::new(Arc::new(scripts), self.waiters))
+    }
+}
+
+impl RedisLeases {
+    /// Connects with the default settings. `epochs` is a `Fence`, or another durable source.
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisLeasesBuilder::connect`].
+    pub async fn connect(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
+        Self::builder(epochs).connect(url).await
+    }
+
+    /// Leases with the default settings in a server that need not be up yet: the first call connects.
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisLeasesBuilder::connect_lazy`].
+    pub fn connect_lazy(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
+        Self::builder(epochs).connect_lazy(url)
+    }
+
+    /// Settings, to be changed before connecting.
+    pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
+        RedisLeasesBuilder::new(Arc::new(epochs))
+    }
+
+    /// These leases, once their server was checked.
+    async fn checked(self) -> Result<Self, LeaseError> {
+        self.scripts().check_once().await?;
+        Ok(self)
     }
 }
 

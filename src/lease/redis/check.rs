@@ -1,16 +1,38 @@
-//! What a server must be able to do, asked once, at connect.
+//! What a server must be able to do, checked once, at the first contact.
 
+use futures_util::future::BoxFuture;
 use redis::{RedisError, Script};
 
 use super::scripts::Scripts;
 use crate::lease::LeaseError;
 
 impl Scripts {
+    /// Checks the server at the first contact, and again until that has succeeded once.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] where the server does not answer, or cannot be used.
+    pub(super) async fn check_once(&self) -> Result<(), LeaseError> {
+        if self.checked().get().is_some() {
+            return Ok(());
+        }
+        let flight = self.check_flight().begin().await?;
+        if self.checked().get().is_none() {
+            // Boxed, or every future that may be the first would contain all of this.
+            let checking: BoxFuture<'_, _> = Box::pin(self.check_server());
+            match checking.await {
+                Ok(()) => drop(self.checked().set(())),
+                Err(error) => return Err(flight.fail(error)),
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses a server whose history cannot be read, or where issuers cannot hear of each other's
     /// grants, and warns of one that may drop leases.
-    pub(super) async fn check_server(&self) -> Result<(), LeaseError> {
+    async fn check_server(&self) -> Result<(), LeaseError> {
         let script = Script::new(include_str!("lua/check.lua"));
-        let channel = self.everybody(0);
+        let channel = self.shared_channel(0);
         let mut check = script.key(format!("{}:{{0}}:clock", self.key_prefix()));
         check.arg(self.server().publish()).arg(&channel);
         let (history, eviction, refused): (bool, String, String) = self.run(&check).await?;
@@ -24,12 +46,12 @@ impl Scripts {
         if !refused.is_empty() {
             return Err(LeaseError::unavailable(self.no_channels(refused)));
         }
-        if let Err(error) = self.server().try_to_hear(channel).await {
+        if let Err(error) = self.server().check_subscribe(channel).await {
             let refused = error.code().is_some_and(|code| code == "NOPERM");
-            return Err(LeaseError::unavailable(match refused {
-                true => self.no_channels(error.to_string()),
-                false => error,
-            }));
+            return Err(match refused {
+                true => LeaseError::unavailable(self.no_channels(error.to_string())),
+                false => self.server().unavailable(error),
+            });
         }
         if eviction.starts_with("allkeys") || eviction.starts_with("volatile") {
             tracing::warn!(

@@ -82,15 +82,15 @@ impl Connection {
     }
 }
 
-/// A connection on which to hear what is published. Clones share it.
+/// A connection that subscribes to channels. Clones share it.
 #[derive(Clone)]
-pub(super) enum Ear {
+pub(super) enum Subscriber {
     Node(MultiplexedConnection),
     Cluster(ClusterConnection),
 }
 
-impl Ear {
-    /// Whether one that is silent says nothing of the others.
+impl Subscriber {
+    /// Whether there are other servers behind it that go on while one of them is silent.
     pub(super) const fn has_many_servers(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }

@@ -3,13 +3,12 @@
 use redis::{Script, ScriptInvocation};
 
 use super::{
-    answer::{Answer, Granted, Seen},
+    answer::{Answer, Granted, UnusableClock, unexpected},
     scripts::Scripts,
-    unexpected,
 };
 use crate::{
     epochs::{SourceId, partition_of},
-    lease::{LeaseError, memory::Turn},
+    lease::{LeaseError, single_flight::Flight},
     metrics,
     token::Resource,
 };
@@ -33,7 +32,9 @@ impl Scripts {
         self.memory().learn_source().await?;
         let answer = self.attempts(script, resource, arguments).await?;
         if let Answer::Granted(Granted { epoch, n, .. }) = answer {
-            self.memory().saw(partition_of(resource), epoch, n).await?;
+            self.memory()
+                .record_grant(partition_of(resource), epoch, n)
+                .await?;
         }
         Ok(answer)
     }
@@ -45,24 +46,25 @@ impl Scripts {
         resource: &Resource,
         arguments: &impl Arguments,
     ) -> Result<Answer, LeaseError> {
+        self.check_once().await?;
         let partition = partition_of(resource);
-        let (mut turn, mut insists) = (None, false);
+        let (mut flight, mut replaces_clock) = (None, false);
         for _ in 0..ATTEMPTS {
-            let mut invocation = self.invoke(script, resource, insists);
+            let mut invocation = self.invoke(script, resource, replaces_clock);
             arguments(&mut invocation);
             let answer = match self.run(&invocation).await.and_then(Answer::parse) {
                 Ok(answer) => answer,
-                Err(error) => return Err(failed(turn, error)),
+                Err(error) => return Err(fail(flight, error)),
             };
-            match (answer, &turn) {
-                // One at a time goes on from here. Asking again tells whether somebody else, who was
-                // first, has seen to it.
+            match (answer, &flight) {
+                // One request at a time goes on from here. To ask again tells whether another one,
+                // which was first, has begun the epoch.
                 (Answer::NeedsEpoch(_) | Answer::Behind, None) => {
-                    turn = Some(self.memory().turn(partition).await?);
+                    flight = Some(self.memory().flight(partition).await?);
                 }
-                (Answer::NeedsEpoch(seen), Some(_)) => {
-                    if let Err(error) = self.begin_epoch(resource, &seen).await {
-                        return Err(failed(turn, error));
+                (Answer::NeedsEpoch(clock), Some(_)) => {
+                    if let Err(error) = self.begin_epoch(resource, &clock).await {
+                        return Err(fail(flight, error));
                     }
                 }
                 (Answer::Behind, Some(_)) => {
@@ -70,13 +72,13 @@ impl Scripts {
                     // back, and must not count on from there.
                     tracing::warn!(partition, "the clock has gone back; looking for the master");
                     self.server().find_again().await;
-                    insists = true;
+                    replaces_clock = true;
                 }
                 (Answer::OtherSource(theirs), _) => return Err(self.mismatch(partition, theirs)),
                 (answer, _) => return Ok(answer),
             }
         }
-        Err(failed(turn, unexpected()))
+        Err(fail(flight, unexpected()))
     }
 
     /// Runs a script that ends a lease. It is not repeated where the answer is lost: the second
@@ -86,11 +88,13 @@ impl Scripts {
         script: &ScriptInvocation<'_>,
         resource: &Resource,
     ) -> Result<bool, LeaseError> {
-        let answer = self.once(script).await.map_err(LeaseError::unavailable)?;
+        self.check_once().await?;
+        let answer = self.once(script).await;
+        let answer = answer.map_err(|error| self.server().unavailable(error))?;
         match Answer::parse(answer)? {
             Answer::NeedsEpoch(_) | Answer::Behind | Answer::OtherSource(_) => {
                 // The lease has ended; the next in line needs an epoch first. Where that fails,
-                // the watch of the line sees to it.
+                // `watch_lease_end` tries again.
                 let _ = self.tick(resource, "").await;
                 Ok(true)
             }
@@ -98,14 +102,18 @@ impl Scripts {
         }
     }
 
-    /// Takes an epoch for the clock that was seen, and begins it there.
-    async fn begin_epoch(&self, resource: &Resource, seen: &Seen) -> Result<(), LeaseError> {
+    /// Takes an epoch for this very clock, and begins it there.
+    async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        clock: &UnusableClock,
+    ) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
-        let epoch = self.memory().next_epoch(partition, seen.epoch).await?;
+        let epoch = self.memory().next_epoch(partition, clock.epoch).await?;
         let mut script = self.invoke(self.begin_epoch_script(), resource, false);
         script
-            .arg(&seen.history)
-            .arg(&seen.incarnation)
+            .arg(&clock.history)
+            .arg(&clock.incarnation)
             .arg(epoch.get());
         let began: bool = self.run(&script).await?;
         if began {
@@ -125,10 +133,10 @@ impl Scripts {
     }
 }
 
-/// A failure, which those share who wait for the turn.
-fn failed(turn: Option<Turn<'_>>, error: LeaseError) -> LeaseError {
-    match turn {
-        Some(turn) => turn.failed(error),
+/// A failure, which is shared with the requests that wait for this one.
+fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
+    match flight {
+        Some(flight) => flight.fail(error),
         None => error,
     }
 }

@@ -1,9 +1,9 @@
 //! Listing, by SCAN over the lease keys; in a cluster, on one master after the other.
 
-use super::{RedisLeases, connection::Connection, scripts::Scripts};
+use super::{connection::Connection, scripts::Scripts};
 use crate::{
     epochs::partition_of,
-    lease::{LeaseError, Leases, ListError, Page},
+    lease::{LeaseError, ListError, Page},
     token::Resource,
 };
 
@@ -31,47 +31,45 @@ impl Cursor {
 /// How many times to look on while a page is empty: other keys may lie between the leases.
 const SCANS_PER_PAGE: usize = 100;
 
-pub(super) async fn list(
-    leases: &RedisLeases,
-    limit: usize,
-    cursor: Option<&str>,
-) -> Result<Page, ListError> {
-    let limit = limit.max(1);
-    let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
-    let mut page = Page::default();
-    for _ in 0..SCANS_PER_PAGE {
-        let (next, mut names) = leases.scripts.scan(&at, limit).await?;
-        names.sort_unstable();
-        names.retain(|name| *name > at.after);
-        let rest = names.split_off(names.len().min(limit));
-        for name in &names {
-            // A lease may have ended since, or be in its lock delay.
-            if let Ok(resource) = Resource::new(name)
-                && let Some(held) = leases.inspect(&resource).await?
-            {
-                page.leases.push((resource, held));
+impl Scripts {
+    /// Lists held leases, as [`Operate::list`](crate::lease::Operate::list) does.
+    pub(super) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+        let limit = limit.max(1);
+        let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
+        let mut page = Page::default();
+        for _ in 0..SCANS_PER_PAGE {
+            let (next, mut names) = self.scan(&at, limit).await?;
+            names.sort_unstable();
+            names.retain(|name| *name > at.after);
+            let rest = names.split_off(names.len().min(limit));
+            for name in &names {
+                // A lease may have ended since, or be in its lock delay.
+                if let Ok(resource) = Resource::new(name)
+                    && let Some(held) = self.inspect(&resource).await?
+                {
+                    page.leases.push((resource, held));
+                }
+            }
+            at = match names.pop().filter(|_| !rest.is_empty()) {
+                Some(after) => Cursor { after, ..at },
+                None => next.unwrap_or_default(),
+            };
+            let last = at.shard == 0 && at.scan == 0 && at.after.is_empty();
+            page.cursor = (!last).then(|| format!("{}-{}-{}", at.shard, at.scan, at.after));
+            if last || !page.leases.is_empty() {
+                break;
             }
         }
-        at = match names.pop().filter(|_| !rest.is_empty()) {
-            Some(after) => Cursor { after, ..at },
-            None => next.unwrap_or_default(),
-        };
-        let last = at.shard == 0 && at.scan == 0 && at.after.is_empty();
-        page.cursor = (!last).then(|| format!("{}-{}-{}", at.shard, at.scan, at.after));
-        if last || !page.leases.is_empty() {
-            break;
-        }
+        Ok(page)
     }
-    Ok(page)
-}
 
-impl Scripts {
     /// The names of some resources whose leases have keys, and where to go on.
     async fn scan(
         &self,
         at: &Cursor,
         count: usize,
     ) -> Result<(Option<Cursor>, Vec<String>), LeaseError> {
+        self.check_once().await?;
         let prefix = self.key_prefix();
         // The prefix is literal, whatever Redis's patterns make of its characters.
         let mut pattern = String::new();
@@ -99,7 +97,7 @@ impl Scripts {
         };
         let scanned = self.server().run(scan).await;
         let (shards, scan, keys): (usize, u64, Vec<Vec<u8>>) =
-            scanned.map_err(LeaseError::unavailable)?;
+            scanned.map_err(|error| self.server().unavailable(error))?;
         let next = match scan {
             0 => at.shard.saturating_add(1),
             _ => at.shard,

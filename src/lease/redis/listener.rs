@@ -1,6 +1,12 @@
-//! The connection on which an issuer hears of grants: one for all lines, as long as there are any.
+//! The connection on which an issuer hears of grants: one for all its waiters, as long as there are
+//! any.
 
-use std::{collections::BTreeSet, sync::Weak, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use redis::{Msg, PushInfo, PushKind, RedisResult};
@@ -9,91 +15,140 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{connection::Ear, line::Lines};
+use super::{connection::Subscriber, server::in_time, waiters::Waiters};
+use crate::lease::LeaseError;
 
-/// How often to make sure that the connection still hears, while somebody waits.
+/// How often to make sure that the connection still hears, while there are waiters.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// A partition to listen to, and who waits for that.
-pub(super) type Subscription = (u8, oneshot::Sender<RedisResult<()>>);
+/// A request to listen to a partition.
+struct Subscription {
+    partition: u8,
+    /// Takes the outcome.
+    done: oneshot::Sender<RedisResult<()>>,
+}
 
-/// Listens on one connection for all lines, and connects again when it is lost. Nobody listens to
-/// any partition then, until a waiter that was called asks for that.
-pub(super) async fn listen(lines: Weak<Lines>, mut wanted: mpsc::UnboundedReceiver<Subscription>) {
+/// What has this issuer listen to partitions. Clones share one connection, which is closed with the
+/// last of them.
+#[derive(Clone)]
+pub(super) struct Listener {
+    waiters: Arc<Waiters>,
+    /// Leads to the task that listens, from the first subscription on.
+    subscriptions: Arc<OnceLock<mpsc::UnboundedSender<Subscription>>>,
+}
+
+impl Listener {
+    pub(super) fn new(waiters: Arc<Waiters>) -> Self {
+        Self {
+            waiters,
+            subscriptions: Arc::default(),
+        }
+    }
+
+    /// Makes sure that this issuer listens to a partition.
+    pub(super) async fn listen(&self, partition: u8) -> Result<(), LeaseError> {
+        let subscriptions = self.subscriptions.get_or_init(|| {
+            let (subscriptions, requests) = mpsc::unbounded_channel();
+            tokio::spawn(run(Arc::downgrade(&self.waiters), requests));
+            subscriptions
+        });
+        let (done, outcome) = oneshot::channel();
+        let _ = subscriptions.send(Subscription { partition, done });
+        // The task has ended where the runtime has in which it was spawned.
+        let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        let outcome = async { outcome.await.unwrap_or_else(|_| ended()) };
+        let server = self.waiters.scripts().server();
+        let outcome = in_time(server.limit(), outcome).await;
+        outcome.map_err(|error| server.unavailable(error))
+    }
+}
+
+/// Listens on one connection for all waiters, and connects again when it is lost. No partition is
+/// subscribed to then, until a waiter that was woken asks for that.
+async fn run(waiters: Weak<Waiters>, mut requests: mpsc::UnboundedReceiver<Subscription>) {
     // Without a waiter there is no connection.
-    while let Some(first) = wanted.recv().await {
-        let Some(connecting) = lines.upgrade() else {
+    while let Some(first) = requests.recv().await {
+        let Some(connecting) = waiters.upgrade() else {
             return;
         };
         let server = connecting.scripts().server();
         let mut changes = server.changes();
-        let (heard, pushes) = mpsc::unbounded_channel();
-        let ear = match server.listen(heard).await {
-            Ok(ear) => ear,
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let subscriber = match server.subscriber(sender).await {
+            Ok(subscriber) => subscriber,
             Err(error) => {
                 // Those that asked meanwhile fail with the first one.
-                let _ = first.1.send(Err(error.clone()));
-                while let Ok((_, done)) = wanted.try_recv() {
-                    let _ = done.send(Err(error.clone()));
+                let _ = first.done.send(Err(error.clone()));
+                while let Ok(other) = requests.try_recv() {
+                    let _ = other.done.send(Err(error.clone()));
                 }
                 continue;
             }
         };
         drop(connecting);
-        hear(ear, pushes, &lines, &mut wanted, &mut changes, first).await;
-        // Whoever waits asks again: for its place, or for an error.
-        let Some(lines) = lines.upgrade() else {
+        hear(
+            subscriber,
+            pushes,
+            &waiters,
+            &mut requests,
+            &mut changes,
+            first,
+        )
+        .await;
+        // Each waiter asks again: for its place, or for an error.
+        let Some(waiters) = waiters.upgrade() else {
             return;
         };
-        lines.call_all(None);
+        waiters.wake_all();
         sleep(Duration::from_millis(10)).await;
     }
 }
 
 /// Hands on what is published, until the connection is lost or leads to the wrong server.
 async fn hear(
-    ear: Ear,
+    subscriber: Subscriber,
     mut pushes: mpsc::UnboundedReceiver<PushInfo>,
-    lines: &Weak<Lines>,
-    wanted: &mut mpsc::UnboundedReceiver<Subscription>,
+    waiters: &Weak<Waiters>,
+    requests: &mut mpsc::UnboundedReceiver<Subscription>,
     changes: &mut watch::Receiver<u64>,
     first: Subscription,
 ) {
     let mut partitions = BTreeSet::new();
     // Beside what is heard meanwhile: a server of a cluster may be silent, while others go on.
-    let mut subscribing = FuturesUnordered::new();
-    subscribing.push(subscribe(&ear, lines, first.0, Some(first.1)));
+    let mut attempts = FuturesUnordered::new();
+    let Subscription { partition, done } = first;
+    attempts.push(subscribe(&subscriber, waiters, partition, Some(done)));
     let mut next_beat = Instant::now() + HEARTBEAT;
     loop {
         tokio::select! {
-            subscription = wanted.recv() => {
-                let Some((partition, done)) = subscription else {
+            request = requests.recv() => {
+                let Some(Subscription { partition, done }) = request else {
                     return;
                 };
                 if partitions.contains(&partition) {
                     let _ = done.send(Ok(()));
                 } else {
-                    subscribing.push(subscribe(&ear, lines, partition, Some(done)));
+                    attempts.push(subscribe(&subscriber, waiters, partition, Some(done)));
                 }
             }
-            Some((partition, done, heard)) = subscribing.next() => {
-                if heard.is_ok() {
+            Some((partition, done, outcome)) = attempts.next() => {
+                if outcome.is_ok() {
                     partitions.insert(partition);
                 } else if partitions.remove(&partition) {
-                    if !ear.has_many_servers() {
+                    if !subscriber.has_many_servers() {
                         return;
                     }
                     // Its waiters ask again; to the others that does no harm.
-                    if let Some(lines) = lines.upgrade() {
-                        lines.call_all(None);
+                    if let Some(waiters) = waiters.upgrade() {
+                        waiters.wake_all();
                     }
                 }
                 if let Some(done) = done {
-                    let _ = done.send(heard);
+                    let _ = done.send(outcome);
                 }
             }
             push = pushes.recv() => {
-                let (Some(push), Some(lines)) = (push, lines.upgrade()) else {
+                let (Some(push), Some(waiters)) = (push, waiters.upgrade()) else {
                     return;
                 };
                 // A slot has moved, or a connection was lost.
@@ -103,19 +158,18 @@ async fn hear(
                 if let Some(message) = Msg::from_push_info(push)
                     && let Ok(payload) = message.get_payload::<String>()
                 {
-                    lines.published(message.get_channel_name(), &payload);
+                    waiters.deliver(message.get_channel_name(), &payload);
                 }
             }
             _ = changes.changed() => return,
             () = sleep_until(next_beat) => {
-                let waits = lines.upgrade().map(|lines| !lines.is_empty());
-                let Some(waits) = waits else {
+                let Some(waiters_now) = waiters.upgrade() else {
                     return;
                 };
                 // Subscribing again changes nothing, and is answered.
-                if waits && subscribing.is_empty() {
+                if !waiters_now.is_empty() && attempts.is_empty() {
                     let again = partitions.iter();
-                    subscribing.extend(again.map(|one| subscribe(&ear, lines, *one, None)));
+                    attempts.extend(again.map(|one| subscribe(&subscriber, waiters, *one, None)));
                 }
                 next_beat = Instant::now() + HEARTBEAT;
             }
@@ -123,10 +177,11 @@ async fn hear(
     }
 }
 
-/// Subscribes to a partition, or makes sure that this was done and holds.
+/// Subscribes to a partition, or makes sure that this was done and holds. Returns the outcome with
+/// the partition and with what takes it.
 async fn subscribe(
-    ear: &Ear,
-    lines: &Weak<Lines>,
+    subscriber: &Subscriber,
+    waiters: &Weak<Waiters>,
     partition: u8,
     done: Option<oneshot::Sender<RedisResult<()>>>,
 ) -> (
@@ -134,12 +189,16 @@ async fn subscribe(
     Option<oneshot::Sender<RedisResult<()>>>,
     RedisResult<()>,
 ) {
-    let heard = match lines.upgrade() {
-        Some(lines) => {
-            let channels = [lines.channel(partition), lines.everybody(partition)];
-            lines.scripts().server().subscribe(ear, channels).await
+    let outcome = match waiters.upgrade() {
+        Some(waiters) => {
+            let channels = [
+                waiters.own_channel(partition),
+                waiters.shared_channel(partition),
+            ];
+            let server = waiters.scripts().server();
+            server.subscribe(subscriber, channels).await
         }
         None => Ok(()),
     };
-    (partition, done, heard)
+    (partition, done, outcome)
 }

@@ -1,17 +1,24 @@
 //! The Lua scripts and their keys.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 
 use super::{
-    answer::{Answer, Granted, parse_ms, parse_token},
+    answer::{Answer, Granted, parse_ms, parse_token, unexpected},
     server::Server,
-    unexpected,
 };
 use crate::{
     epochs::{Epoch, SourceId, partition_of},
-    lease::{Acquire, Held, LeaseError, LeaseId, Owner, Renew, memory::Memory, whole_ms},
+    lease::{
+        Acquire, Held, LeaseError, LeaseId, Owner, Renew,
+        memory::Memory,
+        single_flight::SingleFlight,
+        time::{at_least_1_ms, whole_ms},
+    },
     token::{Resource, Token},
 };
 
@@ -28,6 +35,9 @@ macro_rules! script {
 pub(super) struct Scripts {
     server: Server,
     memory: Arc<Memory>,
+    /// Set when the server was found to be able to do what it must.
+    checked: OnceLock<()>,
+    check_flight: SingleFlight,
     key_prefix: Box<str>,
     abandon: Script,
     acquire: Script,
@@ -44,6 +54,8 @@ impl Scripts {
         Self {
             server,
             memory,
+            checked: OnceLock::new(),
+            check_flight: SingleFlight::default(),
             key_prefix: key_prefix.into(),
             abandon: script!("lua/abandon.lua"),
             acquire: script!("lua/acquire_free.lua", "lua/line.lua", "lua/acquire.lua"),
@@ -60,6 +72,14 @@ impl Scripts {
         &self.server
     }
 
+    pub(super) const fn checked(&self) -> &OnceLock<()> {
+        &self.checked
+    }
+
+    pub(super) const fn check_flight(&self) -> &SingleFlight {
+        &self.check_flight
+    }
+
     pub(super) const fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -73,8 +93,8 @@ impl Scripts {
     }
 
     /// The channel of a partition on which all issuers that have waiters listen.
-    pub(super) fn everybody(&self, partition: u8) -> String {
-        // Channels do not know databases. In the scripts: `announce` in line.lua.
+    pub(super) fn shared_channel(&self, partition: u8) -> String {
+        // Channels do not know databases. In the scripts: `publish_end` in line.lua.
         let database = self.server.database();
         format!("{}:{{{partition}}}:{database}:everybody", self.key_prefix)
     }
@@ -100,17 +120,14 @@ impl Scripts {
         channel: &str,
         waiters: usize,
     ) -> Result<Answer, LeaseError> {
-        let wait_ms = if wait.is_zero() { 0 } else { whole_ms(wait) };
-        let delay = request.lock_delay;
-        let delay_ms = if delay.is_zero() { 0 } else { whole_ms(delay) };
         let arguments = |script: &mut ScriptInvocation<'_>| {
             script
                 .arg(request.lease_id.expose())
                 .arg(ticket)
-                .arg(whole_ms(request.ttl))
-                .arg(delay_ms)
+                .arg(at_least_1_ms(request.ttl))
+                .arg(whole_ms(request.lock_delay))
                 .arg(request.owner.as_ref().map_or("", Owner::as_str))
-                .arg(wait_ms)
+                .arg(whole_ms(wait))
                 .arg(channel)
                 .arg(waiters);
         };
@@ -126,7 +143,7 @@ impl Scripts {
         let arguments = |script: &mut ScriptInvocation<'_>| {
             script
                 .arg(id.expose())
-                .arg(whole_ms(request.ttl))
+                .arg(at_least_1_ms(request.ttl))
                 .arg(u8::from(request.new_token))
                 .arg(request.at_least.map_or(0, Token::get));
         };
@@ -136,12 +153,12 @@ impl Scripts {
         // What keeps its token goes on without a database.
         let answer = self.attempts(&self.renew, resource, &arguments).await?;
         if let Answer::Granted(Granted { epoch, n, .. }) = answer {
-            self.memory.note(partition_of(resource), epoch, n);
+            self.memory.record(partition_of(resource), epoch, n);
         }
         Ok(answer)
     }
 
-    /// Leaves the line, and gives back what was granted to this request.
+    /// Leaves the line, and releases what was granted to this request.
     pub(super) async fn abandon(
         &self,
         resource: &Resource,
@@ -163,7 +180,7 @@ impl Scripts {
         self.ending(script.arg(id.expose()), resource).await
     }
 
-    /// Ends the lease, whoever holds it; true when somebody did.
+    /// Ends the lease without its id; true when it was held.
     pub(super) async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
         let script = self.invoke(&self.break_lease, resource, false);
         self.ending(&script, resource).await
@@ -177,6 +194,7 @@ impl Scripts {
     }
 
     pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        self.check_once().await?;
         let script = self.invoke(&self.inspect, resource, false);
         let answer: Option<(String, String, String, String)> = self.run(&script).await?;
         answer
@@ -197,7 +215,7 @@ impl Scripts {
         &'a self,
         script: &'a Script,
         resource: &Resource,
-        insists: bool,
+        replaces_clock: bool,
     ) -> ScriptInvocation<'a> {
         let partition = partition_of(resource);
         let prefix = &self.key_prefix;
@@ -214,7 +232,7 @@ impl Scripts {
             .arg(rand::random::<u64>())
             .arg(epoch)
             .arg(n)
-            .arg(u8::from(insists));
+            .arg(u8::from(replaces_clock));
         invocation
     }
 
@@ -239,6 +257,6 @@ impl Scripts {
             }
             outcome => outcome,
         };
-        outcome.map_err(LeaseError::unavailable)
+        outcome.map_err(|error| self.server.unavailable(error))
     }
 }

@@ -1,11 +1,11 @@
-//! What to talk to: a server that stands alone, the master that sentinels name, or a cluster.
+//! The server behind a store: one that stands alone, the master that sentinels name, or a cluster.
 
-use std::{io, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    RedisError, RedisResult, ServerErrorKind,
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    PushInfo, RedisError, RedisResult, ServerErrorKind,
     cluster::{ClusterClient, ClusterClientBuilder},
     sentinel::{SentinelClient, SentinelServerType},
 };
@@ -14,11 +14,13 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use super::connection::{Connection, Ear};
-use crate::lease::after;
+use super::connection::{Connection, Subscriber};
+use crate::lease::{LeaseError, time::after};
 
 pub(super) struct Server {
     source: Source,
+    /// Where the server is, for error messages. No password.
+    address: Arc<str>,
     current: Mutex<Option<(u64, Connection)>>,
     /// Counts the connections that were made for commands.
     connected: watch::Sender<u64>,
@@ -28,13 +30,15 @@ pub(super) struct Server {
 enum Source {
     Alone(Box<Client>),
     Sentinels(Box<Mutex<SentinelClient>>),
-    Cluster(Vec<redis::ConnectionInfo>),
+    Cluster(Vec<ConnectionInfo>),
 }
 
 impl Server {
     pub(super) fn alone(url: &str, command_wait: Duration) -> RedisResult<Self> {
-        let source = Source::Alone(Box::new(Client::open(url)?));
-        Ok(Self::new(source, command_wait))
+        let client = Client::open(url)?;
+        let address = client.get_connection_info().addr().to_string();
+        let source = Source::Alone(Box::new(client));
+        Ok(Self::new(source, &address, command_wait))
     }
 
     pub(super) fn behind_sentinels(
@@ -45,18 +49,21 @@ impl Server {
         let master = SentinelServerType::Master;
         let client = SentinelClient::build(sentinels.to_vec(), service.to_owned(), None, master)?;
         let source = Source::Sentinels(Box::new(Mutex::new(client)));
-        Ok(Self::new(source, command_wait))
+        let addresses = addresses(&connection_infos(sentinels)?);
+        let address = format!("the master {service} of the sentinels {addresses}");
+        Ok(Self::new(source, &address, command_wait))
     }
 
     pub(super) fn cluster(nodes: &[&str], command_wait: Duration) -> RedisResult<Self> {
-        let nodes = nodes.iter().map(|url| url.into_connection_info());
-        let source = Source::Cluster(nodes.collect::<RedisResult<_>>()?);
-        Ok(Self::new(source, command_wait))
+        let nodes = connection_infos(nodes)?;
+        let address = format!("the cluster {}", addresses(&nodes));
+        Ok(Self::new(Source::Cluster(nodes), &address, command_wait))
     }
 
-    fn new(source: Source, command_wait: Duration) -> Self {
+    fn new(source: Source, address: &str, command_wait: Duration) -> Self {
         Self {
             source,
+            address: address.into(),
             current: Mutex::default(),
             connected: watch::Sender::new(0),
             command_wait,
@@ -68,13 +75,25 @@ impl Server {
         self.command_wait
     }
 
-    /// Subscribes to channels of one slot, within the time limit.
-    pub(super) async fn subscribe(&self, ear: &Ear, channels: [String; 2]) -> RedisResult<()> {
-        let until = self.limit();
-        find_server(until, || in_time(until, ear.subscribe(&channels))).await
+    /// The error of a store whose server has failed so.
+    pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
+        LeaseError::unavailable(ServerError {
+            address: Arc::clone(&self.address),
+            source: error,
+        })
     }
 
-    /// Until when a command may take that begins now.
+    /// Subscribes to channels of one slot, within the time limit.
+    pub(super) async fn subscribe(
+        &self,
+        subscriber: &Subscriber,
+        channels: [String; 2],
+    ) -> RedisResult<()> {
+        let until = self.limit();
+        find_server(until, || in_time(until, subscriber.subscribe(&channels))).await
+    }
+
+    /// The deadline of a command that begins now.
     pub(super) fn limit(&self) -> Instant {
         after(self.command_wait)
     }
@@ -98,12 +117,12 @@ impl Server {
     }
 
     /// Makes sure that the user may subscribe.
-    pub(super) async fn try_to_hear(&self, channel: String) -> RedisResult<()> {
-        let (heard, _pushes) = mpsc::unbounded_channel();
-        let ear = self.listen(heard).await?;
+    pub(super) async fn check_subscribe(&self, channel: String) -> RedisResult<()> {
+        let (sender, _pushes) = mpsc::unbounded_channel();
+        let subscriber = self.subscriber(sender).await?;
         let until = self.limit();
         find_server(until, || {
-            in_time(until, ear.subscribe(std::slice::from_ref(&channel)))
+            in_time(until, subscriber.subscribe(std::slice::from_ref(&channel)))
         })
         .await
     }
@@ -145,7 +164,7 @@ impl Server {
         if let (Err(error), Some(number)) = (&outcome, used)
             && self.is_gone(error)
         {
-            // Where somebody else connects right now, this is over already.
+            // Where another request connects right now, this is over already.
             if let Ok(mut current) = self.current.try_lock() {
                 current.take_if(|(current, _)| *current == number);
             }
@@ -154,8 +173,8 @@ impl Server {
     }
 
     /// Whether the connection is not to be used again: it is lost, deaf, or leads to a master that
-    /// was deposed. A cluster's connection sees to its nodes by itself, except where one falls
-    /// silent.
+    /// was deposed. A cluster's connection reconnects to its nodes by itself, except where one
+    /// falls silent.
     fn is_gone(&self, error: &RedisError) -> bool {
         match self.source {
             Source::Cluster(_) => error.is_timeout(),
@@ -187,24 +206,30 @@ impl Server {
         Ok(Connection::Node(connection.await?))
     }
 
-    /// A connection on which to hear what is published; it comes in at `heard`.
-    pub(super) async fn listen(&self, heard: mpsc::UnboundedSender<PushInfo>) -> RedisResult<Ear> {
-        in_time(self.limit(), self.connect_ear(heard)).await
+    /// Connects for subscriptions; what is published is sent to `pushes`.
+    pub(super) async fn subscriber(
+        &self,
+        pushes: mpsc::UnboundedSender<PushInfo>,
+    ) -> RedisResult<Subscriber> {
+        in_time(self.limit(), self.connect_subscriber(pushes)).await
     }
 
-    async fn connect_ear(&self, heard: mpsc::UnboundedSender<PushInfo>) -> RedisResult<Ear> {
+    async fn connect_subscriber(
+        &self,
+        pushes: mpsc::UnboundedSender<PushInfo>,
+    ) -> RedisResult<Subscriber> {
         let Some(client) = self.single().await? else {
-            let client = self.cluster_client(Some(heard))?;
-            return Ok(Ear::Cluster(client.get_async_connection().await?));
+            let client = self.cluster_client(Some(pushes))?;
+            return Ok(Subscriber::Cluster(client.get_async_connection().await?));
         };
         // Publications come in beside answers from the third protocol on.
         let info = client.get_connection_info().clone();
         let settings = info.redis_settings().clone();
         let settings = settings.set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.set_redis_settings(settings))?;
-        let config = self.config().set_push_sender(heard);
+        let config = self.config().set_push_sender(pushes);
         let connection = client.get_multiplexed_async_connection_with_config(&config);
-        Ok(Ear::Node(connection.await?))
+        Ok(Subscriber::Node(connection.await?))
     }
 
     /// The one server that has all, unless this is a cluster.
@@ -227,7 +252,7 @@ impl Server {
 
     fn cluster_client(
         &self,
-        heard: Option<mpsc::UnboundedSender<PushInfo>>,
+        pushes: Option<mpsc::UnboundedSender<PushInfo>>,
     ) -> RedisResult<ClusterClient> {
         let Source::Cluster(nodes) = &self.source else {
             return Err((ErrorKind::InvalidClientConfig, "this is no cluster").into());
@@ -238,16 +263,17 @@ impl Server {
             .retries(0)
             .connection_timeout(self.command_wait / 4)
             .response_timeout(self.command_wait / 2);
-        if let Some(heard) = heard {
+        if let Some(pushes) = pushes {
             builder = builder
                 .use_protocol(ProtocolVersion::RESP3)
-                .push_sender(heard);
+                .push_sender(pushes);
         }
         builder.build()
     }
 }
 
-/// How long to leave a server that was asked in vain, while others agree who has the data.
+/// How long to wait before a server is asked again that was not the right one, while the others agree
+/// which one has the data.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Repeats what was refused because another server has the data now.
@@ -265,7 +291,7 @@ where
     }
 }
 
-/// What becomes of a command, a connection or a subscription until then.
+/// The outcome of a command, a connection or a subscription; an error where it takes longer.
 pub(super) async fn in_time<T>(
     until: Instant,
     outcome: impl Future<Output = RedisResult<T>>,
@@ -276,7 +302,31 @@ pub(super) async fn in_time<T>(
     }
 }
 
-/// A master that was deposed, and knows it.
+fn connection_infos(urls: &[&str]) -> RedisResult<Vec<ConnectionInfo>> {
+    urls.iter().map(|url| url.into_connection_info()).collect()
+}
+
+/// Hosts and ports, without user names and passwords.
+fn addresses(servers: &[ConnectionInfo]) -> String {
+    let addresses: Vec<String> = servers.iter().map(|info| info.addr().to_string()).collect();
+    addresses.join(", ")
+}
+
+/// A failure of the server, with its address.
+#[derive(Debug, thiserror::Error)]
+#[error("Redis at {address} cannot be used")]
+struct ServerError {
+    address: Arc<str>,
+    source: RedisError,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.address)
+    }
+}
+
+/// Whether a master answers that it was deposed.
 fn is_read_only(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }

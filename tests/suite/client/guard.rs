@@ -190,7 +190,7 @@ async fn a_slow_answer_does_not_bring_an_older_token_back() {
     set(&store.mood.renew_late, 250);
     let before = store.renewals();
     eventually("a renewal is under way", async || store.renewals() > before).await;
-    let newest = lease.new_token().await.unwrap().token;
+    let newest = lease.renew_with_new_token().await.unwrap().token;
     sleep(Duration::from_millis(400)).await;
     assert_eq!(lease.token(), newest);
     lease.check().unwrap();
@@ -205,7 +205,7 @@ async fn a_slow_answer_does_not_bring_more_time_back() {
     let before = store.renewals();
     eventually("a renewal is under way", async || store.renewals() > before).await;
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(400));
-    lease.new_token().await.unwrap();
+    lease.renew_with_new_token().await.unwrap();
     store.mood.away.store(true, Relaxed);
     sleep(Duration::from_millis(270)).await;
     assert!(lease.remaining() <= Duration::from_millis(130));
@@ -262,7 +262,7 @@ async fn a_store_that_is_away_has_refused_nothing() {
         let store = Moody::new().await;
         let lease = store.holder(200).acquire("sku-1").await.unwrap();
         store.mood.away.store(true, Relaxed);
-        let refused = lease.new_token().await;
+        let refused = lease.renew_with_new_token().await;
         assert!(refused.is_err(), "{refused:?}");
         let loss = timeout(Duration::from_secs(5), lease.lost()).await.unwrap();
         assert!(

@@ -20,7 +20,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let first = lease.token();
-    let second = lease.new_token().await.unwrap().token;
+    let second = lease.renew_with_new_token().await.unwrap().token;
     assert!(second > first);
     assert_eq!(lease.token(), second);
     let expected = format!("{second};resource=\"sku-1\"");
@@ -36,7 +36,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
     let request = Request::get("/").header("Fencing-Token", "1");
     let sent = client.clone().oneshot(request.body(()).unwrap());
     assert_eq!(sent.await.unwrap().unwrap(), expected);
-    let third = lease.new_token().await.unwrap().token;
+    let third = lease.renew_with_new_token().await.unwrap().token;
     let sent = client.oneshot(Request::get("/").body(()).unwrap());
     assert_eq!(
         sent.await.unwrap().unwrap(),
@@ -44,7 +44,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
     );
 
     issued.store.break_lease(&sku()).await.unwrap();
-    let refused = lease.new_token().await;
+    let refused = lease.renew_with_new_token().await;
     assert!(
         matches!(refused, Err(LeaseError::Lost { .. })),
         "{refused:?}"
@@ -59,7 +59,7 @@ async fn no_time_is_too_long() {
     let holder = holder.ttl(Duration::MAX).wait(Duration::MAX);
     let lease = holder.acquire("sku-1").await.unwrap();
     let first = lease.token();
-    assert!(lease.new_token().await.unwrap().token > first);
+    assert!(lease.renew_with_new_token().await.unwrap().token > first);
     lease.release().await.unwrap();
 }
 

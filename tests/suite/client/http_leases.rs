@@ -111,6 +111,8 @@ async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
     drop(silent);
     let refused = timeout(Duration::from_secs(5), leases.inspect(&sku())).await;
     let refused = cause(refused.unwrap());
+    let (_, address) = url.split_once('@').unwrap();
+    assert!(refused.contains(address), "{refused}");
     assert!(!refused.contains("sesame"), "{refused}");
     assert!(!format!("{leases:?}").contains("sesame"));
 }

@@ -87,7 +87,7 @@ async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
     let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
     let leases = store.clone().announced_to(fence.clone());
     let lease = grant(&leases, &sku(), LONG).await;
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
     // The holder reads now. What it sent before may still be under way.
     let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
@@ -111,7 +111,7 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
     let leases = store.clone().announced_to(away.fence());
     let lease = grant(&leases, &sku(), LONG).await;
     away.fence().pool().close().await;
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
     // Nor by the next renewal, which keeps what the store has.
     is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);

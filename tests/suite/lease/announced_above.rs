@@ -7,7 +7,7 @@ use tower_fence::{
     announce::AnnounceError,
     client::HttpLeases,
     issuer,
-    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, RedisLeases, Renew},
+    lease::{Acquire, Announced, EmbeddedLeases, LeaseError, Leases, RedisLeases, Renew},
 };
 
 use crate::support::{
@@ -27,7 +27,7 @@ pub fn forged() -> Token {
 
 async fn a_forged_token_concerns_its_resource_alone(store: impl Leases + Clone, db: Fresh<Sqlite>) {
     let fence = db.fence();
-    let leases = store.clone().announced_to(fence.clone());
+    let leases = Announced::new(store.clone(), fence.clone());
     let neighbour = Resource::new(NEIGHBOUR).unwrap();
     let before = grant(&leases, &neighbour, LONG).await;
     leases.release(&neighbour, &before.id).await.unwrap();
@@ -39,7 +39,7 @@ async fn a_forged_token_concerns_its_resource_alone(store: impl Leases + Clone, 
     // Renewed as any other, with and without a new token.
     let plain = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(plain.unwrap().token, lease.token);
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     let anew = leases.renew(&sku(), &lease.id, anew).await.unwrap();
     assert!(anew.token > lease.token);
     let tx = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
@@ -95,7 +95,7 @@ async fn a_lease_whose_token_is_the_last_has_no_other() {
     fence.raise(&sku(), Token::MAX).await.unwrap();
     let last = grant(&leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
-    let anew = Renew::new(LONG).new_token();
+    let anew = Renew::new(LONG).with_new_token();
     let refused = leases.renew(&sku(), &last.id, anew).await;
     assert!(
         matches!(refused, Err(LeaseError::Exhausted { .. })),

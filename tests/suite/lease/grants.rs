@@ -235,7 +235,7 @@ async fn a_renewal_may_take_a_new_token<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), LONG).await;
     let renewed = two
-        .renew(&sku(), &lease.id, Renew::new(LONG).new_token())
+        .renew(&sku(), &lease.id, Renew::new(LONG).with_new_token())
         .await
         .unwrap();
     assert!(renewed.token > lease.token);
@@ -251,7 +251,7 @@ async fn a_renewal_may_take_a_new_token<S: TestStore>() {
     one.release(&sku(), &lease.id).await.unwrap();
     assert!(grant(&one, &sku(), LONG).await.token > renewed.token);
     is_lost(
-        one.renew(&sku(), &lease.id, Renew::new(LONG).new_token())
+        one.renew(&sku(), &lease.id, Renew::new(LONG).with_new_token())
             .await,
     );
 }

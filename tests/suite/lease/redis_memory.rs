@@ -205,7 +205,7 @@ async fn a_lease_from_the_past_is_lost_and_keeps_its_resource_closed() {
 
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
     is_lost(leases.renew(&sku(), &dead.id, Renew::new(LONG)).await);
-    let new_token = Renew::new(LONG).new_token();
+    let new_token = Renew::new(LONG).with_new_token();
     is_lost(leases.renew(&sku(), &dead.id, new_token).await);
     // It may be that of somebody who still believes in it.
     let other = leases.acquire(&sku(), Acquire::new(LONG)).await;

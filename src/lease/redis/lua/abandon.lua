@@ -1,4 +1,4 @@
--- Leaves the line, and gives back what was granted there; unless another request has asked
+-- Leaves the line, and releases what was granted there; unless another request has asked
 -- under the same id.
 -- ARGV: …, lease id, ticket of the request. Answers as release does.
 local id, ticket = ARGV[9], ARGV[10]

@@ -12,7 +12,7 @@ if not held then
     return needs_epoch(now)
   end
   if not hand_over(now) then
-    -- Nobody was before us.
+    -- There is no line.
     local lease = {id = id, ticket = ticket, delay = delay, owner = owner}
     take_token(lease, now)
     put(lease, ttl)
@@ -22,7 +22,7 @@ if not held then
 end
 
 if held.id == id and held.holds then
-  -- A repeated request, or the claim of what was granted in line.
+  -- A repeated request, or the confirmation of what was granted in line.
   local now = clock()
   if not counts(held, now) then
     if not now.usable then
@@ -31,10 +31,14 @@ if held.id == id and held.holds then
     take_token(held, now)
   end
   leave(id)
-  redis.call('HDEL', WAITERS, CLAIM)
-  -- Where more than one request asks under the id, the end of none of them gives the lease back.
+  redis.call('HDEL', WAITERS, UNCONFIRMED)
+  -- Where more than one request asks under the id, the end of none of them releases the lease.
   held.ticket = held.ticket == ticket and ticket or '*'
-  held.delay, held.owner = delay, owner
+  held.delay = delay
+  -- The owner stays the one that was named first.
+  if held.owner == '' then
+    held.owner = owner
+  end
   put(held, ttl)
   return granted(held.token, now)
 end
@@ -52,6 +56,10 @@ if not redis.call('ZSCORE', QUEUE, id) then
   end
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', QUEUE, digits(tonumber(last or 0) + 1), id)
+end
+local _, _, known_owner = waiter(id)
+if known_owner and known_owner ~= '' then
+  owner = known_owner
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[15], owner}, '\n'))
 keep(QUEUE, wait + 10000)

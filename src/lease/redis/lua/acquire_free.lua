@@ -1,4 +1,4 @@
--- The short way, which most grants take: nobody has it, and nobody waits. What acquire.lua would do,
+-- The short way, which most grants take: the lease is free, and there is no waiter. What acquire.lua would do,
 -- in fewer steps.
 if redis.call('EXISTS', LEASE, QUEUE, WAITERS) == 0 then
   local now = clock()

@@ -7,7 +7,7 @@
 -- begun anew. What a script needs beside these follows.
 local CLOCK, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local SIZE, PUBLISH, DATABASE, SOURCE = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local SEEN_EPOCH, SEEN_N, INSISTS = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
+local SEEN_EPOCH, SEEN_N, REPLACES_CLOCK = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 
 -- tostring would round a number of 15 digits.
 local function digits(number)
@@ -46,7 +46,7 @@ local function needs_epoch(now)
   if SOURCE == '' or (now.source and now.source ~= SOURCE) then
     return {'source', now.source or ''}
   end
-  if now.behind and not INSISTS then
+  if now.behind and not REPLACES_CLOCK then
     return {'behind'}
   end
   local epoch = math.max(now.epoch, SEEN_EPOCH)

@@ -1,10 +1,9 @@
--- What all scripts share beside the clock: the lease of a resource, and the line of those who wait
--- for it.
+-- What all scripts share beside the clock: the lease of a resource, and the line of its waiters.
 
--- How long a waiter may take to claim the lease that was granted to it.
-local CLAIM_MS = 1000
+-- How long a waiter may take to confirm the lease that was granted to it.
+local CONFIRM_MS = 1000
 -- Where the channel of its issuer is noted meanwhile, among the waiters. No lease id is empty.
-local CLAIM = ''
+local UNCONFIRMED = ''
 
 -- The lease as it stands, or nil. The key outlives the lease by its lock delay: `holds` tells
 -- whether the holder still has it, `left` how long the resource stays closed. The ticket is that
@@ -38,7 +37,7 @@ local function take_token(lease, now)
 end
 
 -- Tells the issuers that have waiters in this partition how long the resource stays closed.
-local function announce(left)
+local function publish_end(left)
   if redis.call('EXISTS', QUEUE) == 1 then
     -- Channels do not know databases.
     local everybody = string.gsub(CLOCK, 'clock$', DATABASE .. ':everybody')
@@ -53,10 +52,10 @@ local function put(lease, ttl)
   }, ':')
   local ms = digits(ttl + lease.delay)
   redis.call('SET', LEASE, value, 'PX', ms)
-  announce(ms)
+  publish_end(ms)
 end
 
--- Who waits under an id: the ticket of the request that asked last, the channel of its issuer, and
+-- What is noted of the waiter under an id: the ticket of the request that asked last, the channel of its issuer, and
 -- the owner.
 local function waiter(id)
   return string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n([^\n]*)\n(.*)$')
@@ -75,13 +74,13 @@ local function leave(id)
 end
 
 -- Grants a free lease to the first in line whose issuer still listens, and returns its id. It is
--- granted for a moment only: the waiter claims it, by asking again. Where that moment went by
--- unclaimed, the issuer hears but does not answer, and all its waiters are passed over; it is told,
+-- granted for a moment only: the waiter confirms it, by asking again. Where that moment went by
+-- unconfirmed, the issuer hears but does not answer, and all its waiters are passed over; it is told,
 -- so that they ask again once it answers again.
 local function hand_over(now)
-  local lapsed = redis.call('HGET', WAITERS, CLAIM)
+  local lapsed = redis.call('HGET', WAITERS, UNCONFIRMED)
   if lapsed then
-    redis.call('HDEL', WAITERS, CLAIM)
+    redis.call('HDEL', WAITERS, UNCONFIRMED)
     redis.call(PUBLISH, lapsed, '* ' .. LEASE)
   end
   while true do
@@ -92,17 +91,17 @@ local function hand_over(now)
     local ticket, channel, owner = waiter(id)
     leave(id)
     if channel and channel ~= lapsed and redis.call(PUBLISH, channel, id .. ' ' .. LEASE) > 0 then
-      redis.call('HSET', WAITERS, CLAIM, channel)
+      redis.call('HSET', WAITERS, UNCONFIRMED, channel)
       keep(WAITERS, 60000)
       local lease = {id = id, ticket = ticket, delay = 0, owner = owner}
       take_token(lease, now)
-      put(lease, CLAIM_MS)
+      put(lease, CONFIRM_MS)
       return id
     end
   end
 end
 
--- Hands a free lease over, if anybody waits. Answers nil, or that it needs an epoch first.
+-- Hands a free lease over, if there is a waiter. Answers nil, or that it needs an epoch first.
 local function pass_on()
   if redis.call('EXISTS', QUEUE) == 1 then
     local now = clock()
@@ -114,9 +113,9 @@ local function pass_on()
   return nil
 end
 
--- Ends the lease, which somebody answers for; then the next in line has it.
+-- Ends the lease; then the next in line has it.
 local function end_lease()
   redis.call('DEL', LEASE)
-  redis.call('HDEL', WAITERS, CLAIM)
+  redis.call('HDEL', WAITERS, UNCONFIRMED)
   return pass_on() or {'released'}
 end

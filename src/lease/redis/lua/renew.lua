@@ -7,7 +7,7 @@ if not held or held.id ~= ARGV[9] or not held.holds then
   return {'lost'}
 end
 local now = clock()
-if now.behind and not INSISTS then
+if now.behind and not REPLACES_CLOCK then
   return needs_epoch(now)
 end
 if not counts(held, now) then

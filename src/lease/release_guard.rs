@@ -1,4 +1,4 @@
-//! A lease that nobody may ever use is given back.
+//! A lease that is released when no one can use it any more.
 
 use std::sync::Arc;
 
@@ -7,15 +7,16 @@ use tokio::runtime::Handle;
 use super::{Lease, LeaseError, LeaseId, Leases};
 use crate::token::Resource;
 
-/// Releases a lease when it is dropped, in the background: best effort, the time of the lease
-/// sees to the rest.
-pub(crate) struct GiveBack<L: Leases> {
+/// Releases a lease when it is dropped, in the background. This is a best effort: a release that
+/// fails is not repeated, and the lease ends by its time.
+pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
-    /// For where there is none: it was made in this one.
+    /// The runtime in which the guard was made, for a drop outside of any.
     runtime: Option<Handle>,
 }
 
-impl<L: Leases> GiveBack<L> {
+impl<L: Leases> ReleaseGuard<L> {
+    /// Guards the lease on `resource` under `id`, which may not have been granted yet.
     pub(crate) fn new(leases: Arc<L>, resource: Resource, id: LeaseId) -> Self {
         Self {
             held: Some((leases, resource, id)),
@@ -23,18 +24,18 @@ impl<L: Leases> GiveBack<L> {
         }
     }
 
-    /// Of a lease that was granted.
+    /// Guards a lease that was granted.
     pub(crate) fn granted(leases: &Arc<L>, lease: &Lease) -> Self {
         Self::new(Arc::clone(leases), lease.resource.clone(), lease.id.clone())
     }
 
-    /// Somebody uses it, or may ask for it again.
+    /// Disarms the guard: the lease is in use, or may be asked for again under its id.
     pub(crate) fn keep(&mut self) {
         self.held = None;
     }
 
-    /// Releases it and waits for the answer.
-    pub(crate) async fn now(mut self) -> Result<(), LeaseError> {
+    /// Releases the lease and waits for the answer.
+    pub(crate) async fn release(mut self) -> Result<(), LeaseError> {
         let Some((leases, resource, id)) = self.held.clone() else {
             return Ok(());
         };
@@ -44,7 +45,7 @@ impl<L: Leases> GiveBack<L> {
     }
 }
 
-impl<L: Leases> Drop for GiveBack<L> {
+impl<L: Leases> Drop for ReleaseGuard<L> {
     fn drop(&mut self) {
         if let Some((leases, resource, id)) = self.held.take()
             && let Some(runtime) = Handle::try_current().ok().or(self.runtime.take())

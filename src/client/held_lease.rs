@@ -1,0 +1,162 @@
+//! What a process knows of a lease that it holds.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use super::loss::Loss;
+use crate::{
+    header::FencingToken,
+    lease::{Lease, LeaseError},
+    metrics,
+    token::{Resource, Token},
+};
+
+/// A lease as its holder sees it. Shared by the guard, the task that renews, and the layers that add
+/// the token.
+pub(super) struct HeldLease {
+    pub(super) resource: Resource,
+    header: HeaderName,
+    state: watch::Sender<State>,
+}
+
+struct State {
+    token: Token,
+    /// When the lease ends, by the answers so far.
+    until: Instant,
+    /// When the request was sent whose answer says so.
+    asked_at: Instant,
+    /// Why the last renewal did not get through.
+    failure: Option<LeaseError>,
+    lost: Option<Loss>,
+}
+
+impl HeldLease {
+    pub(super) fn new(lease: &Lease, asked_at: Instant, header: HeaderName) -> Self {
+        metrics::held(1.0);
+        Self {
+            resource: lease.resource.clone(),
+            header,
+            state: watch::Sender::new(State {
+                token: lease.token,
+                until: end(lease, asked_at),
+                asked_at,
+                failure: None,
+                lost: None,
+            }),
+        }
+    }
+
+    pub(super) fn token(&self) -> Token {
+        self.state.borrow().token
+    }
+
+    pub(super) fn until(&self) -> Instant {
+        self.state.borrow().until
+    }
+
+    pub(super) fn fencing_token(&self) -> FencingToken {
+        FencingToken::new(self.token()).with_resource(self.resource.clone())
+    }
+
+    /// Adds the token to the headers of a request, in place of any other.
+    pub(super) fn add_to(&self, headers: &mut HeaderMap) {
+        // The List grammar is ASCII; a Display String escapes the rest.
+        if let Ok(value) = HeaderValue::try_from(self.fencing_token().to_string()) {
+            headers.insert(self.header.clone(), value);
+        }
+    }
+
+    /// How the lease was lost, if it was. A lease whose time is up is lost, and stays so, even
+    /// before its task has noticed.
+    pub(super) fn lost(&self) -> Option<Loss> {
+        {
+            let state = self.state.borrow();
+            if state.lost.is_some() || Instant::now() < state.until {
+                return state.lost.clone();
+            }
+        }
+        self.state.send_if_modified(|state| {
+            let expired = state.lost.is_none() && Instant::now() >= state.until;
+            if expired {
+                let loss = Loss::Expired {
+                    resource: self.resource.clone(),
+                    cause: state.failure.take(),
+                };
+                loss.count();
+                state.lost = Some(loss);
+            }
+            expired
+        });
+        self.state.borrow().lost.clone()
+    }
+
+    /// Notes a loss, unless there was one before; returns the one that counts.
+    pub(super) fn lose(&self, loss: Loss) -> Loss {
+        self.state.send_if_modified(|state| {
+            let first = state.lost.is_none();
+            state.lost.get_or_insert_with(|| {
+                loss.count();
+                loss
+            });
+            first
+        });
+        let state = self.state.borrow();
+        let given_up = || Loss::GivenUp {
+            resource: self.resource.clone(),
+        };
+        state.lost.clone().unwrap_or_else(given_up)
+    }
+
+    /// Notes what the store has answered to a request that was sent at this time. What was lost
+    /// before stays lost.
+    pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
+        if self.lost().is_some() {
+            return;
+        }
+        self.state.send_modify(|state| {
+            state.token = state.token.max(lease.token);
+            // Answers may overtake each other; the request that was sent last decides.
+            if asked_at >= state.asked_at {
+                state.asked_at = asked_at;
+                state.until = end(lease, asked_at);
+                state.failure = None;
+            }
+        });
+    }
+
+    /// Notes why a renewal did not get through.
+    pub(super) fn failed(&self, error: LeaseError) {
+        self.state.send_modify(|state| state.failure = Some(error));
+    }
+
+    /// Waits for the loss.
+    pub(super) async fn wait_for_loss(self: Arc<Self>) -> Loss {
+        let mut watched = self.state.subscribe();
+        loop {
+            let until = {
+                let state = watched.borrow_and_update();
+                if let Some(loss) = &state.lost {
+                    return loss.clone();
+                }
+                state.until
+            };
+            tokio::select! {
+                // Its sender lives as long as `self`.
+                _ = watched.changed() => {}
+                () = sleep_until(until) => {
+                    self.lost();
+                }
+            }
+        }
+    }
+}
+
+/// When a lease ends that was asked for at this time.
+fn end(lease: &Lease, asked_at: Instant) -> Instant {
+    asked_at.checked_add(lease.ttl).unwrap_or(asked_at)
+}

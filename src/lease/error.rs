@@ -1,0 +1,71 @@
+//! Why a store did not do what it was asked.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use crate::token::Resource;
+
+/// Why a store did not do what it was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// Another holder has the lease.
+    #[error("the lease on {resource} is held by another")]
+    Held {
+        /// The resource.
+        resource: Resource,
+        /// What is left of the lease's time and of its lock delay, unless it is renewed or
+        /// released.
+        retry_after: Duration,
+    },
+    /// The lease is not held under this id: it was released, it ran out, or it never was.
+    #[error("the lease on {resource} is not held under this id")]
+    Lost {
+        /// The resource.
+        resource: Resource,
+    },
+    /// Too many wait for the lease, or for any lease.
+    #[error("too many wait for the lease on {resource}, or for any lease")]
+    TooManyWaiters {
+        /// The resource.
+        resource: Resource,
+    },
+    /// There is no token above those that the resource has seen. `Fence::reset` is the cure.
+    #[error("{resource} has seen token {max_token}, above which none is left")]
+    Exhausted {
+        /// The resource.
+        resource: Resource,
+        /// The highest token that was seen.
+        max_token: i64,
+    },
+    /// The store does not take such a request: a limit of an issuer, for example.
+    #[error("the request is invalid, `{field}`: {detail}")]
+    Invalid {
+        /// The part of the request.
+        field: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The store, or the source of its epochs, cannot be reached.
+    #[error("the lease store is unavailable")]
+    Unavailable(#[source] Arc<dyn Error + Send + Sync>),
+}
+
+impl LeaseError {
+    pub(crate) fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
+        Self::Unavailable(Arc::new(cause))
+    }
+
+    #[cfg(any(feature = "redis", feature = "embedded"))]
+    pub(super) fn lost(resource: &Resource) -> Self {
+        Self::Lost {
+            resource: resource.clone(),
+        }
+    }
+
+    #[cfg(any(feature = "redis", feature = "embedded"))]
+    pub(super) fn too_many_waiters(resource: &Resource) -> Self {
+        Self::TooManyWaiters {
+            resource: resource.clone(),
+        }
+    }
+}

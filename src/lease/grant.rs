@@ -1,0 +1,45 @@
+//! A lease that is held: [`Lease`] for its holder, [`Held`] for everybody.
+
+use std::time::Duration;
+
+use super::{LeaseId, Owner};
+use crate::{
+    header::FencingToken,
+    token::{Resource, Token},
+};
+
+/// A lease that is held, as its holder sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lease {
+    /// The resource.
+    pub resource: Resource,
+    /// What renews and releases it. A secret.
+    pub id: LeaseId,
+    /// The token of the grant.
+    pub token: Token,
+    /// How long the lease lasts. Count from before the store was asked, to be on the safe side.
+    pub ttl: Duration,
+}
+
+impl Lease {
+    /// The value of the `Fencing-Token` header for writes under this lease.
+    #[must_use]
+    pub fn fencing_token(&self) -> FencingToken {
+        FencingToken::new(self.token).with_resource(self.resource.clone())
+    }
+}
+
+/// A lease that is held, as everybody may see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Held {
+    /// The token of the grant.
+    pub token: Token,
+    /// Who holds it.
+    pub owner: Option<Owner>,
+    /// What is left of its time.
+    pub ttl: Duration,
+    /// How many wait in line for it.
+    pub waiters: u64,
+}

@@ -1,0 +1,68 @@
+//! The task that looks whether a lease has ended, one for each resource that has waiters.
+
+use std::{sync::Weak, time::Duration};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    answer::Answer,
+    waiters::{LONGEST_SLEEP, Waiters},
+};
+use crate::token::Resource;
+
+/// Looks when the lease that is in the way has ended, until no waiter is left.
+pub(super) async fn watch_lease_end(
+    waiters: Weak<Waiters>,
+    resource: Resource,
+    mut ends: watch::Receiver<Instant>,
+) {
+    loop {
+        let end = *ends.borrow_and_update();
+        tokio::select! {
+            biased;
+            changed = ends.changed() => match changed {
+                Ok(()) => continue,
+                // The line is gone, and with it the last waiter.
+                Err(_) => return,
+            },
+            // Redis counts whole milliseconds.
+            () = sleep_until(end + Duration::from_millis(1)) => {}
+        }
+        let Some(waiters) = waiters.upgrade() else {
+            return;
+        };
+        let scripts = waiters.scripts();
+        let key = scripts.lease_key(&resource);
+        let some_waiter = {
+            let lines = waiters.lines();
+            let ids = lines.get(&*key).and_then(|line| line.waiters.keys().next());
+            ids.cloned().unwrap_or_default()
+        };
+        let next_look = match scripts.tick(&resource, &some_waiter).await {
+            Ok(Answer::Watched { left, in_line }) => {
+                if !in_line {
+                    // The waiter was passed over, or the line was lost.
+                    waiters.wake_line(&key);
+                }
+                left
+            }
+            Ok(_) => {
+                waiters.wake_line(&key);
+                scripts.server().command_wait()
+            }
+            Err(_) => scripts.server().command_wait(),
+        };
+        let lines = waiters.lines();
+        // What was published meanwhile is newer than this answer.
+        if let Some(line) = lines.get(&*key)
+            && !ends.has_changed().unwrap_or(true)
+        {
+            // A key without an end is none of this crate's; to look at it all the time does not help.
+            let next_look = next_look.clamp(Duration::from_millis(20), LONGEST_SLEEP);
+            line.ends.send_replace(Instant::now() + next_look);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! One attempt at a time, whose failure all share who have waited for it.
+
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::Instant,
+};
+
+use super::LeaseError;
+
+/// Admits one attempt at a time, and keeps the last failure.
+#[derive(Default)]
+pub(super) struct SingleFlight(Mutex<Option<(Instant, LeaseError)>>);
+
+/// The attempt that is under way. Dropped, it lets the next one begin.
+pub(super) struct Flight<'a>(MutexGuard<'a, Option<(Instant, LeaseError)>>);
+
+impl SingleFlight {
+    /// Waits until no other attempt is under way.
+    ///
+    /// # Errors
+    ///
+    /// The failure of an attempt that ended meanwhile: so no caller waits for longer than one
+    /// attempt takes.
+    pub(super) async fn begin(&self) -> Result<Flight<'_>, LeaseError> {
+        let asked_at = Instant::now();
+        let last = self.0.lock().await;
+        match &*last {
+            Some((failed_at, error)) if *failed_at > asked_at => Err(error.clone()),
+            _ => Ok(Flight(last)),
+        }
+    }
+}
+
+impl Flight<'_> {
+    /// Ends the attempt with a failure, which the callers share that have waited meanwhile.
+    pub(super) fn fail(mut self, error: LeaseError) -> LeaseError {
+        *self.0 = Some((Instant::now(), error.clone()));
+        error
+    }
+}

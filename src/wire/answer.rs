@@ -1,0 +1,207 @@
+//! The bodies of the answers: a lease to its holder, and what everybody may see of it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "client")]
+use crate::lease::LeaseId;
+use crate::{
+    lease::{Held, Lease, Owner, Page, time::whole_ms},
+    token::{Resource, Token},
+};
+
+/// The answer to a grant and to a renewal, for the holder alone: it has the lease id.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct LeaseBody {
+    /// The value of the header `Fencing-Token`, for writes under this lease.
+    #[serde(default)]
+    pub(crate) fencing_token: String,
+    lease_id: String,
+    resource: Resource,
+    token: Token,
+    ttl_ms: u64,
+}
+
+impl From<&Lease> for LeaseBody {
+    fn from(lease: &Lease) -> Self {
+        Self {
+            fencing_token: lease.fencing_token().to_string(),
+            lease_id: lease.id.expose().into(),
+            resource: lease.resource.clone(),
+            token: lease.token,
+            ttl_ms: whole_ms(lease.ttl),
+        }
+    }
+}
+
+#[cfg(feature = "client")]
+impl LeaseBody {
+    /// The lease, where it is the one that was asked for; `None` where it is another.
+    pub(crate) fn into_lease(self, resource: &Resource, id: LeaseId) -> Option<Lease> {
+        (self.resource == *resource && self.lease_id == id.expose()).then(|| Lease {
+            resource: self.resource,
+            id,
+            token: self.token,
+            ttl: Duration::from_millis(self.ttl_ms),
+        })
+    }
+}
+
+/// What everybody may see of a lease that is held.
+#[derive(Serialize, Deserialize)]
+struct HeldBody {
+    owner: Option<String>,
+    token: Token,
+    ttl_ms: u64,
+    waiters: u64,
+}
+
+impl From<&Held> for HeldBody {
+    fn from(held: &Held) -> Self {
+        Self {
+            owner: held.owner.as_ref().map(|owner| owner.as_str().into()),
+            token: held.token,
+            ttl_ms: whole_ms(held.ttl),
+            waiters: held.waiters,
+        }
+    }
+}
+
+impl From<HeldBody> for Held {
+    fn from(held: HeldBody) -> Self {
+        Self {
+            token: held.token,
+            owner: held.owner.and_then(|owner| Owner::new(owner).ok()),
+            ttl: Duration::from_millis(held.ttl_ms),
+            waiters: held.waiters,
+        }
+    }
+}
+
+/// The answer to `GET /{resource}`.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct StateBody {
+    held: bool,
+    resource: Resource,
+    #[serde(flatten)]
+    lease: Option<HeldBody>,
+}
+
+#[cfg(feature = "issuer")]
+impl StateBody {
+    pub(crate) fn new(resource: &Resource, held: Option<&Held>) -> Self {
+        Self {
+            held: held.is_some(),
+            resource: resource.clone(),
+            lease: held.map(HeldBody::from),
+        }
+    }
+}
+
+impl From<StateBody> for Option<Held> {
+    fn from(state: StateBody) -> Self {
+        state.lease.filter(|_| state.held).map(Held::from)
+    }
+}
+
+/// The answer to `GET /`.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct PageBody {
+    leases: Vec<PageEntry>,
+    cursor: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PageEntry {
+    resource: Resource,
+    #[serde(flatten)]
+    lease: HeldBody,
+}
+
+impl From<&Page> for PageBody {
+    fn from(page: &Page) -> Self {
+        let leases = page.leases.iter().map(|(resource, held)| PageEntry {
+            resource: resource.clone(),
+            lease: held.into(),
+        });
+        Self {
+            leases: leases.collect(),
+            cursor: page.cursor.clone(),
+        }
+    }
+}
+
+impl From<PageBody> for Page {
+    fn from(page: PageBody) -> Self {
+        let leases = page.leases.into_iter();
+        Self {
+            leases: leases
+                .map(|entry| (entry.resource, entry.lease.into()))
+                .collect(),
+            cursor: page.cursor,
+        }
+    }
+}
+
+#[cfg(all(test, feature = "issuer", feature = "client"))]
+mod tests {
+    use super::*;
+
+    fn resend<T: Serialize, U: serde::de::DeserializeOwned>(body: T) -> U {
+        serde_json::from_slice(&serde_json::to_vec(&body).unwrap()).unwrap()
+    }
+
+    fn held(owner: Option<&str>) -> Held {
+        Held {
+            token: Token::MAX,
+            owner: owner.map(|name| Owner::new(name).unwrap()),
+            ttl: Duration::from_millis(250),
+            waiters: 3,
+        }
+    }
+
+    #[test]
+    fn a_client_reads_each_answer_that_an_issuer_writes() {
+        let resource = Resource::new("café").unwrap();
+        let lease = Lease {
+            resource: resource.clone(),
+            id: LeaseId::random(),
+            token: Token::MIN,
+            ttl: Duration::from_secs(30),
+        };
+        let read = |resource: &Resource, id: LeaseId| {
+            let body: LeaseBody = resend(LeaseBody::from(&lease));
+            body.into_lease(resource, id)
+        };
+        assert_eq!(read(&resource, lease.id.clone()), Some(lease.clone()));
+        // A lease of another request makes no holder.
+        assert_eq!(read(&resource, LeaseId::random()), None);
+        let other = Resource::new("sku-2").unwrap();
+        assert_eq!(read(&other, lease.id.clone()), None);
+
+        for state in [None, Some(held(None)), Some(held(Some("worker-7")))] {
+            let body: StateBody = resend(StateBody::new(&resource, state.as_ref()));
+            assert_eq!(Option::<Held>::from(body), state);
+        }
+        for cursor in [None, Some("0-7-".to_owned())] {
+            let page = Page {
+                leases: vec![
+                    (resource.clone(), held(None)),
+                    (other.clone(), held(Some("w"))),
+                ],
+                cursor,
+            };
+            let body: PageBody = resend(PageBody::from(&page));
+            assert_eq!(Page::from(body), page);
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_time_is_rounded_up() {
+        let mut held = held(None);
+        held.ttl = Duration::from_micros(1);
+        let body: HeldBody = resend(HeldBody::from(&held));
+        assert_eq!(body.ttl_ms, 1);
+    }
+}

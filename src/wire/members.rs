@@ -1,0 +1,137 @@
+//! Reading the members of a JSON object one by one, so that a refusal names the one at fault.
+
+use std::{fmt::Display, str::FromStr};
+
+use serde_json::{Map, Value};
+
+/// A member of a body without a valid value.
+#[derive(Debug)]
+pub(crate) struct InvalidMember {
+    /// The member, or `body` where that is no JSON object.
+    pub(crate) field: String,
+    /// What is wrong with it.
+    pub(crate) why: String,
+}
+
+/// The members of a JSON object. A member that is null counts as absent.
+#[derive(Debug)]
+pub(super) struct Members(Map<String, Value>);
+
+impl Members {
+    /// Reads a body; none at all is an empty object.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, InvalidMember> {
+        if bytes.trim_ascii().is_empty() {
+            return Ok(Self(Map::new()));
+        }
+        let members = serde_json::from_slice::<Map<String, Value>>(bytes);
+        members.map(Self).map_err(|error| {
+            // Not the error's own text, which may quote a secret.
+            let (line, column) = (error.line(), error.column());
+            InvalidMember {
+                field: "body".into(),
+                why: format!("the body is no JSON object (line {line}, column {column})"),
+            }
+        })
+    }
+
+    fn take<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnOnce(&Value) -> Result<T, String>,
+    ) -> Result<Option<T>, InvalidMember> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => read(&value).map(Some).map_err(|why| InvalidMember {
+                field: name.into(),
+                why,
+            }),
+        }
+    }
+
+    /// A number of milliseconds.
+    pub(super) fn take_ms(&mut self, name: &'static str) -> Result<Option<u64>, InvalidMember> {
+        self.take(name, |value| {
+            value
+                .as_u64()
+                .ok_or_else(|| format!("`{name}` is a whole number of milliseconds"))
+        })
+    }
+
+    /// Yes or no.
+    pub(super) fn take_bool(&mut self, name: &'static str) -> Result<Option<bool>, InvalidMember> {
+        self.take(name, |value| {
+            value
+                .as_bool()
+                .ok_or_else(|| format!("`{name}` is true or false"))
+        })
+    }
+
+    /// A text that parses.
+    pub(super) fn take_text<T: FromStr<Err: Display>>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<T>, InvalidMember> {
+        self.take(name, |value| {
+            let text = value
+                .as_str()
+                .ok_or_else(|| format!("`{name}` is a text"))?;
+            text.parse().map_err(|error: T::Err| error.to_string())
+        })
+    }
+
+    /// Refuses members that were not taken: a mistyped name must not pass for a default.
+    pub(super) fn finish(self) -> Result<(), InvalidMember> {
+        match self.0.into_iter().next() {
+            None => Ok(()),
+            Some((field, _)) => Err(InvalidMember {
+                // A name of any length may come in; a part of it is enough to find it.
+                field: field.chars().filter(|c| !c.is_control()).take(64).collect(),
+                why: "there is no such member".into(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lease::{LeaseId, Owner};
+
+    fn field<T: std::fmt::Debug>(refused: Result<T, InvalidMember>) -> String {
+        refused.unwrap_err().field
+    }
+
+    #[test]
+    fn each_bad_member_is_named() {
+        let parse = |body: &str| Members::parse(body.as_bytes());
+        for body in ["[]", "1", "{", "\"x\"", "{\"ttl_ms\":1}x"] {
+            assert_eq!(field(parse(body)), "body", "{body}");
+        }
+        for ms in ["-1", "1.5", "\"1\"", "true", "1e3", "99999999999999999999"] {
+            let mut members = parse(&format!("{{\"ttl_ms\":{ms}}}")).unwrap();
+            assert_eq!(field(members.take_ms("ttl_ms")), "ttl_ms", "{ms}");
+        }
+        let mut members = parse(r#"{"lease_id":"short","owner":7}"#).unwrap();
+        assert_eq!(field(members.take_text::<LeaseId>("lease_id")), "lease_id");
+        assert_eq!(field(members.take_text::<Owner>("owner")), "owner");
+        assert_eq!(field(parse(r#"{"ttl":1}"#).unwrap().finish()), "ttl");
+    }
+
+    #[test]
+    fn nothing_and_null_are_absent() {
+        for body in ["", " \n", "{}", r#"{"ttl_ms":null}"#] {
+            let mut members = Members::parse(body.as_bytes()).unwrap();
+            assert_eq!(members.take_ms("ttl_ms").unwrap(), None, "{body}");
+            members.finish().unwrap();
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            drop(Members::parse(&bytes));
+        }
+    }
+}

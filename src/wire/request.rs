@@ -1,0 +1,127 @@
+//! The bodies of the requests that grant and renew.
+
+use serde::{Serialize, Serializer};
+
+#[cfg(feature = "issuer")]
+use super::members::{InvalidMember, Members};
+use crate::lease::{
+    Acquire, LeaseId, Owner, Renew,
+    time::{at_least_1_ms, whole_ms},
+};
+
+/// The body of `POST /{resource}`.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct AcquireBody {
+    pub(crate) ttl_ms: Option<u64>,
+    pub(crate) wait_ms: Option<u64>,
+    pub(crate) lock_delay_ms: Option<u64>,
+    #[serde(serialize_with = "owner_text")]
+    pub(crate) owner: Option<Owner>,
+    #[serde(serialize_with = "exposed_id")]
+    pub(crate) lease_id: Option<LeaseId>,
+}
+
+/// The body of `PUT /{resource}`.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct RenewBody {
+    pub(crate) ttl_ms: Option<u64>,
+    pub(crate) new_token: Option<bool>,
+}
+
+#[cfg(feature = "issuer")]
+impl AcquireBody {
+    /// Reads a body; none at all is an empty object.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidMember`] names the first member without a valid value, or that nothing is known of.
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
+        let mut members = Members::parse(bytes)?;
+        let body = Self {
+            ttl_ms: members.take_ms("ttl_ms")?,
+            wait_ms: members.take_ms("wait_ms")?,
+            lock_delay_ms: members.take_ms("lock_delay_ms")?,
+            owner: members.take_text("owner")?,
+            lease_id: members.take_text("lease_id")?,
+        };
+        members.finish()?;
+        Ok(body)
+    }
+}
+
+#[cfg(feature = "issuer")]
+impl RenewBody {
+    /// Reads a body; none at all is an empty object.
+    ///
+    /// # Errors
+    ///
+    /// As [`AcquireBody::read`].
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
+        let mut members = Members::parse(bytes)?;
+        let body = Self {
+            ttl_ms: members.take_ms("ttl_ms")?,
+            new_token: members.take_bool("new_token")?,
+        };
+        members.finish()?;
+        Ok(body)
+    }
+}
+
+impl From<&Acquire> for AcquireBody {
+    fn from(request: &Acquire) -> Self {
+        Self {
+            ttl_ms: Some(at_least_1_ms(request.ttl)),
+            wait_ms: Some(whole_ms(request.wait)),
+            lock_delay_ms: Some(whole_ms(request.lock_delay)),
+            owner: request.owner.clone(),
+            lease_id: Some(request.lease_id.clone()),
+        }
+    }
+}
+
+impl From<&Renew> for RenewBody {
+    fn from(request: &Renew) -> Self {
+        Self {
+            ttl_ms: Some(at_least_1_ms(request.ttl)),
+            new_token: Some(request.new_token),
+        }
+    }
+}
+
+fn owner_text<S: Serializer>(owner: &Option<Owner>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_some(&owner.as_ref().map(Owner::as_str))
+}
+
+fn exposed_id<S: Serializer>(id: &Option<LeaseId>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_some(&id.as_ref().map(LeaseId::expose))
+}
+
+#[cfg(all(test, feature = "issuer", feature = "client"))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_issuer_reads_what_a_client_writes() {
+        for owner in [None, Some(Owner::new("worker-7").unwrap())] {
+            let mut request = Acquire::new(Duration::from_micros(1))
+                .wait(Duration::from_micros(1_001))
+                .lease_id(LeaseId::random());
+            request.owner = owner;
+            let sent = AcquireBody::from(&request);
+            assert_eq!((sent.ttl_ms, sent.wait_ms), (Some(1), Some(2)));
+            assert_eq!(sent.lock_delay_ms, Some(0));
+            let read = AcquireBody::read(&serde_json::to_vec(&sent).unwrap());
+            assert_eq!(read.ok().unwrap(), sent);
+        }
+        for request in [
+            Renew::new(Duration::ZERO),
+            Renew::new(Duration::MAX).with_new_token(),
+        ] {
+            let sent = RenewBody::from(&request);
+            let read = RenewBody::read(&serde_json::to_vec(&sent).unwrap());
+            assert_eq!(read.ok().unwrap(), sent);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A Redis that is not up yet, and what its errors say.
+
+use std::{error::Error, time::Duration};
+
+use sqlx::Sqlite;
+use tokio::net::TcpListener;
+use tower_fence::{
+    Resource,
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
+    lease::{Acquire, LeaseError, Leases, Operate, RedisLeases},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    proxy::{Link, Proxy},
+    redis::{RedisServer, fresh_prefix, shared_url},
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+/// A port on which nothing listens.
+async fn closed_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// All that an error says, to a person and to a log.
+fn all_texts(error: &LeaseError) -> String {
+    let mut texts = format!("{error}\n{error:?}");
+    let mut cause: Option<&dyn Error> = error.source();
+    while let Some(error) = cause {
+        texts += &format!("\n{error}\n{error:?}");
+        cause = error.source();
+    }
+    texts
+}
+
+#[tokio::test]
+async fn a_store_is_built_before_its_server_answers() {
+    let db = Sqlite::fresh(4).await;
+    let redis = shared_url().replace("redis://", "").parse().unwrap();
+    let proxy = Proxy::to(redis).await;
+    proxy.set(Link::Cut);
+    let leases = RedisLeases::builder(db.fence())
+        .key_prefix(fresh_prefix())
+        .connect_lazy(&format!("redis://{}", proxy.addr))
+        .unwrap();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(matches!(refused, Err(LeaseError::Unavailable(_))));
+    leases.inspect(&sku()).await.unwrap_err();
+    leases.list(10, None).await.unwrap_err();
+
+    // From here on a server is there: the same store goes on.
+    proxy.set(Link::Whole);
+    let lease = leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+    leases.release(&sku(), &lease.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_error_names_the_address_and_never_the_password() {
+    let db = Sqlite::fresh(4).await;
+    let port = closed_port().await;
+    let address = format!("127.0.0.1:{port}");
+    let url = format!("redis://alice:open-sesame@{address}");
+    let builder = || RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    for error in [
+        RedisLeases::connect(&url, db.fence()).await.unwrap_err(),
+        builder().connect_cluster(&[&url]).await.unwrap_err(),
+        (builder().connect_sentinels(&[&url], "main").await).unwrap_err(),
+        (builder().connect_lazy(&url).unwrap().inspect(&sku()).await).unwrap_err(),
+    ] {
+        let texts = all_texts(&error);
+        assert!(texts.contains(&address), "{texts}");
+        assert!(!texts.contains("open-sesame"), "{texts}");
+    }
+    // What is no URL of Redis is not repeated either.
+    for url in [
+        "http://alice:open-sesame@127.0.0.1",
+        "redis://alice:open-sesame@127.0.0.1:port",
+    ] {
+        let texts = all_texts(&builder().connect_lazy(url).unwrap_err());
+        assert!(!texts.contains("open-sesame"), "{texts}");
+    }
+}
+
+/// No runtime, no server, no database: a lazy store needs none of them.
+#[test]
+fn a_lazy_store_is_built_outside_of_a_runtime() {
+    struct NoEpochs;
+
+    impl Epochs for NoEpochs {
+        fn next_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+            Box::pin(async { Err(EpochError::Exhausted) })
+        }
+
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+            Box::pin(async { Err(EpochError::Exhausted) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            Box::pin(async { Err(EpochError::Exhausted) })
+        }
+    }
+
+    let (url, builder) = ("redis://127.0.0.1:1", || RedisLeases::builder(NoEpochs));
+    builder().connect_lazy(url).unwrap();
+    builder().connect_sentinels_lazy(&[url], "main").unwrap();
+    builder().connect_cluster_lazy(&[url]).unwrap();
+    // What is wrong with the settings is told at once.
+    let refused = builder().key_prefix("{").connect_lazy(url);
+    assert!(matches!(refused, Err(LeaseError::Invalid { .. })));
+    builder().connect_lazy("localhost").unwrap_err();
+}
+
+/// The rights on channels, and all else that `connect` checks, are checked at the first contact.
+#[tokio::test]
+async fn a_lazy_store_checks_the_server_at_the_first_contact() {
+    let db = Sqlite::fresh(4).await;
+    let redis = RedisServer::start(&[]).await;
+    let user = [
+        "ACL",
+        "SETUSER",
+        "mute",
+        "on",
+        ">open-sesame",
+        "~*",
+        "+@all",
+    ];
+    redis.command(&user).await;
+    redis
+        .command(&["ACL", "SETUSER", "mute", "resetchannels"])
+        .await;
+    let url = redis.url().replace("redis://", "redis://mute:open-sesame@");
+    let eager = RedisLeases::connect(&url, db.fence()).await.unwrap_err();
+    let leases = RedisLeases::connect_lazy(&url, db.fence()).unwrap();
+    let lazy = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    for texts in [all_texts(&eager), all_texts(&lazy.unwrap_err())] {
+        assert!(texts.contains("channels"), "{texts}");
+        assert!(!texts.contains("open-sesame"), "{texts}");
+    }
+    // With the rights, the same store goes on.
+    let rights = ["ACL", "SETUSER", "mute", "&tower-fence:*"];
+    redis.command(&rights).await;
+    leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+}
