@@ -27,7 +27,7 @@
 //!
 //! [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651
 
-use std::{collections::HashSet, fmt, str::FromStr, sync::Arc};
+use std::{collections::HashSet, fmt, str::FromStr};
 
 use bytes::Bytes;
 use http::HeaderName;
@@ -114,7 +114,7 @@ impl FromStr for FencingToken {
     }
 }
 
-/// Reads the field from its lines, in order. No line, or only empty ones, give an empty list.
+/// Reads the field from its lines, in order. No line, or one that is empty, gives an empty list.
 ///
 /// # Errors
 ///
@@ -125,7 +125,7 @@ pub fn parse<L: AsRef<[u8]>>(
     let combined = combine(lines);
     let list: List = Parser::new(&combined)
         .parse()
-        .map_err(|error| MalformedToken::Syntax(error.into()))?;
+        .map_err(|error| MalformedToken::Syntax(error.to_string().into()))?;
     let mut named = HashSet::new();
     let mut tokens = Vec::with_capacity(list.len());
     for entry in list {
@@ -208,7 +208,7 @@ pub fn format(tokens: &[FencingToken]) -> String {
 pub enum MalformedToken {
     /// The field is not an RFC 9651 List.
     #[error("the field is not an RFC 9651 List: {0}")]
-    Syntax(#[source] Arc<sfv::Error>),
+    Syntax(Box<str>),
     /// A member is something else than an Integer.
     #[error("a member of the field is not an Integer")]
     NotAnInteger,

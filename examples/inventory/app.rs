@@ -26,7 +26,7 @@ use crate::stock::Stock;
 
 /// All routes. The resource of a SKU is the SKU itself.
 pub fn router<DB: Stock, L: Leases + Clone>(fence: Fence<DB>, leases: L) -> Router {
-    let pool = fence.pool().clone();
+    let pool = fence.get_pool().clone();
     // Whoever got no answer to a write may repeat it under its key.
     let keys = Idempotency::optional();
     let one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());

@@ -145,8 +145,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// The pool.
-    pub fn pool(&self) -> &Pool<DB> {
+    /// The pool that it was made with.
+    pub fn get_pool(&self) -> &Pool<DB> {
         self.connections.pool()
     }
 }

@@ -80,7 +80,7 @@ use http::{HeaderMap, StatusCode};
 use tracing::Instrument;
 
 use self::request::{ResourcePath, body_bytes, invalid, lease_id};
-pub use self::response::Refusal;
+pub use self::response::Rejection;
 use crate::{
     lease::{Acquire, Leases, Operate, Renew},
     metrics,
@@ -164,7 +164,7 @@ impl<L: Leases> Issuer<L> {
     }
 
     /// The length of a lease that a request asks for, within the limits.
-    fn check_ttl(&self, ttl_ms: Option<u64>) -> Result<Duration, Refusal> {
+    fn check_ttl(&self, ttl_ms: Option<u64>) -> Result<Duration, Rejection> {
         let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
         let default = || self.ttl.min(longest).max(shortest);
         let ttl = ttl_ms.map_or_else(default, Duration::from_millis);
@@ -180,7 +180,7 @@ impl<L: Leases> Issuer<L> {
 }
 
 /// A length of time from 0, which is the default, to `limit`.
-fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Refusal> {
+fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Rejection> {
     let time = Duration::from_millis(ms.unwrap_or(0));
     if time > limit {
         let limit = limit.as_millis();
@@ -194,7 +194,7 @@ async fn acquire<L: Leases>(
     ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, Rejection> {
     let body = AcquireBody::read(&body_bytes(&headers, body).await?)?;
     let mut request = Acquire::new(issuer.check_ttl(body.ttl_ms)?);
     request.wait = check_ms("wait_ms", body.wait_ms, issuer.wait_limit)?;
@@ -220,7 +220,7 @@ async fn renew<L: Leases>(
     ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, Rejection> {
     let id = lease_id(&headers)?;
     let body = RenewBody::read(&body_bytes(&headers, body).await?)?;
     let mut request = Renew::new(issuer.check_ttl(body.ttl_ms)?);
@@ -236,7 +236,7 @@ async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
-) -> Result<Response, Refusal> {
+) -> Result<Response, Rejection> {
     let id = lease_id(&headers)?;
     let span = tracing::info_span!("release_lease", %resource);
     let releasing = issuer.leases.release(&resource, &id);
@@ -248,7 +248,7 @@ async fn release<L: Leases>(
 async fn inspect<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
-) -> Result<Response, Refusal> {
+) -> Result<Response, Rejection> {
     let held = issuer.leases.inspect(&resource).await?;
     Ok(response::state(&resource, held.as_ref()))
 }

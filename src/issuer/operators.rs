@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{
     request::{ResourcePath, invalid, refuse_foreign_pages},
-    response::{self, Refusal},
+    response::{self, Rejection},
 };
 use crate::{
     lease::{LeaseError, ListError, Operate},
@@ -27,7 +27,7 @@ pub(super) struct Paging {
 pub(super) async fn list<L: Operate>(
     State(leases): State<Arc<L>>,
     paging: Result<Query<Paging>, QueryRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, Rejection> {
     let Query(paging) = paging.map_err(|_| {
         invalid(
             "query",
@@ -50,7 +50,7 @@ pub(super) async fn break_lease<L: Operate>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
-) -> Result<Response, Refusal> {
+) -> Result<Response, Rejection> {
     refuse_foreign_pages(&headers)?;
     if leases.break_lease(&resource).await? {
         metrics::count("tower_fence_leases_broken_total");

@@ -13,7 +13,7 @@ use http::{
     request::Parts,
 };
 
-use super::response::Refusal;
+use super::response::Rejection;
 use crate::{
     body,
     lease::LeaseId,
@@ -27,8 +27,8 @@ const BODY_LIMIT_BYTES: usize = 16 * 1024;
 const BODY_WAIT: Duration = Duration::from_secs(10);
 
 /// A part of the request without a valid value.
-pub(super) fn invalid(field: &str, why: impl ToString) -> Refusal {
-    Refusal::InvalidRequest {
+pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
+    Rejection::InvalidRequest {
         field: field.into(),
         why: why.to_string(),
     }
@@ -38,9 +38,9 @@ pub(super) fn invalid(field: &str, why: impl ToString) -> Refusal {
 pub(super) struct ResourcePath(pub(super) Resource);
 
 impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
-    type Rejection = Refusal;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
         // The router's own routes have this one parameter; what fails is its UTF-8.
         let Path(name) = Path::<String>::from_request_parts(parts, state)
             .await
@@ -51,7 +51,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
 }
 
 /// The lease id of the header.
-pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Refusal> {
+pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Rejection> {
     let mut values = headers.get_all(LEASE_ID).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(invalid(
@@ -78,21 +78,21 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 /// Refuses what a page of another site could have a browser send without asking here first. Such a
 /// request has an `Origin`, and is never marked as JSON.
-pub(super) fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     if headers.contains_key(ORIGIN) && !is_json(headers) {
-        return Err(Refusal::UnsupportedMediaType);
+        return Err(Rejection::UnsupportedMediaType);
     }
     Ok(())
 }
 
 /// Reads the body, which must be marked as JSON.
-pub(super) async fn body_bytes(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
+pub(super) async fn body_bytes(headers: &HeaderMap, body: Body) -> Result<Bytes, Rejection> {
     refuse_foreign_pages(headers)?;
     let bytes = body::read(body, BODY_LIMIT_BYTES, BODY_WAIT)
         .await?
         .to_bytes();
     if !bytes.trim_ascii().is_empty() && !is_json(headers) {
-        return Err(Refusal::UnsupportedMediaType);
+        return Err(Rejection::UnsupportedMediaType);
     }
     Ok(bytes)
 }

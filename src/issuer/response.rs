@@ -51,7 +51,7 @@ pub(super) fn released() -> Response {
 /// Why the issuer refused a request. It is also in the extensions of the response.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum Rejection {
     /// A part of the request has no valid value.
     #[error("`{field}`: {why}")]
     InvalidRequest {
@@ -72,7 +72,7 @@ pub enum Refusal {
     Lease(#[from] LeaseError),
 }
 
-impl Refusal {
+impl Rejection {
     /// The type of problem it is answered with.
     #[must_use]
     pub const fn problem_type(&self) -> ProblemType {
@@ -85,7 +85,7 @@ impl Refusal {
     }
 }
 
-impl From<InvalidMember> for Refusal {
+impl From<InvalidMember> for Rejection {
     fn from(invalid: InvalidMember) -> Self {
         Self::InvalidRequest {
             field: invalid.field,
@@ -94,19 +94,19 @@ impl From<InvalidMember> for Refusal {
     }
 }
 
-impl From<&Refusal> for Problem {
-    fn from(refused: &Refusal) -> Self {
+impl From<&Rejection> for Problem {
+    fn from(refused: &Rejection) -> Self {
         let problem = Self::new(refused.problem_type()).detail(refused.to_string());
         match refused {
-            Refusal::InvalidRequest { field, .. } => refusal::invalid(problem, field),
-            Refusal::UnsupportedMediaType => problem,
-            Refusal::Body(error) => Self::from(error),
-            Refusal::Lease(error) => refusal::describe(problem, error),
+            Rejection::InvalidRequest { field, .. } => refusal::invalid(problem, field),
+            Rejection::UnsupportedMediaType => problem,
+            Rejection::Body(error) => Self::from(error),
+            Rejection::Lease(error) => refusal::describe(problem, error),
         }
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         if let Self::Lease(LeaseError::Unavailable(cause)) = &self {
             tracing::error!(error = %Chain(&**cause), "the lease store is unavailable");

@@ -23,9 +23,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// sqlx's error, when the database cannot be reached or refuses.
     pub async fn migrate(&self) -> Result<(), MigrateError> {
-        DB::migrate(self.pool()).await?;
+        DB::migrate(self.get_pool()).await?;
         // Where they were made is where they are, whatever becomes of a session's search path.
-        let mut conn = self.pool().acquire().await?;
+        let mut conn = self.get_pool().acquire().await?;
         if self.tables.get().is_none()
             && let Some(schema) = DB::find_schema(&mut conn).await?
         {

@@ -1,34 +1,30 @@
 //! The migrations of the fence's own tables, with a history of their own beside the application's.
 
 use sqlx::{
-    Database, Pool, SqlSafeStr,
+    SqlSafeStr,
     migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator},
 };
 
 /// Where the history is kept.
 const HISTORY: &str = "_tower_fence_migrations";
 
-/// Brings the tables up to date. Where they are, nothing is written, and no right to create anything
-/// is needed.
-pub(super) async fn migrate<DB>(
-    pool: &Pool<DB>,
+/// Brings the tables up to date. Where they are, by a history that is there, nothing is written, and no
+/// right to create anything is needed.
+pub(super) async fn migrate(
+    conn: &mut impl Migrate,
+    has_history: bool,
     migrations: impl IntoIterator<Item = (i64, &'static str, &'static str)>,
-) -> Result<(), MigrateError>
-where
-    DB: Database,
-    DB::Connection: Migrate,
-{
+) -> Result<(), MigrateError> {
     let migrations = migrations.into_iter().map(|(version, name, sql)| {
         let sql = sql.into_sql_str();
         Migration::new(version, name.into(), MigrationType::Simple, sql, false)
     });
     let mut migrator = Migrator::with_migrations(migrations.collect());
     migrator.dangerous_set_table_name(HISTORY);
-    let mut conn = pool.acquire().await?;
-    if !is_current(&mut *conn, &migrator).await {
-        migrator.run_direct(None, &mut *conn, false).await?;
+    if has_history && is_current(conn, &migrator).await {
+        return Ok(());
     }
-    Ok(())
+    migrator.run_direct(None, conn, false).await
 }
 
 /// Whether all of these were applied, as they are, and no others. Not so where that cannot be told:

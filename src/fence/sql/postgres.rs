@@ -111,8 +111,16 @@ impl Backend for Postgres {
     }
 
     async fn migrate(pool: &sqlx::PgPool) -> Result<(), MigrateError> {
+        // Where tables would be made, which need not be where others are seen.
+        const HISTORY: &str = "SELECT 1 FROM pg_catalog.pg_class AS c \
+             JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace \
+             WHERE c.relname = '_tower_fence_migrations' \
+                 AND n.nspname = pg_catalog.current_schema()";
+        let mut conn = pool.acquire().await?;
+        let has_history = conn.fetch_optional(HISTORY).await?.is_some();
         migrations::migrate(
-            pool,
+            &mut *conn,
+            has_history,
             [
                 (
                     1,

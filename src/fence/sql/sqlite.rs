@@ -69,8 +69,13 @@ impl Backend for Sqlite {
     }
 
     async fn migrate(pool: &sqlx::SqlitePool) -> Result<(), MigrateError> {
+        const HISTORY: &str =
+            "SELECT 1 FROM main.sqlite_master WHERE name = '_tower_fence_migrations'";
+        let mut conn = pool.acquire().await?;
+        let has_history = conn.fetch_optional(HISTORY).await?.is_some();
         migrations::migrate(
-            pool,
+            &mut *conn,
+            has_history,
             [
                 (
                     1,

@@ -1,4 +1,52 @@
-//! The contract: its vectors, and the addresses that answers name.
+//! The contract: `src/spec.md` and its vectors in `tests/vectors` against this implementation, what the
+//! documentation has in SQL, and the addresses that answers name.
 
+mod admission;
 mod documentation;
-mod spec;
+mod field;
+mod rights;
+mod tokens;
+
+use std::{fs, path::Path as FilePath};
+
+use axum::{body::to_bytes, response::Response};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tower_fence::{Resource, Token};
+
+pub fn vectors<T: DeserializeOwned>(file: &str) -> T {
+    serde_json::from_str(&text(&format!("tests/vectors/{file}"))).unwrap()
+}
+
+/// The text of a file of the repository.
+pub fn text(path: &str) -> String {
+    fs::read_to_string(FilePath::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+pub fn resource(name: &str) -> Resource {
+    Resource::new(name).unwrap()
+}
+
+pub fn token(value: i64) -> Token {
+    Token::new(value).unwrap()
+}
+
+pub async fn json(response: Response) -> Value {
+    let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+pub async fn problem(response: Response, name: &str, context: &str) -> Value {
+    let problem = json(response).await;
+    let kind = problem["type"].as_str().unwrap_or_default();
+    assert!(kind.ends_with(&format!("#{name}")), "{context}: {problem}");
+    problem
+}
+
+/// The blocks of SQL in a text.
+pub fn sql_blocks(text: &str) -> Vec<&str> {
+    let blocks = text.split("```");
+    blocks
+        .filter_map(|block| block.strip_prefix("sql\n"))
+        .collect()
+}

@@ -121,7 +121,7 @@ async fn a_thousand_go_away(reuse: bool) {
             let hot = Resource::new("hot").unwrap();
             while !over.load(Relaxed) {
                 // Reusable, and below all others: it holds the lock and changes nothing.
-                let mut lock = fence.pool().begin().await.unwrap();
+                let mut lock = fence.get_pool().begin().await.unwrap();
                 let one = Token::new(1).unwrap();
                 let _ = fence.admit(&mut lock, &hot, one, TokenUse::Reusable).await;
                 sleep(Duration::from_millis(20)).await;
@@ -199,7 +199,7 @@ async fn a_thousand_go_away(reuse: bool) {
 async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
     async fn write(State(fence): State<Fence<Postgres>>, Path(sku): Path<String>) {
         // The connection itself is had in a way that is safe to drop.
-        let acquired = tokio::spawn(fence.pool().acquire()).await.unwrap();
+        let acquired = tokio::spawn(fence.get_pool().acquire()).await.unwrap();
         let mut connection = acquired.unwrap();
         let mut tx = connection.begin().await.unwrap();
         let sku = Resource::new(sku).unwrap();

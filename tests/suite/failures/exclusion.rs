@@ -169,7 +169,7 @@ async fn a_guard_outside_the_transaction_is_caught() {
     let db = Postgres::fresh(2).await;
     for _ in 0..3 {
         let servers = servers(&db, |fence| {
-            let pool = fence.pool().clone();
+            let pool = fence.get_pool().clone();
             Router::new()
                 .route("/inventory/{sku}/decrement", post(decrement))
                 .with_state((fence, pool))

@@ -88,13 +88,13 @@ async fn increment<L: Leases>(leases: &L, server: &Server, fenced_read: bool) ->
 async fn lost_updates(announced: bool, fenced_read: bool) -> i64 {
     let db = Postgres::fresh(8).await;
     sqlx::raw_sql("CREATE TABLE counters (sku TEXT PRIMARY KEY, value BIGINT NOT NULL)")
-        .execute(db.fence().pool())
+        .execute(db.fence().get_pool())
         .await
         .unwrap();
     let app = Router::new()
         .route("/{sku}", get(read).put(write))
         .route_layer(FenceLayer::new(db.fence(), PathParam("sku")))
-        .with_state(db.fence().pool().clone());
+        .with_state(db.fence().get_pool().clone());
     let server = Server::start(app).await;
     let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let leases = builder.connect(&shared_url()).await.unwrap();

@@ -164,7 +164,7 @@ async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk
     // Nothing waits for the disk on behalf of this.
     let resource = Resource::new("lost").unwrap();
     before.raise(&resource, Token::MIN).await.unwrap();
-    before.pool().close().await;
+    before.get_pool().close().await;
     server.crash().await;
     server.restart().await;
     let after = fence().await;
@@ -172,5 +172,5 @@ async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk
     assert!(again > epoch, "{epoch} was handed out twice");
     let lost = after.inspect(&resource).await.unwrap();
     assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
-    after.pool().close().await;
+    after.get_pool().close().await;
 }

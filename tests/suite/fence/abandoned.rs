@@ -128,7 +128,7 @@ async fn abandoned_statements_are_ended_though_all_connections_are_taken() {
         for n in 0..2 * POOL {
             fence.raise(&resource(n), one()).await.unwrap();
         }
-        fence.pool().close().await;
+        fence.get_pool().close().await;
         eventually("the connection that ended them is closed", async || {
             sessions(&db, "true").await == 0
         })

@@ -52,7 +52,7 @@ async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
     db.execute("DELETE FROM _tower_fence_migrations WHERE version = 3")
         .await;
     fence.migrate().await.unwrap_err();
-    fence.pool().close().await;
+    fence.get_pool().close().await;
     db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
         .await;
 }

@@ -126,7 +126,7 @@ async fn the_tables_may_live_in_any_schema() {
         .await
         .unwrap();
     assert_eq!(written, [(1,)]);
-    fence.pool().close().await;
+    fence.get_pool().close().await;
 }
 
 #[tokio::test]

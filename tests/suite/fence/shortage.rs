@@ -211,7 +211,10 @@ fn a_runtime_ends_whatever_its_tasks_are_about() {
                     let _ = commit.await;
                 } else {
                     thread::sleep(Duration::from_millis(500));
-                    let held = (fence.pool().try_acquire(), fence.pool().try_acquire());
+                    let held = (
+                        fence.get_pool().try_acquire(),
+                        fence.get_pool().try_acquire(),
+                    );
                     let _ = begin().await;
                     drop(held);
                 }

@@ -68,7 +68,7 @@ async fn a_grant_that_cannot_be_announced_is_given_back() {
     let store = EmbeddedLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
     let leases = store.clone().announced_to(away.fence());
-    away.fence().pool().close().await;
+    away.fence().get_pool().close().await;
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
     let Err(LeaseError::Unavailable(cause)) = refused else {
         panic!("{refused:?}");
@@ -110,7 +110,7 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
     let away = Sqlite::fresh(1).await;
     let leases = store.clone().announced_to(away.fence());
     let lease = grant(&leases, &sku(), LONG).await;
-    away.fence().pool().close().await;
+    away.fence().get_pool().close().await;
     let anew = Renew::new(LONG).with_new_token();
     is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
     // Nor by the next renewal, which keeps what the store has.
@@ -147,7 +147,7 @@ async fn a_failed_request_takes_no_lease_from_its_repetition() {
         store.clone().announced_to(away.fence()),
         store.announced_to(db.fence()),
     );
-    away.fence().pool().close().await;
+    away.fence().get_pool().close().await;
     let request = Acquire::new(LONG).lease_id(LeaseId::random());
     let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
     is_unavailable(cut_off.acquire(&sku(), request).await);

@@ -1,0 +1,340 @@
+//! The vectors of admission, by the fence and by the plain statements of the text, and of answers.
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Path,
+    http::{Request, StatusCode, request::Parts},
+    routing::any,
+};
+use serde::Deserialize;
+use tower::ServiceExt;
+use tower_fence::{
+    AdmitError, Fence, FenceLayer, FencedTx, Resource, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
+    layer::NoTransaction,
+};
+
+use super::{problem, resource, sql_blocks, text, token, vectors};
+use crate::support::database::{TestDatabase, on_both_databases};
+
+on_both_databases!(
+    tokens_are_admitted_in_sequence,
+    the_plain_statement_admits_the_same,
+    answers_move_the_fence,
+);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AdmissionVectors {
+    #[serde(rename = "description")]
+    _description: String,
+    sequences: Vec<Sequence>,
+    answers: Vec<AnswerOf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sequence {
+    name: String,
+    initial: Option<i64>,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
+enum Step {
+    Write {
+        token: i64,
+        #[serde(rename = "use")]
+        token_use: Use,
+        #[serde(default)]
+        ends: Ends,
+        outcome: Outcome,
+        max_token: Option<i64>,
+    },
+    Raise {
+        token: i64,
+        outcome: Outcome,
+        max_token: Option<i64>,
+    },
+    Announce {
+        token: i64,
+        lease: String,
+        outcome: Outcome,
+        next: Option<i64>,
+        #[serde(default)]
+        was_last: bool,
+        max_token: Option<i64>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Use {
+    SingleUse,
+    Reusable,
+}
+
+impl From<Use> for TokenUse {
+    fn from(token_use: Use) -> Self {
+        match token_use {
+            Use::SingleUse => Self::SingleUse,
+            Use::Reusable => Self::Reusable,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Ends {
+    #[default]
+    Commit,
+    Rollback,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Outcome {
+    Admitted,
+    Raised,
+    Stale,
+    Announced,
+    Outranked,
+    Exhausted,
+}
+
+async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let vectors: AdmissionVectors = vectors("admission.json");
+    for sequence in vectors.sequences {
+        let name = resource(&sequence.name);
+        begin_at(&fence, &name, sequence.initial).await;
+        for step in sequence.steps {
+            let (outcome, expected, max_token) = run(&fence, &name, &step).await;
+            assert_eq!(outcome, expected, "{name}: {step:?}");
+            let found = fence.inspect(&name).await.unwrap();
+            assert_eq!(found, max_token, "{name}: {step:?}");
+        }
+    }
+}
+
+/// What a program in another language runs, as it stands in the text of the contract.
+async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let contract = text("src/spec.md");
+    let blocks = sql_blocks(&contract);
+    let [admit, raise] = blocks[..] else {
+        panic!("the contract has two statements: {blocks:?}");
+    };
+    let vectors: AdmissionVectors = vectors("admission.json");
+    let mut run_plain = 0;
+    for sequence in vectors.sequences {
+        let name = resource(&sequence.name);
+        begin_at(&fence, &name, sequence.initial).await;
+        let mut before = sequence.initial;
+        for step in sequence.steps {
+            let (text, token, floor, expected, max_token) = match step {
+                Step::Write {
+                    token,
+                    token_use: Use::SingleUse,
+                    ends: Ends::Commit,
+                    outcome,
+                    max_token,
+                } => (admit, token, token, outcome == Outcome::Admitted, max_token),
+                Step::Write {
+                    token,
+                    token_use: Use::Reusable,
+                    ends: Ends::Commit,
+                    outcome,
+                    max_token,
+                } => (
+                    admit,
+                    token,
+                    token - 1,
+                    outcome == Outcome::Admitted,
+                    max_token,
+                ),
+                Step::Raise {
+                    token, max_token, ..
+                } => {
+                    let moves = max_token == Some(token - 1) && before != max_token;
+                    (raise, token - 1, token - 1, moves, max_token)
+                }
+                Step::Write { max_token, .. } | Step::Announce { max_token, .. } => {
+                    run(&fence, &name, &step).await;
+                    before = max_token;
+                    continue;
+                }
+            };
+            run_plain += 1;
+            let sql = text
+                .replace("$1", &format!("'{name}'"))
+                .replace("$2", &token.to_string())
+                .replace("$3", &floor.to_string());
+            let mut conn = db.pool.acquire().await.unwrap();
+            let left = DB::number(&mut conn, &format!("{sql} RETURNING max_token")).await;
+            drop(conn);
+            match left {
+                Ok(left) => {
+                    assert_eq!((expected, Some(left)), (true, max_token), "{name}: {token}")
+                }
+                Err(sqlx::Error::RowNotFound) => assert!(!expected, "{name}: {token}"),
+                Err(error) => panic!("{name}: {error}"),
+            }
+            let found = fence.inspect(&name).await.unwrap();
+            assert_eq!(found, max_token, "{name}: {token}");
+            before = max_token;
+        }
+    }
+    assert!(run_plain > 30, "{run_plain}");
+}
+
+/// Brings a resource that was never seen to this `max_token`.
+async fn begin_at<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource, max_token: Option<i64>) {
+    if let Some(max_token) = max_token {
+        fence.raise(name, token(max_token + 1)).await.unwrap();
+    }
+    assert_eq!(fence.inspect(name).await.unwrap(), max_token);
+}
+
+/// What came of a step, what should have come, and the `max_token` that it should have left.
+async fn run<DB: TestDatabase>(
+    fence: &Fence<DB>,
+    name: &Resource,
+    step: &Step,
+) -> (Outcome, Outcome, Option<i64>) {
+    match *step {
+        Step::Write {
+            token: value,
+            token_use,
+            ends,
+            outcome,
+            max_token,
+        } => {
+            let begun = fence.begin(name, token(value), token_use.into()).await;
+            let found = match begun {
+                Ok(tx) if ends == Ends::Commit => {
+                    tx.commit().await.unwrap();
+                    Outcome::Admitted
+                }
+                Ok(_) => Outcome::Admitted,
+                Err(error) => stale(error, max_token),
+            };
+            (found, outcome, max_token)
+        }
+        Step::Raise {
+            token: value,
+            outcome,
+            max_token,
+        } => {
+            let raised = fence.raise(name, token(value)).await;
+            let found = raised.map_or_else(|error| stale(error, max_token), |()| Outcome::Raised);
+            (found, outcome, max_token)
+        }
+        Step::Announce {
+            token: value,
+            ref lease,
+            outcome,
+            next: expected,
+            was_last: expected_last,
+            max_token,
+        } => {
+            let digest = LeaseDigest::of(lease);
+            let found = match fence.announce(name, token(value), &digest).await {
+                Ok(()) => Outcome::Announced,
+                Err(AnnounceError::Outranked { next, was_last, .. }) => {
+                    assert_eq!(Some(next.get()), expected, "{name}: {step:?}");
+                    assert_eq!(was_last, expected_last, "{name}: {step:?}");
+                    Outcome::Outranked
+                }
+                Err(AnnounceError::Exhausted { .. }) => Outcome::Exhausted,
+                Err(error) => panic!("{name}: {step:?}: {error:?}"),
+            };
+            (found, outcome, max_token)
+        }
+    }
+}
+
+fn stale(error: AdmitError, max_token: Option<i64>) -> Outcome {
+    match error {
+        AdmitError::Stale(stale) => {
+            assert_eq!(Some(stale.max_token), max_token);
+            Outcome::Stale
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AnswerOf {
+    method: String,
+    token: Option<i64>,
+    #[serde(rename = "use")]
+    token_use: Use,
+    initial: Option<i64>,
+    status: u16,
+    #[serde(default)]
+    used: bool,
+    problem: Option<String>,
+    max_token: Option<i64>,
+    #[serde(default)]
+    committed: bool,
+}
+
+async fn answers_move_the_fence<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let name = |parts: &Parts| Resource::new(parts.headers["name"].to_str().unwrap());
+    let app = |layer| -> Router {
+        Router::new()
+            .route("/{status}/{entry}", any(answer::<DB>))
+            .route_layer(layer)
+    };
+    let once = app(FenceLayer::new(fence.clone(), name));
+    let reusable = app(FenceLayer::new(fence.clone(), name).reusable());
+    let vectors: AdmissionVectors = vectors("admission.json");
+    for (entry, vector) in (1..).zip(vectors.answers) {
+        let name = resource(&format!("answer-{entry}"));
+        begin_at(&fence, &name, vector.initial).await;
+        let app = match vector.token_use {
+            Use::SingleUse => once.clone(),
+            Use::Reusable => reusable.clone(),
+        };
+        let entry = if vector.used { entry } else { 0 };
+        let mut request = Request::builder()
+            .method(vector.method.as_str())
+            .uri(format!("/{}/{entry}", vector.status))
+            .header("name", name.as_str());
+        if let Some(token) = vector.token {
+            request = request.header("Fencing-Token", token);
+        }
+        let response = app.oneshot(request.body(Body::empty()).unwrap()).await;
+        let response = response.unwrap();
+        let context = format!("{vector:?}");
+        match &vector.problem {
+            None => assert_eq!(response.status(), vector.status, "{context}"),
+            Some(name) => drop(problem(response, name, &context).await),
+        }
+        let found = fence.inspect(&name).await.unwrap();
+        assert_eq!(found, vector.max_token, "{context}");
+        let entries = format!("SELECT count(*) FROM ledger WHERE entry = {entry}");
+        let committed = db.number(&entries).await == 1;
+        assert_eq!(committed, vector.committed, "{context}");
+    }
+}
+
+/// Writes an entry, where it is told to, and answers as it is told.
+pub(super) async fn answer<DB: TestDatabase>(
+    tx: Result<FencedTx<DB>, NoTransaction>,
+    Path((status, entry)): Path<(u16, i64)>,
+) -> StatusCode {
+    if entry > 0 {
+        let insert = format!("INSERT INTO ledger VALUES ({entry})");
+        DB::execute(&mut tx.unwrap(), &insert).await.unwrap();
+    }
+    StatusCode::from_u16(status).unwrap()
+}

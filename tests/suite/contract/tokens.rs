@@ -1,0 +1,178 @@
+//! The vectors of names, tokens, epochs and partitions.
+
+use std::sync::{Arc, Mutex};
+
+use axum::{Router, body::Body, http::Request, response::Response};
+use reqwest::Url;
+use serde::Deserialize;
+use tower::ServiceExt;
+use tower_fence::{
+    Resource, Token,
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
+    issuer,
+    lease::EmbeddedLeases,
+};
+
+use super::{json, resource, token, vectors};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ResourceVectors {
+    #[serde(rename = "description")]
+    _description: String,
+    valid: Vec<Name>,
+    invalid: Vec<Name>,
+    different: Vec<[String; 2]>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Name {
+    name: String,
+    #[serde(default = "once")]
+    repeat: usize,
+}
+
+fn once() -> usize {
+    1
+}
+
+#[test]
+fn resources_have_valid_names() {
+    let vectors: ResourceVectors = vectors("resources.json");
+    for Name { name, repeat } in vectors.valid {
+        let name = name.repeat(repeat);
+        assert_eq!(Resource::new(&name).unwrap().as_str(), name);
+    }
+    for Name { name, repeat } in vectors.invalid {
+        Resource::new(name.repeat(repeat)).expect_err(&name);
+    }
+    for [one, other] in vectors.different {
+        assert_ne!(resource(&one), resource(&other));
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenVectors {
+    #[serde(rename = "description")]
+    _description: String,
+    partitions: Vec<PartitionOf>,
+    tokens: Vec<TokenOf>,
+    epochs: Vec<EpochOf>,
+    issued: Vec<Issued>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartitionOf {
+    resource: String,
+    partition: u8,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenOf {
+    epoch: i64,
+    n: i64,
+    token: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EpochOf {
+    token: i64,
+    epoch: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Issued {
+    epoch: i64,
+    resource: String,
+    partition: u8,
+    token: i64,
+    fencing_token: String,
+}
+
+#[test]
+fn a_token_is_an_epoch_and_a_number() {
+    let vectors: TokenVectors = vectors("tokens.json");
+    for TokenOf {
+        epoch,
+        n,
+        token: expected,
+    } in vectors.tokens
+    {
+        let made = Epoch::new(epoch).ok().and_then(|epoch| epoch.token(n));
+        assert_eq!(made.map(Token::get), expected, "{epoch} and {n}");
+    }
+    for EpochOf {
+        token: value,
+        epoch,
+    } in vectors.epochs
+    {
+        assert_eq!(Epoch::of(token(value)).map(Epoch::get), epoch, "{value}");
+    }
+}
+
+#[tokio::test]
+async fn an_issuer_asks_for_an_epoch_of_the_partition_and_writes_the_token() {
+    let vectors: TokenVectors = vectors("tokens.json");
+    for PartitionOf {
+        resource,
+        partition,
+    } in vectors.partitions
+    {
+        let (asked, _) = acquire(&resource, 1).await;
+        assert_eq!(asked, [partition], "{resource}");
+    }
+    for issued in vectors.issued {
+        let (asked, response) = acquire(&issued.resource, issued.epoch).await;
+        assert_eq!(asked, [issued.partition], "{}", issued.resource);
+        assert_eq!(response.status(), 201);
+        let field = response.headers()["fencing-token"].to_str().unwrap();
+        assert_eq!(field, issued.fencing_token);
+        let body = json(response).await;
+        assert_eq!(body["resource"], issued.resource);
+        assert_eq!(body["token"], issued.token);
+        assert_eq!(body["fencing_token"], issued.fencing_token);
+    }
+}
+
+/// The first grant of a resource, and the partitions whose epoch it took.
+async fn acquire(resource: &str, epoch: i64) -> (Vec<u8>, Response) {
+    let source = EpochSource {
+        epoch: Epoch::new(epoch).unwrap(),
+        asked: Arc::default(),
+    };
+    let asked = Arc::clone(&source.asked);
+    let app: Router = issuer::router(EmbeddedLeases::new(source));
+    let mut url = Url::parse("http://issuer").unwrap();
+    url.path_segments_mut().unwrap().push(resource);
+    let request = Request::post(url.path()).body(Body::empty()).unwrap();
+    let response = app.oneshot(request).await.unwrap();
+    let asked = asked.lock().unwrap().clone();
+    (asked, response)
+}
+
+/// A source that gives one epoch, and notes for which partitions.
+struct EpochSource {
+    epoch: Epoch,
+    asked: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Epochs for EpochSource {
+    fn next_epoch(&self, partition: u8, _: Epoch) -> EpochFuture<'_> {
+        self.asked.lock().unwrap().push(partition);
+        Box::pin(async { Ok(self.epoch) })
+    }
+
+    fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("vectors").unwrap()) })
+    }
+}
