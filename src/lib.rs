@@ -116,6 +116,7 @@
 pub mod announce;
 #[cfg(feature = "_axum")]
 mod body;
+#[cfg(any(feature = "_axum", feature = "redis", feature = "embedded"))]
 mod chain;
 #[cfg(feature = "client")]
 pub mod client;

@@ -10,6 +10,10 @@ use std::{
 
 /// What happened to a statement that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "only Postgres says some")
+)]
 pub(crate) enum Fault {
     /// A lock, a deadlock, a collision, or a pool that is full: it had no effect, and another try may
     /// find the way free.

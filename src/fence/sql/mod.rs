@@ -107,6 +107,10 @@ pub(in crate::fence) fn savepoint() -> &'static str {
 }
 
 /// A transaction whose writes are there.
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "only Postgres does some")
+)]
 pub(crate) enum Committed {
     /// The connection can go back to the pool.
     Clean,
