@@ -52,7 +52,7 @@ use crate::token::{InvalidResource, Resource};
 /// }
 /// ```
 pub trait ResourceFrom: Clone + Send + Sync + 'static {
-    /// Finds the resources.
+    /// Finds the resources, within the fence's [`answer_wait`](crate::Fence::answer_wait).
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
 use http::{HeaderName, Method, Request, request::Parts};
 use http_body_util::{BodyExt, Full};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
 
@@ -27,7 +27,7 @@ use super::{
     on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
     rejection::Rejection,
-    resource::ResourceFrom,
+    resource::{ResourceError, ResourceFrom},
     settle::{run, settle},
     stored::replay,
 };
@@ -188,7 +188,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if parts.extensions.get::<Slot<DB>>().is_some() {
             return Err(Rejection::TwoLayers);
         }
-        let resources = self.resource_from.resources_from(parts).await?;
+        let found = self.resource_from.resources_from(parts);
+        let found = timeout(self.fence.limits().answer_wait, found).await;
+        let resources = found.unwrap_or(Err(ResourceError::Unavailable))?;
         claims(tokens, resources).map(Some)
     }
 

@@ -1,12 +1,18 @@
 //! Where the layer stands in a service: around one route, around all, twice, or nowhere.
 
+use std::time::Duration;
+
 use axum::{
     Router,
-    http::StatusCode,
+    http::{StatusCode, request::Parts},
     response::{IntoResponse, Response},
     routing::{any, post},
 };
-use tower_fence::{FenceLayer, PathParam, layer::Rejection};
+use sqlx::Sqlite;
+use tower_fence::{
+    FenceLayer, PathParam, Resource,
+    layer::{Rejection, ResourceError, ResourceFrom, Resources},
+};
 
 use super::handlers::{Plan, app, max_token, start};
 use crate::support::{
@@ -115,4 +121,33 @@ async fn two_layers_are_a_mistake_of_the_service<DB: TestDatabase>() {
         .await
         .is_problem(500, "misconfigured");
     assert_eq!(max_token(&db).await, Some(4));
+}
+
+/// The name of a resource may have to be looked up, in a store that is away or silent.
+#[tokio::test]
+async fn a_resource_that_cannot_be_found_out_is_answered_503_in_time() {
+    #[derive(Clone)]
+    struct AskedFor;
+
+    impl ResourceFrom for AskedFor {
+        async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
+            match parts.uri.path() {
+                "/away" => Err(ResourceError::Unavailable),
+                "/silent" => std::future::pending().await,
+                path => Ok(Resource::new(path)?.into()),
+            }
+        }
+    }
+    let db = Sqlite::fresh(2).await;
+    let fence = db.fence().answer_wait(Duration::from_secs(1));
+    let app = Router::new()
+        .route("/{r}", post(|| async {}))
+        .route_layer(FenceLayer::new(fence, AskedFor));
+    let server = Server::start(app).await;
+    assert_eq!(server.write("/there", 5).await.status, 200);
+    for path in ["/away", "/silent"] {
+        let answer = server.write(path, 5).await;
+        answer.is_problem(503, "store-unavailable");
+        assert_eq!(answer.headers["retry-after"], "1");
+    }
 }
