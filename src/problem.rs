@@ -124,7 +124,7 @@ table! {
 /// let problem = Problem::new(ProblemType::StaleToken)
 ///     .detail("token 41 is not newer than 42")
 ///     .member("max_token", 42);
-/// assert_eq!(problem.status(), 412);
+/// assert_eq!(problem.status_code(), 412);
 /// assert_eq!(
 ///     serde_json::to_value(&problem)?,
 ///     serde_json::json!({
@@ -212,7 +212,7 @@ impl Problem {
 
     /// The status it is answered with.
     #[must_use]
-    pub const fn status(&self) -> StatusCode {
+    pub const fn status_code(&self) -> StatusCode {
         self.status
     }
 }

@@ -75,6 +75,7 @@ impl fmt::Display for Token {
 /// An integer that is no [`Token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a fencing token is an integer from 1 to 999999999999999, not {value}")]
+#[non_exhaustive]
 pub struct InvalidToken {
     /// The integer that was refused.
     pub value: i64,

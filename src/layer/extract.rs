@@ -24,7 +24,7 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
         if slot.is_pending() {
             return Err(NoTransaction::Deferred);
         }
-        Self::borrow(slot).ok_or(NoTransaction::Taken)
+        Self::borrow(slot).ok_or(NoTransaction::InUse)
     }
 }
 
@@ -108,7 +108,7 @@ pub enum NoTransaction {
     NotDeferred,
     /// The transaction was extracted before and is not back, or was committed already.
     #[error("the fenced transaction was already taken by another extractor")]
-    Taken,
+    InUse,
 }
 
 impl NoTransaction {

@@ -101,7 +101,7 @@ impl<DB: Backend> Connections<DB> {
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
 
-    /// Gives a connection back. It is outside of any transaction, or in one that began ahead.
+    /// Gives a connection back. It is outside of any transaction, or in one that has begun for a next request.
     pub(super) fn check_in(&self, checked_out: CheckedOut<DB>, limits: Limits) {
         match &self.reuse {
             Some(reuse) => reuse.keep(checked_out, limits),

@@ -68,7 +68,7 @@ macro_rules! statements {
             resource: &Resource,
             floor: i64,
         ) -> sqlx::Result<i64> {
-            // Where the transaction began ahead, the row may be younger than it.
+            // Where the transaction began before its request, the row may be younger than it.
             const RAISE: &str = "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
                  WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
                  WHERE resource = $1 AND max_token < $2 RETURNING max_token";
@@ -128,7 +128,7 @@ macro_rules! statements {
             token: Token,
             lease: &LeaseDigest,
         ) -> sqlx::Result<Announcement> {
-            // The row is younger than the transaction where that began ahead.
+            // Where the transaction began before its request, the row may be younger than it.
             const ANNOUNCE: &str = "INSERT INTO {schema}.fence_resources AS f \
                  (resource, max_token, announced, announced_lease, updated_at) \
                  VALUES ($1, $2 - 1, $2, $3, CURRENT_TIMESTAMP) \
