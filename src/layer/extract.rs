@@ -35,8 +35,14 @@ impl<S: Sync> FromRequestParts<S> for AllAdmitted {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let admitted = parts.extensions.get::<Self>().cloned();
+        let deferred = parts
+            .extensions
+            .get()
+            .is_some_and(|by: &FencedBy| by.deferred);
         admitted.ok_or(if parts.extensions.get::<PlainRead>().is_some() {
             NoTransaction::PlainRead
+        } else if deferred {
+            NoTransaction::Deferred
         } else {
             NoTransaction::NoLayer
         })
@@ -75,9 +81,14 @@ impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
 #[derive(Clone, Copy)]
 pub(super) struct PlainRead;
 
-/// Marks a request with the database of its fence.
+/// Marks a write with the fence that it has passed.
 #[derive(Clone, Copy)]
-pub(super) struct FencedBy(pub(super) &'static str);
+pub(super) struct FencedBy {
+    /// The database of the fence.
+    pub(super) database: &'static str,
+    /// Whether its layer is deferred.
+    pub(super) deferred: bool,
+}
 
 /// Why a handler cannot have what it asked for: an error of the service, answered with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,7 +112,10 @@ pub enum NoTransaction {
     #[error("this read needs a fencing token")]
     PlainRead,
     /// The layer is deferred: the handler begins the transaction itself.
-    #[error("this fence is deferred: take `PendingWrite` and begin, or drop `.deferred()`")]
+    #[error(
+        "this fence is deferred: take `PendingWrite`, which has the claims, and begin, or drop \
+         `.deferred()`"
+    )]
     Deferred,
     /// The layer is not deferred: the transaction has begun.
     #[error("this fence is not deferred: take `FencedTx`, or add `.deferred()` to the layer")]
@@ -114,9 +128,8 @@ pub enum NoTransaction {
 impl NoTransaction {
     /// Why there is nothing that a layer would have left.
     pub(super) fn without_layer<DB: FenceDatabase>(parts: &Parts) -> Self {
-        if let Some(FencedBy(fenced_by)) = parts.extensions.get()
-            && *fenced_by != DB::NAME
-        {
+        let fenced_by = parts.extensions.get().map(|by: &FencedBy| by.database);
+        if let Some(fenced_by) = fenced_by.filter(|database| *database != DB::NAME) {
             let asked_for = DB::NAME;
             Self::OtherDatabase {
                 fenced_by,

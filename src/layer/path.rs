@@ -102,7 +102,8 @@ impl<T> fmt::Debug for ParsedPathParam<T> {
 /// ```
 /// use tower_fence::{Resource, layer::{FromPath, PathParams, ResourceError}};
 ///
-/// // For the route `/{tenant}/inventory/{sku}`.
+/// // For the route `/{tenant}/inventory/{sku}`, where no tenant has a slash in its name: otherwise two
+/// // pairs could be one name.
 /// let tenants_sku = FromPath(|path: &PathParams| -> Result<Resource, ResourceError> {
 ///     Ok(Resource::new(format!("{}/{}", path.get("tenant")?, path.get("sku")?))?)
 /// });

@@ -6,7 +6,11 @@ use axum::extract::FromRequestParts;
 use http::request::Parts;
 use sqlx::{Execute, FromRow};
 
-use super::{extract::NoTransaction, on_begin::OnBegin, rejection::Rejection};
+use super::{
+    extract::{FencedBy, NoTransaction},
+    on_begin::OnBegin,
+    rejection::Rejection,
+};
 use crate::{
     fence::{
         AdmitError, Claim, Claims, CommitError, Fault, Fence, FenceDatabase, FencedTx,
@@ -237,11 +241,14 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for PendingWrite<DB> {
     type Rejection = NoTransaction;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        if let Some(pending) = parts.extensions.get::<Self>() {
-            return Ok(pending.clone());
+        if let Some(pending) = parts.extensions.remove::<Self>() {
+            return Ok(pending);
         }
         Err(if parts.extensions.get::<Slot<DB>>().is_some() {
-            NoTransaction::NotDeferred
+            match parts.extensions.get() {
+                Some(FencedBy { deferred: true, .. }) => NoTransaction::InUse,
+                _ => NoTransaction::NotDeferred,
+            }
         } else {
             NoTransaction::without_layer::<DB>(parts)
         })

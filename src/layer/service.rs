@@ -185,7 +185,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if tokens.is_empty() && parts.method.is_safe() {
             return Ok(None);
         }
-        if parts.extensions.get::<Slot<DB>>().is_some() {
+        if parts.extensions.get::<FencedBy>().is_some() {
             return Err(Rejection::TwoLayers);
         }
         let found = self.resource_from.resources_from(parts);
@@ -277,7 +277,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if !slot.is_pending() {
             parts.extensions.insert(slot.admitted());
         }
-        parts.extensions.insert(FencedBy(DB::NAME));
+        parts.extensions.insert(FencedBy {
+            database: DB::NAME,
+            deferred: self.deferred,
+        });
         parts.extensions.insert(slot.clone());
     }
 }

@@ -19,24 +19,38 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Brings the fence's own tables up to date. Safe to call at each start: where they are current,
     /// it only reads, and needs no right to create anything.
     ///
+    /// They are those of the [`schema`](Self::schema) that was named; otherwise the first ones that the
+    /// search path has; otherwise they are made in its first schema.
+    ///
     /// # Errors
     ///
     /// sqlx's error, when the database cannot be reached or refuses.
     pub async fn migrate(&self) -> Result<(), MigrateError> {
-        DB::migrate(self.get_pool()).await?;
-        // Where they were made is where they are, whatever becomes of a session's search path.
         let mut conn = self.get_pool().acquire().await?;
-        if self.tables.get().is_none()
-            && let Some(schema) = DB::find_schema(&mut conn).await?
-        {
+        if DB::HAS_SERVER {
+            // Its search path is set to the schema.
+            conn.close_on_drop();
+        }
+        if self.tables.get().is_none() {
+            self.look_for_tables(&mut conn).await?;
+        }
+        DB::migrate(&mut conn, self.tables.get().map(Arc::as_ref)).await?;
+        if self.tables.get().is_none() {
+            self.look_for_tables(&mut conn).await?;
+        }
+        Ok(())
+    }
+
+    async fn look_for_tables(&self, conn: &mut DB::Connection) -> sqlx::Result<()> {
+        if let Some(schema) = DB::find_schema(conn).await? {
             self.tables.get_or_init(|| Arc::new(Tables::new(&schema)));
         }
         Ok(())
     }
 
-    /// Says in which schema the tables are (on SQLite: in which database file of the connection).
-    /// Default: that in which [`migrate`](Self::migrate) has found them, or the first use: the first
-    /// one of the search path that has them.
+    /// Says in which schema the tables are (on SQLite: in which database file of the connection), or
+    /// are to be made; the schema itself has to be there. Default: the first one of the search path that
+    /// has them, as [`migrate`](Self::migrate) or the first use finds it.
     ///
     /// A fence has one schema. Where each tenant has a schema with tables of its own, each needs a
     /// fence of its own, too.

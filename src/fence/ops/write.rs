@@ -83,7 +83,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// `statement_timeout` of the pool's connections does that. Nor does
     /// [`lock_wait`](Self::lock_wait) bound its wait for a whole table, as while an `ALTER TABLE`
     /// runs: it is given up, with an unknown outcome, when an open transaction would be; a
-    /// `lock_timeout` of the pool's connections makes that a [`AdmitError::Busy`].
+    /// `lock_timeout` of the pool's connections makes that a [`AdmitError::Busy`]. Dropped during such
+    /// a wait, the statement is not ended, and may write once the table is free.
     ///
     /// # Errors
     ///

@@ -21,24 +21,27 @@ pub(super) async fn migrate(
     });
     let mut migrator = Migrator::with_migrations(migrations.collect());
     migrator.dangerous_set_table_name(HISTORY);
-    if has_history && is_current(conn, &migrator).await {
+    if has_history && is_current(conn, &migrator).await? {
         return Ok(());
     }
     migrator.run_direct(None, conn, false).await
 }
 
-/// Whether all of these were applied, as they are, and no others. Not so where that cannot be told:
-/// the migrator then says why.
-async fn is_current(conn: &mut impl Migrate, migrator: &Migrator) -> bool {
-    let (Ok(None), Ok(applied)) = (
-        conn.dirty_version(HISTORY).await,
-        conn.list_applied_migrations(HISTORY).await,
-    ) else {
-        return false;
-    };
-    let expected = migrator.iter().map(|one| (one.version, &one.checksum));
-    applied
-        .iter()
-        .map(|one| (one.version, &one.checksum))
-        .eq(expected)
+/// Whether all of these were applied; an error where the history does not fit to them. Nothing is written,
+/// so that a role without the right to do so learns what is wrong.
+async fn is_current(conn: &mut impl Migrate, migrator: &Migrator) -> Result<bool, MigrateError> {
+    if let Some(version) = conn.dirty_version(HISTORY).await? {
+        return Err(MigrateError::Dirty(version));
+    }
+    let applied = conn.list_applied_migrations(HISTORY).await?;
+    for one in &applied {
+        match migrator.iter().find(|known| known.version == one.version) {
+            None => return Err(MigrateError::VersionMissing(one.version)),
+            Some(known) if known.checksum != one.checksum => {
+                return Err(MigrateError::VersionMismatch(one.version));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(applied.len() == migrator.iter().count())
 }

@@ -163,9 +163,11 @@ pub(crate) trait Backend: Database {
         lock: AdvisoryLock,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Brings the tables up to date.
+    /// Brings the tables of a schema up to date, or, where none is named, of the one in which the
+    /// connection would make them. The connection is not to be used for anything else.
     fn migrate(
-        pool: &sqlx::Pool<Self>,
+        conn: &mut Self::Connection,
+        tables: Option<&Tables>,
     ) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
 
     /// Admits `token` and moves `max_token` to `floor`, in one statement.

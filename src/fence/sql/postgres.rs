@@ -110,16 +110,18 @@ impl Backend for Postgres {
         Ok(())
     }
 
-    async fn migrate(pool: &sqlx::PgPool) -> Result<(), MigrateError> {
-        // Where tables would be made, which need not be where others are seen.
+    async fn migrate(conn: &mut PgConnection, tables: Option<&Tables>) -> Result<(), MigrateError> {
         const HISTORY: &str = "SELECT 1 FROM pg_catalog.pg_class AS c \
              JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace \
              WHERE c.relname = '_tower_fence_migrations' \
                  AND n.nspname = pg_catalog.current_schema()";
-        let mut conn = pool.acquire().await?;
+        if let Some(tables) = tables {
+            let set = format!("SET search_path = {}", tables.schema());
+            conn.execute(AssertSqlSafe(set)).await?;
+        }
         let has_history = conn.fetch_optional(HISTORY).await?.is_some();
         migrations::migrate(
-            &mut *conn,
+            conn,
             has_history,
             [
                 (

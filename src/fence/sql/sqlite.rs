@@ -68,13 +68,12 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn migrate(pool: &sqlx::SqlitePool) -> Result<(), MigrateError> {
+    async fn migrate(conn: &mut SqliteConnection, _: Option<&Tables>) -> Result<(), MigrateError> {
         const HISTORY: &str =
             "SELECT 1 FROM main.sqlite_master WHERE name = '_tower_fence_migrations'";
-        let mut conn = pool.acquire().await?;
         let has_history = conn.fetch_optional(HISTORY).await?.is_some();
         migrations::migrate(
-            &mut *conn,
+            conn,
             has_history,
             [
                 (

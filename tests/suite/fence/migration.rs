@@ -82,3 +82,75 @@ async fn a_service_without_tables_is_misconfigured_and_says_what_to_do() {
         "{inspected:?}"
     );
 }
+
+/// A schema that comes before that of the tables in the search path, as one of the user's name does,
+/// gets no tables of its own: what is dead stays dead.
+#[tokio::test]
+async fn tables_that_the_search_path_has_are_not_made_again_in_another_schema() {
+    let db = Postgres::fresh(2).await;
+    let sku = Resource::new("sku-1").unwrap();
+    db.fence()
+        .raise(&sku, Token::new(6).unwrap())
+        .await
+        .unwrap();
+    db.execute("CREATE SCHEMA app").await;
+    let options: PgConnectOptions = db.url.parse().unwrap();
+    let options = options.options([("search_path", "app, public")]);
+    let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
+    let fence = Fence::new(pool);
+    fence.migrate().await.unwrap();
+    assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5));
+    let made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'app'";
+    assert_eq!(db.number(made).await, 0);
+    // And no session of the pool has another search path than before.
+    let path: String = sqlx::query_scalar("SHOW search_path")
+        .fetch_one(fence.get_pool())
+        .await
+        .unwrap();
+    assert_eq!(path, "app, public");
+}
+
+#[tokio::test]
+async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
+    let db = Postgres::fresh(2).await;
+    db.execute("CREATE SCHEMA red; CREATE SCHEMA blue").await;
+    let sku = Resource::new("sku-1").unwrap();
+    for (tenant, token) in [("red", 7), ("blue", 3)] {
+        let fence = db.fence().schema(tenant);
+        fence.migrate().await.unwrap();
+        fence.migrate().await.unwrap();
+        fence.raise(&sku, Token::new(token).unwrap()).await.unwrap();
+        assert_eq!(fence.inspect(&sku).await.unwrap(), Some(token - 1));
+    }
+    assert_eq!(db.fence().inspect(&sku).await.unwrap(), None);
+    db.fence().schema("nowhere").migrate().await.unwrap_err();
+}
+
+/// Who may not write the history is told what is wrong with it, and not that something may not be made.
+#[tokio::test]
+async fn a_history_that_does_not_fit_is_named_as_what_it_is() {
+    let db = Postgres::fresh(2).await;
+    let (role, fence) = restricted(&db).await;
+    let wrong = [
+        (
+            "UPDATE _tower_fence_migrations SET checksum = '\\x00' WHERE version = 2",
+            "modified",
+        ),
+        (
+            "UPDATE _tower_fence_migrations SET version = 99 WHERE version = 2",
+            "missing",
+        ),
+        (
+            "UPDATE _tower_fence_migrations SET success = false WHERE version = 99",
+            "partially applied",
+        ),
+    ];
+    for (statement, expected) in wrong {
+        db.execute(statement).await;
+        let error = fence.migrate().await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    fence.get_pool().close().await;
+    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
+        .await;
+}

@@ -93,18 +93,9 @@ async fn a_temporary_table_of_the_same_name_is_none_of_the_fences() {
 async fn the_tables_may_live_in_any_schema() {
     let db = Postgres::fresh(1).await;
     db.execute("CREATE SCHEMA \"odd \"\"name\"").await;
-    let pool = PgPoolOptions::new()
-        .max_connections(2)
-        .after_connect(|conn, _| {
-            Box::pin(async move {
-                let set = "SET search_path = \"odd \"\"name\", public";
-                sqlx::raw_sql(set).execute(conn).await.map(|_| ())
-            })
-        })
-        .connect(&db.url)
-        .await
-        .unwrap();
-    let fence = Fence::new(pool);
+    let pool = PgPoolOptions::new().max_connections(2);
+    let pool = pool.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool).schema("odd \"name");
     fence.migrate().await.unwrap();
     begin(&fence, 7).await.unwrap().commit().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{Router, routing::post};
-use tower_fence::{FenceLayer, FencedTx, PathParam, PendingWrite, fence::WriteError};
+use tower_fence::{Admitted, FenceLayer, FencedTx, PathParam, PendingWrite, fence::WriteError};
 
 use super::deferred::{INSERT, app, max_token, start};
 use crate::support::{
@@ -18,6 +18,7 @@ on_both_databases!(
     several_resources_are_written_in_one,
     reusable_tokens_write_again,
     each_extractor_needs_its_layer,
+    a_pending_write_is_taken_once_and_nothing_is_admitted_yet,
 );
 
 async fn a_handler_over_its_time_claims_nothing<DB: TestDatabase>() {
@@ -121,4 +122,23 @@ async fn each_extractor_needs_its_layer<DB: TestDatabase>() {
     let answer = server.write("/r/tx", 6).await;
     answer.is_problem(500, "misconfigured");
     assert!(answer.text.contains("PendingWrite"), "{answer:?}");
+}
+
+async fn a_pending_write_is_taken_once_and_nothing_is_admitted_yet<DB: TestDatabase>() {
+    async fn twice<DB: TestDatabase>(_: PendingWrite<DB>, _: PendingWrite<DB>) {}
+    async fn too_early<DB: TestDatabase>(_: PendingWrite<DB>, _: Admitted) {}
+    let db = DB::fresh(2).await;
+    let app = Router::new()
+        .route("/{r}/twice", post(twice::<DB>))
+        .route("/{r}/early", post(too_early::<DB>))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("r")).deferred());
+    let server = Server::start(app).await;
+    for (path, expected) in [
+        ("/r/twice", "already taken by another extractor"),
+        ("/r/early", "this fence is deferred"),
+    ] {
+        let answer = server.write(path, 5).await;
+        answer.is_problem(500, "misconfigured");
+        assert!(answer.text.contains(expected), "{answer:?}");
+    }
 }

@@ -66,3 +66,27 @@ async fn a_transaction_of_another_database_says_whose_fence_it_is() {
         "this route's fence is on PostgreSQL, and its handler asks for one on SQLite"
     );
 }
+
+/// Two fences around one handler are refused, on two databases, too: one of them would commit what the
+/// other one refuses.
+#[tokio::test]
+async fn two_fences_on_two_databases_are_a_mistake_of_the_service() {
+    use axum::{Router, routing::post};
+    use tower_fence::PathParam;
+
+    use crate::support::http::Server;
+
+    let (postgres, sqlite) = (sqlx::Postgres::fresh(2).await, Sqlite::fresh(2).await);
+    for deferred in [false, true] {
+        let outer = FenceLayer::new(postgres.fence(), PathParam("sku"));
+        let outer = if deferred { outer.deferred() } else { outer };
+        let app = Router::new()
+            .route("/{sku}", post(|| async {}))
+            .route_layer(FenceLayer::new(sqlite.fence(), PathParam("sku")))
+            .route_layer(outer);
+        let server = Server::start(app).await;
+        let answer = server.write("/sku-1", 5).await;
+        answer.is_problem(500, "misconfigured");
+        assert!(answer.text.contains("two fences"), "{answer:?}");
+    }
+}
