@@ -204,7 +204,9 @@ impl From<&Rejection> for Problem {
             }
             Rejection::Body(error) => Self::from(error),
             Rejection::KeyInFlight => problem.retry_after(Duration::from_secs(1)),
-            _ if problem.status_code().as_u16() == 503 => problem.retry_after(Duration::from_secs(1)),
+            _ if problem.status_code().as_u16() == 503 => {
+                problem.retry_after(Duration::from_secs(1))
+            }
             _ => problem,
         }
     }
