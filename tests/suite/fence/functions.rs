@@ -71,7 +71,7 @@ async fn functions_and_the_fence_wait_for_each_other() {
     let holder = begin(&fence, 8).await;
     let waiting = tokio::spawn({
         let pool = db.pool.clone();
-        async move { raise(&mut *pool.acquire().await.unwrap(), "sku-1", 7).await }
+        async move { raise(&mut pool.acquire().await.unwrap(), "sku-1", 7).await }
     });
     sleep(Duration::from_millis(100)).await;
     assert!(!waiting.is_finished(), "it must wait for the row lock");

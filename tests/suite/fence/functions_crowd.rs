@@ -50,7 +50,7 @@ async fn sums_agree(
             let value = next.fetch_add(1, Relaxed);
             // Some are late with their tokens.
             sleep(Duration::from_millis(rand::random_range(0..3))).await;
-            let acknowledged = if writer % 2 == 0 {
+            let acknowledged = if writer.is_multiple_of(2) {
                 match fence.begin(&sku(), token(value), TokenUse::SingleUse).await {
                     Ok(mut tx) => {
                         read_think_write(&mut tx).await;

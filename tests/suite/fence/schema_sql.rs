@@ -60,6 +60,26 @@ async fn after_the_script_migrate_changes_nothing_on_postgres() {
 }
 
 #[tokio::test]
+async fn an_upgrade_is_what_stands_behind_the_last_version() {
+    let script = Fence::<Postgres>::schema_sql();
+    let by_migrate = made(&Postgres::fresh(1).await.pool).await;
+    for version in 2..=4 {
+        let (older, newer) = script
+            .split_once(&format!("-- Version {version}: "))
+            .unwrap();
+        for by_hand in [true, false] {
+            let db = emptied().await;
+            db.execute(older).await;
+            if by_hand {
+                db.execute(&format!("-- {newer}")).await;
+            }
+            db.fence().migrate().await.unwrap();
+            assert_eq!(made(&db.pool).await, by_migrate, "from {version}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn after_the_script_migrate_changes_nothing_on_sqlite() {
     let pool = |max| SqlitePoolOptions::new().max_connections(max);
     let by_hand = pool(1).connect("sqlite::memory:").await.unwrap();
