@@ -39,13 +39,15 @@ async fn sums_agree(
         "DELETE FROM stock; INSERT INTO stock VALUES ('sku-1', {STOCK})"
     ))
     .await;
-    let fence = db.fence();
-    let first = fence.inspect(&sku()).await.unwrap().unwrap_or(0) + 1;
+    let first = db.fence().inspect(&sku()).await.unwrap().unwrap_or(0) + 1;
     let next = AtomicI64::new(first);
     let [through_fence, through_functions, refused] = [(); 3].map(|()| AtomicI64::new(0));
     let done = || through_fence.load(Relaxed) + through_functions.load(Relaxed) >= WRITES;
     let one = async |writer: usize| {
         let mut conn = PgConnection::connect(&db.url).await.unwrap();
+        // Each of its own, as in several processes: clones would wait for each other outside of the
+        // database.
+        let fence = db.fence();
         while !done() {
             let value = next.fetch_add(1, Relaxed);
             // Some are late with their tokens.

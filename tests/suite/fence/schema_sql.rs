@@ -116,8 +116,7 @@ async fn after_the_script_migrate_changes_nothing_on_sqlite() {
     assert_eq!(made, columns(&by_migrate.pool).await);
 }
 
-/// Runs psql, which is installed together with Postgres, on a file that is read from standard input or
-/// not, and returns what it prints.
+/// Runs psql, which is installed together with Postgres, and returns what it prints.
 fn psql(db: &Fresh<Postgres>, arguments: &[&str]) -> String {
     let psql = programs()
         .expect("postgresql is not installed")

@@ -12,7 +12,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// The error as it came, where it is none of the fence's.
+    /// An error that is none of the fence's has no problem document.
     fn of(error: sqlx::Error) -> Self {
         let sqlx::Error::Database(error) = error else {
             panic!("{error:?}");
