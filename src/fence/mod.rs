@@ -52,7 +52,9 @@
 //!   by an advisory lock with a random number, which each admission on Postgres takes.
 //! - [`migrate`](Fence::migrate) makes the tables in the schema that the pool's connections see
 //!   first: `fence_resources`, `fence_epochs`, `fence_epoch_source` and `fence_idempotency_keys`,
-//!   with a migration history of their own, `_tower_fence_migrations`. A fence looks once where
+//!   with a migration history of their own, `_tower_fence_migrations`. On Postgres it also makes
+//!   functions, by which [other programs](crate::guide#16-seaorm-diesel-and-other-languages) write
+//!   under a token. A fence looks once where
 //!   they are, and names that schema from then on: what a session or a transaction does to its
 //!   `search_path` leads no check to other rows.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a

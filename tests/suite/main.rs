@@ -81,6 +81,12 @@
 //! | | `lease::announced::a_grant_waits_for_a_write_in_flight` |
 //! | | `lease::announced::of_two_leases_with_one_token_one_is_answered` |
 //! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_redis` |
+//! | the fence as SQL functions | `contract::functions::functions_admit_the_same_sequences` |
+//! | | `contract::functions::refusals_are_the_documents_of_the_layer` |
+//! | | `fence::functions::an_admission_that_waits_is_judged_by_what_its_predecessor_committed` |
+//! | | `fence::functions::temporary_tables_and_search_paths_lead_no_function_astray` |
+//! | | `fence::functions::whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may` |
+//! | | `fence::functions_crowd::the_crate_and_the_functions_exclude_each_other` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |

@@ -48,6 +48,23 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(())
     }
 
+    /// All that [`migrate`](Self::migrate) brings to an empty database, as one script, for those who
+    /// migrate with another tool. Apply it in one transaction, with the schema of the tables in front of
+    /// the search path. It writes the history of the migrations as well, so that `migrate` finds the
+    /// tables current afterwards.
+    ///
+    /// ```
+    /// # #[cfg(feature = "postgres")]
+    /// println!("{}", tower_fence::Fence::<sqlx::Postgres>::schema_sql());
+    /// ```
+    ///
+    /// Each version begins with a line such as `-- Version 2: idempotency`. Where the tables are those of
+    /// an older version of this crate, apply what stands behind the last version that they have.
+    #[must_use]
+    pub fn schema_sql() -> String {
+        DB::schema_sql()
+    }
+
     /// Says in which schema the tables are (on SQLite: in which database file of the connection), or
     /// are to be made; the schema itself has to be there. Default: the first one of the search path that
     /// has them, as [`migrate`](Self::migrate) or the first use finds it.

@@ -8,18 +8,78 @@ use sqlx::{
 /// Where the history is kept.
 const HISTORY: &str = "_tower_fence_migrations";
 
+/// A version, a name, and what it does.
+type Step = (i64, &'static str, &'static str);
+
+macro_rules! steps {
+    ($database:literal: $($version:literal, $name:literal;)*) => {
+        &[$((
+            $version,
+            $name,
+            include_str!(concat!(
+                "../../../migrations/", $database, "/000", stringify!($version), "_", $name, ".sql"
+            )),
+        ),)*]
+    };
+}
+
+#[cfg(feature = "postgres")]
+pub(super) const POSTGRES: &[Step] = steps! {
+    "postgres":
+    1, "fence";
+    2, "idempotency";
+    3, "announcements";
+    4, "functions";
+};
+
+#[cfg(feature = "sqlite")]
+pub(super) const SQLITE: &[Step] = steps! {
+    "sqlite":
+    1, "fence";
+    2, "idempotency";
+    3, "announcements";
+};
+
+fn migrations(steps: &'static [Step]) -> impl Iterator<Item = Migration> {
+    steps.iter().map(|&(version, name, sql)| {
+        let sql = sql.into_sql_str();
+        Migration::new(version, name.into(), MigrationType::Simple, sql, false)
+    })
+}
+
+/// All of it as one script, with the history as the migrator would have written it. `history` makes its
+/// table, as sqlx does on that database, and `bytes` is a literal of bytes there, around hexadecimal digits.
+pub(super) fn script(steps: &'static [Step], history: &str, bytes: [&str; 2]) -> String {
+    let mut script = format!(
+        "-- The schema of tower-fence {}. Apply it in one transaction.\n\n\
+         CREATE TABLE {HISTORY} (\n{history}\n);\n",
+        env!("CARGO_PKG_VERSION"),
+    );
+    for one in migrations(steps) {
+        let (version, name, sql) = (one.version, &one.description, one.sql.as_str().trim_end());
+        let digits: String = one
+            .checksum
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let [before, behind] = bytes;
+        script.push_str(&format!(
+            "\n-- Version {version}: {name}\n\n{sql}\n\n\
+             INSERT INTO {HISTORY} (version, description, success, checksum, execution_time)\n\
+             VALUES ({version}, '{name}', true, {before}{digits}{behind}, -1);\n"
+        ));
+    }
+    script
+}
+
 /// Brings the tables up to date. Where they are, by a history that is there, nothing is written, and no
 /// right to create anything is needed.
 pub(super) async fn migrate(
     conn: &mut impl Migrate,
     has_history: bool,
-    migrations: impl IntoIterator<Item = (i64, &'static str, &'static str)>,
+    steps: &'static [Step],
 ) -> Result<(), MigrateError> {
-    let migrations = migrations.into_iter().map(|(version, name, sql)| {
-        let sql = sql.into_sql_str();
-        Migration::new(version, name.into(), MigrationType::Simple, sql, false)
-    });
-    let mut migrator = Migrator::with_migrations(migrations.collect());
+    let mut migrator = Migrator::with_migrations(migrations(steps).collect());
     migrator.dangerous_set_table_name(HISTORY);
     if has_history && is_current(conn, &migrator).await? {
         return Ok(());

@@ -170,6 +170,9 @@ pub(crate) trait Backend: Database {
         tables: Option<&Tables>,
     ) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
 
+    /// All that it would bring to an empty database, as one script.
+    fn schema_sql() -> String;
+
     /// Admits `token` and moves `max_token` to `floor`, in one statement.
     fn admit(
         conn: &mut Self::Connection,

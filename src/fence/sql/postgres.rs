@@ -120,28 +120,17 @@ impl Backend for Postgres {
             conn.execute(AssertSqlSafe(set)).await?;
         }
         let has_history = conn.fetch_optional(HISTORY).await?.is_some();
-        migrations::migrate(
-            conn,
-            has_history,
-            [
-                (
-                    1,
-                    "fence",
-                    include_str!("../../../migrations/postgres/0001_fence.sql"),
-                ),
-                (
-                    2,
-                    "idempotency",
-                    include_str!("../../../migrations/postgres/0002_idempotency.sql"),
-                ),
-                (
-                    3,
-                    "announcements",
-                    include_str!("../../../migrations/postgres/0003_announcements.sql"),
-                ),
-            ],
-        )
-        .await
+        migrations::migrate(conn, has_history, migrations::POSTGRES).await
+    }
+
+    fn schema_sql() -> String {
+        const HISTORY: &str = "    version BIGINT PRIMARY KEY,
+    description TEXT NOT NULL,
+    installed_on TIMESTAMPTZ NOT NULL DEFAULT now(),
+    success BOOLEAN NOT NULL,
+    checksum BYTEA NOT NULL,
+    execution_time BIGINT NOT NULL";
+        migrations::script(migrations::POSTGRES, HISTORY, ["decode('", "', 'hex')"])
     }
 
     async fn make_durable(conn: &mut PgConnection) -> sqlx::Result<()> {

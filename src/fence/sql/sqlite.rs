@@ -72,28 +72,17 @@ impl Backend for Sqlite {
         const HISTORY: &str =
             "SELECT 1 FROM main.sqlite_master WHERE name = '_tower_fence_migrations'";
         let has_history = conn.fetch_optional(HISTORY).await?.is_some();
-        migrations::migrate(
-            conn,
-            has_history,
-            [
-                (
-                    1,
-                    "fence",
-                    include_str!("../../../migrations/sqlite/0001_fence.sql"),
-                ),
-                (
-                    2,
-                    "idempotency",
-                    include_str!("../../../migrations/sqlite/0002_idempotency.sql"),
-                ),
-                (
-                    3,
-                    "announcements",
-                    include_str!("../../../migrations/sqlite/0003_announcements.sql"),
-                ),
-            ],
-        )
-        .await
+        migrations::migrate(conn, has_history, migrations::SQLITE).await
+    }
+
+    fn schema_sql() -> String {
+        const HISTORY: &str = "    version BIGINT PRIMARY KEY,
+    description TEXT NOT NULL,
+    installed_on TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    success BOOLEAN NOT NULL,
+    checksum BLOB NOT NULL,
+    execution_time BIGINT NOT NULL";
+        migrations::script(migrations::SQLITE, HISTORY, ["X'", "'"])
     }
 
     async fn make_durable(_: &mut SqliteConnection) -> sqlx::Result<()> {

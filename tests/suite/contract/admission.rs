@@ -26,24 +26,24 @@ on_both_databases!(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AdmissionVectors {
+pub(super) struct AdmissionVectors {
     #[serde(rename = "description")]
     _description: String,
-    sequences: Vec<Sequence>,
+    pub(super) sequences: Vec<Sequence>,
     answers: Vec<AnswerOf>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sequence {
-    name: String,
-    initial: Option<i64>,
-    steps: Vec<Step>,
+pub(super) struct Sequence {
+    pub(super) name: String,
+    pub(super) initial: Option<i64>,
+    pub(super) steps: Vec<Step>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
-enum Step {
+pub(super) enum Step {
     Write {
         token: i64,
         #[serde(rename = "use")]
@@ -71,7 +71,7 @@ enum Step {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Use {
+pub(super) enum Use {
     SingleUse,
     Reusable,
 }
@@ -87,7 +87,7 @@ impl From<Use> for TokenUse {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Ends {
+pub(super) enum Ends {
     #[default]
     Commit,
     Rollback,
@@ -95,7 +95,7 @@ enum Ends {
 
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Outcome {
+pub(super) enum Outcome {
     Admitted,
     Raised,
     Stale,
@@ -193,7 +193,11 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
 }
 
 /// Brings a resource that was never seen to this `max_token`.
-async fn begin_at<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource, max_token: Option<i64>) {
+pub(super) async fn begin_at<DB: TestDatabase>(
+    fence: &Fence<DB>,
+    name: &Resource,
+    max_token: Option<i64>,
+) {
     if let Some(max_token) = max_token {
         fence.raise(name, token(max_token + 1)).await.unwrap();
     }
@@ -201,7 +205,7 @@ async fn begin_at<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource, max_toke
 }
 
 /// What came of a step, what should have come, and the `max_token` that it should have left.
-async fn run<DB: TestDatabase>(
+pub(super) async fn run<DB: TestDatabase>(
     fence: &Fence<DB>,
     name: &Resource,
     step: &Step,

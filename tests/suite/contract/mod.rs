@@ -4,6 +4,7 @@
 mod admission;
 mod documentation;
 mod field;
+mod functions;
 mod rights;
 mod tokens;
 

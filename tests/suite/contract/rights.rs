@@ -26,8 +26,8 @@ async fn the_rights_that_the_documentation_names_suffice() {
     let role = format!("app_{:016x}", rand::random::<u64>());
     let documentation = text("src/deployment.md");
     let blocks = sql_blocks(&documentation);
-    let [grants] = blocks[..] else {
-        panic!("the documentation has one list of rights: {blocks:?}");
+    let [grants, _] = blocks[..] else {
+        panic!("the documentation has two lists of rights: {blocks:?}");
     };
     db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'of-a-test'"))
         .await;

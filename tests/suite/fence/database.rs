@@ -44,11 +44,12 @@ async fn epochs_go_up_whoever_asks<DB: TestDatabase>() {
 async fn migrating_twice_changes_nothing<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
+    let history = "SELECT count(*) FROM _tower_fence_migrations";
+    let before = db.number(history).await;
     write(&fence, 5).await.unwrap();
     fence.migrate().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
-    let history = "SELECT count(*) FROM _tower_fence_migrations";
-    assert_eq!(db.number(history).await, 3);
+    assert_eq!(db.number(history).await, before);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod database;
 pub mod fence;
+pub mod functions;
 pub mod http;
 pub mod lease;
 pub mod postgres;

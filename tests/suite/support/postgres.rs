@@ -173,7 +173,7 @@ fn send(child: &Child, signal: &str) {
 }
 
 /// The programs of the newest Postgres, which Debian keeps off the PATH.
-fn programs() -> Option<PathBuf> {
+pub fn programs() -> Option<PathBuf> {
     let versions = |folder: &str, prefix: &str| -> Vec<(u32, PathBuf)> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         let versions = entries.filter_map(|entry| {

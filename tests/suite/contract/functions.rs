@@ -1,0 +1,232 @@
+//! The vectors over the functions in Postgres, and their refusals beside those of the layer.
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, header::HeaderValue},
+    routing::post,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use sqlx::{Acquire, Postgres};
+use tower::ServiceExt;
+use tower_fence::{FenceLayer, PathParam, Resource};
+
+use super::{
+    admission::{AdmissionVectors, Ends, Outcome, Step, Use, begin_at, run},
+    json, resource, vectors,
+};
+use crate::support::{
+    database::TestDatabase,
+    functions::{Refused, admit, admit_reusable, is_refused, max_token, raise},
+};
+
+#[tokio::test]
+async fn functions_admit_the_same_sequences() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    let vectors: AdmissionVectors = vectors("admission.json");
+    let mut steps_of_functions = 0;
+    for sequence in vectors.sequences {
+        let name = resource(&sequence.name);
+        begin_at(&fence, &name, sequence.initial).await;
+        for step in sequence.steps {
+            let mut conn = db.pool.acquire().await.unwrap();
+            let (found, expected, left) = match step {
+                Step::Write {
+                    token,
+                    token_use,
+                    ends,
+                    outcome,
+                    max_token,
+                } => {
+                    let mut tx = conn.begin().await.unwrap();
+                    let admitted = match token_use {
+                        Use::SingleUse => admit(&mut tx, name.as_str(), token).await,
+                        Use::Reusable => admit_reusable(&mut tx, name.as_str(), token).await,
+                    };
+                    if ends == Ends::Commit && admitted.is_ok() {
+                        tx.commit().await.unwrap();
+                        assert_eq!(admitted.as_ref().ok(), max_token.as_ref(), "{name}");
+                    } else {
+                        tx.rollback().await.unwrap();
+                    }
+                    (outcome_of(admitted, Outcome::Admitted), outcome, max_token)
+                }
+                Step::Raise {
+                    token,
+                    outcome,
+                    max_token,
+                } => {
+                    let raised = raise(&mut conn, name.as_str(), token).await;
+                    if let Ok(raised) = raised {
+                        assert_eq!(Some(raised), max_token, "{name}");
+                    }
+                    (outcome_of(raised, Outcome::Raised), outcome, max_token)
+                }
+                Step::Announce { .. } => {
+                    run(&fence, &name, &step).await;
+                    continue;
+                }
+            };
+            steps_of_functions += 1;
+            assert_eq!(found, expected, "{name}: {step:?}");
+            let found = max_token(&mut conn, name.as_str()).await.unwrap();
+            assert_eq!(found, left, "{name}: {step:?}");
+        }
+    }
+    assert!(steps_of_functions > 30, "{steps_of_functions}");
+}
+
+fn outcome_of(result: Result<i64, Refused>, success: Outcome) -> Outcome {
+    match result {
+        Ok(_) => success,
+        refused => {
+            is_refused(refused, "TF412");
+            Outcome::Stale
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Names {
+    valid: Vec<Name>,
+    invalid: Vec<Name>,
+}
+
+#[derive(Deserialize)]
+struct Name {
+    name: String,
+    repeat: Option<usize>,
+}
+
+impl Name {
+    fn text(&self) -> String {
+        self.name.repeat(self.repeat.unwrap_or(1))
+    }
+}
+
+#[tokio::test]
+async fn functions_take_the_same_names() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let names: Names = vectors("resources.json");
+    for name in names.valid.iter().map(Name::text) {
+        let seen = max_token(&mut conn, name.as_str()).await.unwrap();
+        assert_eq!(seen, None, "{name:?}");
+        assert_eq!(raise(&mut conn, name.as_str(), 5).await.unwrap(), 4);
+        assert_eq!(admit(&mut conn, name.as_str(), 5).await.unwrap(), 5);
+        let seen = max_token(&mut conn, name.as_str()).await.unwrap();
+        assert_eq!(seen, Some(5), "{name:?}");
+    }
+    for name in names.invalid.iter().map(Name::text) {
+        let refusals = [
+            admit(&mut conn, name.as_str(), 5).await,
+            raise(&mut conn, name.as_str(), 5).await,
+            max_token(&mut conn, name.as_str())
+                .await
+                .map(Option::unwrap_or_default),
+        ];
+        for refused in refusals {
+            // No text of Postgres' has this one, so no function is reached.
+            if name.contains('\0') {
+                is_refused(refused, "22021");
+                continue;
+            }
+            let refused = is_refused(refused, "TF400");
+            let expected = Resource::new(&name).unwrap_err().to_string();
+            assert_eq!(refused.message, expected);
+        }
+    }
+    // Each control character, and its neighbours.
+    for code in (1..0x100).filter_map(char::from_u32) {
+        let name = format!("x{code}y");
+        let admitted = admit(&mut conn, name.as_str(), 5).await;
+        assert_eq!(admitted.is_ok(), Resource::new(&name).is_ok(), "{name:?}");
+    }
+    let rows = db.number("SELECT count(*) FROM fence_resources WHERE resource ~ '[[:cntrl:]]'");
+    drop(conn);
+    assert_eq!(rows.await, 0);
+}
+
+#[tokio::test]
+async fn refusals_are_the_documents_of_the_layer() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    let app: Router = Router::new()
+        .route("/{sku}", post(|| async {}))
+        .route_layer(FenceLayer::new(fence.clone(), PathParam("sku")));
+    let answer = async |field: &str| -> Value {
+        let request = Request::post("/sku-1").header(
+            "Fencing-Token",
+            HeaderValue::from_str(field).expect("a field"),
+        );
+        let response = app.clone().oneshot(request.body(Body::empty()).unwrap());
+        json(response.await.unwrap()).await
+    };
+    begin_at(&fence, &resource("sku-1"), Some(42)).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+
+    for token in [42, 41, 1] {
+        let expected = answer(&token.to_string()).await;
+        for refused in [
+            admit(&mut conn, "sku-1", token).await,
+            admit_reusable(&mut conn, "sku-1", token).await,
+            raise(&mut conn, "sku-1", token).await,
+        ] {
+            let refused = is_refused(refused, "TF412");
+            assert_eq!(refused.problem, expected);
+            assert_eq!(refused.problem["max_token"], 42);
+            assert_eq!(refused.message, expected["detail"]);
+        }
+    }
+    for token in [0, -1, -999_999_999_999_999] {
+        let expected = answer(&token.to_string()).await;
+        for refused in [
+            admit(&mut conn, "sku-1", token).await,
+            raise(&mut conn, "sku-1", token).await,
+        ] {
+            let refused = is_refused(refused, "TF400");
+            assert_eq!(refused.problem, expected);
+            assert_eq!(refused.message, expected["detail"]);
+        }
+    }
+    for (name, field) in [
+        ("", r#"50;resource="""#.to_owned()),
+        ("a\tb", r#"50;resource=%"a%09b""#.to_owned()),
+        ("\u{85}", r#"50;resource=%"%c2%85""#.to_owned()),
+        (
+            &"x".repeat(256),
+            format!(r#"50;resource="{}""#, "x".repeat(256)),
+        ),
+    ] {
+        let expected = answer(&field).await;
+        let refused = is_refused(admit(&mut conn, name, 50).await, "TF400");
+        assert_eq!(refused.problem, expected, "{name:?}");
+    }
+    // What no field can say: the same type, and a text of its own.
+    let expected = answer("0").await;
+    for token in [
+        None,
+        Some(1_000_000_000_000_000),
+        Some(i64::MIN),
+        Some(i64::MAX),
+    ] {
+        for refused in [
+            admit(&mut conn, "sku-1", token).await,
+            raise(&mut conn, "sku-1", token).await,
+            admit(&mut conn, None, token).await,
+        ] {
+            let refused = is_refused(refused, "TF400");
+            for member in ["type", "title", "status"] {
+                assert_eq!(refused.problem[member], expected[member]);
+            }
+            assert_eq!(refused.problem["detail"], refused.message);
+        }
+    }
+    is_refused(admit(&mut conn, None, 50).await, "TF400");
+    is_refused(raise(&mut conn, None, 50).await, "TF400");
+    is_refused(max_token(&mut conn, None).await, "TF400");
+    // Neither the one nor the other has moved anything.
+    assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(42));
+}

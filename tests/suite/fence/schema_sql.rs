@@ -1,0 +1,161 @@
+//! The whole schema as one script, for those who migrate with another tool, and a story told in SQL.
+
+use std::process::{Command, Stdio};
+
+use sqlx::{AssertSqlSafe, Pool, Postgres, Sqlite, sqlite::SqlitePoolOptions};
+use tower_fence::Fence;
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::{is_stale, sku, write},
+    postgres::programs,
+};
+
+/// Each row of the history, and what else tells one schema from another.
+async fn described(pool: &Pool<Postgres>) -> Vec<String> {
+    let describe = "SELECT concat_ws(' ', version, description, success, encode(checksum, 'hex'), \
+             installed_on, execution_time) FROM _tower_fence_migrations \
+         UNION ALL SELECT concat_ws(' ', table_name, column_name, data_type, is_nullable, \
+             column_default, collation_name) FROM information_schema.columns \
+             WHERE table_schema = 'public' AND table_name LIKE '%fence%' \
+         UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' \
+             AND tablename LIKE '%fence%' \
+         UNION ALL SELECT concat_ws(' ', oid::regprocedure, prosecdef, provolatile, proacl, \
+             proconfig, prosrc) FROM pg_proc WHERE proname LIKE 'fence%' \
+         UNION ALL SELECT concat('source ', id) FROM fence_epoch_source ORDER BY 1";
+    sqlx::query_scalar(describe).fetch_all(pool).await.unwrap()
+}
+
+/// Without what is another one each time.
+async fn made(pool: &Pool<Postgres>) -> Vec<String> {
+    let forget = "UPDATE _tower_fence_migrations SET installed_on = 'epoch', execution_time = 0; \
+         UPDATE fence_epoch_source SET id = ''";
+    sqlx::raw_sql(forget).execute(pool).await.unwrap();
+    described(pool).await
+}
+
+async fn emptied() -> Fresh<Postgres> {
+    let db = Postgres::fresh(2).await;
+    db.execute(
+        "DROP SCHEMA public CASCADE; CREATE SCHEMA public; CREATE TABLE ledger (entry BIGINT)",
+    )
+    .await;
+    db
+}
+
+#[tokio::test]
+async fn after_the_script_migrate_changes_nothing_on_postgres() {
+    let by_hand = emptied().await;
+    by_hand.execute(&Fence::<Postgres>::schema_sql()).await;
+    let before = described(&by_hand.pool).await;
+    let fence = by_hand.fence();
+    fence.migrate().await.unwrap();
+    assert_eq!(described(&by_hand.pool).await, before);
+    write(&fence, 5).await.unwrap();
+    is_stale(write(&fence, 5).await, 5, 5);
+    assert_eq!(by_hand.entries().await, 1);
+
+    let by_migrate = Postgres::fresh(1).await;
+    assert_eq!(made(&by_hand.pool).await, made(&by_migrate.pool).await);
+}
+
+#[tokio::test]
+async fn an_upgrade_is_what_stands_behind_the_last_version() {
+    let script = Fence::<Postgres>::schema_sql();
+    let by_migrate = made(&Postgres::fresh(1).await.pool).await;
+    for version in 2..=4 {
+        let (older, newer) = script
+            .split_once(&format!("-- Version {version}: "))
+            .unwrap();
+        for by_hand in [true, false] {
+            let db = emptied().await;
+            db.execute(older).await;
+            if by_hand {
+                db.execute(&format!("-- {newer}")).await;
+            }
+            db.fence().migrate().await.unwrap();
+            assert_eq!(made(&db.pool).await, by_migrate, "from {version}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_the_script_migrate_changes_nothing_on_sqlite() {
+    let pool = |max| SqlitePoolOptions::new().max_connections(max);
+    let by_hand = pool(1).connect("sqlite::memory:").await.unwrap();
+    let script = Fence::<Sqlite>::schema_sql();
+    sqlx::raw_sql(AssertSqlSafe(script))
+        .execute(&by_hand)
+        .await
+        .unwrap();
+    let history = "SELECT concat_ws(' ', version, description, success, hex(checksum), \
+         installed_on) FROM _tower_fence_migrations";
+    let history = async |pool: &Pool<Sqlite>| -> Vec<String> {
+        sqlx::query_scalar(history).fetch_all(pool).await.unwrap()
+    };
+    let before = history(&by_hand).await;
+    let fence = Fence::new(by_hand.clone());
+    fence.migrate().await.unwrap();
+    assert_eq!(history(&by_hand).await, before);
+    sqlx::raw_sql("CREATE TABLE ledger (entry BIGINT)")
+        .execute(&by_hand)
+        .await
+        .unwrap();
+    write(&fence, 5).await.unwrap();
+    is_stale(write(&fence, 5).await, 5, 5);
+
+    let by_migrate = Sqlite::fresh(1).await;
+    let columns = async |pool: &Pool<Sqlite>| -> Vec<String> {
+        let columns = "SELECT concat_ws(' ', m.name, c.name, c.type, c.\"notnull\", c.dflt_value, c.pk) \
+             FROM sqlite_master AS m JOIN pragma_table_info(m.name) AS c \
+             WHERE m.name LIKE '%fence%' ORDER BY 1";
+        sqlx::query_scalar(columns).fetch_all(pool).await.unwrap()
+    };
+    let made = columns(&by_hand).await;
+    assert!(made.len() > 15, "{made:?}");
+    assert_eq!(made, columns(&by_migrate.pool).await);
+}
+
+/// Runs psql, which is installed together with Postgres, and returns what it prints.
+fn psql(db: &Fresh<Postgres>, arguments: &[&str]) -> String {
+    let psql = programs()
+        .expect("postgresql is not installed")
+        .join("psql");
+    let output = Command::new(psql)
+        .args(["--no-psqlrc", "--quiet", &db.url])
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("psql is installed with Postgres");
+    let [printed, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(output.status.success(), "{printed}{errors}");
+    printed + &errors
+}
+
+#[tokio::test]
+async fn psql_applies_the_script_and_tells_the_story_of_the_paused_holder() {
+    let db = emptied().await;
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("schema.sql");
+    std::fs::write(&script, Fence::<Postgres>::schema_sql()).unwrap();
+    let script = script.to_str().unwrap();
+    let errors = psql(&db, &["-1", "-v", "ON_ERROR_STOP=1", "-f", script]);
+    assert_eq!(errors, "");
+    db.fence().migrate().await.unwrap();
+
+    // Twice: the tokens go on.
+    for round in 1..=2 {
+        let told = psql(&db, &["-f", "examples/fence.sql"]);
+        assert!(told.contains("is not newer than"), "{told}");
+        assert!(
+            told.contains("the paused holder is refused: TF412"),
+            "{told}"
+        );
+        assert!(told.contains("the stock is 96"), "{told}");
+        assert_eq!(told.matches("ERROR").count(), 1, "{told}");
+        let max_token = db.fence().inspect(&sku()).await.unwrap();
+        assert_eq!(max_token, Some(2 * round));
+    }
+}

@@ -1,0 +1,82 @@
+//! The fence's functions in Postgres, called as any program calls them.
+
+use serde_json::Value;
+use sqlx::PgConnection;
+
+/// What a function refused.
+#[derive(Debug)]
+pub struct Refused {
+    pub code: String,
+    pub message: String,
+    pub problem: Value,
+}
+
+impl Refused {
+    /// An error that is none of the fence's has no problem document.
+    fn of(error: sqlx::Error) -> Self {
+        let sqlx::Error::Database(error) = error else {
+            panic!("{error:?}");
+        };
+        let error = error.downcast::<sqlx::postgres::PgDatabaseError>();
+        let problem = error.detail().map(serde_json::from_str);
+        Self {
+            code: error.code().into(),
+            message: error.message().into(),
+            problem: problem.and_then(Result::ok).unwrap_or_default(),
+        }
+    }
+}
+
+pub async fn admit(
+    conn: &mut PgConnection,
+    resource: impl Into<Option<&str>>,
+    token: impl Into<Option<i64>>,
+) -> Result<i64, Refused> {
+    let admitted = sqlx::query_scalar("SELECT fence_admit($1, $2)")
+        .bind(resource.into())
+        .bind(token.into())
+        .fetch_one(conn);
+    admitted.await.map_err(Refused::of)
+}
+
+/// Admits a token that may write again.
+pub async fn admit_reusable(
+    conn: &mut PgConnection,
+    resource: &str,
+    token: i64,
+) -> Result<i64, Refused> {
+    let admitted = sqlx::query_scalar("SELECT fence_admit($1, $2, reusable => true)")
+        .bind(resource)
+        .bind(token)
+        .fetch_one(conn);
+    admitted.await.map_err(Refused::of)
+}
+
+pub async fn raise(
+    conn: &mut PgConnection,
+    resource: impl Into<Option<&str>>,
+    token: impl Into<Option<i64>>,
+) -> Result<i64, Refused> {
+    let raised = sqlx::query_scalar("SELECT fence_raise($1, $2)")
+        .bind(resource.into())
+        .bind(token.into())
+        .fetch_one(conn);
+    raised.await.map_err(Refused::of)
+}
+
+pub async fn max_token(
+    conn: &mut PgConnection,
+    resource: impl Into<Option<&str>>,
+) -> Result<Option<i64>, Refused> {
+    let max_token = sqlx::query_scalar("SELECT fence_max_token($1)")
+        .bind(resource.into())
+        .fetch_one(conn);
+    max_token.await.map_err(Refused::of)
+}
+
+#[track_caller]
+pub fn is_refused<T: std::fmt::Debug>(outcome: Result<T, Refused>, code: &str) -> Refused {
+    let refused = outcome.unwrap_err();
+    assert_eq!(refused.code, code, "{refused:?}");
+    refused
+}
