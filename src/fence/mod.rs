@@ -50,13 +50,13 @@
 //!   connection beside the pool, of which each fence has one at a time: leave room for it in the
 //!   server's `max_connections`. The pool's role may end its own sessions. The transaction is found
 //!   by an advisory lock with a random number, which each admission on Postgres takes.
-//! - [`migrate`](Fence::migrate) makes the tables in the schema that the pool's connections see
-//!   first: `fence_resources`, `fence_epochs`, `fence_epoch_source` and `fence_idempotency_keys`,
-//!   with a migration history of their own, `_tower_fence_migrations`. On Postgres it also makes
-//!   functions, by which [other programs](crate::guide#16-seaorm-diesel-and-other-languages) write
-//!   under a token. A fence looks once where
-//!   they are, and names that schema from then on: what a session or a transaction does to its
-//!   `search_path` leads no check to other rows.
+//! - [`migrate`](Fence::migrate) makes the tables where the search path does not have them yet, in its
+//!   first schema: `fence_resources`, `fence_epochs`, `fence_epoch_source` and
+//!   `fence_idempotency_keys`, with a migration history of their own, `_tower_fence_migrations`. On
+//!   Postgres it also makes functions, by which
+//!   [other programs](crate::guide#16-seaorm-diesel-and-other-languages) write under a token. A fence
+//!   looks once where they are, and names that schema from then on: what a session or a transaction
+//!   does to its `search_path` leads no check to other rows.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together. Epochs are durable even so: their transactions wait for the disk. (On SQLite that is
