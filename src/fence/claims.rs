@@ -66,6 +66,18 @@ impl Deref for Claims {
 /// What a fence has admitted: the resource and the token.
 ///
 /// As an extractor it is the first resource that the request names; [`AllAdmitted`] has them all.
+///
+/// ```
+/// use axum::{Router, routing::post};
+/// use tower_fence::Admitted;
+///
+/// async fn write(admitted: Admitted) -> String {
+///     format!("{} under token {}", admitted.resource, admitted.token)
+/// }
+///
+/// let app: Router = Router::new().route("/{sku}", post(write));
+/// # let _ = app;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admitted {

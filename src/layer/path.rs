@@ -131,10 +131,10 @@ impl<F> fmt::Debug for FromPath<F> {
 }
 
 /// The parameters of a request's path, percent-decoded.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct PathParams {
-    route: String,
-    params: Vec<(String, String)>,
+    route: MatchedPath,
+    params: Option<RawPathParams>,
 }
 
 impl PathParams {
@@ -146,16 +146,13 @@ impl PathParams {
     /// UTF-8.
     pub async fn of(parts: &mut Parts) -> Result<Self, ResourceError> {
         let route = parts.extensions.get::<MatchedPath>();
-        let route = route.ok_or(ResourceError::NoRoute)?.as_str().to_owned();
+        let route = route.ok_or(ResourceError::NoRoute)?.clone();
         let params = match parts.extract::<RawPathParams>().await {
-            Ok(params) => {
-                let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-                params.iter().map(owned).collect()
-            }
+            Ok(params) => Some(params),
             Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => {
                 return Err(InvalidResource::NotUtf8.into());
             }
-            Err(_) => Vec::new(),
+            Err(_) => None,
         };
         Ok(Self { route, params })
     }
@@ -168,16 +165,17 @@ impl PathParams {
     /// router that is nested in another one has a second one: nobody can know which one the handler
     /// means.
     pub fn get(&self, name: &str) -> Result<&str, ResourceError> {
-        let mut found = self.params.iter().filter(|(other, _)| other == name);
+        let params = self.params.iter().flatten();
+        let mut found = params.filter(|(other, _)| *other == name);
         match (found.next(), found.next()) {
             (Some((_, value)), None) => Ok(value),
             (None, _) => Err(ResourceError::NoPathParam {
                 name: name.to_owned(),
-                route: self.route.clone(),
+                route: self.route.as_str().to_owned(),
             }),
             (Some(_), Some(_)) => Err(ResourceError::PathParamTwice {
                 name: name.to_owned(),
-                route: self.route.clone(),
+                route: self.route.as_str().to_owned(),
             }),
         }
     }

@@ -36,6 +36,10 @@ pub(crate) struct KeyedRequest {
 }
 
 /// What a request under an idempotency key gets.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is matched at once, and mostly is the largest"
+)]
 pub(crate) enum Once<DB: FenceDatabase> {
     /// It is the first: a transaction whose response must be stored at its COMMIT.
     First(FencedTx<DB>),
@@ -92,7 +96,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         let key = QueueKey::Key(id.scope, id.key.clone());
         let permit = self.queues.wait(key, deadline(wait)).await;
         let permit = permit.ok_or(OnceError::InFlight)?;
-        // Where others write to the resource, look first: what was answered before needs no place in a queue.
+        // Where others write to the resource, look first: what was answered before needs no place in
+        // a queue.
         let mut permits = match self.wait_in_queues_until(&claims, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {

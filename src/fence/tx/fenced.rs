@@ -3,6 +3,7 @@
 use std::{
     fmt, mem,
     ops::{Deref, DerefMut},
+    sync::OnceLock,
 };
 
 use super::{slot::Slot, transaction::Transaction};
@@ -37,14 +38,15 @@ pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,
     claims: Claims,
-    admitted: AllAdmitted,
+    /// The same for the borrower, made when it asks.
+    admitted: OnceLock<AllAdmitted>,
     /// Other writes of this process go on once the transaction has ended.
     permits: Vec<Permit>,
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
     /// A transaction of the caller's own, in which `claims` were admitted.
-    pub(in crate::fence) fn new(
+    pub(in crate::fence) const fn new(
         transaction: Transaction<DB>,
         claims: Claims,
         permits: Vec<Permit>,
@@ -52,7 +54,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         Self {
             transaction: Some(transaction),
             slot: None,
-            admitted: AllAdmitted::of(&claims),
+            admitted: OnceLock::new(),
             claims,
             permits,
         }
@@ -62,7 +64,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         Self {
             transaction: Some(transaction),
             slot: Some(slot.clone()),
-            admitted: AllAdmitted::of(slot.claims()),
+            admitted: OnceLock::new(),
             claims: slot.claims().clone(),
             permits: Vec::new(),
         }
@@ -115,13 +117,13 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// The resource and the token that were admitted; of several, those that were named first.
     #[must_use]
     pub fn admitted(&self) -> &Admitted {
-        self.admitted.first()
+        self.all_admitted().first()
     }
 
     /// All resources and tokens that were admitted.
     #[must_use]
-    pub const fn all_admitted(&self) -> &AllAdmitted {
-        &self.admitted
+    pub fn all_admitted(&self) -> &AllAdmitted {
+        self.admitted.get_or_init(|| AllAdmitted::of(&self.claims))
     }
 
     /// The connection, for statements that are not the borrower's own.
@@ -198,7 +200,7 @@ impl<DB: FenceDatabase> Drop for FencedTx<DB> {
 impl<DB: FenceDatabase> fmt::Debug for FencedTx<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FencedTx")
-            .field("admitted", &self.admitted)
+            .field("admitted", self.all_admitted())
             .finish_non_exhaustive()
     }
 }
