@@ -98,7 +98,8 @@ async fn nothing_is_kept_for_long_nor_changed_for_others() {
     all_are_in_the_pool(&db.pool).await;
     // No transaction is open, and no limit is left.
     let open = "SELECT count(*) FROM pg_stat_activity \
-        WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()";
+        WHERE datname = current_database() AND backend_type = 'client backend' \
+            AND state <> 'idle' AND pid <> pg_backend_pid()";
     let mut connections = vec![];
     for _ in 0..db.pool.size() {
         connections.push(db.pool.acquire().await.unwrap());
