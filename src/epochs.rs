@@ -92,13 +92,13 @@ pub struct InvalidSourceId;
 
 /// The partition of a resource: one of 256. This never changes between versions, or a resource would
 /// meet a clock that knows nothing of its earlier tokens.
-#[cfg_attr(
-    not(any(feature = "_fence", feature = "redis", feature = "embedded")),
-    expect(dead_code, reason = "a holder alone has no use for it")
-)]
 pub(crate) fn partition_of(resource: &Resource) -> u8 {
-    // The low byte of the CRC-32 (IEEE 802.3) of the name.
-    crc32fast::hash(resource.as_str().as_bytes()).to_le_bytes()[0]
+    partition_of_name(resource.as_str())
+}
+
+/// The low byte of the CRC-32 (IEEE 802.3) of the name.
+pub(crate) fn partition_of_name(name: &str) -> u8 {
+    crc32fast::hash(name.as_bytes()).to_le_bytes()[0]
 }
 
 /// The high digits of a token: an integer from 1 to 999 999.

@@ -134,6 +134,7 @@ pub mod issuer;
 #[cfg(feature = "_fence")]
 pub mod layer;
 pub mod lease;
+mod live_tokens;
 pub mod metrics;
 pub mod problem;
 #[doc = include_str!("spec.md")]
@@ -143,6 +144,7 @@ mod token;
 #[cfg(any(feature = "issuer", feature = "client"))]
 mod wire;
 
+pub use self::live_tokens::LiveTokens;
 pub use self::stale::StaleToken;
 pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
 #[cfg(feature = "_fence")]

@@ -13,7 +13,7 @@ use crate::{
 /// The fence says so in its errors, and a holder reads it from the answer to a write: on the wire
 /// these are the members of a `stale-token` problem.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, thiserror::Error)]
-#[error("token {presented_token} for {resource} is not newer than {max_token}")]
+#[error("token {presented_token} for {resource} is not newer than {max_token}{}", of_floor(*by_floor))]
 #[non_exhaustive]
 pub struct StaleToken {
     /// The resource.
@@ -22,15 +22,34 @@ pub struct StaleToken {
     pub presented_token: Token,
     /// The highest token that is dead, 0 or more.
     pub max_token: i64,
+    /// Whether `max_token` is the floor of a partition: the resource has no row, since nobody had used it
+    /// for long when its row was removed. Then the token may be that of a lease which is still held. Its
+    /// holder renews the lease with a new token, and reads again before it writes.
+    #[serde(default)]
+    pub by_floor: bool,
+}
+
+fn of_floor(by_floor: bool) -> &'static str {
+    if by_floor {
+        ", the floor of its partition"
+    } else {
+        ""
+    }
 }
 
 impl StaleToken {
     #[cfg(feature = "_fence")]
-    pub(crate) const fn new(resource: Resource, presented_token: Token, max_token: i64) -> Self {
+    pub(crate) const fn new(
+        resource: Resource,
+        presented_token: Token,
+        max_token: i64,
+        by_floor: bool,
+    ) -> Self {
         Self {
             resource,
             presented_token,
             max_token,
+            by_floor,
         }
     }
 

@@ -13,8 +13,8 @@ pub enum TokenUse {
 }
 
 impl TokenUse {
-    /// What `max_token` becomes when `token` is admitted.
-    pub(super) const fn floor(self, token: Token) -> i64 {
+    /// The highest token that is dead when `token` was admitted.
+    pub(super) const fn dead(self, token: Token) -> i64 {
         match self {
             Self::SingleUse => token.get(),
             Self::Reusable => token.get() - 1,

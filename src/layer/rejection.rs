@@ -187,10 +187,17 @@ impl From<&Rejection> for Problem {
     fn from(rejection: &Rejection) -> Self {
         let problem = Self::new(rejection.problem_type()).detail(rejection.to_string());
         match rejection {
-            Rejection::Admit(AdmitError::Stale(stale)) => problem
-                .member("resource", stale.resource.as_str())
-                .member("presented_token", stale.presented_token.get())
-                .member("max_token", stale.max_token),
+            Rejection::Admit(AdmitError::Stale(stale)) => {
+                let problem = problem
+                    .member("resource", stale.resource.as_str())
+                    .member("presented_token", stale.presented_token.get())
+                    .member("max_token", stale.max_token);
+                if stale.by_floor {
+                    problem.member("by_floor", true)
+                } else {
+                    problem
+                }
+            }
             Rejection::TokenMissing(resource) => problem.member("resource", resource.as_str()),
             Rejection::Resource(ResourceError::Invalid(_) | ResourceError::Nothing) => {
                 problem.member("field", "resource")

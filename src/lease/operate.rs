@@ -1,7 +1,7 @@
 //! What operators need beside the holders: who holds what, and an end by force.
 
 use super::{Held, LeaseError, Leases};
-use crate::token::Resource;
+use crate::{live_tokens::LiveTokens, token::Resource};
 
 /// A store that lists its leases and ends them by force.
 pub trait Operate: Leases {
@@ -30,6 +30,29 @@ pub trait Operate: Leases {
         &self,
         resource: &Resource,
     ) -> impl Future<Output = Result<bool, LeaseError>> + Send;
+
+    /// Looks through all leases for the lowest token of each partition: what
+    /// `Fence::remove_idle_below` spares.
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Self::list).
+    fn live_tokens(&self) -> impl Future<Output = Result<LiveTokens, ListError>> + Send {
+        async {
+            let mut live = LiveTokens::default();
+            let mut cursor = None;
+            loop {
+                let page = self.list(1_000, cursor.as_deref()).await?;
+                for (resource, held) in &page.leases {
+                    live.add(resource, held.token);
+                }
+                match page.cursor {
+                    None => return Ok(live),
+                    next => cursor = next,
+                }
+            }
+        }
+    }
 }
 
 /// Some of the leases that are held.

@@ -10,13 +10,13 @@ use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
 use crate::{
-    fence::error::StaleToken,
+    fence::{error::StaleToken, sql::Dead},
     token::{Resource, Token},
 };
 
 /// The highest token that is known to be dead, of the resources that stale writers asked for.
 pub(in crate::fence) struct StaleTokens {
-    known: Cache<Resource, (i64, Instant)>,
+    known: Cache<Resource, (Dead, Instant)>,
 }
 
 /// How many resources are remembered. The ones that were not asked for lately give way.
@@ -29,8 +29,11 @@ impl StaleTokens {
     /// Remembers a refusal of the database.
     pub(in crate::fence) fn remember(&self, stale: &StaleToken) {
         let until = Instant::now() + LIFETIME;
-        self.known
-            .insert(stale.resource.clone(), (stale.max_token, until));
+        let dead = Dead {
+            max_token: stale.max_token,
+            by_floor: stale.by_floor,
+        };
+        self.known.insert(stale.resource.clone(), (dead, until));
     }
 
     /// Forgets what is known of a resource.
@@ -45,8 +48,8 @@ impl StaleTokens {
         token: Token,
     ) -> Result<(), StaleToken> {
         match self.known.get(resource) {
-            Some((max_token, until)) if token.get() <= max_token && Instant::now() < until => {
-                Err(StaleToken::new(resource.clone(), token, max_token))
+            Some((dead, until)) if token.get() <= dead.max_token && Instant::now() < until => {
+                Err(dead.refuse(resource, token))
             }
             _ => Ok(()),
         }
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     fn stale(resource: &Resource, max_token: i64) -> StaleToken {
-        StaleToken::new(resource.clone(), Token::new(1).unwrap(), max_token)
+        Dead::by_row(max_token).refuse(resource, Token::new(1).unwrap())
     }
 
     #[tokio::test(start_paused = true)]

@@ -273,9 +273,6 @@ async fn admit_early<DB: FenceDatabase>(
 fn admitted(admission: Admission, claim: &Claim) -> Result<(), StaleToken> {
     match admission {
         Admission::Admitted => Ok(()),
-        Admission::Stale { max_token } => {
-            let resource = claim.resource.clone();
-            Err(StaleToken::new(resource, claim.token, max_token))
-        }
+        Admission::Stale(dead) => Err(dead.refuse(&claim.resource, claim.token)),
     }
 }

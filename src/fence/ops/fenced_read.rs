@@ -15,8 +15,8 @@ use super::raise::commit;
 use crate::fence::{
     Fence, TokenUse,
     claims::{AllAdmitted, Claim, Claims},
-    error::{AdmitError, StaleToken},
-    sql::FenceDatabase,
+    error::AdmitError,
+    sql::{Dead, FenceDatabase},
     tx::Transaction,
 };
 
@@ -39,17 +39,19 @@ impl<DB: FenceDatabase> Fence<DB> {
             let row = transaction
                 .run(async |conn| DB::row_version(conn, &tables, &one.resource).await)
                 .await?;
-            let Some(row) = row else {
-                to_raise.push((one.clone(), None));
-                continue;
+            let (dead, version) = match row {
+                Some(row) => (Dead::by_row(row.max_token), row.version),
+                None => {
+                    let floor = async |conn: &mut _| DB::floor(conn, &tables, &one.resource).await;
+                    (Dead::by_floor(transaction.run(floor).await?), None)
+                }
             };
-            if row.max_token >= one.token.get() {
-                let stale = StaleToken::new(one.resource.clone(), one.token, row.max_token);
-                return Err(self.refused(stale).into());
+            if dead.max_token >= one.token.get() {
+                return Err(self.refused(dead.refuse(&one.resource, one.token)).into());
             }
-            // No older token can be admitted, whatever is written meanwhile.
-            if row.max_token < TokenUse::Reusable.floor(one.token) {
-                to_raise.push((one.clone(), row.version));
+            // Without a row, or where its token is lower than that, an older one can be admitted yet.
+            if dead.by_floor || dead.max_token < TokenUse::Reusable.dead(one.token) {
+                to_raise.push((one.clone(), version));
             }
         }
         let to_raise = (!to_raise.is_empty()).then_some(ToRaise(to_raise));
@@ -71,8 +73,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                     let Some(version) = version else {
                         return Ok(false);
                     };
-                    let floor = TokenUse::Reusable.floor(*token);
-                    if !DB::raise_if_unwritten(conn, &tables, resource, floor, version).await? {
+                    let dead = TokenUse::Reusable.dead(*token);
+                    if !DB::raise_if_unwritten(conn, &tables, resource, dead, version).await? {
                         return Ok(false);
                     }
                 }

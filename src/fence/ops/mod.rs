@@ -7,6 +7,7 @@ mod hook;
 mod idempotent;
 mod lock_side;
 mod raise;
+mod remove_idle;
 mod reset;
 mod tables;
 mod write;

@@ -2,9 +2,9 @@
 
 use crate::{
     fence::{
-        Fence, TokenUse,
+        Fence,
         claims::{Claim, Claims},
-        error::{AdmitError, CommitError, StaleToken},
+        error::{AdmitError, CommitError},
         sql::FenceDatabase,
         tx::Transaction,
     },
@@ -65,12 +65,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             .run(async |conn| {
                 let mut outranked = None;
                 for Claim { resource, token } in claims.in_lock_order() {
-                    let floor = TokenUse::Reusable.floor(*token);
-                    let max_token = DB::raise(conn, &tables, resource, floor).await?;
-                    if max_token >= token.get() {
-                        outranked.get_or_insert_with(|| {
-                            StaleToken::new(resource.clone(), *token, max_token)
-                        });
+                    let dead = DB::raise(conn, &tables, resource, *token).await?;
+                    if dead.max_token >= token.get() {
+                        outranked.get_or_insert_with(|| dead.refuse(resource, *token));
                     }
                 }
                 Ok(outranked)

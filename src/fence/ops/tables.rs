@@ -77,8 +77,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// Reads `max_token`: the highest token that is dead; `None` for a resource that was never
-    /// seen.
+    /// Reads `max_token`: the highest token that is dead; `None` where none is. For a resource without a
+    /// row that is the floor of its partition; see [`remove_idle`](Self::remove_idle).
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         // In a transaction, since a pooler in between gives each one a server of its own.
         let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
         let tables = self.tables(&mut transaction).await?;
-        let max_token = transaction.run(async |conn| DB::max_token(conn, &tables, resource).await);
-        Ok(max_token.await?)
+        let dead = transaction.run(async |conn| DB::dead(conn, &tables, resource).await);
+        Ok(dead.await?.map(|dead| dead.max_token))
     }
 
     /// Where the tables are, for a transaction; looked up once.

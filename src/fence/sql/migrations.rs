@@ -30,6 +30,7 @@ pub(super) const POSTGRES: &[Step] = steps! {
     2, "idempotency";
     3, "announcements";
     4, "functions";
+    5, "floors";
 };
 
 #[cfg(feature = "sqlite")]
@@ -38,6 +39,7 @@ pub(super) const SQLITE: &[Step] = steps! {
     1, "fence";
     2, "idempotency";
     3, "announcements";
+    4, "floors";
 };
 
 fn migrations(steps: &'static [Step]) -> impl Iterator<Item = Migration> {

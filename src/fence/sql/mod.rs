@@ -28,6 +28,7 @@ pub(crate) use self::{
 use super::{claims::Claim, settings::TransactionLimits, token_use::TokenUse};
 use crate::{
     announce::LeaseDigest,
+    stale::StaleToken,
     token::{Resource, Token},
 };
 
@@ -50,7 +51,7 @@ pub(crate) struct Admit<'a> {
     pub(in crate::fence) resource: &'a Resource,
     pub(in crate::fence) token: Token,
     /// What `max_token` becomes.
-    pub(in crate::fence) floor: i64,
+    pub(in crate::fence) dead: i64,
     /// The lock that the transaction takes with it.
     pub(in crate::fence) lock: AdvisoryLock,
 }
@@ -64,7 +65,7 @@ impl<'a> Admit<'a> {
         Self {
             resource: &claim.resource,
             token: claim.token,
-            floor: token_use.floor(claim.token),
+            dead: token_use.dead(claim.token),
             lock,
         }
     }
@@ -75,7 +76,47 @@ pub(crate) enum Admission {
     /// It was admitted, and `max_token` moved.
     Admitted,
     /// It is not newer than `max_token`.
-    Stale { max_token: i64 },
+    Stale(Dead),
+}
+
+/// What is dead of a resource.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dead {
+    /// The highest token that is.
+    pub(in crate::fence) max_token: i64,
+    /// Whether that is the floor of its partition, since it has no row.
+    pub(in crate::fence) by_floor: bool,
+}
+
+impl Dead {
+    pub(in crate::fence) const fn by_row(max_token: i64) -> Self {
+        Self {
+            max_token,
+            by_floor: false,
+        }
+    }
+
+    pub(in crate::fence) const fn by_floor(floor: i64) -> Self {
+        Self {
+            max_token: floor,
+            by_floor: true,
+        }
+    }
+
+    /// The refusal of a token that is dead.
+    pub(in crate::fence) fn refuse(self, resource: &Resource, token: Token) -> StaleToken {
+        StaleToken::new(resource.clone(), token, self.max_token, self.by_floor)
+    }
+}
+
+/// Which rows of a partition may be removed, and how many of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle {
+    pub(in crate::fence) older_than: Duration,
+    pub(in crate::fence) at_most: u32,
+    /// The lowest token that may be in use, where that is known; otherwise it is the first one whose
+    /// epoch was not handed out.
+    pub(in crate::fence) below: Option<Token>,
 }
 
 /// The number of an advisory lock by which others find a transaction on the server. An admission
@@ -173,7 +214,7 @@ pub(crate) trait Backend: Database {
     /// All that it would bring to an empty database, as one script.
     fn schema_sql() -> String;
 
-    /// Admits `token` and moves `max_token` to `floor`, in one statement.
+    /// Admits `token` and moves `max_token` to `dead`, in one statement.
     fn admit(
         conn: &mut Self::Connection,
         tables: &Tables,
@@ -189,13 +230,14 @@ pub(crate) trait Backend: Database {
         admit: Admit<'_>,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Moves `max_token` to at least `floor`, and returns it.
+    /// Makes every token older than `token` dead, and returns what is: `token` too, where that was dead
+    /// already.
     fn raise(
         conn: &mut Self::Connection,
         tables: &Tables,
         resource: &Resource,
-        floor: i64,
-    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+        token: Token,
+    ) -> impl Future<Output = sqlx::Result<Dead>> + Send;
 
     /// Reads the row of a resource, and what tells it from every later version of it.
     fn row_version(
@@ -204,13 +246,13 @@ pub(crate) trait Backend: Database {
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<RowVersion>>> + Send;
 
-    /// Moves `max_token` to `floor` where the row still is of this version, after the wait for
+    /// Moves `max_token` to `dead` where the row still is of this version, after the wait for
     /// its lock. False where it is not, or where that cannot be told.
     fn raise_if_unwritten(
         conn: &mut Self::Connection,
         tables: &Tables,
         resource: &Resource,
-        floor: i64,
+        dead: i64,
         version: &str,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
@@ -228,17 +270,56 @@ pub(crate) trait Backend: Database {
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
-    /// Reads `max_token`, if the resource was ever seen.
+    /// Reads `max_token`, if the resource has a row.
     fn max_token(
         conn: &mut Self::Connection,
         tables: &Tables,
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
+    /// Reads the floor of the resource's partition: what is dead of those without a row; 0 where no row
+    /// was ever removed.
+    fn floor(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Reads what is dead of a resource, if anything is.
+    fn dead(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<Dead>>> + Send {
+        async move {
+            if let Some(max_token) = Self::max_token(conn, tables, resource).await? {
+                return Ok(Some(Dead::by_row(max_token)));
+            }
+            let floor = Self::floor(conn, tables, resource).await?;
+            Ok((floor > 0).then_some(Dead::by_floor(floor)))
+        }
+    }
+
+    /// Writes down the partition of idle rows that are older than that column, and says how many there
+    /// were.
+    fn find_partitions(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        older_than: Duration,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
+    /// Removes idle rows of a partition, whose floor is then not below any of them, and says how many.
+    fn remove_idle(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        partition: u8,
+        idle: Idle,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
     /// Whether it can run a statement together with its admission.
     const AT_ONCE: bool;
 
-    /// Admits `token`, runs the statement, and moves `max_token` to `floor`: in one statement,
+    /// Admits `token`, runs the statement, and moves `max_token` to `dead`: in one statement,
     /// outside of any transaction. No row means that nothing has happened, for whatever reason.
     fn write_at_once(
         conn: &mut Self::Connection,
@@ -264,7 +345,7 @@ pub(crate) trait Backend: Database {
     ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
 
     /// Moves `max_token` to `token`, in either direction, but not below what was granted for all
-    /// that is known here: returns that, and has changed nothing where it is above `token`.
+    /// that is known here: returns that, and nothing is to be committed where it is above `token`.
     fn reset(
         conn: &mut Self::Connection,
         tables: &Tables,

@@ -10,14 +10,15 @@ use sqlx::{
 };
 
 use super::{
-    Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Claimed, Committed, Record,
-    RecordId, Records, RowVersion, Statement, StoredResponse, Tables, TransactionManager,
-    migrations, records::records, savepoint, statements::statements, tables::quoted,
+    Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Claimed, Committed, Dead,
+    Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse, Tables,
+    TransactionManager, migrations, records::records, savepoint, statements::statements,
+    tables::quoted,
 };
 use crate::{
     announce::LeaseDigest,
-    epochs::Epoch,
-    fence::settings::TransactionLimits,
+    epochs::{Epoch, partition_of},
+    fence::{settings::TransactionLimits, token_use::TokenUse},
     token::{Resource, Token},
 };
 
@@ -162,7 +163,7 @@ impl Backend for Postgres {
         conn: &mut PgConnection,
         tables: &Tables,
         resource: &Resource,
-        floor: i64,
+        dead: i64,
         version: &str,
     ) -> sqlx::Result<bool> {
         // At READ COMMITTED the WHERE is evaluated on the newest version of the row, after the wait
@@ -172,7 +173,7 @@ impl Backend for Postgres {
              WHERE resource = $1 AND max_token < $2 AND xmin::text = $3";
         let raised = sqlx::query(tables.sql(RAISE))
             .bind(resource.as_str())
-            .bind(floor)
+            .bind(dead)
             .bind(version)
             .execute(conn);
         Ok(raised.await?.rows_affected() == 1)
@@ -192,7 +193,7 @@ impl Backend for Postgres {
         let bound = arguments
             .add(admit.resource.as_str())
             .and_then(|()| arguments.add(admit.token.get()))
-            .and_then(|()| arguments.add(admit.floor))
+            .and_then(|()| arguments.add(admit.dead))
             .and_then(|()| arguments.add(admit.lock.0))
             .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
         bound.map_err(sqlx::Error::Encode)?;
@@ -227,7 +228,47 @@ impl Backend for Postgres {
             .await
     }
 
-    statements!(lock: "pg_catalog.pg_try_advisory_xact_lock_shared($4) IS NOT NULL");
+    async fn find_partitions(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        older_than: Duration,
+    ) -> sqlx::Result<u64> {
+        const FIND: &str = "SELECT {schema}.fence_find_partitions($1 * interval '1 s', 1000)";
+        let found: i32 = sqlx::query_scalar(tables.sql(FIND))
+            .bind(older_than.as_secs_f64())
+            .fetch_one(conn)
+            .await?;
+        Ok(found.unsigned_abs().into())
+    }
+
+    async fn remove_idle(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        partition: u8,
+        idle: Idle,
+    ) -> sqlx::Result<u64> {
+        const REMOVE: &str =
+            "SELECT {schema}.fence_remove_idle_of($1, $2 * interval '1 s', $3, $4)";
+        let removed: sqlx::Result<i32> = sqlx::query_scalar(tables.sql(REMOVE))
+            .bind(i16::from(partition))
+            .bind(idle.older_than.as_secs_f64())
+            .bind(i32::try_from(idle.at_most).unwrap_or(i32::MAX))
+            .bind(idle.below.map(Token::get))
+            .fetch_one(conn)
+            .await;
+        Ok(removed?.unsigned_abs().into())
+    }
+
+    statements!(
+        lock: "pg_catalog.pg_try_advisory_xact_lock_shared($4) IS NOT NULL",
+        share: " FOR SHARE",
+        admitted_by: [
+            ", admitted_by = pg_catalog.pg_current_xact_id()",
+            ", admitted_by",
+            ", pg_catalog.pg_current_xact_id()",
+            ", admitted_by = excluded.admitted_by",
+        ]
+    );
 }
 
 /// How much longer than the process the server waits: it ends the connection as well, which is for
@@ -264,8 +305,8 @@ fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
 /// What the error says with which [`at_once`] undoes itself.
 const NOTHING: &str = "tower-fence: nothing is written at once";
 
-/// A statement with its admission, for a resource, a token, a floor, an advisory lock and a limit
-/// for locks that are bound behind the arguments of its own. It writes under an admitted token and returns what it has
+/// A statement with its admission, for a resource, a token, what is dead then, an advisory lock and
+/// a limit for locks that are bound behind the arguments of its own. It writes under an admitted token and returns what it has
 /// written, or nothing stays of it.
 ///
 /// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
@@ -274,11 +315,12 @@ const NOTHING: &str = "tower-fence: nothing is written at once";
 /// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
 /// even a trigger has had its effect.
 fn at_once(schema: &str, statement: &str, bound: usize) -> String {
-    let [resource, token, floor, lock, wait] = [1, 2, 3, 4, 5].map(|place| bound + place);
+    let [resource, token, dead, lock, wait] = [1, 2, 3, 4, 5].map(|place| bound + place);
     format!(
         "WITH fence AS (\
             UPDATE {schema}.fence_resources AS f \
-            SET max_token = ${floor}, updated_at = CURRENT_TIMESTAMP \
+            SET max_token = ${dead}, updated_at = CURRENT_TIMESTAMP, \
+                admitted_by = pg_catalog.pg_current_xact_id() \
             WHERE f.resource = ${resource} AND f.max_token < ${token} \
                 AND pg_catalog.pg_try_advisory_xact_lock_shared(${lock}) IS NOT NULL AND f.xmin = (\
                 SELECT s.xmin FROM {schema}.fence_resources AS s \

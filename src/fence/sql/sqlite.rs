@@ -13,14 +13,14 @@ use sqlx::{
 };
 
 use super::{
-    Admission, Admit, AdvisoryLock, Announcement, Backend, Claimed, Committed, Record, RecordId,
-    Records, RowVersion, Statement, StoredResponse, Tables, TransactionManager, migrations,
-    records::records, savepoint, statements::statements,
+    Admission, Admit, AdvisoryLock, Announcement, Backend, Claimed, Committed, Dead, Idle, Record,
+    RecordId, Records, RowVersion, Statement, StoredResponse, Tables, TransactionManager,
+    migrations, records::records, savepoint, statements::statements,
 };
 use crate::{
     announce::LeaseDigest,
-    epochs::Epoch,
-    fence::settings::TransactionLimits,
+    epochs::{Epoch, partition_of, partition_of_name},
+    fence::{settings::TransactionLimits, token_use::TokenUse},
     token::{Resource, Token},
 };
 
@@ -136,7 +136,68 @@ impl Backend for Sqlite {
             .await
     }
 
-    statements!(lock: "$4 IS NOT NULL");
+    async fn find_partitions(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        older_than: Duration,
+    ) -> sqlx::Result<u64> {
+        const UNKNOWN: &str = "SELECT resource FROM {schema}.fence_resources \
+             WHERE partition IS NULL AND unixepoch(updated_at) < unixepoch('subsec') - $1 LIMIT 1000";
+        const FIND: &str = "UPDATE {schema}.fence_resources SET partition = $2 WHERE resource = $1";
+        let unknown: Vec<String> = sqlx::query_scalar(tables.sql(UNKNOWN))
+            .bind(older_than.as_secs_f64())
+            .fetch_all(&mut *conn)
+            .await?;
+        for resource in &unknown {
+            sqlx::query(tables.sql(FIND))
+                .bind(resource)
+                .bind(i16::from(partition_of_name(resource)))
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(unknown.len() as u64)
+    }
+
+    async fn remove_idle(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        partition: u8,
+        idle: Idle,
+    ) -> sqlx::Result<u64> {
+        // There is one writer at a time, so nobody inserts a row between the two.
+        const REMOVE: &str = "DELETE FROM {schema}.fence_resources WHERE resource IN (\
+                 SELECT resource FROM {schema}.fence_resources WHERE partition = $1 \
+                     AND unixepoch(updated_at) < unixepoch('subsec') - $2 \
+                     AND max(max_token, announced) < $4 \
+                 LIMIT $3) \
+             RETURNING max(max_token, announced)";
+        const RAISE: &str = "UPDATE {schema}.fence_floors SET floor = $2 \
+             WHERE partition = $1 AND floor < $2";
+        let below = match idle.below {
+            Some(below) => below.get(),
+            None => {
+                let last = Self::handed_out_epoch(conn, tables, partition).await?;
+                (last.unwrap_or(0) + 1) * Epoch::SIZE
+            }
+        };
+        let removed: Vec<i64> = sqlx::query_scalar(tables.sql(REMOVE))
+            .bind(i16::from(partition))
+            .bind(idle.older_than.as_secs_f64())
+            .bind(idle.at_most)
+            .bind(below)
+            .fetch_all(&mut *conn)
+            .await?;
+        if let Some(dead) = removed.iter().max() {
+            sqlx::query(tables.sql(RAISE))
+                .bind(i16::from(partition))
+                .bind(dead)
+                .execute(conn)
+                .await?;
+        }
+        Ok(removed.len() as u64)
+    }
+
+    statements!(lock: "$4 IS NOT NULL", share: "", admitted_by: ["", "", "", ""]);
 }
 
 impl Records for Sqlite {

@@ -3,7 +3,14 @@
 /// The statements that are the same on every database. The macro writes them once per database,
 /// since sqlx's types differ.
 macro_rules! statements {
-    (lock: $lock:literal) => {
+    (
+        lock: $lock:literal,
+        share: $share:literal,
+        admitted_by: [
+            $set_admitted_by:literal, $admitted_by:literal, $transaction:literal,
+            $set_excluded_admitted_by:literal $(,)?
+        ]
+    ) => {
         async fn admit(
             conn: &mut Self::Connection,
             tables: &Tables,
@@ -12,35 +19,52 @@ macro_rules! statements {
             // The row stays locked until the transaction ends. At READ COMMITTED the WHERE is
             // evaluated on the newest version of the row, after the wait for its lock.
             const ADMIT: &str = concat!(
-                "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
-                 WHERE resource = $1 AND max_token < $2 AND ",
+                "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP",
+                $set_admitted_by,
+                " WHERE resource = $1 AND max_token < $2 AND ",
                 $lock
             );
-            // A resource that was never seen before; or that another transaction has just written to for
-            // the first time. For one that is there, this costs half as much again.
+            // A resource that has no row; or for which another transaction has just made one. While the
+            // floor is locked, no row of its partition is removed.
             const ADMIT_FIRST: &str = concat!(
-                "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at) \
-                 SELECT $1, $3, CURRENT_TIMESTAMP WHERE ",
+                "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at, partition",
+                $admitted_by,
+                ") SELECT $1, $3, CURRENT_TIMESTAMP, $5",
+                $transaction,
+                " FROM (SELECT floor FROM {schema}.fence_floors WHERE partition = $5",
+                $share,
+                ") AS s WHERE $2 > s.floor AND ",
                 $lock,
                 " ON CONFLICT (resource) DO UPDATE \
-                 SET max_token = excluded.max_token, updated_at = excluded.updated_at \
-                 WHERE f.max_token < $2"
+                 SET max_token = excluded.max_token, updated_at = excluded.updated_at",
+                $set_excluded_admitted_by,
+                " WHERE f.max_token < $2"
             );
-            for statement in [ADMIT, ADMIT_FIRST] {
-                let admitted = sqlx::query(tables.sql(statement))
-                    .bind(admit.resource.as_str())
-                    .bind(admit.token.get())
-                    .bind(admit.floor)
-                    .bind(admit.lock.0)
-                    .execute(&mut *conn);
-                if admitted.await?.rows_affected() == 1 {
-                    return Ok(Admission::Admitted);
-                }
+            let admit_known = sqlx::query(tables.sql(ADMIT))
+                .bind(admit.resource.as_str())
+                .bind(admit.token.get())
+                .bind(admit.dead)
+                .bind(admit.lock.0)
+                .execute(&mut *conn);
+            if admit_known.await?.rows_affected() == 1 {
+                return Ok(Admission::Admitted);
             }
-            let max_token = Self::max_token(conn, tables, admit.resource).await?;
-            Ok(Admission::Stale {
-                max_token: max_token.unwrap_or(admit.token.get()),
-            })
+            let admit_first = sqlx::query(tables.sql(ADMIT_FIRST))
+                .bind(admit.resource.as_str())
+                .bind(admit.token.get())
+                .bind(admit.dead)
+                .bind(admit.lock.0)
+                .bind(i16::from(partition_of(admit.resource)))
+                .execute(&mut *conn);
+            if admit_first.await?.rows_affected() == 1 {
+                return Ok(Admission::Admitted);
+            }
+            let dead = Self::dead(conn, tables, admit.resource).await?;
+            // It was refused, so the token is dead, whatever has become of the row since.
+            Ok(Admission::Stale(
+                dead.filter(|dead| dead.max_token >= admit.token.get())
+                    .unwrap_or(Dead::by_row(admit.token.get())),
+            ))
         }
 
         async fn admit_early(
@@ -49,14 +73,15 @@ macro_rules! statements {
             admit: Admit<'_>,
         ) -> sqlx::Result<bool> {
             const ADMIT_EARLY: &str = concat!(
-                "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
-                 WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP AND ",
+                "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP",
+                $set_admitted_by,
+                " WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP AND ",
                 $lock
             );
             let admitted = sqlx::query(tables.sql(ADMIT_EARLY))
                 .bind(admit.resource.as_str())
                 .bind(admit.token.get())
-                .bind(admit.floor)
+                .bind(admit.dead)
                 .bind(admit.lock.0)
                 .execute(conn);
             Ok(admitted.await?.rows_affected() == 1)
@@ -66,33 +91,44 @@ macro_rules! statements {
             conn: &mut Self::Connection,
             tables: &Tables,
             resource: &Resource,
-            floor: i64,
-        ) -> sqlx::Result<i64> {
+            token: Token,
+        ) -> sqlx::Result<Dead> {
             // Where the transaction began before its request, the row may be younger than it.
             const RAISE: &str = "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
                  WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
-                 WHERE resource = $1 AND max_token < $2 RETURNING max_token";
-            const RAISE_FIRST: &str = "INSERT INTO {schema}.fence_resources AS f \
-                 (resource, max_token, updated_at) VALUES ($1, $2, CURRENT_TIMESTAMP) \
+                 WHERE resource = $1 AND max_token < $2";
+            const RAISE_FIRST: &str = concat!(
+                "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at, partition) \
+                 SELECT $1, $2, CURRENT_TIMESTAMP, $3 \
+                 FROM (SELECT floor FROM {schema}.fence_floors WHERE partition = $3",
+                $share,
+                ") AS s WHERE $2 >= s.floor \
                  ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token \
-                 WHERE f.max_token < $2 \
-                 RETURNING max_token";
-            for statement in [RAISE, RAISE_FIRST] {
-                let raised: Option<i64> = sqlx::query_scalar(tables.sql(statement))
-                    .bind(resource.as_str())
-                    .bind(floor)
-                    .fetch_optional(&mut *conn)
-                    .await?;
-                if let Some(max_token) = raised {
-                    return Ok(max_token);
-                }
-                // Somebody may have inserted a lower one in between.
-                match Self::max_token(conn, tables, resource).await? {
-                    Some(max_token) if max_token >= floor => return Ok(max_token),
-                    _ => {}
-                }
+                 WHERE f.max_token < $2"
+            );
+            let older = TokenUse::Reusable.dead(token);
+            let raise_known = sqlx::query(tables.sql(RAISE))
+                .bind(resource.as_str())
+                .bind(older)
+                .execute(&mut *conn);
+            if raise_known.await?.rows_affected() == 1 {
+                return Ok(Dead::by_row(older));
             }
-            Ok(floor)
+            match Self::max_token(conn, tables, resource).await? {
+                Some(max_token) if max_token >= older => return Ok(Dead::by_row(max_token)),
+                // Somebody may have inserted a lower one in between.
+                _ => {}
+            }
+            let raise_first = sqlx::query(tables.sql(RAISE_FIRST))
+                .bind(resource.as_str())
+                .bind(older)
+                .bind(i16::from(partition_of(resource)))
+                .execute(&mut *conn);
+            if raise_first.await?.rows_affected() == 1 {
+                return Ok(Dead::by_row(older));
+            }
+            let dead = Self::dead(conn, tables, resource).await?;
+            Ok(dead.unwrap_or(Dead::by_row(older)))
         }
 
         async fn max_token(
@@ -105,6 +141,18 @@ macro_rules! statements {
             sqlx::query_scalar(tables.sql(MAX_TOKEN))
                 .bind(resource.as_str())
                 .fetch_optional(conn)
+                .await
+        }
+
+        async fn floor(
+            conn: &mut Self::Connection,
+            tables: &Tables,
+            resource: &Resource,
+        ) -> sqlx::Result<i64> {
+            const FLOOR: &str = "SELECT floor FROM {schema}.fence_floors WHERE partition = $1";
+            sqlx::query_scalar(tables.sql(FLOOR))
+                .bind(i16::from(partition_of(resource)))
+                .fetch_one(conn)
                 .await
         }
 
@@ -129,35 +177,63 @@ macro_rules! statements {
             lease: &LeaseDigest,
         ) -> sqlx::Result<Announcement> {
             // Where the transaction began before its request, the row may be younger than it.
-            const ANNOUNCE: &str = "INSERT INTO {schema}.fence_resources AS f \
-                 (resource, max_token, announced, announced_lease, updated_at) \
-                 VALUES ($1, $2 - 1, $2, $3, CURRENT_TIMESTAMP) \
-                 ON CONFLICT (resource) DO UPDATE SET \
-                     max_token = CASE WHEN f.max_token < $2 - 1 THEN $2 - 1 ELSE f.max_token END, \
+            const ANNOUNCE: &str = "UPDATE {schema}.fence_resources SET \
+                     max_token = CASE WHEN max_token < $2 - 1 THEN $2 - 1 ELSE max_token END, \
                      announced = $2, announced_lease = $3, \
-                     updated_at = CASE WHEN f.updated_at > CURRENT_TIMESTAMP THEN f.updated_at \
+                     updated_at = CASE WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at \
                          ELSE CURRENT_TIMESTAMP END \
-                 WHERE f.max_token < $2 \
-                     AND (f.announced < $2 OR (f.announced = $2 AND f.announced_lease = $3))";
+                 WHERE resource = $1 AND max_token < $2 \
+                     AND (announced < $2 OR (announced = $2 AND announced_lease = $3))";
+            const ANNOUNCE_FIRST: &str = concat!(
+                "INSERT INTO {schema}.fence_resources \
+                     (resource, max_token, announced, announced_lease, updated_at, partition) \
+                 SELECT $1, $2 - 1, $2, $3, CURRENT_TIMESTAMP, $4 \
+                 FROM (SELECT floor FROM {schema}.fence_floors WHERE partition = $4",
+                $share,
+                ") AS s WHERE $2 > s.floor ON CONFLICT (resource) DO NOTHING"
+            );
             const HIGHEST: &str = "SELECT CASE WHEN max_token < announced THEN announced \
                  ELSE max_token END, \
                  announced = $2 AND announced_lease IS NOT NULL AND announced_lease = $3 \
                  FROM {schema}.fence_resources WHERE resource = $1";
-            let announced = sqlx::query(tables.sql(ANNOUNCE))
-                .bind(resource.as_str())
-                .bind(token.get())
-                .bind(&lease.as_bytes()[..])
-                .execute(&mut *conn);
-            if announced.await?.rows_affected() == 1 {
-                return Ok(Announcement::Announced);
+            // Another transaction may make the row in between.
+            for _ in 0..2 {
+                let announce_known = sqlx::query(tables.sql(ANNOUNCE))
+                    .bind(resource.as_str())
+                    .bind(token.get())
+                    .bind(&lease.as_bytes()[..])
+                    .execute(&mut *conn);
+                if announce_known.await?.rows_affected() == 1 {
+                    return Ok(Announcement::Announced);
+                }
+                let highest: Option<(i64, bool)> = sqlx::query_as(tables.sql(HIGHEST))
+                    .bind(resource.as_str())
+                    .bind(token.get())
+                    .bind(&lease.as_bytes()[..])
+                    .fetch_optional(&mut *conn)
+                    .await?;
+                match highest {
+                    Some((highest, was_last)) if highest >= token.get() => {
+                        return Ok(Announcement::Outranked { highest, was_last });
+                    }
+                    Some(_) => continue,
+                    None => {}
+                }
+                let announce_first = sqlx::query(tables.sql(ANNOUNCE_FIRST))
+                    .bind(resource.as_str())
+                    .bind(token.get())
+                    .bind(&lease.as_bytes()[..])
+                    .bind(i16::from(partition_of(resource)))
+                    .execute(&mut *conn);
+                if announce_first.await?.rows_affected() == 1 {
+                    return Ok(Announcement::Announced);
+                }
             }
-            let (highest, was_last) = sqlx::query_as(tables.sql(HIGHEST))
-                .bind(resource.as_str())
-                .bind(token.get())
-                .bind(&lease.as_bytes()[..])
-                .fetch_one(conn)
-                .await?;
-            Ok(Announcement::Outranked { highest, was_last })
+            let highest = Self::floor(conn, tables, resource).await?;
+            Ok(Announcement::Outranked {
+                highest,
+                was_last: false,
+            })
         }
 
         async fn handed_out_epoch(
@@ -182,14 +258,28 @@ macro_rules! statements {
             // An update that changes nothing locks the row.
             const LOCK: &str = "UPDATE {schema}.fence_resources SET max_token = max_token \
                  WHERE resource = $1 RETURNING announced";
+            // What the floor refuses gets a row again, which is all that counts then.
+            const MAKE: &str = "INSERT INTO {schema}.fence_resources AS f \
+                     (resource, max_token, updated_at, partition) \
+                 SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM {schema}.fence_floors \
+                 WHERE partition = $3 AND floor > $2 \
+                 ON CONFLICT (resource) DO UPDATE SET max_token = f.max_token RETURNING announced";
             const RESET: &str = "UPDATE {schema}.fence_resources SET max_token = $2, \
                  announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
                  announced = CASE WHEN announced > $2 THEN $2 ELSE announced END \
                  WHERE resource = $1";
-            let announced: Option<i64> = sqlx::query_scalar(tables.sql(LOCK))
+            let mut announced: Option<i64> = sqlx::query_scalar(tables.sql(LOCK))
                 .bind(resource.as_str())
                 .fetch_optional(&mut *conn)
                 .await?;
+            if announced.is_none() {
+                announced = sqlx::query_scalar(tables.sql(MAKE))
+                    .bind(resource.as_str())
+                    .bind(token.get())
+                    .bind(i16::from(partition))
+                    .fetch_optional(&mut *conn)
+                    .await?;
+            }
             let last_epoch = Self::handed_out_epoch(conn, tables, partition).await?;
             // At the end of the range a grant has outranked what is to be taken back, and there is no
             // other cure.
