@@ -10,7 +10,7 @@ use crate::{
 
 /// The lowest tokens that may be in use, one for each of the 256 partitions of resources.
 ///
-/// A lease store that lists its leases says them ([`Operate::live_tokens`](crate::Operate::live_tokens)), and
+/// A lease store that lists its leases says them ([`Operate::live_tokens`](crate::lease::Operate::live_tokens)), and
 /// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) spares them. By default, nothing is known.
 #[derive(Clone)]
 pub struct LiveTokens([Option<Token>; 256]);

@@ -82,14 +82,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # #[cfg(feature = "embedded")]
     /// # tokio::runtime::Runtime::new()?.block_on(async {
     /// # use std::time::Duration;
-    /// # use tower_fence::{EmbeddedLeases, Fence};
+    /// use tower_fence::{Fence, lease::{EmbeddedLeases, Operate}};
     /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
     /// # fence.migrate().await?;
     /// # let leases = EmbeddedLeases::new(fence.clone());
     /// # const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-    /// use tower_fence::Operate;
-    ///
     /// let live = leases.live_tokens().await?;
     /// fence.remove_idle_below(90 * DAY, 10_000, &live).await?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
