@@ -6,6 +6,8 @@ mod begin_hook;
 mod commit;
 mod connections;
 mod database;
+mod floors;
+mod floors_load;
 mod functions;
 mod functions_crowd;
 mod migration;
