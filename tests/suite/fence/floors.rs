@@ -32,6 +32,9 @@ on_both_databases!(
 
 const NOW: Duration = Duration::ZERO;
 
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
+    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
 /// As if nobody had used any resource for a day.
 async fn age<DB: TestDatabase>(db: &Fresh<DB>) {
     let age = if DB::ABORTS_ON_ERROR {
@@ -395,13 +398,65 @@ async fn a_floor_that_is_read_without_a_lock_lets_a_dead_token_in() {
             .unwrap();
         let pool = db.pool.clone();
         let waits = tokio::spawn(async move { sqlx::query(statement).execute(&pool).await });
-        let waiting = "SELECT count(*) FROM pg_stat_activity \
-            WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        while db.number(waiting).await == 0 {
+        while db.number(WAITING).await == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         removal.commit().await.unwrap();
         let written = waits.await.unwrap().unwrap().rows_affected();
         assert_eq!(written, admitted, "{statement}");
+    }
+}
+
+/// What makes a row, on the token 5.
+#[derive(Clone, Copy, Debug)]
+enum Insert {
+    Admit,
+    Raise,
+    Announce,
+    AdmitFunction,
+    RaiseFunction,
+}
+
+impl Insert {
+    /// Whether it was refused.
+    async fn run(self, fence: &Fence<Postgres>) -> bool {
+        let lease = LeaseDigest::of("the-lease-of-one-who-is-late");
+        let mut conn = fence.get_pool().acquire().await.unwrap();
+        match self {
+            Self::Admit => write(fence, 5).await.is_err(),
+            Self::Raise => fence.raise(&sku(), token(5)).await.is_err(),
+            Self::Announce => fence.announce(&sku(), token(5), &lease).await.is_err(),
+            Self::AdmitFunction => functions::admit(&mut conn, "sku-1", 5).await.is_err(),
+            Self::RaiseFunction => functions::raise(&mut conn, "sku-1", 5).await.is_err(),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
+    for insert in [
+        Insert::Admit,
+        Insert::Raise,
+        Insert::Announce,
+        Insert::AdmitFunction,
+        Insert::RaiseFunction,
+    ] {
+        let db = Postgres::fresh(4).await;
+        let mut removal = db.pool.begin().await.unwrap();
+        Postgres::execute(
+            &mut removal,
+            "UPDATE fence_floors SET floor = 5 WHERE partition = 110",
+        )
+        .await
+        .unwrap();
+        let fence = db.fence();
+        let waits = tokio::spawn(async move { insert.run(&fence).await });
+        while db.number(WAITING).await == 0 {
+            assert!(!waits.is_finished(), "{insert:?} did not wait");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        removal.commit().await.unwrap();
+        assert!(waits.await.unwrap(), "{insert:?} was not refused");
+        assert_eq!(rows(&db).await, 0, "{insert:?}");
     }
 }
