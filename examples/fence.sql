@@ -1,42 +1,56 @@
--- The story of the paused holder, in SQL alone.
+-- The story of the paused holder, told in psql.
 --
---     psql postgres://localhost/shop -f examples/fence.sql
+--     DATABASE_URL=postgres://localhost/shop cargo run --example inventory
+--     psql postgres://localhost/shop -f examples/fence.sql      # in another terminal
 --
--- The tables and functions of the fence have to be there: `Fence::migrate` makes them, or the script that
--- `Fence::schema_sql` returns. This leaves nothing behind but the row of sku-1 in fence_resources.
+-- The inventory service is the issuer, and makes the tables and functions of the fence. Another issuer is
+-- named by `-v issuer=http://…/locks`. Its tokens are fetched with curl.
 
 \set QUIET on
+\set ON_ERROR_STOP on
+\set SHOW_CONTEXT never
 \pset format unaligned
 \pset tuples_only on
+\if :{?issuer}
+\else
+    \set issuer http://127.0.0.1:3000/locks
+\endif
 
-CREATE TEMPORARY TABLE inventory (sku text PRIMARY KEY, stock bigint NOT NULL);
-INSERT INTO inventory VALUES ('sku-1', 100);
-
--- Tokens come from a lock service, which counts up. Here they are the next two.
-SELECT coalesce(fence_max_token('sku-1'), 0) + 1 AS first, coalesce(fence_max_token('sku-1'), 0) + 2 AS second
+-- While somebody else has the lease, whoever asks waits in line for up to five seconds.
+\set lease `curl -sS --fail --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
+SELECT :'lease'::json ->> 'token' AS first
 \gset
+\echo holder 1 leases sku-1 with token :first, counts 100, and is paused
 
-\echo holder 1 gets the lease with token :first, reads the stock of 100, and is paused
-\echo holder 2 gets the lease with token :second, and takes four
+-- Granted as soon as the lease of holder 1 has run out.
+\set lease `curl -sS --fail --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
+SELECT :'lease'::json ->> 'token' AS second
+\gset
+\echo holder 2 leases sku-1 with token :second, counts 96, and writes that
 
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 -- First the admission, in a statement of its own. The row is locked until COMMIT.
-SELECT 'max_token is ' || fence_admit('sku-1', :second);
-UPDATE inventory SET stock = stock - 4 WHERE sku = 'sku-1';
+SELECT fence_admit('sku-1', :second) AS max_token
+\gset
+INSERT INTO inventory (sku, stock) VALUES ('sku-1', 96) ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock;
 COMMIT;
 
-\echo holder 1 wakes up, believes that it holds the lease, and takes one from the 100 it has read
+\echo holder 1 wakes up, and writes its 100
 
 BEGIN;
 SET LOCAL lock_timeout = '5s';
-SELECT 'max_token is ' || fence_admit('sku-1', :first);
+\set ON_ERROR_STOP off
+SELECT fence_admit('sku-1', :first) AS max_token
+\gset
+\set ON_ERROR_STOP on
 \if :ERROR
-    \echo the paused holder is refused: :SQLSTATE
+    \echo refused: :SQLSTATE
     ROLLBACK;
 \else
-    UPDATE inventory SET stock = 99 WHERE sku = 'sku-1';
+    INSERT INTO inventory (sku, stock) VALUES ('sku-1', 100) ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock;
     COMMIT;
+    DO $$ BEGIN RAISE 'holder 1 has written over holder 2'; END $$;
 \endif
 
 SELECT 'the stock is ' || stock FROM inventory WHERE sku = 'sku-1';

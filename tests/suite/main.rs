@@ -86,7 +86,7 @@
 //! | | `fence::functions::an_admission_that_waits_is_judged_by_what_its_predecessor_committed` |
 //! | | `fence::functions::temporary_tables_and_search_paths_lead_no_function_astray` |
 //! | | `fence::functions::whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may` |
-//! | | `fence::functions_crowd::the_crate_and_the_functions_exclude_each_other` |
+//! | | `failures::psycopg_crowd::the_layer_and_psycopg_exclude_each_other` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |

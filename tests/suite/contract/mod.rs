@@ -51,3 +51,13 @@ pub fn sql_blocks(text: &str) -> Vec<&str> {
         .filter_map(|block| block.strip_prefix("sql\n"))
         .collect()
 }
+
+/// What the documentation grants to a role of its own.
+pub fn grants(role: &str) -> String {
+    let documentation = text("src/deployment.md");
+    let to_role = format!(" TO {role};");
+    let blocks = sql_blocks(&documentation).into_iter();
+    let grants: Vec<_> = blocks.filter(|block| block.contains(&to_role)).collect();
+    assert_eq!(grants.len(), 1, "one list of rights of {role}");
+    grants[0].to_owned()
+}

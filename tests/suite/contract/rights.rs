@@ -1,4 +1,6 @@
-//! The rights of a role, as the documentation lists them.
+//! The rights that the documentation grants to each role: they suffice, and none is too many.
+
+use std::{error::Error, time::Duration};
 
 use axum::{
     Router,
@@ -7,81 +9,209 @@ use axum::{
     routing::any,
 };
 use reqwest::Url;
-use sqlx::{Postgres, postgres::PgPoolOptions};
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower::ServiceExt;
 use tower_fence::{
     Fence, FenceLayer, Idempotency, Resource, TokenUse,
-    announce::{Announce, LeaseDigest},
-    issuer,
-    lease::EmbeddedLeases,
+    lease::{Acquire, Leases, RedisLeases},
 };
 
-use super::admission::answer;
-use super::{resource, sql_blocks, text, token};
-use crate::support::database::TestDatabase;
+use super::{admission::answer, grants, resource, token};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    redis::{fresh_prefix, shared_url},
+};
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// A role of the documentation. Roles are those of the whole server, so it has another name.
+struct Role<'a> {
+    db: &'a Fresh<Postgres>,
+    name: String,
+    url: Url,
+}
+
+impl<'a> Role<'a> {
+    async fn create(db: &'a Fresh<Postgres>) -> Self {
+        let name = format!("app_{:016x}", rand::random::<u64>());
+        // Nobody else has a right, and the first epoch of each partition was handed out.
+        db.execute(&format!(
+            "REVOKE ALL ON SCHEMA public FROM PUBLIC; CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'; \
+             INSERT INTO fence_epochs SELECT generate_series(0, 255), 1"
+        ))
+        .await;
+        let mut url = Url::parse(&db.url).unwrap();
+        url.set_username(&name).unwrap();
+        url.set_password(Some("of-a-test")).unwrap();
+        Self { db, name, url }
+    }
+
+    /// New connections: a fence looks once where its tables are.
+    async fn pool(&self) -> PgPool {
+        let options = PgPoolOptions::new().max_connections(2);
+        options.connect(self.url.as_str()).await.unwrap()
+    }
+
+    async fn drop(self) {
+        let name = &self.name;
+        let drop = format!("DROP OWNED BY {name}; DROP ROLE {name}");
+        self.db.execute(&drop).await;
+    }
+}
+
+/// Each right by itself, as `SELECT ON fence_epochs`.
+fn one_by_one(grants: &str) -> Vec<String> {
+    let lines = grants.lines().filter(|line| !line.starts_with("--"));
+    let mut rights = vec![];
+    for line in lines {
+        let (right, _) = line.split_once(" TO ").unwrap();
+        let (privileges, objects) = right
+            .strip_prefix("GRANT ")
+            .and_then(|right| right.split_once(" ON "))
+            .unwrap();
+        let (kind, objects) = match objects.split_once(' ') {
+            Some((kind @ ("FUNCTION" | "SCHEMA"), objects)) => (kind, objects),
+            _ => ("TABLE", objects),
+        };
+        for privilege in privileges.split(", ") {
+            for object in objects.split(", ") {
+                rights.push(format!("{privilege} ON {kind} {object}"));
+            }
+        }
+    }
+    rights
+}
+
+/// Does the work of a role with the rights of the documentation, and then without each one of them.
+async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool) -> Outcome) {
+    let db = Postgres::fresh(1).await;
+    let role = Role::create(&db).await;
+    let grants = grants(documented).replace(documented, &role.name);
+    db.execute(&grants).await;
+    // What the application's own statements need is not the fence's to say.
+    db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {}", role.name))
+        .await;
+    let pool = role.pool().await;
+    work(pool.clone()).await.unwrap();
+    // What would make the dead alive.
+    for forbidden in [
+        "UPDATE fence_floors SET floor = 0",
+        "DELETE FROM fence_resources",
+        "UPDATE fence_epoch_source SET id = ''",
+    ] {
+        let refused = sqlx::query(forbidden).execute(&pool).await.unwrap_err();
+        let refused = refused.into_database_error().unwrap();
+        assert_eq!(refused.code().as_deref(), Some("42501"), "{forbidden}");
+    }
+    let rights = one_by_one(&grants);
+    for right in &rights {
+        db.execute(&format!("REVOKE {right} FROM {}", role.name))
+            .await;
+        let outcome = work(role.pool().await).await;
+        assert!(
+            outcome.is_err(),
+            "{documented} is granted {right}, and does not need it"
+        );
+        db.execute(&format!("GRANT {right} TO {}", role.name)).await;
+    }
+    work(role.pool().await).await.unwrap();
+    println!("{documented}: {} rights, each of them needed", rights.len());
+    role.drop().await;
+}
+
+fn new_resource() -> Resource {
+    resource(&format!("sku-{:016x}", rand::random::<u64>()))
+}
 
 #[tokio::test]
-async fn the_rights_that_the_documentation_names_suffice() {
-    let db = Postgres::fresh(1).await;
-    let role = format!("app_{:016x}", rand::random::<u64>());
-    let documentation = text("src/deployment.md");
-    let blocks = sql_blocks(&documentation);
-    let [grants, _] = blocks[..] else {
-        panic!("the documentation has two lists of rights: {blocks:?}");
-    };
-    db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'of-a-test'"))
-        .await;
-    let mut url = Url::parse(&db.url).unwrap();
-    url.set_username(&role).unwrap();
-    url.set_password(Some("of-a-test")).unwrap();
-    let options = PgPoolOptions::new().max_connections(2);
-    let pool = options.connect(url.as_str()).await.unwrap();
-    let fence = Fence::new(pool.clone());
-    let name = resource("sku-1");
-    let refused = fence.begin(&name, token(1), TokenUse::SingleUse).await;
-    refused.expect_err("nothing was granted yet");
+async fn whoever_writes_with_the_crate_needs_these_rights() {
+    each_right_is_needed("shop_writer", async |pool| {
+        let fence = Fence::new(pool);
+        fence.migrate().await?;
+        let name = new_resource();
+        let layer = FenceLayer::new(fence.clone(), {
+            let name = name.to_string();
+            move |_: &Parts| Resource::new(&name)
+        })
+        .idempotent(Idempotency::required())
+        .issued_by_this_database();
+        let app: Router = Router::new()
+            .route("/{status}/{entry}", any(answer::<Postgres>))
+            .route_layer(layer);
+        let entry: u32 = rand::random();
+        // A failure, a success, and its repetition.
+        for status in [409, 200, 200] {
+            let request = Request::post(format!("/{status}/{entry}"))
+                .header("Fencing-Token", 1_000_000_001)
+                .header("Idempotency-Key", format!("\"{status}\""))
+                .body(Body::empty())?;
+            let answered = app.clone().oneshot(request).await?.status();
+            if answered != status {
+                return Err(format!("{answered}, not {status}").into());
+            }
+        }
+        let at_once =
+            sqlx::query("INSERT INTO ledger SELECT 1000000000000 + $1 FROM fence RETURNING entry")
+                .bind(i64::from(entry));
+        let written: Vec<(i64,)> = fence
+            .write(&name, token(1_000_000_002), TokenUse::Reusable, at_once)
+            .await
+            .map_err(|error| format!("{error:?}"))?;
+        assert_eq!(written.len(), 1);
+        Ok(())
+    })
+    .await;
+}
 
-    db.execute(&grants.replace("shop_app", &role)).await;
-    db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {role}"))
-        .await;
-    fence.migrate().await.unwrap();
-    let leases = EmbeddedLeases::new(fence.clone());
-    let keys = Idempotency::required();
-    let layer = FenceLayer::new(fence.clone(), |_: &Parts| Resource::new("sku-1"));
-    let layer = layer.idempotent(keys).issued_by_this_database();
-    let app: Router = Router::new()
-        .route("/{status}/{entry}", any(answer::<Postgres>))
-        .route_layer(layer)
-        .nest("/locks", issuer::router(leases));
-    let acquire = Request::post("/locks/sku-1").body(Body::empty()).unwrap();
-    let granted = app.clone().oneshot(acquire).await.unwrap();
-    assert_eq!(granted.status(), 201);
-    let first = token(1_000_000_001);
-    let lease = LeaseDigest::of("its lease");
-    let announced = fence.announce(&name, first, &lease).await;
-    announced.unwrap_or_else(|error| panic!("{error:?}"));
-    for (status, entry) in [(409, 1), (200, 2), (200, 2)] {
-        let request = Request::post(format!("/{status}/{entry}"))
-            .header("Fencing-Token", &granted.headers()["fencing-token"])
-            .header("Idempotency-Key", format!("\"{status}\""))
-            .body(Body::empty());
-        let response = app.clone().oneshot(request.unwrap()).await.unwrap();
-        assert_eq!(response.status(), status);
-    }
-    assert_eq!(db.entries().await, 1);
-    let written: Vec<(i64,)> = fence
-        .write(
-            &name,
-            token(2_000_000_000),
-            TokenUse::Reusable,
-            sqlx::query("INSERT INTO ledger SELECT 3 FROM fence RETURNING entry"),
-        )
-        .await
-        .unwrap_or_else(|error| panic!("{error:?}"));
-    assert_eq!(written, [(3,)]);
-    fence.remove_expired_keys().await.unwrap();
-    fence.reset(&name, token(2_000_000_000)).await.unwrap();
-    pool.close().await;
-    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await;
+#[tokio::test]
+async fn whoever_writes_through_the_functions_needs_these_rights() {
+    each_right_is_needed("shop_worker", async |pool| {
+        let name = new_resource();
+        for (call, token) in [("fence_admit", 5), ("fence_raise", 8)] {
+            let call = format!("SELECT {call}($1, $2)");
+            let call = sqlx::query(sqlx::AssertSqlSafe(call))
+                .bind(name.as_str())
+                .bind(token);
+            call.execute(&pool).await?;
+        }
+        let max_token = sqlx::query_scalar("SELECT fence_max_token($1)").bind(name.as_str());
+        let max_token: i64 = max_token.fetch_one(&pool).await?;
+        assert_eq!(max_token, 7);
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn whoever_grants_leases_needs_these_rights() {
+    each_right_is_needed("shop_issuer", async |pool| {
+        let fence = Fence::new(pool);
+        fence.migrate().await?;
+        let leases = RedisLeases::builder(fence.clone()).key_prefix(fresh_prefix());
+        let leases = leases.connect(&shared_url()).await?.announced_to(fence);
+        let name = new_resource();
+        let lease = leases
+            .acquire(&name, Acquire::new(Duration::from_secs(30)))
+            .await?;
+        leases.release(&name, &lease.id).await?;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn whoever_operates_needs_these_rights() {
+    each_right_is_needed("shop_operator", async |pool| {
+        let fence = Fence::new(pool.clone());
+        let name = new_resource();
+        fence.inspect(&name).await?;
+        fence.reset(&name, token(1_000_000_005)).await?;
+        fence.remove_idle(Duration::from_secs(3_600), 10).await?;
+        sqlx::query("SELECT fence_remove_idle('90 days', 1000)")
+            .execute(&pool)
+            .await?;
+        fence.remove_expired_keys().await?;
+        Ok(())
+    })
+    .await;
 }

@@ -1,6 +1,7 @@
-//! The example as real processes.
+//! The examples as real processes.
 
 mod caller;
 mod inventory;
+mod languages;
 mod stale_writers;
 mod worker;

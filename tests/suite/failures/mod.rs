@@ -7,4 +7,5 @@ mod lost_answers;
 mod lost_update;
 mod outages;
 mod postgres_crash;
+mod psycopg_crowd;
 mod repeated;

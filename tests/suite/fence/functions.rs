@@ -8,7 +8,7 @@ use sqlx::{
 use tokio::time::sleep;
 use tower_fence::Fence;
 
-use crate::contract::{sql_blocks, text};
+use crate::contract::grants;
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, sku, token, write},
@@ -137,9 +137,8 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
     is_refused(max_token(&mut conn, "sku-1").await, "42501");
 
     // As the documentation lists them.
-    let documentation = text("src/deployment.md");
-    let grants = sql_blocks(&documentation)[1];
-    db.execute(&grants.replace("shop_worker", &role)).await;
+    let grants = grants("shop_worker").replace("shop_worker", &role);
+    db.execute(&grants).await;
     admit(&mut conn, "sku-1", 5).await.unwrap();
     raise(&mut conn, "sku-1", 8).await.unwrap();
     assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(7));

@@ -9,7 +9,6 @@ mod database;
 mod floors;
 mod floors_load;
 mod functions;
-mod functions_crowd;
 mod migration;
 mod pool_hooks;
 mod pressure;

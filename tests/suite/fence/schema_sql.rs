@@ -1,14 +1,12 @@
-//! The whole schema as one script, for those who migrate with another tool, and a story told in SQL.
-
-use std::process::{Command, Stdio};
+//! The whole schema as one script, for those who migrate with another tool.
 
 use sqlx::{AssertSqlSafe, Pool, Postgres, Sqlite, sqlite::SqlitePoolOptions};
 use tower_fence::Fence;
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    fence::{is_stale, sku, write},
-    postgres::programs,
+    fence::{is_stale, write},
+    process::{Process, psql},
 };
 
 /// Each row of the history, and what else tells one schema from another.
@@ -116,46 +114,18 @@ async fn after_the_script_migrate_changes_nothing_on_sqlite() {
     assert_eq!(made, columns(&by_migrate.pool).await);
 }
 
-/// Runs psql, which is installed together with Postgres, and returns what it prints.
-fn psql(db: &Fresh<Postgres>, arguments: &[&str]) -> String {
-    let psql = programs()
-        .expect("postgresql is not installed")
-        .join("psql");
-    let output = Command::new(psql)
-        .args(["--no-psqlrc", "--quiet", &db.url])
-        .args(arguments)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .stdin(Stdio::null())
-        .output()
-        .expect("psql is installed with Postgres");
-    let [printed, errors] =
-        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    assert!(output.status.success(), "{printed}{errors}");
-    printed + &errors
-}
-
 #[tokio::test]
-async fn psql_applies_the_script_and_tells_the_story_of_the_paused_holder() {
+async fn psql_applies_the_script() {
     let db = emptied().await;
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("schema.sql");
     std::fs::write(&script, Fence::<Postgres>::schema_sql()).unwrap();
-    let script = script.to_str().unwrap();
-    let errors = psql(&db, &["-1", "-v", "ON_ERROR_STOP=1", "-f", script]);
-    assert_eq!(errors, "");
+    let mut command = psql(&db.url);
+    command
+        .args(["-1", "-v", "ON_ERROR_STOP=1", "-f"])
+        .arg(script);
+    let mut psql = Process::run(command);
+    let status = psql.exit().await;
+    assert!(status.success() && psql.log().is_empty(), "{}", psql.log());
     db.fence().migrate().await.unwrap();
-
-    // Twice: the tokens go on.
-    for round in 1..=2 {
-        let told = psql(&db, &["-f", "examples/fence.sql"]);
-        assert!(told.contains("is not newer than"), "{told}");
-        assert!(
-            told.contains("the paused holder is refused: TF412"),
-            "{told}"
-        );
-        assert!(told.contains("the stock is 96"), "{told}");
-        assert_eq!(told.matches("ERROR").count(), 1, "{told}");
-        let max_token = db.fence().inspect(&sku()).await.unwrap();
-        assert_eq!(max_token, Some(2 * round));
-    }
 }

@@ -43,14 +43,22 @@ pub struct Process {
 impl Process {
     /// Starts an example with these arguments and, of the variables that it knows, these only.
     pub fn start(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
-        let log = NamedTempFile::new().unwrap();
-        let stdout = NamedTempFile::new().unwrap();
-        let child = Command::new(binary(example))
+        let mut command = Command::new(binary(example));
+        command
             .args(arguments)
             .env_remove("DATABASE_URL")
             .env_remove("REDIS_URL")
             .env_remove("RUST_LOG")
-            .envs(variables.iter().copied())
+            .envs(variables.iter().copied());
+        Self::run(command)
+    }
+
+    /// Starts any program, in the folder of the crate.
+    pub fn run(mut command: Command) -> Self {
+        let log = NamedTempFile::new().unwrap();
+        let stdout = NamedTempFile::new().unwrap();
+        let child = command
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
             .stdin(Stdio::null())
             .stdout(stdout.reopen().unwrap())
             .stderr(log.reopen().unwrap())
@@ -151,8 +159,23 @@ fn text_of(file: &NamedTempFile) -> String {
     text
 }
 
+/// Postgres' own client, connected to a database.
+pub fn psql(url: &str) -> Command {
+    let programs = super::postgres::programs().expect("postgresql is not installed");
+    let mut command = Command::new(programs.join("psql"));
+    command.args(["--no-psqlrc", "--quiet", url]);
+    command
+}
+
+/// Python, with psycopg.
+pub fn python(script: &str) -> Command {
+    let mut command = Command::new(super::variable("TEST_PYTHON"));
+    command.arg(script);
+    command
+}
+
 /// Beside the test program: `target/PROFILE/deps/suite-…` and `target/PROFILE/examples/…`.
-fn binary(example: &str) -> PathBuf {
+pub fn binary(example: &str) -> PathBuf {
     let test_program = std::env::current_exe().unwrap();
     let profile = test_program.parent().unwrap().parent().unwrap();
     let binary = profile.join("examples").join(example);
