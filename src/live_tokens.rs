@@ -8,42 +8,50 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The lowest tokens that may be in use, one for each of the 256 partitions of resources.
+/// What the lock side knows of tokens: which are the lowest ones that are in use, for each of the 256 partitions
+/// of resources.
 ///
-/// A lease store that lists its leases says them ([`Operate::live_tokens`](crate::lease::Operate::live_tokens)), and
-/// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) spares them. By default, nothing is known.
+/// A lease store that lists its leases says them ([`Operate::live_tokens`](crate::lease::Operate::live_tokens)),
+/// and [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) spares them. By default, nothing is known.
 #[derive(Clone)]
-pub struct LiveTokens([Option<Token>; 256]);
+pub struct LiveTokens {
+    lowest: [Option<Token>; 256],
+    pub(crate) granted: Option<Token>,
+}
 
 impl LiveTokens {
-    /// No token below this one is in use, on any resource: what an issuer has surely granted, where its tokens
-    /// grow over all resources.
+    /// Says what an issuer other than this crate's has surely granted, whose tokens grow over all resources. What
+    /// is above it may be forged.
     #[must_use]
-    pub const fn not_below(token: Token) -> Self {
-        Self([Some(token); 256])
+    pub const fn granted_up_to(mut self, token: Token) -> Self {
+        self.granted = Some(token);
+        self
     }
 
     /// This token is in use.
     pub fn add(&mut self, resource: &Resource, token: Token) {
-        let lowest = &mut self.0[usize::from(partition_of(resource))];
+        let lowest = &mut self.lowest[usize::from(partition_of(resource))];
         *lowest = Some(lowest.map_or(token, |lowest| lowest.min(token)));
     }
 
     #[cfg(feature = "_fence")]
     pub(crate) const fn lowest(&self, partition: u8) -> Option<Token> {
-        self.0[partition as usize]
+        self.lowest[partition as usize]
     }
 }
 
 impl Default for LiveTokens {
     fn default() -> Self {
-        Self([None; 256])
+        Self {
+            lowest: [None; 256],
+            granted: None,
+        }
     }
 }
 
 impl fmt::Debug for LiveTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = self.0.iter().enumerate();
+        let known = self.lowest.iter().enumerate();
         let known = known.filter_map(|(partition, lowest)| Some((partition, (*lowest)?)));
         f.debug_map().entries(known).finish()
     }

@@ -64,7 +64,7 @@ table! {
     /// 403: the token is of an epoch that was never handed out.
     UnknownEpoch = FORBIDDEN, "unknown-epoch", "The fencing token was never handed out";
     /// 412: a newer token was seen, or this one was already used. Members: `resource`,
-    /// `presented_token`, `max_token`.
+    /// `presented_token`, `max_token`; `by_floor` where that is true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
     /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";

@@ -194,15 +194,17 @@ $fence$;
 -- Removes rows of one partition that were not used for so long, at most so many, and returns how many. The
 -- floor is locked first and for a short time only; a row that is in use is left.
 --
--- A floor refuses whoever is below it, so it is only raised by tokens from which nobody can be alive: those
--- below `below`, or, without that, those whose epoch was handed out. One forged token closes no partition.
+-- A floor refuses whoever is below it. So a row is left where its token is not below `live`, the lowest one of a
+-- lease that is held, or is above `granted`, what an issuer has surely granted: without that, the last epoch
+-- that was handed out. One forged token closes no partition.
 CREATE FUNCTION fence_remove_idle_of(
-    partition smallint, older_than interval, at_most integer, below bigint
+    partition smallint, older_than interval, at_most integer, granted bigint, live bigint
 )
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 DECLARE
     idle_since CONSTANT timestamptz := CURRENT_TIMESTAMP - older_than;
+    below bigint;
     idle text[];
     removed integer;
     dead bigint;
@@ -213,9 +215,9 @@ BEGIN
             MESSAGE = 'older_than is a time of 0 or more, and at_most is 1 or more';
     END IF;
     -- Tokens below the first epoch are those of other issuers.
-    below := coalesce(below, 1000000000 * (1 + coalesce(
+    below := least(live, coalesce(granted + 1, 1000000000 * (1 + coalesce(
         (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_remove_idle_of.partition), 0
-    )));
+    ))));
     -- Looked for without a lock, which nobody has to wait for.
     idle := ARRAY(
         SELECT f.resource FROM fence_resources AS f
@@ -270,7 +272,9 @@ $fence$;
 -- whichever has some. Called again and again, each time in a transaction of its own, it removes them all:
 --
 --     DO $$ BEGIN WHILE fence_remove_idle('90 days', 1000) > 0 LOOP COMMIT; END LOOP; END $$
-CREATE FUNCTION fence_remove_idle(older_than interval, at_most integer, below bigint DEFAULT NULL)
+--
+-- `granted` is for issuers that know no epochs: the highest token that one has surely granted.
+CREATE FUNCTION fence_remove_idle(older_than interval, at_most integer, granted bigint DEFAULT NULL)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 DECLARE
@@ -279,7 +283,7 @@ DECLARE
 BEGIN
     PERFORM fence_find_partitions(older_than, 1000);
     FOR next_partition IN SELECT l.partition FROM fence_floors AS l ORDER BY random() LOOP
-        removed := fence_remove_idle_of(next_partition, older_than, at_most, below);
+        removed := fence_remove_idle_of(next_partition, older_than, at_most, granted, NULL);
         EXIT WHEN removed > 0;
     END LOOP;
     RETURN removed;
@@ -297,7 +301,7 @@ BEGIN
         'fence_admit(text, bigint, boolean)',
         'fence_raise(text, bigint)',
         'fence_max_token(text)',
-        'fence_remove_idle_of(smallint, interval, integer, bigint)',
+        'fence_remove_idle_of(smallint, interval, integer, bigint, bigint)',
         'fence_find_partitions(interval, integer)',
         'fence_remove_idle(interval, integer, bigint)'
     ]::regprocedure[] LOOP
@@ -307,6 +311,6 @@ BEGIN
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
     END LOOP;
     -- Shorter than the time after which a server looks for deadlocks.
-    ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint) SET lock_timeout = '50ms';
+    ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '50ms';
 END
 $fence$;

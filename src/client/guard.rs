@@ -188,7 +188,9 @@ impl<L: Leases> LeaseGuard<L> {
     }
 
     /// Looks at the answer to a write: 412 `stale-token` with a newer token than this lease's means
-    /// that another holder has the lease. A token of this lease that was used up does not.
+    /// that another holder has the lease. A token of this lease that was used up does not, nor one that is
+    /// refused [`by_floor`](StaleToken::by_floor): renew that [with a new
+    /// token](Self::renew_with_new_token), and read again.
     ///
     /// # Errors
     ///
@@ -196,7 +198,9 @@ impl<L: Leases> LeaseGuard<L> {
     pub fn observe(&self, status: StatusCode, body: &[u8]) -> Result<(), Loss> {
         match StaleToken::from_response(status, body) {
             Some(stale)
-                if stale.resource == *self.resource() && stale.max_token > self.token().get() =>
+                if stale.resource == *self.resource()
+                    && stale.max_token > self.token().get()
+                    && !stale.by_floor =>
             {
                 self.renewal.abort();
                 Err(self.held.lose(Loss::Outranked(stale)))

@@ -95,8 +95,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// With another issuer, say what it has surely granted: [`LiveTokens::not_below`]. For
-    /// ZooKeeper that is needed: its numbers look like those of epochs that this database never handed out.
+    /// With another issuer, say what it has surely granted: [`LiveTokens::granted_up_to`]. For ZooKeeper
+    /// that is needed: its numbers look like those of epochs that this database never handed out.
     ///
     /// # Errors
     ///
@@ -129,7 +129,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                 let idle = Idle {
                     older_than,
                     at_most: BATCH.min(u32::try_from(left).unwrap_or(BATCH)),
-                    below: live.lowest(partition),
+                    granted: live.granted,
+                    live: live.lowest(partition),
                 };
                 let batch = async |conn: &mut _, tables: &_| {
                     DB::remove_idle(conn, tables, partition, idle).await

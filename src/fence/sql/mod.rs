@@ -114,9 +114,11 @@ impl Dead {
 pub(crate) struct Idle {
     pub(in crate::fence) older_than: Duration,
     pub(in crate::fence) at_most: u32,
-    /// The lowest token that may be in use, where that is known; otherwise it is the first one whose
-    /// epoch was not handed out.
-    pub(in crate::fence) below: Option<Token>,
+    /// The highest token that was surely granted; without that, the last of the last epoch that was
+    /// handed out.
+    pub(in crate::fence) granted: Option<Token>,
+    /// The lowest token of a lease that is held, if any is known.
+    pub(in crate::fence) live: Option<Token>,
 }
 
 /// The number of an advisory lock by which others find a transaction on the server. An admission

@@ -248,12 +248,13 @@ impl Backend for Postgres {
         idle: Idle,
     ) -> sqlx::Result<u64> {
         const REMOVE: &str =
-            "SELECT {schema}.fence_remove_idle_of($1, $2 * interval '1 s', $3, $4)";
+            "SELECT {schema}.fence_remove_idle_of($1, $2 * interval '1 s', $3, $4, $5)";
         let removed: sqlx::Result<i32> = sqlx::query_scalar(tables.sql(REMOVE))
             .bind(i16::from(partition))
             .bind(idle.older_than.as_secs_f64())
             .bind(i32::try_from(idle.at_most).unwrap_or(i32::MAX))
-            .bind(idle.below.map(Token::get))
+            .bind(idle.granted.map(Token::get))
+            .bind(idle.live.map(Token::get))
             .fetch_one(conn)
             .await;
         Ok(removed?.unsigned_abs().into())

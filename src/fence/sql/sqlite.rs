@@ -173,13 +173,14 @@ impl Backend for Sqlite {
              RETURNING max(max_token, announced)";
         const RAISE: &str = "UPDATE {schema}.fence_floors SET floor = $2 \
              WHERE partition = $1 AND floor < $2";
-        let below = match idle.below {
-            Some(below) => below.get(),
+        let below = match idle.granted {
+            Some(granted) => granted.get() + 1,
             None => {
                 let last = Self::handed_out_epoch(conn, tables, partition).await?;
                 (last.unwrap_or(0) + 1) * Epoch::SIZE
             }
         };
+        let below = idle.live.map_or(below, |live| live.get().min(below));
         let removed: Vec<i64> = sqlx::query_scalar(tables.sql(REMOVE))
             .bind(i16::from(partition))
             .bind(idle.older_than.as_secs_f64())

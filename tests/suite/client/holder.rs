@@ -84,6 +84,11 @@ async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
         .observe(StatusCode::OK, &problem("sku-1", own + 1))
         .unwrap();
     lease.observe(refused, b"something else").unwrap();
+    let by_floor = problem("sku-1", own + 1);
+    let by_floor = String::from_utf8(by_floor)
+        .unwrap()
+        .replacen('{', r#"{"by_floor":true,"#, 1);
+    lease.observe(refused, by_floor.as_bytes()).unwrap();
     let lost = lease.lost();
     let loss = lease
         .observe(refused, &problem("sku-1", own + 1))

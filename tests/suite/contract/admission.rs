@@ -127,7 +127,7 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
     let contract = text("src/spec.md");
     let blocks = sql_blocks(&contract);
     let [admit, raise] = blocks[..] else {
-        panic!("the contract has two statements: {blocks:?}");
+        panic!("the contract has two blocks of statements: {blocks:?}");
     };
     let vectors: AdmissionVectors = vectors("admission.json");
     let mut run_plain = 0;
@@ -174,8 +174,20 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
                 .replace("$1", &format!("'{name}'"))
                 .replace("$2", &token.to_string())
                 .replace("$3", &floor.to_string());
+            let partition = format!("{}", crc32fast::hash(name.as_str().as_bytes()) & 0xff);
+            let sql = sql.replace("$4", &partition);
+            let sql = if DB::ABORTS_ON_ERROR {
+                sql
+            } else {
+                sql.replace(" FOR SHARE", "")
+            };
             let mut conn = db.pool.acquire().await.unwrap();
-            let left = DB::number(&mut conn, &format!("{sql} RETURNING max_token")).await;
+            let mut left = Err(sqlx::Error::RowNotFound);
+            for statement in sql.split(';') {
+                if left.is_err() {
+                    left = DB::number(&mut conn, &format!("{statement} RETURNING max_token")).await;
+                }
+            }
             drop(conn);
             match left {
                 Ok(left) => {

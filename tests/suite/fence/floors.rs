@@ -6,8 +6,10 @@ use sqlx::{Connection, PgConnection, Postgres};
 use tower_fence::{
     AdmitError, Fence, LiveTokens, Resource, StaleToken, Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
+    client::Holder,
     epochs::{Epoch, Epochs},
     fence::WriteError,
+    lease::{EmbeddedLeases, Operate},
 };
 
 use crate::support::{
@@ -28,6 +30,7 @@ on_both_databases!(
     rows_without_a_partition_are_removed_too,
     a_refusal_by_the_floor_is_remembered_as_one,
     a_reset_outranks_the_floor,
+    a_holder_below_the_floor_renews_and_writes,
 );
 
 const NOW: Duration = Duration::ZERO;
@@ -239,8 +242,8 @@ async fn tokens_in_use_are_spared<DB: TestDatabase>() {
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1, "that of 6");
     assert_eq!(rows(&db).await, 1);
-    for (granted, removed) in [(zxid - 1, 0), (zxid, 1)] {
-        let live = LiveTokens::not_below(token(granted));
+    for (granted, removed) in [(zxid - 2, 0), (zxid - 1, 1)] {
+        let live = LiveTokens::default().granted_up_to(token(granted));
         let outcome = fence.remove_idle_below(NOW, 10, &live).await;
         assert_eq!(outcome.unwrap(), removed, "granted up to {granted}");
     }
@@ -277,6 +280,35 @@ async fn a_reset_outranks_the_floor<DB: TestDatabase>() {
     is_stale_by_floor(write(&fence, 5).await, 5, 5);
     fence.reset(&sku(), token(9)).await.unwrap();
     assert_eq!(rows(&db).await, 0, "there was nothing to take back");
+}
+
+async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let (fence, leases) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let holder = Holder::new(leases.clone());
+    let write = async |resource: &Resource, token: Token| {
+        let tx = fence.begin(resource, token, TokenUse::SingleUse).await?;
+        tx.commit().await.unwrap();
+        Ok::<_, AdmitError>(())
+    };
+    let held = holder.acquire("sku-1").await.unwrap();
+    // Another one of the same partition has come, written, and gone.
+    let other = holder.acquire("sku-124").await.unwrap();
+    write(other.resource(), other.token()).await.unwrap();
+    other.release().await.unwrap();
+    age(&db).await;
+    let live = leases.live_tokens().await.unwrap();
+    let spared = fence.remove_idle_below(NOW, 10, &live).await;
+    assert_eq!(spared.unwrap(), 0);
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+
+    let Err(AdmitError::Stale(stale)) = write(held.resource(), held.token()).await else {
+        panic!("a token below the floor was admitted");
+    };
+    assert!(stale.by_floor, "{stale:?}");
+    held.check().unwrap();
+    let renewed = held.renew_with_new_token().await.unwrap();
+    write(held.resource(), renewed.token).await.unwrap();
 }
 
 #[tokio::test]

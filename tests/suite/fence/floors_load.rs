@@ -118,7 +118,7 @@ impl Load {
 /// Removes rows of the partition, and takes its time before COMMIT.
 async fn remove_slowly(db: &Fresh<Postgres>) -> i64 {
     let mut tx = db.pool.begin().await.unwrap();
-    let remove = "SELECT fence_remove_idle_of(110::smallint, '0', 100, NULL)::bigint";
+    let remove = "SELECT fence_remove_idle_of(110::smallint, '0', 100, NULL, NULL)::bigint";
     let removed = Postgres::number(&mut tx, remove).await.unwrap();
     sleep(Duration::from_millis(1)).await;
     tx.commit().await.unwrap();
