@@ -1,5 +1,7 @@
 //! The vectors of admission, by the fence and by the plain statements of the text, and of answers.
 
+use std::time::Duration;
+
 use axum::{
     Router,
     body::Body,
@@ -67,6 +69,9 @@ pub(super) enum Step {
         was_last: bool,
         max_token: Option<i64>,
     },
+    Remove {
+        max_token: Option<i64>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -102,6 +107,7 @@ pub(super) enum Outcome {
     Announced,
     Outranked,
     Exhausted,
+    Removed,
 }
 
 async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
@@ -134,7 +140,6 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
     for sequence in vectors.sequences {
         let name = resource(&sequence.name);
         begin_at(&fence, &name, sequence.initial).await;
-        let mut before = sequence.initial;
         for step in sequence.steps {
             let (text, token, floor, expected, max_token) = match step {
                 Step::Write {
@@ -160,12 +165,16 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
                 Step::Raise {
                     token, max_token, ..
                 } => {
-                    let moves = max_token == Some(token - 1) && before != max_token;
+                    // It writes a row, unless the one that is there says so already.
+                    let raised = format!(
+                        "SELECT count(*) FROM fence_resources \
+                         WHERE resource = '{name}' AND max_token = {token} - 1"
+                    );
+                    let moves = max_token == Some(token - 1) && db.number(&raised).await == 0;
                     (raise, token - 1, token - 1, moves, max_token)
                 }
-                Step::Write { max_token, .. } | Step::Announce { max_token, .. } => {
+                Step::Write { .. } | Step::Announce { .. } | Step::Remove { .. } => {
                     run(&fence, &name, &step).await;
-                    before = max_token;
                     continue;
                 }
             };
@@ -198,7 +207,6 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
             }
             let found = fence.inspect(&name).await.unwrap();
             assert_eq!(found, max_token, "{name}: {token}");
-            before = max_token;
         }
     }
     assert!(run_plain > 30, "{run_plain}");
@@ -271,7 +279,26 @@ pub(super) async fn run<DB: TestDatabase>(
             };
             (found, outcome, max_token)
         }
+        Step::Remove { max_token } => {
+            age(fence, name).await;
+            let removed = fence.remove_idle(Duration::from_secs(60 * 60), 10).await;
+            assert_eq!(removed.unwrap(), 1, "{name}: {step:?}");
+            (Outcome::Removed, Outcome::Removed, max_token)
+        }
     }
+}
+
+/// As if nobody had used this resource for a day.
+pub(super) async fn age<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource) {
+    let day_ago = if DB::ABORTS_ON_ERROR {
+        "updated_at - interval '1 day'"
+    } else {
+        "datetime(updated_at, '-1 day')"
+    };
+    let age =
+        format!("UPDATE fence_resources SET updated_at = {day_ago} WHERE resource = '{name}'");
+    let mut conn = fence.get_pool().acquire().await.unwrap();
+    DB::execute(&mut conn, &age).await.unwrap();
 }
 
 fn stale(error: AdmitError, max_token: Option<i64>) -> Outcome {
