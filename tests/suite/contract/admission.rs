@@ -1,5 +1,7 @@
 //! The vectors of admission, by the fence and by the plain statements of the text, and of answers.
 
+use std::time::Duration;
+
 use axum::{
     Router,
     body::Body,
@@ -67,6 +69,9 @@ pub(super) enum Step {
         was_last: bool,
         max_token: Option<i64>,
     },
+    Remove {
+        max_token: Option<i64>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -102,6 +107,7 @@ pub(super) enum Outcome {
     Announced,
     Outranked,
     Exhausted,
+    Removed,
 }
 
 async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
@@ -166,6 +172,12 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
                 Step::Write { max_token, .. } | Step::Announce { max_token, .. } => {
                     run(&fence, &name, &step).await;
                     before = max_token;
+                    continue;
+                }
+                Step::Remove { .. } => {
+                    run(&fence, &name, &step).await;
+                    // A raise makes a row again.
+                    before = None;
                     continue;
                 }
             };
@@ -271,7 +283,26 @@ pub(super) async fn run<DB: TestDatabase>(
             };
             (found, outcome, max_token)
         }
+        Step::Remove { max_token } => {
+            age(fence, name).await;
+            let removed = fence.remove_idle(Duration::from_secs(60 * 60), 10).await;
+            assert_eq!(removed.unwrap(), 1, "{name}: {step:?}");
+            (Outcome::Removed, Outcome::Removed, max_token)
+        }
     }
+}
+
+/// As if nobody had used this resource for a day.
+pub(super) async fn age<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource) {
+    let day_ago = if DB::ABORTS_ON_ERROR {
+        "updated_at - interval '1 day'"
+    } else {
+        "datetime(updated_at, '-1 day')"
+    };
+    let age =
+        format!("UPDATE fence_resources SET updated_at = {day_ago} WHERE resource = '{name}'");
+    let mut conn = fence.get_pool().acquire().await.unwrap();
+    DB::execute(&mut conn, &age).await.unwrap();
 }
 
 fn stale(error: AdmitError, max_token: Option<i64>) -> Outcome {

@@ -13,7 +13,7 @@ use tower::ServiceExt;
 use tower_fence::{FenceLayer, PathParam, Resource};
 
 use super::{
-    admission::{AdmissionVectors, Ends, Outcome, Step, Use, begin_at, run},
+    admission::{AdmissionVectors, Ends, Outcome, Step, Use, age, begin_at, run},
     json, resource, vectors,
 };
 use crate::support::{
@@ -67,6 +67,13 @@ async fn functions_admit_the_same_sequences() {
                 Step::Announce { .. } => {
                     run(&fence, &name, &step).await;
                     continue;
+                }
+                Step::Remove { max_token } => {
+                    age(&fence, &name).await;
+                    let remove = "SELECT fence_remove_idle('1 hour', 10)::bigint";
+                    let removed = Postgres::number(&mut conn, remove).await.unwrap();
+                    assert_eq!(removed, 1, "{name}");
+                    (Outcome::Removed, Outcome::Removed, max_token)
                 }
             };
             steps_of_functions += 1;
