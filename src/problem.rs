@@ -109,6 +109,8 @@ table! {
     /// 500: the transaction could not be committed, for example since the handler swallowed the
     /// error of a statement. Nothing was written.
     TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
+    /// 500: a protected table was written without an admission. Nothing was written.
+    UnfencedWrite = INTERNAL_SERVER_ERROR, "unfenced-write", "A protected table was written without an admission";
     /// 500: the handler let the transaction outlive its response. Nothing was written.
     TransactionEscaped = INTERNAL_SERVER_ERROR, "transaction-escaped", "The transaction escaped";
     /// 500: a layer or a path parameter is missing. Nothing was written.

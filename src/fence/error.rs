@@ -36,9 +36,12 @@ impl From<Failure> for AdmitError {
         match fault {
             Fault::Contention => Self::Busy(cause),
             Fault::Missing => Self::NotMigrated(cause),
-            Fault::Unsupported | Fault::Refused | Fault::Ended | Fault::Lost | Fault::Silent => {
-                Self::Unavailable(cause)
-            }
+            Fault::Unsupported
+            | Fault::Unfenced
+            | Fault::Refused
+            | Fault::Ended
+            | Fault::Lost
+            | Fault::Silent => Self::Unavailable(cause),
         }
     }
 }
@@ -50,6 +53,10 @@ pub enum CommitError {
     /// The transaction had failed before, or failed at COMMIT. Nothing was written.
     #[error("the transaction was aborted")]
     Aborted(#[source] Arc<sqlx::Error>),
+    /// What was left for COMMIT, a deferred trigger of the application, writes to a protected table what
+    /// was not admitted. Nothing was written.
+    #[error("a protected table was written without an admission")]
+    Unfenced(#[source] Arc<sqlx::Error>),
     /// A nested transaction was still open. Nothing was written.
     #[error("a nested transaction was neither committed nor rolled back")]
     Unfinished,
@@ -76,6 +83,7 @@ impl CommitError {
     pub(super) fn at_commit(Failure { fault, cause }: Failure) -> Self {
         match fault {
             Fault::Contention => Self::Busy(cause),
+            Fault::Unfenced => Self::Unfenced(cause),
             Fault::Unsupported | Fault::Missing | Fault::Refused | Fault::Ended => {
                 Self::Aborted(cause)
             }
@@ -128,7 +136,9 @@ impl WriteError {
         match fault {
             Fault::Contention => AdmitError::Busy(cause).into(),
             Fault::Unsupported => Self::Unsupported(cause),
-            Fault::Missing | Fault::Refused | Fault::Ended => Self::Statement(cause),
+            Fault::Unfenced | Fault::Missing | Fault::Refused | Fault::Ended => {
+                Self::Statement(cause)
+            }
             Fault::Lost | Fault::Silent => AdmitError::Unavailable(cause).into(),
         }
     }

@@ -22,6 +22,8 @@ pub(crate) enum Fault {
     Unsupported,
     /// A table, a column or a function is not there. It had no effect.
     Missing,
+    /// It writes to a protected table what its transaction has not admitted. It had no effect.
+    Unfenced,
     /// It had no effect, for any other reason.
     Refused,
     /// The server has ended the session for a time limit, which it never does after a COMMIT. It had
@@ -72,6 +74,7 @@ impl Fault {
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function
             "42P01" | "42703" | "42883" => Self::Missing,
+            "TF428" => Self::Unfenced,
             // idle_in_transaction_session_timeout, transaction_timeout
             "25P03" | "25P04" => Self::Ended,
             _ if matches!(error.severity(), Fatal | Panic) => Self::Lost,
@@ -112,6 +115,8 @@ pub(crate) enum HandlerFault {
     Busy,
     /// The database is out of reach.
     Unavailable,
+    /// It writes to a protected table what was not admitted.
+    Unfenced,
     /// A bug, or a violated constraint: the handler's own business.
     Own,
 }
@@ -121,6 +126,7 @@ impl Fault {
         match self {
             Self::Contention => HandlerFault::Busy,
             Self::Lost | Self::Silent => HandlerFault::Unavailable,
+            Self::Unfenced => HandlerFault::Unfenced,
             Self::Unsupported | Self::Missing | Self::Refused | Self::Ended => HandlerFault::Own,
         }
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 
-use super::Rejection;
+use super::{Rejection, rejection::of_statement};
 use crate::{
     chain::Chain,
-    fence::{AdmitError, Fault, HandlerFault, WriteError},
+    fence::{AdmitError, WriteError},
     problem::{Problem, ProblemType},
 };
 
@@ -15,7 +15,8 @@ use crate::{
 ///
 /// Where another transaction was in the way (a deadlock, a serialization failure, a lock), or where
 /// the database is out of reach, the answer is that of the fence itself: 503 `fence-busy` or
-/// `store-unavailable`, with `Retry-After`. Anything else is a bug or a violated constraint, which
+/// `store-unavailable`, with `Retry-After`. A write to a [protected table](crate::guide#20-the-backstop)
+/// of what was not admitted is 500 `unfenced-write`. Anything else is a bug or a violated constraint, which
 /// the handler knows better: 500, without a word of the cause but in the log. The transaction is
 /// rolled back in any case.
 ///
@@ -54,12 +55,12 @@ impl IntoResponse for WriteError {
 }
 
 fn failed(error: &Arc<sqlx::Error>) -> Response {
-    let problem = match Fault::of(error).of_handler() {
-        HandlerFault::Busy => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
-        HandlerFault::Unavailable => {
+    let problem = match of_statement(error) {
+        ProblemType::FenceBusy => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
+        ProblemType::StoreUnavailable => {
             Problem::from(&Rejection::from(AdmitError::Unavailable(error.clone())))
         }
-        HandlerFault::Own => Problem::new(ProblemType::TransactionAborted),
+        kind => Problem::new(kind),
     };
     tracing::error!(error = %Chain(error), "a statement of a handler failed");
     problem.into_response()

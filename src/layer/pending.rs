@@ -209,7 +209,7 @@ fn not_opened(rejection: Rejection) -> WriteError {
         Rejection::OnBegin(error) => match Fault::of(&error).of_handler() {
             HandlerFault::Busy => AdmitError::Busy(error).into(),
             HandlerFault::Unavailable => AdmitError::Unavailable(error).into(),
-            HandlerFault::Own => WriteError::Statement(error),
+            HandlerFault::Unfenced | HandlerFault::Own => WriteError::Statement(error),
         },
         other => {
             let error = sqlx::Error::Protocol(other.to_string());

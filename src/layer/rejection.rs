@@ -128,11 +128,7 @@ impl Rejection {
                 ResourceError::Unavailable => ProblemType::StoreUnavailable,
             },
             Self::UnknownEpoch(_) => ProblemType::UnknownEpoch,
-            Self::OnBegin(error) => match Fault::of(error).of_handler() {
-                HandlerFault::Busy => ProblemType::FenceBusy,
-                HandlerFault::Unavailable => ProblemType::StoreUnavailable,
-                HandlerFault::Own => ProblemType::TransactionAborted,
-            },
+            Self::OnBegin(error) => of_statement(error),
             Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
             Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
             Self::MalformedKey(_) => ProblemType::MalformedIdempotencyKey,
@@ -144,7 +140,7 @@ impl Rejection {
                 AdmitError::Stale(_) => ProblemType::StaleToken,
                 AdmitError::Busy(_) => ProblemType::FenceBusy,
                 AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
-                AdmitError::Hook(_) => ProblemType::TransactionAborted,
+                AdmitError::Hook(error) => of_statement(error),
                 AdmitError::NoResource | AdmitError::NotMigrated(_) => ProblemType::Misconfigured,
             },
             Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
@@ -152,6 +148,7 @@ impl Rejection {
                 CommitError::Aborted(_) | CommitError::Unfinished | CommitError::Unrecorded => {
                     ProblemType::TransactionAborted
                 }
+                CommitError::Unfenced(_) => ProblemType::UnfencedWrite,
                 CommitError::Unavailable(_) => ProblemType::StoreUnavailable,
                 CommitError::Busy(_) => ProblemType::FenceBusy,
                 CommitError::Escaped => ProblemType::TransactionEscaped,
@@ -170,6 +167,16 @@ impl Rejection {
         } else {
             tracing::info!(problem, error = %self, "refused a write");
         }
+    }
+}
+
+/// The type of problem that the failure of an application's statement is answered with.
+pub(super) fn of_statement(error: &sqlx::Error) -> ProblemType {
+    match Fault::of(error).of_handler() {
+        HandlerFault::Busy => ProblemType::FenceBusy,
+        HandlerFault::Unavailable => ProblemType::StoreUnavailable,
+        HandlerFault::Unfenced => ProblemType::UnfencedWrite,
+        HandlerFault::Own => ProblemType::TransactionAborted,
     }
 }
 

@@ -87,6 +87,15 @@
 //! | | `fence::functions::temporary_tables_and_search_paths_lead_no_function_astray` |
 //! | | `fence::functions::whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may` |
 //! | | `failures::psycopg_crowd::the_layer_and_psycopg_exclude_each_other` |
+//! | protected tables | `fence::protection::an_admission_is_one_of_the_same_transaction_and_came_first` |
+//! | | `fence::protection::each_way_to_write_through_the_crate_is_an_admission` |
+//! | | `fence::protection::each_write_needs_the_admission_of_each_resource` |
+//! | | `fence::protection_fuzz::nothing_is_written_without_its_admission_and_with_it_all_is` |
+//! | | `fence::protection_rights::a_bypass_has_a_reason_and_ends_with_its_transaction` |
+//! | | `fence::protection_rights::a_dump_keeps_the_protection_and_revives_no_admission` |
+//! | | `fence::protection_rights::search_paths_and_temporary_tables_lead_no_guard_astray` |
+//! | | `fence::protection_tables::the_view_has_each_guard_and_what_is_missing` |
+//! | | `layer::protected::what_was_not_admitted_is_an_unfenced_write_and_only_the_log_names_it` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |

@@ -57,7 +57,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         };
         let ran = transaction.run(async |conn| hook(conn).await).await;
         ran.map_err(|failure| match failure.fault {
-            Fault::Refused | Fault::Missing | Fault::Unsupported => AdmitError::Hook(failure.cause),
+            Fault::Refused | Fault::Unfenced | Fault::Missing | Fault::Unsupported => {
+                AdmitError::Hook(failure.cause)
+            }
             _ => failure.into(),
         })
     }

@@ -85,6 +85,7 @@ pub(super) async fn commit<DB: FenceDatabase>(
     transaction.commit().await.map_err(|error| match error {
         CommitError::Busy(cause) => AdmitError::Busy(cause),
         CommitError::Aborted(cause)
+        | CommitError::Unfenced(cause)
         | CommitError::Unavailable(cause)
         | CommitError::OutcomeUnknown(cause) => AdmitError::Unavailable(cause),
         CommitError::Unfinished | CommitError::Escaped | CommitError::Unrecorded => {

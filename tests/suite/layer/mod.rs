@@ -13,6 +13,7 @@ mod known_epochs;
 mod mounting;
 mod on_begin;
 mod path_names;
+mod protected;
 mod requests;
 mod several;
 mod time_limit;

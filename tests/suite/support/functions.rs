@@ -80,3 +80,19 @@ pub fn is_refused<T: std::fmt::Debug>(outcome: Result<T, Refused>, code: &str) -
     assert_eq!(refused.code, code, "{refused:?}");
     refused
 }
+
+/// Runs statements outside of a transaction, or in the one that is open.
+pub async fn execute(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
+    let sql = sqlx::AssertSqlSafe(sql.to_owned());
+    let ran = sqlx::raw_sql(sql).execute(conn).await;
+    ran.map(drop).map_err(Refused::of)
+}
+
+/// Runs statements in a transaction, which a refusal rolls back.
+pub async fn in_transaction(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
+    let ran = execute(conn, &format!("BEGIN; {sql}; COMMIT")).await;
+    if ran.is_err() {
+        execute(conn, "ROLLBACK").await.unwrap();
+    }
+    ran
+}

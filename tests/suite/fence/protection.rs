@@ -1,0 +1,401 @@
+//! Protected tables: which statements they refuse, and what is an admission.
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use tower_fence::{
+    Resource, TokenUse,
+    announce::{Announce, LeaseDigest},
+    fence::WriteError,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::{begin, sku, token},
+    functions::{Refused, admit, execute, in_transaction, is_refused},
+};
+
+/// Protected, in one piece and in partitions, and without protection.
+pub const TABLES: &str = "
+    CREATE TABLE whole (id int, sku text, n int, PRIMARY KEY (id, sku));
+    CREATE TABLE parts (LIKE whole INCLUDING ALL) PARTITION BY LIST (sku);
+    CREATE TABLE part_1 PARTITION OF parts FOR VALUES IN ('a', 'b');
+    CREATE TABLE part_2 PARTITION OF parts FOR VALUES IN ('c') PARTITION BY RANGE (id);
+    CREATE TABLE part_2_1 PARTITION OF part_2 DEFAULT;
+    CREATE TABLE part_3 PARTITION OF parts DEFAULT;
+    CREATE TABLE twin (LIKE whole INCLUDING ALL);
+    INSERT INTO whole VALUES (1, 'a', 1), (2, 'a', 2), (3, 'b', 3), (4, 'c', 4);
+    INSERT INTO parts TABLE whole;
+    INSERT INTO twin TABLE whole;
+    CREATE SEQUENCE tokens START 100;
+    SELECT fence_protect('whole', 'sku'), fence_protect('parts', 'sku');
+";
+
+pub async fn with_tables() -> Fresh<Postgres> {
+    let db = Postgres::fresh(4).await;
+    db.execute(TABLES).await;
+    db
+}
+
+/// What admits these resources in the transaction that it stands in.
+pub fn admissions<'a>(resources: impl IntoIterator<Item = &'a str>) -> String {
+    let all = resources.into_iter();
+    all.map(|one| format!("SELECT fence_admit('{one}', nextval('tokens')); "))
+        .collect()
+}
+
+pub async fn rows(conn: &mut PgConnection, table: &str) -> String {
+    let rows = format!("SELECT string_agg(t::text, ' ' ORDER BY t::text) FROM {table} AS t");
+    let rows: Option<String> = sqlx::query_scalar(AssertSqlSafe(rows))
+        .fetch_one(conn)
+        .await
+        .unwrap();
+    rows.unwrap_or_default()
+}
+
+#[track_caller]
+pub fn is_unfenced(outcome: Result<(), Refused>, table: &str, resource: &str) {
+    let refused = is_refused(outcome, "TF428");
+    let expected = format!("public.{table} is written without an admission of {resource}");
+    assert_eq!(refused.message, expected);
+    assert!(
+        refused.problem["type"]
+            .as_str()
+            .unwrap()
+            .ends_with("/problem/#unfenced-write")
+    );
+    assert_eq!(refused.problem["status"], 500);
+    // For whoever is answered, and not for whoever reads the log.
+    let document = refused.problem.to_string();
+    assert!(!document.contains(table) && !document.contains(&format!("\"{resource}\"")));
+}
+
+/// Statements on `{t}`, each with the resources of the rows that it writes.
+const WRITES: &[(&str, &str)] = &[
+    ("INSERT INTO {t} VALUES (9, 'a', 1)", "a"),
+    ("INSERT INTO {t} VALUES (9, 'a', 1), (10, 'b', 1)", "a b"),
+    ("INSERT INTO {t} SELECT id + 100, sku, n FROM {t}", "a b c"),
+    ("UPDATE {t} SET n = n + 1 WHERE sku = 'b'", "b"),
+    ("UPDATE {t} SET n = n + 1", "a b c"),
+    // Nothing is changed, but written.
+    ("UPDATE {t} SET n = n WHERE sku = 'a'", "a"),
+    // Rows that move from one resource to another, in a partition and between two.
+    ("UPDATE {t} SET sku = 'b' WHERE id = 1", "a b"),
+    ("UPDATE {t} SET sku = 'd' WHERE id = 4", "c d"),
+    (
+        "UPDATE {t} SET sku = CASE sku WHEN 'a' THEN 'b' ELSE 'a' END WHERE sku < 'c'",
+        "a b",
+    ),
+    ("DELETE FROM {t} WHERE id = 3", "b"),
+    ("DELETE FROM {t}", "a b c"),
+    ("TRUNCATE {t}", "a b c"),
+    (
+        "INSERT INTO {t} VALUES (1, 'a', 7) ON CONFLICT (id, sku) DO UPDATE SET n = 7",
+        "a",
+    ),
+    (
+        "INSERT INTO {t} VALUES (1, 'a', 7), (9, 'b', 7) ON CONFLICT (id, sku) DO UPDATE SET n = 7",
+        "a b",
+    ),
+    (
+        "INSERT INTO {t} VALUES (1, 'a', 7) ON CONFLICT (id, sku) DO UPDATE SET sku = 'b'",
+        "a b",
+    ),
+    (
+        "MERGE INTO {t} AS t USING (VALUES (1, 'a'), (8, 'c')) AS s (id, sku) ON t.id = s.id \
+         WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.sku, 0)",
+        "a c",
+    ),
+    (
+        "MERGE INTO {t} AS t USING (VALUES (1)) AS s (id) ON t.id = s.id WHEN MATCHED THEN UPDATE SET sku = 'b'",
+        "a b",
+    ),
+    // Only the last of a statement's parts is seen by who reads its result.
+    (
+        "WITH a AS (UPDATE {t} SET n = 0 WHERE sku = 'a' RETURNING 1) SELECT count(*) FROM a",
+        "a",
+    ),
+    (
+        "WITH gone AS (DELETE FROM {t} WHERE sku = 'c' RETURNING *) INSERT INTO {t} SELECT id, 'b', n FROM gone",
+        "b c",
+    ),
+    ("DO $$ BEGIN DELETE FROM {t} WHERE sku = 'b'; END $$", "b"),
+];
+
+#[tokio::test]
+async fn each_write_needs_the_admission_of_each_resource() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for table in ["whole", "parts"] {
+        let before = rows(&mut conn, table).await;
+        for (statement, resources) in WRITES {
+            let statement = statement.replace("{t}", table);
+            let resources: Vec<_> = resources.split(' ').collect();
+            for missing in &resources {
+                let others = resources.iter().filter(|other| *other != missing);
+                let admitted = admissions(others.copied());
+                let outcome = in_transaction(&mut conn, &format!("{admitted}{statement}")).await;
+                let refused = is_refused(outcome, "TF428");
+                assert!(
+                    refused.message.ends_with(&format!(" of {missing}")),
+                    "{statement}: {refused:?}"
+                );
+                is_refused(in_transaction(&mut conn, &statement).await, "TF428");
+            }
+            assert_eq!(rows(&mut conn, table).await, before, "{statement}");
+
+            let admitted = admissions(resources);
+            let both = statement.replace(table, "twin");
+            execute(&mut conn, &format!("BEGIN; {both}; {admitted}{statement}"))
+                .await
+                .unwrap_or_else(|refused| panic!("{statement}: {refused:?}"));
+            assert_eq!(
+                rows(&mut conn, table).await,
+                rows(&mut conn, "twin").await,
+                "{statement}"
+            );
+            execute(&mut conn, "ROLLBACK").await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn copy_needs_it_too() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for table in ["whole", "parts"] {
+        for (admitted, written) in [("", 0), ("a", 0), ("a b", 2)] {
+            let mut tx = conn.begin().await.unwrap();
+            for resource in admitted.split_whitespace() {
+                execute(&mut tx, &admissions([resource])).await.unwrap();
+            }
+            let mut copy = tx
+                .copy_in_raw(&format!("COPY {table} FROM STDIN"))
+                .await
+                .unwrap();
+            copy.send(&b"11\ta\t1\n12\tb\t1\n"[..]).await.unwrap();
+            match copy.finish().await {
+                Ok(copied) => assert_eq!(copied, written),
+                Err(error) => {
+                    let error = error.into_database_error().unwrap();
+                    assert_eq!((error.code().as_deref(), written), (Some("TF428"), 0));
+                }
+            }
+            tx.rollback().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_writes_nothing_needs_none() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for table in ["whole", "parts"] {
+        for statement in [
+            "SELECT * FROM {t} FOR UPDATE",
+            "UPDATE {t} SET n = 0 WHERE n > 99",
+            "DELETE FROM {t} WHERE n > 99",
+            "INSERT INTO {t} SELECT * FROM {t} WHERE n > 99",
+            "INSERT INTO {t} VALUES (1, 'a', 9) ON CONFLICT DO NOTHING",
+        ] {
+            let statement = statement.replace("{t}", table);
+            execute(&mut conn, &statement).await.unwrap();
+        }
+        let empty = format!("{}DELETE FROM {table}", admissions(["a", "b", "c"]));
+        in_transaction(&mut conn, &empty).await.unwrap();
+        execute(&mut conn, &format!("TRUNCATE {table}"))
+            .await
+            .unwrap();
+    }
+}
+
+const WRITE_A: &str =
+    "UPDATE whole SET n = n + 1 WHERE sku = 'a'; UPDATE parts SET n = n + 1 WHERE sku = 'a'";
+
+#[tokio::test]
+async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let admit_a = admissions(["a"]);
+    let caught = |statement: &str| {
+        format!("DO $$ BEGIN {statement} EXCEPTION WHEN SQLSTATE 'TF412' THEN END $$")
+    };
+    let again = caught("PERFORM fence_admit('a', 1);");
+    for admitted in [
+        admit_a.clone(),
+        format!("SAVEPOINT s; {admit_a} RELEASE s"),
+        format!("SAVEPOINT s; {admit_a} RELEASE s; SAVEPOINT t; SELECT 1; ROLLBACK TO t"),
+        format!("{admit_a} SAVEPOINT s; {admit_a} ROLLBACK TO s"),
+        format!("{admit_a} SELECT fence_raise('a', nextval('tokens'))"),
+        "DO $$ BEGIN PERFORM fence_admit('a', nextval('tokens')); END $$".to_owned(),
+        // Refused the second time, but admitted.
+        format!("{admit_a} {again}"),
+    ] {
+        in_transaction(&mut conn, &format!("{admitted}; {WRITE_A}"))
+            .await
+            .unwrap_or_else(|refused| panic!("{admitted}: {refused:?}"));
+    }
+    for not_admitted in [
+        "SELECT 1".to_owned(),
+        // Of another resource, or whose number is only seen.
+        admissions(["b"]),
+        "SELECT fence_max_token('a')".to_owned(),
+        "SELECT fence_raise('a', nextval('tokens'))".to_owned(),
+        format!("{admit_a} COMMIT; BEGIN"),
+        format!("SAVEPOINT s; {admit_a} ROLLBACK TO s"),
+        format!("SAVEPOINT s; SAVEPOINT t; {admit_a} RELEASE t; ROLLBACK TO s"),
+        "DO $$ BEGIN PERFORM fence_admit('a', nextval('tokens')), 1 / 0; \
+         EXCEPTION WHEN division_by_zero THEN END $$"
+            .to_owned(),
+        // A token that has written already.
+        again,
+    ] {
+        let outcome = in_transaction(&mut conn, &format!("{not_admitted}; {WRITE_A}")).await;
+        let refused = is_refused(outcome, "TF428");
+        assert!(
+            refused.message.ends_with(" of a"),
+            "{not_admitted}: {refused:?}"
+        );
+    }
+    let late = format!("{WRITE_A}; {admit_a}");
+    is_unfenced(in_transaction(&mut conn, &late).await, "whole", "a");
+    let written = db.number("SELECT sum(n) FROM whole WHERE sku = 'a'").await;
+    assert_eq!(written, 3 + 2 * 7);
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_caught_leaves_the_rest() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let both = format!(
+        "INSERT INTO ledger VALUES (1); SAVEPOINT s; DO $$ BEGIN {WRITE_A}; \
+         EXCEPTION WHEN SQLSTATE 'TF428' THEN INSERT INTO ledger VALUES (2); END $$"
+    );
+    in_transaction(&mut conn, &both).await.unwrap();
+    assert_eq!(db.entries().await, 2);
+    assert_eq!(
+        rows(&mut conn, "whole").await,
+        rows(&mut conn, "twin").await
+    );
+}
+
+#[tokio::test]
+async fn a_raise_a_grant_and_a_fenced_read_admit_nothing() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let fence = db.fence();
+    let name = Resource::new("a").unwrap();
+    // With a row, and without one.
+    for first in [1_000, 2_000] {
+        fence.raise(&name, token(first)).await.unwrap();
+        is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
+        let lease = LeaseDigest::of("its lease");
+        let announced = fence.announce(&name, token(first + 1), &lease).await;
+        announced.unwrap_or_else(|error| panic!("{error:?}"));
+        is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
+        admit(&mut conn, "a", first + 1).await.unwrap();
+    }
+    let admitted = db.number("SELECT count(*) FROM fence_resources WHERE admitted_by IS NOT NULL");
+    assert_eq!(admitted.await, 1);
+}
+
+#[tokio::test]
+async fn each_way_to_write_through_the_crate_is_an_admission() {
+    let db = with_tables().await;
+    let write =
+        "INSERT INTO whole VALUES ($1, 'sku-1', 0); INSERT INTO parts VALUES ($1, 'sku-1', 0)";
+    let mut entry = 10;
+    let mut next = move || {
+        entry += 1;
+        (i64::from(entry), write.replace("$1", &entry.to_string()))
+    };
+    // A new resource, and one with a row.
+    for fence in [
+        db.fence(),
+        db.fence(),
+        db.reusing_fence(),
+        db.reusing_fence(),
+    ] {
+        let (number, write) = next();
+        let mut tx = begin(&fence, number).await;
+        execute(&mut tx, &write).await.unwrap();
+        is_unfenced(
+            execute(
+                &mut tx,
+                "SAVEPOINT s; UPDATE parts SET n = 0 WHERE sku = 'b'",
+            )
+            .await,
+            "part_1",
+            "b",
+        );
+        execute(&mut tx, "ROLLBACK TO s; RELEASE s").await.unwrap();
+        tx.commit().await.unwrap();
+
+        let (number, write) = next();
+        let claims = [("sku-1", number), ("b", number)]
+            .map(|(name, number)| (Resource::new(name).unwrap(), token(number)));
+        let mut tx = fence.begin_all(&claims, TokenUse::SingleUse).await.unwrap();
+        execute(
+            &mut tx,
+            &format!("{write}; UPDATE parts SET n = 0 WHERE sku = 'b'"),
+        )
+        .await
+        .unwrap();
+        tx.commit().await.unwrap();
+
+        let (number, write) = next();
+        let mut own = db.pool.begin().await.unwrap();
+        fence
+            .admit(&mut own, &sku(), token(number), TokenUse::Reusable)
+            .await
+            .unwrap();
+        execute(&mut own, &write).await.unwrap();
+        own.commit().await.unwrap();
+    }
+    assert_eq!(
+        db.number("SELECT count(*) FROM whole WHERE sku = 'sku-1'")
+            .await,
+        12
+    );
+}
+
+#[tokio::test]
+async fn a_single_statement_brings_its_admission_along() {
+    let db = with_tables().await;
+    let fence = db.fence();
+    // A new resource, one with a row, and with a row that another session has just changed.
+    for number in 11..=16 {
+        for table in ["whole", "parts"] {
+            let insert =
+                format!("INSERT INTO {table} SELECT {number}, 'sku-1', 0 FROM fence RETURNING id");
+            let token_use = if table == "whole" {
+                TokenUse::Reusable
+            } else {
+                TokenUse::SingleUse
+            };
+            let written = fence
+                .write::<(i32,)>(&sku(), token(number), token_use, AssertSqlSafe(insert))
+                .await
+                .unwrap();
+            assert_eq!(written, [(i32::try_from(number).unwrap(),)]);
+        }
+        let other =
+            "UPDATE whole SET n = 9 WHERE sku = 'b' AND EXISTS (SELECT FROM fence) RETURNING n";
+        let refused = fence
+            .write::<(i32,)>(&sku(), token(1_000), TokenUse::Reusable, other)
+            .await;
+        let Err(WriteError::Statement(error)) = &refused else {
+            panic!("{refused:?}");
+        };
+        let code = error.as_database_error().and_then(|error| error.code());
+        assert_eq!(code.as_deref(), Some("TF428"));
+    }
+    assert_eq!(
+        db.number("SELECT count(*) FROM parts WHERE sku = 'sku-1'")
+            .await,
+        6
+    );
+    assert_eq!(
+        db.number("SELECT n::bigint FROM whole WHERE sku = 'b'")
+            .await,
+        3
+    );
+}

@@ -1,0 +1,393 @@
+//! Protected tables and those who would get past: roles, search paths, the bypass, dumps.
+
+use std::process::{Command, Stdio};
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgConnectOptions};
+
+use super::protection::{admissions, is_unfenced, rows, with_tables};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    functions::{execute, in_transaction, is_refused},
+    postgres::{PostgresServer, programs},
+};
+
+/// A role of the test's own, and a connection as that role.
+async fn role(db: &Fresh<Postgres>) -> (String, PgConnection) {
+    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+    db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
+        .await;
+    let options: PgConnectOptions = db.url.parse().unwrap();
+    let options = options.username(&role).password(&role);
+    (role, PgConnection::connect_with(&options).await.unwrap())
+}
+
+async fn drop_role(db: &Fresh<Postgres>, role: &str, conn: PgConnection) {
+    conn.close().await.unwrap();
+    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
+        .await;
+}
+
+const WRITE_A: &str =
+    "UPDATE whole SET n = 0 WHERE sku = 'a'; UPDATE parts SET n = 0 WHERE sku = 'a'";
+
+#[tokio::test]
+async fn a_writer_needs_no_right_on_the_fence() {
+    let db = with_tables().await;
+    let (role, mut conn) = role(&db).await;
+    db.execute(&format!(
+        "GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON whole, parts TO {role}; GRANT USAGE ON SEQUENCE tokens TO {role}"
+    ))
+    .await;
+    is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
+    is_unfenced(
+        in_transaction(&mut conn, "TRUNCATE parts").await,
+        "parts",
+        "a",
+    );
+    let admitted = format!("{}{WRITE_A}", admissions(["a"]));
+    is_refused(in_transaction(&mut conn, &admitted).await, "42501");
+    db.execute(&format!("GRANT EXECUTE ON FUNCTION fence_admit TO {role}"))
+        .await;
+    in_transaction(&mut conn, &admitted).await.unwrap();
+    // Who may write may not do more.
+    for forbidden in [
+        "SELECT fence_bypass('it would be nice')",
+        "INSERT INTO fence_bypasses VALUES (pg_current_xact_id(), 'me', 'it would be nice', now())",
+        "SELECT fence_refuse_unfenced('a', 'b', 'c')",
+        "SELECT fence_protect('whole', 'id')",
+        "SELECT fence_unprotect('whole')",
+        "UPDATE fence_resources SET admitted_by = pg_current_xact_id()",
+        "ALTER TABLE whole DISABLE TRIGGER ALL",
+        "SET session_replication_role = replica",
+        "CREATE TEMPORARY TABLE mine (sku text); \
+         CREATE TRIGGER mine AFTER INSERT ON mine REFERENCING NEW TABLE AS fence_new EXECUTE FUNCTION fence_guard_whole()",
+    ] {
+        let outcome = in_transaction(&mut conn, &format!("{forbidden}; {WRITE_A}")).await;
+        is_refused(outcome, "42501");
+    }
+    drop_role(&db, &role, conn).await;
+}
+
+#[tokio::test]
+async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
+    let db = with_tables().await;
+    // As applications are given what will be made.
+    let (reader, reading) = role(&db).await;
+    let (owner, mut conn) = role(&db).await;
+    db.execute(&format!(
+        "CREATE SCHEMA shop AUTHORIZATION {owner}; \
+         ALTER DEFAULT PRIVILEGES FOR ROLE {owner} GRANT EXECUTE ON FUNCTIONS TO {reader}"
+    ))
+    .await;
+    let protect = "SELECT fence_protect('shop.own', 'sku')";
+    execute(&mut conn, "CREATE TABLE shop.own (sku text)")
+        .await
+        .unwrap();
+    is_refused(execute(&mut conn, protect).await, "42501");
+    db.execute(&format!(
+        "GRANT EXECUTE ON FUNCTION fence_protect, fence_unprotect, fence_unprotectable, fence_columns_of, fence_guard_text \
+         TO {owner}; GRANT SELECT ON fence_protected TO {owner}"
+    ))
+    .await;
+    let refused = is_refused(execute(&mut conn, protect).await, "42501");
+    assert!(
+        refused.message.contains("may not ask the fence"),
+        "{refused:?}"
+    );
+    db.execute(&format!(
+        "GRANT SELECT ON fence_resources TO {owner}; GRANT EXECUTE ON FUNCTION fence_refuse_unfenced TO {owner}"
+    ))
+    .await;
+    is_refused(
+        execute(&mut conn, "SELECT fence_protect('whole', 'sku')").await,
+        "42501",
+    );
+    let is_owned = format!(
+        "SELECT count(*) FROM pg_proc WHERE proname = 'fence_guard_own' AND proowner = '{owner}'::regrole \
+         AND pronamespace = 'shop'::regnamespace AND prosecdef \
+         AND NOT has_function_privilege('{reader}', oid, 'EXECUTE') AND NOT has_function_privilege('public', oid, 'EXECUTE')"
+    );
+    execute(&mut conn, protect).await.unwrap();
+    assert_eq!(db.number(&is_owned).await, 1);
+    let refused = in_transaction(&mut conn, "INSERT INTO shop.own VALUES ('a')").await;
+    assert!(
+        is_refused(refused, "TF428")
+            .message
+            .starts_with("shop.own is written")
+    );
+    // The owner may take it back; whoever is above it protects with the owner's rights, not with its own.
+    execute(&mut conn, "SELECT fence_unprotect('shop.own')")
+        .await
+        .unwrap();
+    execute(&mut conn, "INSERT INTO shop.own VALUES ('a')")
+        .await
+        .unwrap();
+    db.execute(protect).await;
+    assert_eq!(db.number(&is_owned).await, 1);
+
+    // Rows that policies hide from the guard.
+    execute(
+        &mut conn,
+        "ALTER TABLE shop.own ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+    )
+    .await
+    .unwrap();
+    is_refused(
+        in_transaction(&mut conn, "TRUNCATE shop.own").await,
+        "42501",
+    );
+    drop_role(&db, &owner, conn).await;
+    drop_role(&db, &reader, reading).await;
+}
+
+/// Tables and operators of the writer's own, and a search path that leads to them.
+const ASTRAY: &str = "
+    CREATE SCHEMA astray;
+    CREATE FUNCTION astray.yes(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+    CREATE FUNCTION astray.no(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+    CREATE FUNCTION astray.yes(xid8, xid8) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+    CREATE FUNCTION astray.age(xid) RETURNS integer LANGUAGE sql AS 'SELECT 0';
+    CREATE OPERATOR astray.= (LEFTARG = text, RIGHTARG = text, FUNCTION = astray.yes);
+    CREATE OPERATOR astray.= (LEFTARG = xid8, RIGHTARG = xid8, FUNCTION = astray.yes);
+    CREATE TABLE astray.fence_resources (LIKE fence_resources);
+    CREATE TEMPORARY TABLE fence_resources (LIKE fence_resources);
+    CREATE FUNCTION astray.fence_refuse_unfenced(name, name, text) RETURNS void LANGUAGE sql AS '';
+    CREATE TEMPORARY TABLE fence_new AS TABLE whole WITH NO DATA;
+    CREATE TEMPORARY TABLE fence_old AS TABLE whole WITH NO DATA;
+    SET search_path = astray, pg_temp, pg_catalog, public;
+";
+
+#[tokio::test]
+async fn search_paths_and_temporary_tables_lead_no_guard_astray() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    in_transaction(&mut conn, &format!("{}{WRITE_A}", admissions(["a"])))
+        .await
+        .unwrap();
+    execute(&mut conn, ASTRAY).await.unwrap();
+    let write = "UPDATE whole SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1; \
+         UPDATE parts SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1";
+    let [admit_a, admit_b] = ["a", "b"]
+        .map(|resource| admissions([resource]).replace("fence_admit", "public.fence_admit"));
+    for first in ["", &admit_b] {
+        is_unfenced(
+            in_transaction(&mut conn, &format!("{first}{write}")).await,
+            "whole",
+            "a",
+        );
+    }
+    in_transaction(&mut conn, &format!("{admit_a}{write}"))
+        .await
+        .unwrap();
+
+    // A guard that looks names up as its caller does is led astray.
+    for guard in ["fence_guard_whole", "fence_guard_parts"] {
+        let reset = format!("ALTER FUNCTION public.{guard}() RESET search_path");
+        execute(&mut conn, &reset).await.unwrap();
+    }
+    in_transaction(&mut conn, &format!("{admit_b}{write}"))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_session_that_plays_the_replica_is_refused() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let replica = format!("SET LOCAL session_replication_role = replica; {WRITE_A}");
+    is_unfenced(in_transaction(&mut conn, &replica).await, "whole", "a");
+    // Triggers as they are made by default do not fire there.
+    execute(
+        &mut conn,
+        "ALTER TABLE whole ENABLE TRIGGER ALL; ALTER TABLE parts ENABLE TRIGGER ALL",
+    )
+    .await
+    .unwrap();
+    in_transaction(&mut conn, &replica).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
+    let server = PostgresServer::start(&["fsync=off"]).await;
+    let mut conn = PgConnection::connect(&server.url("postgres"))
+        .await
+        .unwrap();
+    tower_fence::Fence::new(
+        sqlx::PgPool::connect(&server.url("postgres"))
+            .await
+            .unwrap(),
+    )
+    .migrate()
+    .await
+    .unwrap();
+    execute(&mut conn, super::protection::TABLES).await.unwrap();
+    let bypass = "SELECT fence_bypass('stock was counted')";
+    for allowed in [
+        format!("{bypass}; {WRITE_A}; DELETE FROM parts; TRUNCATE whole"),
+        format!("{bypass}; SELECT fence_bypass('again'); DELETE FROM parts"),
+        format!("SAVEPOINT s; {bypass}; RELEASE s; DELETE FROM parts"),
+    ] {
+        execute(&mut conn, &format!("BEGIN; {allowed}; ROLLBACK"))
+            .await
+            .unwrap();
+    }
+    in_transaction(&mut conn, &format!("{bypass}; {WRITE_A}"))
+        .await
+        .unwrap();
+    for refused in [
+        WRITE_A.to_owned(),
+        format!("{bypass}; COMMIT; BEGIN; {WRITE_A}"),
+        format!("SAVEPOINT s; {bypass}; ROLLBACK TO s; {WRITE_A}"),
+    ] {
+        is_unfenced(in_transaction(&mut conn, &refused).await, "whole", "a");
+    }
+    for malformed in ["NULL", "''", "'  '", "E'two\\nlines'", "repeat('x', 1001)"] {
+        is_refused(
+            execute(&mut conn, &format!("SELECT fence_bypass({malformed})")).await,
+            "22023",
+        );
+    }
+    let kept: Vec<(String, String)> = sqlx::query_as("SELECT role, reason FROM fence_bypasses")
+        .fetch_all(&mut conn)
+        .await
+        .unwrap();
+    assert!(
+        kept.contains(&("tests".into(), "stock was counted".into())),
+        "{kept:?}"
+    );
+    let log: String = sqlx::query_scalar("SELECT pg_read_file('../server.log')")
+        .fetch_one(&mut conn)
+        .await
+        .unwrap();
+    assert!(
+        log.contains("LOG:  tower-fence: tests goes past protected tables: stock was counted"),
+        "{log}"
+    );
+    assert!(!log.contains("nextval"));
+
+    // Old ones are forgotten.
+    execute(
+        &mut conn,
+        "UPDATE fence_bypasses SET begun_at = now() - interval '367 days'",
+    )
+    .await
+    .unwrap();
+    execute(&mut conn, bypass).await.unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM fence_bypasses")
+        .fetch_one(&mut conn)
+        .await
+        .unwrap();
+    assert_eq!(left, 1);
+}
+
+/// Runs a program of Postgres' on this database, and returns what it prints.
+fn run(program: &str, url: &str, arguments: &[&str]) -> String {
+    let programs = programs().expect("postgresql is not installed");
+    let output = Command::new(programs.join(program))
+        .args(["--dbname", url])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let [printed, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(output.status.success(), "{errors}");
+    printed
+}
+
+#[tokio::test]
+async fn a_dump_keeps_the_protection_and_revives_no_admission() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    execute(
+        &mut conn,
+        "SELECT fence_protect('whole', '\"sku\" || ''%''', 'it''s ')",
+    )
+    .await
+    .unwrap();
+    in_transaction(
+        &mut conn,
+        &format!("{}{WRITE_A}", admissions(["a", "it''s a%"])),
+    )
+    .await
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump.sql");
+    std::fs::write(&dump, run("pg_dump", &db.url, &[])).unwrap();
+
+    let restored = Postgres::fresh(2).await;
+    restored
+        .execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        .await;
+    let dump = dump.to_str().unwrap();
+    run(
+        "psql",
+        &restored.url,
+        &["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", dump],
+    );
+    let mut copy = restored.pool.acquire().await.unwrap();
+    for table in ["whole", "parts", "fence_protected"] {
+        assert_eq!(rows(&mut copy, table).await, rows(&mut conn, table).await);
+    }
+    assert_eq!(
+        restored
+            .number("SELECT count(*) FROM fence_protected WHERE enabled = 'A'")
+            .await,
+        15
+    );
+    is_unfenced(in_transaction(&mut copy, WRITE_A).await, "whole", "it's a%");
+    in_transaction(
+        &mut copy,
+        &format!("{}{WRITE_A}", admissions(["a", "it''s a%"])),
+    )
+    .await
+    .unwrap();
+
+    // Its numbers of transactions come again.
+    assert!(!comes_round(&restored).await);
+    let careless = "SELECT pg_get_functiondef('fence_guard_whole'::regproc)";
+    let careless: String = sqlx::query_scalar(careless)
+        .fetch_one(&mut *copy)
+        .await
+        .unwrap();
+    assert!(careless.contains("age(f.xmin) <= 0"));
+    execute(&mut copy, &careless.replace("age(f.xmin) <= 0", "true"))
+        .await
+        .unwrap();
+    assert!(
+        comes_round(&restored).await,
+        "what has no age was not revived: this proves nothing"
+    );
+}
+
+/// Whether a transaction writes that has the number of an admission in an older row.
+async fn comes_round(db: &Fresh<Postgres>) -> bool {
+    let mut conn = db.pool.acquire().await.unwrap();
+    loop {
+        // Soon, whoever else begins transactions on this server.
+        execute(
+            &mut conn,
+            "UPDATE fence_resources SET admitted_by = \
+             (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20)::text::xid8",
+        )
+        .await
+        .unwrap();
+        loop {
+            execute(&mut conn, "BEGIN").await.unwrap();
+            let distance = "SELECT pg_current_xact_id()::text::bigint - (SELECT max(admitted_by::text::bigint) FROM fence_resources)";
+            let distance: i64 = sqlx::query_scalar(AssertSqlSafe(distance))
+                .fetch_one(&mut *conn)
+                .await
+                .unwrap();
+            if distance == 0 {
+                let written = execute(&mut conn, "UPDATE whole SET n = 5 WHERE sku = 'a'").await;
+                execute(&mut conn, "ROLLBACK").await.unwrap();
+                return written.is_ok();
+            }
+            execute(&mut conn, "COMMIT").await.unwrap();
+            if distance > 0 {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Handlers that write to a protected table, in each mode of the layer.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Extension, Router,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use sqlx::{AssertSqlSafe, Postgres};
+use tower_fence::{
+    FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite,
+    layer::{DatabaseError, Rejection},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::{Answer, Server},
+};
+
+/// What a handler writes: the row of this resource.
+#[derive(Clone, Copy)]
+struct Writes(&'static str);
+
+impl Writes {
+    fn statement(self) -> AssertSqlSafe<String> {
+        let Self(sku) = self;
+        AssertSqlSafe(format!("UPDATE stock SET n = n + 1 WHERE sku = '{sku}'"))
+    }
+}
+
+async fn write(writes: Extension<Writes>, mut tx: PgFencedTx) -> Result<StatusCode, DatabaseError> {
+    sqlx::query(writes.statement()).execute(&mut *tx).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn swallow(writes: Extension<Writes>, tx: PgFencedTx) -> StatusCode {
+    let _ = write(writes, tx).await;
+    StatusCode::NO_CONTENT
+}
+
+async fn begin(writes: Extension<Writes>, pending: PgPendingWrite) -> Result<StatusCode, Response> {
+    let tx = pending.begin().await.map_err(Rejection::into_response)?;
+    write(writes, tx)
+        .await
+        .map_err(DatabaseError::into_response)
+}
+
+async fn at_once(
+    writes: Extension<Writes>,
+    pending: PgPendingWrite,
+) -> Result<StatusCode, Response> {
+    let AssertSqlSafe(statement) = writes.statement();
+    let statement = AssertSqlSafe(format!(
+        "{statement} AND EXISTS (SELECT FROM fence) RETURNING n"
+    ));
+    let written = pending.write::<(i64,)>(statement).await;
+    let written = written.map_err(IntoResponse::into_response)?;
+    assert_eq!(written.len(), 1);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Leaves the write to a trigger that fires at COMMIT.
+async fn later(
+    Extension(Writes(sku)): Extension<Writes>,
+    mut tx: PgFencedTx,
+) -> Result<StatusCode, DatabaseError> {
+    sqlx::query("INSERT INTO later VALUES ($1)")
+        .bind(sku)
+        .execute(&mut *tx)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn nothing(_: PgFencedTx) -> StatusCode {
+    StatusCode::NO_CONTENT
+}
+
+async fn start(db: &Fresh<Postgres>, writes: Writes) -> Server {
+    let layer = FenceLayer::new(db.fence(), PathParam("r"));
+    let hooked = layer.clone().on_begin(move |_, conn| {
+        Box::pin(async move {
+            sqlx::query(writes.statement()).execute(conn).await?;
+            Ok(())
+        })
+    });
+    let fence = db.fence().on_begin(move |conn| {
+        Box::pin(async move {
+            sqlx::query(writes.statement()).execute(conn).await?;
+            Ok(())
+        })
+    });
+    let both = FenceLayer::new(db.fence(), [PathParam("r"), PathParam("s")]);
+    let keys = Idempotency::optional();
+    let app = Router::new()
+        .route("/{r}/eager", post(write).route_layer(layer.clone()))
+        .route(
+            "/{r}/reusable",
+            post(write).route_layer(layer.clone().reusable()),
+        )
+        .route(
+            "/{r}/keys",
+            post(write).route_layer(layer.clone().idempotent(keys.clone())),
+        )
+        .route(
+            "/{r}/begin",
+            post(begin).route_layer(layer.clone().deferred()),
+        )
+        .route(
+            "/{r}/at-once",
+            post(at_once).route_layer(layer.clone().deferred()),
+        )
+        .route(
+            "/{r}/at-once-keys",
+            post(at_once).route_layer(layer.clone().deferred().idempotent(keys)),
+        )
+        .route("/{r}/{s}/several", post(write).route_layer(both))
+        .route("/{r}/later", post(later).route_layer(layer.clone()))
+        .route("/{r}/hook", post(nothing).route_layer(hooked.clone()))
+        .route(
+            "/{r}/hook-at-once",
+            post(at_once).route_layer(hooked.deferred()),
+        )
+        .route(
+            "/{r}/hook-of-fence",
+            post(nothing).route_layer(FenceLayer::new(fence, PathParam("r"))),
+        )
+        .route("/{r}/swallow", post(swallow).route_layer(layer));
+    Server::start(app.layer(Extension(writes))).await
+}
+
+async fn with_stock() -> Fresh<Postgres> {
+    let db = Postgres::fresh(4).await;
+    db.execute(
+        "INSERT INTO stock VALUES ('mine', 0), ('others', 0); SELECT fence_protect('stock', 'sku'); \
+         CREATE TABLE later (sku TEXT); \
+         CREATE FUNCTION later() RETURNS trigger LANGUAGE plpgsql AS \
+             'BEGIN UPDATE stock SET n = n + 1 WHERE sku = NEW.sku; RETURN NULL; END'; \
+         CREATE CONSTRAINT TRIGGER later AFTER INSERT ON later DEFERRABLE INITIALLY DEFERRED \
+             FOR EACH ROW EXECUTE FUNCTION later()",
+    )
+    .await;
+    db
+}
+
+const ROUTES: [&str; 11] = [
+    "eager",
+    "reusable",
+    "keys",
+    "begin",
+    "at-once",
+    "at-once-keys",
+    "and/several",
+    "later",
+    "hook",
+    "hook-at-once",
+    "hook-of-fence",
+];
+
+async fn ask(server: &Server, route: &str, token: i64) -> Answer {
+    let request = server
+        .post(&format!("/mine/{route}"))
+        .header(
+            "Fencing-Token",
+            format!(
+                "{token};resource=\"mine\"{}",
+                match route {
+                    "and/several" => format!(", {token};resource=\"and\""),
+                    _ => String::new(),
+                }
+            ),
+        )
+        .header("Idempotency-Key", format!("\"{token}\""));
+    Answer::to(request).await
+}
+
+#[tokio::test]
+async fn what_was_admitted_is_written_in_each_mode() {
+    let db = with_stock().await;
+    let server = start(&db, Writes("mine")).await;
+    let mut token = 0;
+    for route in ROUTES.into_iter().chain(ROUTES) {
+        token += 1;
+        let answer = ask(&server, route, token).await;
+        assert_eq!(answer.status, 204, "{route}: {answer:?}");
+    }
+    // One route writes twice: in its hook, too.
+    assert_eq!(
+        db.number("SELECT n FROM stock WHERE sku = 'mine'").await,
+        2 * 12
+    );
+}
+
+/// Where the log goes.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn take(&self) -> String {
+        String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_was_not_admitted_is_an_unfenced_write_and_only_the_log_names_it() {
+    let db = with_stock().await;
+    let log = Log::default();
+    let to_log = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || to_log.clone());
+    // The whole test runs in this thread.
+    let _guard = tracing::subscriber::set_default(subscriber.finish());
+    let server = start(&db, Writes("others")).await;
+    for (token, route) in (1..).zip(ROUTES.into_iter().chain(ROUTES)) {
+        log.take();
+        let answer = ask(&server, route, token).await;
+        answer.is_problem(500, "unfenced-write");
+        assert!(
+            !answer.text.contains("stock") && !answer.text.contains("others"),
+            "{answer:?}"
+        );
+        let lines = log.take();
+        let names_it = "public.stock is written without an admission of others";
+        assert!(
+            lines
+                .lines()
+                .any(|line| line.contains("ERROR") && line.contains(names_it)),
+            "{route}: {lines}"
+        );
+    }
+    // What went wrong first is not known at COMMIT.
+    let answer = ask(&server, "swallow", 100).await;
+    answer.is_problem(500, "transaction-aborted");
+    assert_eq!(db.number("SELECT sum(n)::bigint FROM stock").await, 0);
+}
