@@ -177,12 +177,6 @@ async fn the_plain_statement_admits_the_same<DB: TestDatabase>() {
                     run(&fence, &name, &step).await;
                     continue;
                 }
-                Step::Remove { .. } => {
-                    run(&fence, &name, &step).await;
-                    // A raise makes a row again.
-                    before = None;
-                    continue;
-                }
             };
             run_plain += 1;
             let sql = text
