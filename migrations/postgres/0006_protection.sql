@@ -45,8 +45,8 @@ RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 BEGIN
     -- Rows of a dump have old numbers of transactions, which come again: hence the age.
-    PERFORM FROM fence_bypasses
-    WHERE transaction = pg_current_xact_id_if_assigned() AND age(xmin) <= 0;
+    PERFORM FROM fence_bypasses AS b
+    WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0;
     IF FOUND THEN
         RETURN;
     END IF;
@@ -146,7 +146,7 @@ DECLARE
     look text := $look$
         PERFORM FROM (%1$s) AS r WHERE (r.resource = (
             %3$s(SELECT r.resource FROM (%2$s) AS r LIMIT 1)
-        )) IS NOT TRUE LIMIT 1;
+        )) IS NOT TRUE;
         IF NOT FOUND THEN
             RETURN NULL;
         END IF;

@@ -345,47 +345,55 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
 
     // Its numbers of transactions come again.
     assert!(!comes_round(&restored).await);
-    let careless = "SELECT pg_get_functiondef('fence_guard_whole'::regproc)";
-    let careless: String = sqlx::query_scalar(careless)
-        .fetch_one(&mut *copy)
-        .await
-        .unwrap();
-    assert!(careless.contains("age(f.xmin) <= 0"));
-    execute(&mut copy, &careless.replace("age(f.xmin) <= 0", "true"))
-        .await
-        .unwrap();
-    assert!(
-        comes_round(&restored).await,
-        "what has no age was not revived: this proves nothing"
-    );
+    for function in ["fence_guard_whole", "fence_refuse_unfenced"] {
+        let text = AssertSqlSafe(format!("SELECT pg_get_functiondef('{function}'::regproc)"));
+        let text: String = sqlx::query_scalar(text)
+            .fetch_one(&mut *copy)
+            .await
+            .unwrap();
+        let careless = text
+            .replace("age(f.xmin) <= 0", "true")
+            .replace("age(b.xmin) <= 0", "true");
+        assert_ne!(careless, text);
+        execute(&mut copy, &careless).await.unwrap();
+        assert!(
+            comes_round(&restored).await,
+            "without the age nothing was revived: this proves nothing"
+        );
+        execute(&mut copy, &text).await.unwrap();
+    }
 }
 
-/// Whether a transaction writes that has the number of an admission in an older row.
+/// Whether a transaction writes that has the number of an admission and of a bypass in older rows.
 async fn comes_round(db: &Fresh<Postgres>) -> bool {
     let mut conn = db.pool.acquire().await.unwrap();
     loop {
         // Soon, whoever else begins transactions on this server.
+        let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20";
+        let next = Postgres::number(&mut conn, next).await.unwrap();
         execute(
             &mut conn,
-            "UPDATE fence_resources SET admitted_by = \
-             (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20)::text::xid8",
+            &format!(
+                "UPDATE fence_resources SET admitted_by = '{next}'; \
+                 DELETE FROM fence_bypasses; INSERT INTO fence_bypasses VALUES ('{next}', 'me', 'then', now())"
+            ),
         )
         .await
         .unwrap();
         loop {
             execute(&mut conn, "BEGIN").await.unwrap();
-            let distance = "SELECT pg_current_xact_id()::text::bigint - (SELECT max(admitted_by::text::bigint) FROM fence_resources)";
-            let distance: i64 = sqlx::query_scalar(AssertSqlSafe(distance))
+            let number: i64 = sqlx::query_scalar("SELECT pg_current_xact_id()::text::bigint")
                 .fetch_one(&mut *conn)
                 .await
                 .unwrap();
-            if distance == 0 {
-                let written = execute(&mut conn, "UPDATE whole SET n = 5 WHERE sku = 'a'").await;
+            if number == next {
+                let write = "UPDATE whole SET n = 5 WHERE sku = 'a'";
+                let written = execute(&mut conn, write).await;
                 execute(&mut conn, "ROLLBACK").await.unwrap();
                 return written.is_ok();
             }
             execute(&mut conn, "COMMIT").await.unwrap();
-            if distance > 0 {
+            if number > next {
                 break;
             }
         }
