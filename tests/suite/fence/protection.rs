@@ -283,18 +283,27 @@ async fn a_raise_a_grant_and_a_fenced_read_admit_nothing() {
     let mut conn = db.pool.acquire().await.unwrap();
     let fence = db.fence();
     let name = Resource::new("a").unwrap();
-    // With a row, and without one.
+    // Another transaction than the raise's would be refused in any case: the row must not name it.
+    let admitted_by = "SELECT coalesce((SELECT admitted_by::text::bigint FROM fence_resources), 0)";
+    // Without a row, and with one that was admitted.
     for first in [1_000, 2_000] {
+        let before = db.number(admitted_by).await;
         fence.raise(&name, token(first)).await.unwrap();
-        is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
+        assert_eq!(db.number(admitted_by).await, before);
         let lease = LeaseDigest::of("its lease");
         let announced = fence.announce(&name, token(first + 1), &lease).await;
         announced.unwrap_or_else(|error| panic!("{error:?}"));
+        assert_eq!(db.number(admitted_by).await, before);
         is_unfenced(in_transaction(&mut conn, WRITE_A).await, "whole", "a");
         admit(&mut conn, "a", first + 1).await.unwrap();
+        assert_ne!(db.number(admitted_by).await, before);
     }
-    let admitted = db.number("SELECT count(*) FROM fence_resources WHERE admitted_by IS NOT NULL");
-    assert_eq!(admitted.await, 1);
+    // The one that announces first makes the row.
+    db.execute("DELETE FROM fence_resources").await;
+    let lease = LeaseDigest::of("its lease");
+    let announced = fence.announce(&name, token(3_000), &lease).await;
+    announced.unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!(db.number(admitted_by).await, 0);
 }
 
 #[tokio::test]
