@@ -31,6 +31,8 @@ pub(super) const POSTGRES: &[Step] = steps! {
     3, "announcements";
     4, "functions";
     5, "floors";
+    6, "protection";
+    7, "leases";
 };
 
 #[cfg(feature = "sqlite")]
