@@ -118,6 +118,27 @@ async fn a_connection_that_is_lost_is_made_again() {
     println!("told {:?} after the release", released_at.elapsed());
 }
 
+/// Whoever ends a lease looks at the line, and whoever joins the line looks at the lease: one of the two sees the
+/// other.
+#[tokio::test]
+async fn nobody_joins_a_line_while_the_lease_is_being_released() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let held = grant(&leases, &sku(), LONG).await;
+    let mut releasing = db.pool.begin().await.unwrap();
+    release(&mut releasing, "sku-1", held.id.expose())
+        .await
+        .unwrap();
+    let waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
+    });
+    sleep(Duration::from_millis(800)).await;
+    assert_eq!(db.number("SELECT count(*) FROM fence_waiters").await, 0);
+    releasing.commit().await.unwrap();
+    granted(waiting).await;
+}
+
 #[tokio::test]
 async fn waiters_are_bounded_for_each_resource_and_in_all() {
     let db = Postgres::fresh(4).await;
@@ -209,12 +230,8 @@ async fn a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment() {
         let db = Postgres::fresh(2).await;
         let variables = [("DATABASE_URL", db.url.as_str())];
         let doomed = Inventory::start(&variables).await;
-        let other = Inventory::start(&variables).await;
-        assert!(
-            other.stdout().contains("leases:          Postgres"),
-            "{}",
-            other.stdout()
-        );
+        let mut other = Inventory::start(&variables).await;
+        other.prints("leases:          Postgres", 1).await;
         let client = reqwest::Client::new();
         let acquire = |service: &Inventory, body: serde_json::Value| {
             Answer::to(client.post(service.url("/locks/sku-1")).json(&body))
