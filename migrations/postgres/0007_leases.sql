@@ -315,7 +315,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 DECLARE
     -- How long the first in line may take to have what is free.
-    turn CONSTANT interval := interval '1 s';
+    turn CONSTANT interval := interval '2 s';
     seen record;
     own record;
     first record;

@@ -1,5 +1,7 @@
 //! The rights of a role, as the documentation lists them.
 
+use std::time::Duration;
+
 use axum::{
     Router,
     body::Body,
@@ -13,12 +15,15 @@ use tower_fence::{
     Fence, FenceLayer, Idempotency, Resource, TokenUse,
     announce::{Announce, LeaseDigest},
     issuer,
-    lease::EmbeddedLeases,
+    lease::{Acquire, EmbeddedLeases, Leases, Operate, PostgresLeases, Renew},
 };
 
 use super::admission::answer;
 use super::{resource, sql_blocks, text, token};
-use crate::support::database::TestDatabase;
+use crate::support::{
+    database::TestDatabase,
+    lease::{LONG, grant, is_held},
+};
 
 #[tokio::test]
 async fn the_rights_that_the_documentation_names_suffice() {
@@ -26,8 +31,8 @@ async fn the_rights_that_the_documentation_names_suffice() {
     let role = format!("app_{:016x}", rand::random::<u64>());
     let documentation = text("src/deployment.md");
     let blocks = sql_blocks(&documentation);
-    let [grants, _] = blocks[..] else {
-        panic!("the documentation has two lists of rights: {blocks:?}");
+    let [grants, of_leases, ..] = blocks[..] else {
+        panic!("the documentation has lists of rights: {blocks:?}");
     };
     db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'of-a-test'"))
         .await;
@@ -81,6 +86,21 @@ async fn the_rights_that_the_documentation_names_suffice() {
     assert_eq!(written, [(3,)]);
     fence.remove_expired_keys().await.unwrap();
     fence.reset(&name, token(2_000_000_000)).await.unwrap();
+
+    // The leases in the same database.
+    let leases = PostgresLeases::new(fence.clone());
+    let refused = leases.acquire(&name, Acquire::new(LONG)).await;
+    refused.expect_err("nothing was granted yet");
+    db.execute(&of_leases.replace("shop_app", &role)).await;
+    let lease = grant(&leases, &name, LONG).await;
+    let in_vain = Acquire::new(LONG).wait(Duration::from_millis(200));
+    is_held(leases.acquire(&name, in_vain).await);
+    let renew = Renew::new(LONG).with_new_token();
+    leases.renew(&name, &lease.id, renew).await.unwrap();
+    leases.release(&name, &lease.id).await.unwrap();
+    assert!(!leases.break_lease(&name).await.unwrap());
+    assert!(leases.list(10, None).await.unwrap().leases.is_empty());
+    drop(leases);
     pool.close().await;
     db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
         .await;

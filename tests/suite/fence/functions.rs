@@ -138,7 +138,9 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
 
     // As the documentation lists them.
     let documentation = text("src/deployment.md");
-    let grants = sql_blocks(&documentation)[1];
+    let blocks = sql_blocks(&documentation).into_iter();
+    let mut of_workers = blocks.filter(|block| block.contains("shop_worker"));
+    let grants = of_workers.next().unwrap();
     db.execute(&grants.replace("shop_worker", &role)).await;
     admit(&mut conn, "sku-1", 5).await.unwrap();
     raise(&mut conn, "sku-1", 8).await.unwrap();
