@@ -52,7 +52,8 @@ impl TestStore for Postgres {
         let other = PgPoolOptions::new().max_connections(6);
         let other = other.connect(&db.url).await.unwrap();
         let (one, two) = (
-            PostgresLeases::new(db.fence()),
+            // Where a pooler stands in between, no session behind it can listen.
+            PostgresLeases::new(db.fence()).listen_with(db.url.parse().unwrap()),
             PostgresLeases::new(Fence::new(other)),
         );
         for leases in [&one, &two] {
