@@ -92,7 +92,7 @@
 //!
 //! | feature | default | what |
 //! |---|---|---|
-//! | `postgres` | yes | the fence in Postgres |
+//! | `postgres` | yes | the fence in Postgres, and the lease store beside it |
 //! | `redis` | yes | the lease store in Redis |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `LISTEN_ADDR` | `127.0.0.1:3000`; port 0 takes a free one |
 //! | `DATABASE_URL` | SQLite in a temporary file; `postgres://…` or `sqlite:…` |
-//! | `REDIS_URL` | leases in this process; `redis://…` |
+//! | `REDIS_URL` | leases in the database, or, with SQLite, in this process; `redis://…` |
 //! | `RUST_LOG` | `info` |
 
 mod app;
@@ -29,8 +29,8 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use tower_fence::{
-    Fence,
-    lease::{EmbeddedLeases, RedisLeases},
+    Fence, FenceDatabase,
+    lease::{EmbeddedLeases, PostgresLeases, RedisLeases},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -97,7 +97,28 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<sqlx::SqlitePool>
         .await
 }
 
-async fn run<DB: Stock>(
+/// A database that also has the leases, where there is no Redis. Each grant is announced: a plain GET under a
+/// fresh lease is safe to base a write on.
+trait LeaseDatabase: FenceDatabase {
+    /// The routes, and where the leases are.
+    fn router(fence: Fence<Self>) -> (Router, &'static str);
+}
+
+impl LeaseDatabase for sqlx::Postgres {
+    fn router(fence: Fence<Self>) -> (Router, &'static str) {
+        let leases = PostgresLeases::new(fence.clone());
+        (app::router(fence, leases), "Postgres")
+    }
+}
+
+impl LeaseDatabase for sqlx::Sqlite {
+    fn router(fence: Fence<Self>) -> (Router, &'static str) {
+        let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
+        (app::router(fence, leases), "in this process")
+    }
+}
+
+async fn run<DB: Stock + LeaseDatabase>(
     listener: TcpListener,
     addr: SocketAddr,
     pool: Pool<DB>,
@@ -109,17 +130,13 @@ async fn run<DB: Stock>(
     tokio::spawn(remove_old_keys(fence.clone()));
     DB::create_table(&mut *pool.acquire().await?).await?;
 
-    // Announced: a plain GET under a fresh lease is safe to base a write on.
     let (app, leases) = match env::var("REDIS_URL") {
         Ok(url) => {
             let leases = RedisLeases::connect(&url, fence.clone()).await?;
             let leases = leases.announced_to(fence.clone());
             (app::router(fence, leases), "Redis")
         }
-        Err(_) => {
-            let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
-            (app::router(fence, leases), "in this process")
-        }
+        Err(_) => DB::router(fence),
     };
     let app = app.route("/metrics", get(async move || metrics.render()));
     println!("inventory listens on http://{addr}");

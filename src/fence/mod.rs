@@ -51,8 +51,8 @@
 //!   server's `max_connections`. The pool's role may end its own sessions. The transaction is found
 //!   by an advisory lock with a random number, which each admission on Postgres takes.
 //! - [`migrate`](Fence::migrate) makes the tables where the search path does not have them yet, in its
-//!   first schema: `fence_resources`, `fence_epochs`, `fence_epoch_source` and
-//!   `fence_idempotency_keys`, with a migration history of their own, `_tower_fence_migrations`. On
+//!   first schema: `fence_resources`, `fence_floors`, `fence_epochs`, `fence_epoch_source` and
+//!   `fence_idempotency_keys`, on Postgres also `fence_leases` and `fence_waiters`, with a migration history of their own, `_tower_fence_migrations`. On
 //!   Postgres it also makes functions, by which
 //!   [other programs](crate::guide#16-seaorm-diesel-and-other-languages) write under a token. A fence
 //!   looks once where they are, and names that schema from then on: what a session or a transaction
@@ -89,6 +89,8 @@ use std::{
 
 use sqlx::Pool;
 
+#[cfg(feature = "postgres")]
+pub(crate) use self::ops::{bytes, text};
 pub use self::{
     claims::{Admitted, AllAdmitted, Claim, Claims},
     error::{AdmitError, CommitError, StaleToken, WriteError},

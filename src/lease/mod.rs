@@ -50,6 +50,8 @@ mod id;
 #[cfg(any(feature = "redis", feature = "embedded"))]
 mod memory;
 mod operate;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod release_guard;
@@ -62,10 +64,12 @@ pub(crate) mod time;
 #[cfg(any(feature = "issuer", feature = "redis", feature = "embedded"))]
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLeases;
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresLeases;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
-#[cfg(any(feature = "redis", feature = "embedded"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "embedded"))]
 use self::request::WaiterLimits;
 pub use self::{
     announced::Announced,

@@ -42,6 +42,8 @@
 //! | | `layer::writes::a_statement_that_was_cut_off_does_not_keep_the_lock` |
 //! | 6. tokens never repeat and never go back | `failures::postgres_crash::an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk` |
 //! | | `lease::grants::tokens_go_up_in_the_order_of_the_grants` |
+//! | | `lease::postgres_durable::tokens_go_up_through_crashes_under_load` |
+//! | | `lease::postgres_idle::tokens_go_up_while_idle_rows_are_removed_all_the_time` |
 //! | | `lease::redis_cluster::a_killed_master_is_outranked_by_its_replica` |
 //! | | `lease::redis_epochs::of_issuers_that_race_for_an_epoch_one_installs_it` |
 //! | | `lease::redis_history::a_failover_to_a_replica_that_lags` |
@@ -77,6 +79,7 @@
 //! | | `layer::fenced_read::a_write_under_way_while_it_reads_is_seen` |
 //! | | `layer::fenced_read::nothing_older_lands_behind_a_read` |
 //! | announced grants | `failures::lost_update::announced_grants_lose_none` |
+//! | | `failures::lost_update::leases_in_postgres_lose_none` |
 //! | | `lease::announced::a_grant_outranks_older_tokens_before_it_is_answered` |
 //! | | `lease::announced::a_grant_waits_for_a_write_in_flight` |
 //! | | `lease::announced::of_two_leases_with_one_token_one_is_answered` |
@@ -96,6 +99,10 @@
 //! | | `fence::protection_rights::search_paths_and_temporary_tables_lead_no_guard_astray` |
 //! | | `fence::protection_tables::the_view_has_each_guard_and_what_is_missing` |
 //! | | `layer::protected::what_was_not_admitted_is_an_unfenced_write_and_only_the_log_names_it` |
+//! | leases as SQL functions | `lease::postgres_durable::no_lease_id_of_the_store_is_in_the_log_of_the_server` |
+//! | | `lease::postgres_functions::a_script_takes_a_lease_and_is_stopped_when_it_has_lost_it` |
+//! | | `lease::postgres_functions::refusals_are_the_documents_of_the_issuer` |
+//! | | `lease::postgres_locks::a_transaction_that_renews_and_then_admits_meets_no_deadlock` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |
@@ -104,6 +111,8 @@
 //! | waiting in line | `lease::line::a_newcomer_does_not_overtake` |
 //! | | `lease::line::a_thousand_waiters_are_served_in_order_though_half_of_them_go_away` |
 //! | | `lease::line::waiters_are_served_in_the_order_in_which_they_came` |
+//! | | `lease::postgres_line::a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment` |
+//! | | `lease::postgres_line::nobody_joins_a_line_while_the_lease_is_being_released` |
 //! | | `lease::redis_line::lines_leave_nothing_behind` |
 //! | | `lease::redis_line::waiters_are_bounded_in_all` |
 //! | | `lease::redis_line_loss::waiters_of_an_issuer_that_died_are_skipped_at_once` |

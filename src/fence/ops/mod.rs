@@ -1,6 +1,8 @@
 //! What a fence does, one file for each operation.
 
 mod begin;
+#[cfg(feature = "postgres")]
+mod call;
 mod fenced_read;
 mod handed_out;
 mod hook;
@@ -12,6 +14,8 @@ mod reset;
 mod tables;
 mod write;
 
+#[cfg(feature = "postgres")]
+pub(crate) use self::call::{bytes, text};
 pub(super) use self::hook::Hook;
 pub(crate) use self::{
     fenced_read::ToRaise,

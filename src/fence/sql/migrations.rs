@@ -32,6 +32,7 @@ pub(super) const POSTGRES: &[Step] = steps! {
     4, "functions";
     5, "floors";
     6, "protection";
+    7, "leases";
 };
 
 #[cfg(feature = "sqlite")]

@@ -48,7 +48,7 @@ impl Tables {
 
     /// The schema, ready to be put into a statement.
     #[cfg(feature = "postgres")]
-    pub(super) fn schema(&self) -> &str {
+    pub(in crate::fence) fn schema(&self) -> &str {
         &self.schema
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 /// to clone; clones are one store.
 ///
 /// Leases end with the process. Two processes do not see each other's leases: where more than one
-/// grants leases on the same resources, use `RedisLeases`.
+/// grants leases on the same resources, use `PostgresLeases` or `RedisLeases`.
 #[derive(Clone)]
 pub struct EmbeddedLeases {
     partitions: Arc<[Mutex<Partition>]>,

@@ -13,7 +13,7 @@ use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower::ServiceExt;
 use tower_fence::{
     Fence, FenceLayer, Idempotency, Resource, TokenUse,
-    lease::{Acquire, Leases, RedisLeases},
+    lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases, RedisLeases, Renew},
 };
 
 use super::{admission::answer, grants, resource, token};
@@ -200,6 +200,51 @@ async fn whoever_grants_leases_needs_these_rights() {
 }
 
 #[tokio::test]
+async fn whoever_grants_leases_in_postgres_needs_these_rights() {
+    each_right_is_needed("shop_lessor", async |pool| {
+        let leases = PostgresLeases::new(Fence::new(pool.clone()));
+        let (name, short) = (new_resource(), Duration::from_millis(200));
+        let lease = leases
+            .acquire(&name, Acquire::new(Duration::from_secs(30)))
+            .await?;
+        let in_vain = leases.acquire(&name, Acquire::new(short).wait(short)).await;
+        if !matches!(in_vain, Err(LeaseError::Held { .. })) {
+            return Err(format!("{in_vain:?}").into());
+        }
+        let renew = Renew::new(short).with_new_token();
+        leases.renew(&name, &lease.id, renew).await?;
+        leases.list(10, None).await?;
+        leases.release(&name, &lease.id).await?;
+        // What an issuer calls now and then, or in a process that goes away.
+        for call in ["fence_lease_open('{a}')", "fence_lease_sweep()"] {
+            let call = sqlx::AssertSqlSafe(format!("SELECT {call}"));
+            sqlx::query(call).execute(&pool).await?;
+        }
+        let abandon = "SELECT fence_lease_abandon($1, '', 1), fence_lease_call($1)";
+        sqlx::query(abandon).bind(name.as_str()).execute(&pool).await?;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn whoever_takes_leases_through_the_functions_needs_these_rights() {
+    each_right_is_needed("shop_holder", async |pool| {
+        let name = new_resource();
+        let acquire = "SELECT lease_id FROM fence_acquire($1, '30 s')";
+        let acquire = sqlx::query_scalar(acquire).bind(name.as_str());
+        let lease_id: String = acquire.fetch_one(&pool).await?;
+        for call in ["fence_renew($1, $2, '30 s')", "fence_release($1, $2)"] {
+            let call = sqlx::AssertSqlSafe(format!("SELECT {call}"));
+            let call = sqlx::query(call).bind(name.as_str()).bind(&lease_id);
+            call.execute(&pool).await?;
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn whoever_operates_needs_these_rights() {
     each_right_is_needed("shop_operator", async |pool| {
         let fence = Fence::new(pool.clone());
@@ -211,6 +256,14 @@ async fn whoever_operates_needs_these_rights() {
             .execute(&pool)
             .await?;
         fence.remove_expired_keys().await?;
+        for statement in [
+            "SELECT fence_break('sku-1')",
+            "SELECT fence_bypass('a row is mended by hand')",
+            "SELECT * FROM fence_held_leases",
+            "SELECT * FROM fence_protected",
+        ] {
+            sqlx::query(statement).execute(&pool).await?;
+        }
         Ok(())
     })
     .await;

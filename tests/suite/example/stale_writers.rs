@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
+use sqlx::Postgres;
 
 use super::caller::{Caller, on_servers};
-use crate::support::process::Inventory;
+use crate::support::{database::TestDatabase, process::Inventory};
 
 /// A lease runs out while its holder is paused; the successor writes; the holder wakes up.
 async fn a_stale_writer_bounces(service: &Inventory) {
@@ -106,4 +107,24 @@ async fn a_stale_writer_bounces_on_postgres_and_redis() {
     if let Some(password) = reqwest::Url::parse(&db.url).unwrap().password() {
         assert!(!stdout.contains(password) && !service.log().contains(password));
     }
+}
+
+/// The processes share nothing but the database, and see each other's leases.
+#[tokio::test]
+async fn a_stale_writer_bounces_over_two_processes_on_postgres_alone() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("DATABASE_URL", db.url.as_str())];
+    let mut one = Inventory::start(&variables).await;
+    one.prints("leases:          Postgres", 1).await;
+    let two = Inventory::start(&variables).await;
+    let (at_one, at_two) = (Caller::of(&one), Caller::of(&two));
+    at_one.set("sku-1", 10).await;
+    let first = at_one.acquire("sku-1", 150).await;
+    let second = at_two.acquire("sku-1", 30_000).await;
+    let order = json!({ "quantity": 1 });
+    let written = at_one.decrement("sku-1", &second, order.clone()).await;
+    assert_eq!(written.status, 200);
+    let refused = at_two.decrement("sku-1", &first, order).await;
+    refused.is_problem(412, "stale-token");
+    assert_eq!(at_two.get("/inventory/sku-1").await.json()["stock"], 9);
 }

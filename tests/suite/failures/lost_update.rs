@@ -17,8 +17,8 @@ use futures_util::future::join_all;
 use sqlx::{PgPool, Postgres};
 use tokio::time::sleep;
 use tower_fence::{
-    FenceLayer, PathParam, PgFencedTx,
-    lease::{Acquire, LeaseError, Leases, RedisLeases},
+    Fence, FenceLayer, PathParam, PgFencedTx,
+    lease::{Acquire, LeaseError, Leases, PostgresLeases, RedisLeases},
 };
 
 use crate::support::{
@@ -84,8 +84,18 @@ async fn increment<L: Leases>(leases: &L, server: &Server, fenced_read: bool) ->
     }
 }
 
+/// What keeps the old holder from writing behind the new one's read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Guard {
+    Nothing,
+    AnnouncedGrants,
+    FencedReads,
+    /// Of which each grant is its own announcement, from two pools.
+    LeasesInPostgres,
+}
+
 /// How many acknowledged increments are missing, of a thousand.
-async fn lost_updates(announced: bool, fenced_read: bool) -> i64 {
+async fn lost_updates(guard: Guard) -> i64 {
     let db = Postgres::fresh(8).await;
     sqlx::raw_sql("CREATE TABLE counters (sku TEXT PRIMARY KEY, value BIGINT NOT NULL)")
         .execute(db.fence().get_pool())
@@ -99,39 +109,49 @@ async fn lost_updates(announced: bool, fenced_read: bool) -> i64 {
     let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let leases = builder.connect(&shared_url()).await.unwrap();
     let with_a_word = leases.clone().announced_to(db.fence());
+    let other_pool = PgPool::connect(&db.url).await.unwrap();
+    let in_postgres = [
+        PostgresLeases::new(db.fence()),
+        PostgresLeases::new(Fence::new(other_pool)),
+    ];
     let (acknowledged, refused) = (AtomicI64::new(0), AtomicI64::new(0));
-    let holders = (0..2).map(|_| async {
+    let holder = async |in_postgres: &PostgresLeases| {
         while acknowledged.load(Relaxed) < ROUNDS {
-            let done = if announced {
-                increment(&with_a_word, &server, fenced_read).await
-            } else {
-                increment(&leases, &server, fenced_read).await
+            let done = match guard {
+                Guard::Nothing => increment(&leases, &server, false).await,
+                Guard::AnnouncedGrants => increment(&with_a_word, &server, false).await,
+                Guard::FencedReads => increment(&leases, &server, true).await,
+                Guard::LeasesInPostgres => increment(in_postgres, &server, false).await,
             };
             let count = if done { &acknowledged } else { &refused };
             count.fetch_add(1, Relaxed);
         }
-    });
+    };
+    let holders = in_postgres.iter().map(holder);
     join_all(holders).await;
     let value: i64 = Answer::to(server.get("/sku-1")).await.text.parse().unwrap();
     let lost = acknowledged.load(Relaxed) - value;
-    println!(
-        "announced: {announced}, fenced reads: {fenced_read}: lost {lost}, refused {refused:?}"
-    );
+    println!("{guard:?}: lost {lost}, refused {refused:?}");
     assert!(refused.load(Relaxed) > 20, "no lease ran out in between");
     lost
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn checks_at_the_writes_alone_lose_updates() {
-    assert!(lost_updates(false, false).await > 0);
+    assert!(lost_updates(Guard::Nothing).await > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn announced_grants_lose_none() {
-    assert_eq!(lost_updates(true, false).await, 0);
+    assert_eq!(lost_updates(Guard::AnnouncedGrants).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fenced_reads_lose_none() {
-    assert_eq!(lost_updates(false, true).await, 0);
+    assert_eq!(lost_updates(Guard::FencedReads).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_in_postgres_lose_none() {
+    assert_eq!(lost_updates(Guard::LeasesInPostgres).await, 0);
 }

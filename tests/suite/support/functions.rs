@@ -74,6 +74,64 @@ pub async fn max_token(
     max_token.await.map_err(Refused::of)
 }
 
+/// What `fence_acquire` returns.
+#[derive(Debug, sqlx::FromRow)]
+pub struct Acquired {
+    pub lease_id: String,
+    pub token: i64,
+}
+
+pub async fn acquire(
+    conn: &mut PgConnection,
+    resource: &str,
+    ttl: &str,
+) -> Result<Acquired, Refused> {
+    acquire_as(conn, resource, ttl, None).await
+}
+
+/// Acquires under a lease id that the caller chooses.
+pub async fn acquire_as(
+    conn: &mut PgConnection,
+    resource: &str,
+    ttl: &str,
+    lease_id: Option<&str>,
+) -> Result<Acquired, Refused> {
+    let acquired = sqlx::query_as("SELECT * FROM fence_acquire($1, $2::text::interval, $3)")
+        .bind(resource)
+        .bind(ttl)
+        .bind(lease_id)
+        .fetch_one(conn);
+    acquired.await.map_err(Refused::of)
+}
+
+pub async fn renew(
+    conn: &mut PgConnection,
+    resource: &str,
+    lease_id: &str,
+    ttl: &str,
+    new_token: bool,
+) -> Result<i64, Refused> {
+    let renewed = sqlx::query_scalar("SELECT fence_renew($1, $2, $3::text::interval, $4)")
+        .bind(resource)
+        .bind(lease_id)
+        .bind(ttl)
+        .bind(new_token)
+        .fetch_one(conn);
+    renewed.await.map_err(Refused::of)
+}
+
+pub async fn release(
+    conn: &mut PgConnection,
+    resource: &str,
+    lease_id: &str,
+) -> Result<(), Refused> {
+    let released = sqlx::query("SELECT fence_release($1, $2)")
+        .bind(resource)
+        .bind(lease_id)
+        .execute(conn);
+    released.await.map(drop).map_err(Refused::of)
+}
+
 #[track_caller]
 pub fn is_refused<T: std::fmt::Debug>(outcome: Result<T, Refused>, code: &str) -> Refused {
     let refused = outcome.unwrap_err();

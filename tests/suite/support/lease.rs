@@ -12,7 +12,7 @@ use tower_fence::{
 use crate::support::{database::Fresh, eventually};
 
 pub const LONG: Duration = Duration::from_secs(60);
-pub const SHORT: Duration = Duration::from_millis(100);
+pub const SHORT: Duration = Duration::from_millis(200);
 
 pub fn sku() -> Resource {
     Resource::new("sku-1").unwrap()

@@ -150,7 +150,8 @@ impl PostgresServer {
         command
     }
 
-    fn log(&self) -> String {
+    /// What it has logged.
+    pub fn log(&self) -> String {
         let log = fs::read(self.folder.path().join("server.log"));
         String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()
     }

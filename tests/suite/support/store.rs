@@ -3,16 +3,18 @@
 use std::{any::Any, time::Duration};
 
 use axum::Router;
-use sqlx::Sqlite;
+use sqlx::{Postgres as PostgresDatabase, Sqlite, postgres::PgPoolOptions};
 use tower_fence::{
+    Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{EmbeddedLeases, Operate, RedisLeases},
+    lease::{Acquire, EmbeddedLeases, Leases, Operate, PostgresLeases, RedisLeases},
 };
 
 use super::{
     database::TestDatabase,
     http::Server,
+    lease::{LONG, SHORT},
     redis::{fresh_prefix, shared_cluster_url, shared_url},
 };
 
@@ -37,6 +39,38 @@ impl TestStore for Embedded {
         let leases = EmbeddedLeases::new(db.fence());
         (leases.clone(), leases, Box::new(db))
     }
+}
+
+/// The shared Postgres, from two processes as far as it knows: two pools, two listeners.
+pub struct Postgres;
+
+impl TestStore for Postgres {
+    type Leases = PostgresLeases;
+
+    async fn fresh() -> Fresh<PostgresLeases> {
+        let db = PostgresDatabase::fresh(6).await;
+        let other = PgPoolOptions::new().max_connections(6);
+        let other = other.connect(&db.url).await.unwrap();
+        let (one, two) = (
+            // Where a pooler stands in between, no session behind it can listen.
+            PostgresLeases::new(db.fence()).listen_with(db.url.parse().unwrap()),
+            PostgresLeases::new(Fence::new(other)),
+        );
+        for leases in [&one, &two] {
+            listen(leases).await;
+        }
+        (one, two, Box::new(db))
+    }
+}
+
+/// Has a process listen, as it does from its first waiter on. Tests that count on a request being in line within
+/// a moment need not count on a new connection within that.
+pub async fn listen(leases: &PostgresLeases) {
+    let resource = Resource::new("somebody waits for this").unwrap();
+    let held = leases.acquire(&resource, Acquire::new(LONG)).await.unwrap();
+    let wait = Acquire::new(LONG).wait(SHORT);
+    leases.acquire(&resource, wait).await.unwrap_err();
+    leases.release(&resource, &held.id).await.unwrap();
 }
 
 /// The shared Redis.
@@ -92,6 +126,7 @@ impl TestStore for Http {
 /// Runs each of these functions, generic over the store, as one test per store.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
+        $crate::support::store::on_every_store!(on_postgres: Postgres, $($name),*);
         $crate::support::store::on_every_store!(on_redis: Redis, $($name),*);
         $crate::support::store::on_every_store!(on_a_cluster: Cluster, $($name),*);
         $crate::support::store::on_every_store!(embedded: Embedded, $($name),*);

@@ -1,0 +1,300 @@
+//! The calls of the functions, and their answers.
+
+use std::time::Duration;
+
+use sqlx::{Postgres, Row, postgres::PgRow};
+
+use crate::{
+    announce::LeaseDigest,
+    fence::{AdmitError, Fence, bytes, text},
+    lease::{
+        Acquire, Held, LeaseError, LeaseId, ListError, Owner, Page, Renew,
+        time::{at_least_1_ms, whole_ms},
+    },
+    token::{Resource, Token},
+};
+
+/// What became of a request for a lease.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// Granted, or repeated. Where others wait behind it, the first of them has to be told.
+    Granted { token: Token, others_wait: bool },
+    /// There is no token above this one.
+    Exhausted(i64),
+    /// It is not in line.
+    Held { closed: Duration },
+    /// It is in line.
+    Queued,
+    /// It is the first in line.
+    First { closed: Duration },
+    /// Too many wait.
+    Full,
+    /// Another transaction was in the way, for a moment.
+    Again,
+}
+
+/// What became of a renewal.
+#[derive(Debug)]
+pub(super) enum Renewed {
+    Granted(Token),
+    Lost,
+    Exhausted(i64),
+    Again,
+}
+
+/// The part of a request that is the same each time it is asked.
+pub(super) struct Request {
+    pub(super) resource: Resource,
+    pub(super) lease: LeaseDigest,
+    /// Tells the request from others under the same lease id.
+    pub(super) ticket: i64,
+    ttl_ms: u64,
+    lock_delay_ms: u64,
+    owner: Option<Owner>,
+}
+
+impl Request {
+    pub(super) fn new(resource: &Resource, request: &Acquire) -> Self {
+        Self {
+            resource: resource.clone(),
+            lease: LeaseDigest::of(request.lease_id.expose()),
+            ticket: rand::random(),
+            ttl_ms: at_least_1_ms(request.ttl),
+            lock_delay_ms: whole_ms(request.lock_delay),
+            owner: request.owner.clone(),
+        }
+    }
+}
+
+/// The functions of one database.
+#[derive(Clone)]
+pub(super) struct Calls {
+    pub(super) fence: Fence<Postgres>,
+}
+
+impl Calls {
+    /// Asks for a lease. With a listener, the request joins the line; one that is `in_line` and has none
+    /// leaves it.
+    pub(super) async fn ask(
+        &self,
+        request: &Request,
+        in_line: bool,
+        listener: Option<i64>,
+        max_waiters: usize,
+    ) -> Result<Asked, LeaseError> {
+        let Request {
+            ticket,
+            ttl_ms,
+            lock_delay_ms,
+            ..
+        } = request;
+        let owner = request
+            .owner
+            .as_ref()
+            .map_or("NULL".into(), |owner| text(owner.as_str()));
+        let listener = listener.map_or("NULL".into(), |listener| listener.to_string());
+        let arguments = format!(
+            "{}, {}, {ttl_ms}, {lock_delay_ms}, {owner}, {ticket}, {in_line}, {listener}, {max_waiters}",
+            text(request.resource.as_str()),
+            bytes(request.lease.as_bytes()),
+        );
+        let row = self
+            .one(|schema| {
+                format!(
+                    "SELECT a.outcome, a.token, a.closed_ms, a.others_wait, {} \
+                     FROM {schema}.fence_lease_ask({arguments}) AS a",
+                    durable_if("a.outcome = 'granted'")
+                )
+            })
+            .await?;
+        let closed = || unsigned(&row, "closed_ms").map(Duration::from_millis);
+        Ok(match row.try_get("outcome").map_err(unavailable)? {
+            "granted" | "repeated" => Asked::Granted {
+                token: token(&row)?,
+                others_wait: row.try_get("others_wait").map_err(unavailable)?,
+            },
+            "exhausted" => Asked::Exhausted(row.try_get("token").map_err(unavailable)?),
+            "held" => Asked::Held { closed: closed()? },
+            "queued" => Asked::Queued,
+            "first" => Asked::First { closed: closed()? },
+            "full" => Asked::Full,
+            _ => Asked::Again,
+        })
+    }
+
+    pub(super) async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        request: Renew,
+    ) -> Result<Renewed, LeaseError> {
+        let arguments = format!(
+            "{}, {}, {}, {}, {}",
+            text(resource.as_str()),
+            digest(id),
+            at_least_1_ms(request.ttl),
+            request.new_token,
+            request
+                .at_least
+                .map_or("NULL".into(), |token| token.get().to_string()),
+        );
+        let row = self
+            .one(|schema| {
+                format!(
+                    "SELECT a.outcome, a.token, {} FROM {schema}.fence_lease_renew({arguments}) AS a",
+                    durable_if("a.outcome = 'renewed'")
+                )
+            })
+            .await?;
+        Ok(match row.try_get("outcome").map_err(unavailable)? {
+            "kept" | "renewed" => Renewed::Granted(token(&row)?),
+            "lost" => Renewed::Lost,
+            "exhausted" => Renewed::Exhausted(row.try_get("token").map_err(unavailable)?),
+            _ => Renewed::Again,
+        })
+    }
+
+    /// Ends the lease that is held under an id; without one, whatever keeps the resource closed.
+    pub(super) async fn end(
+        &self,
+        resource: &Resource,
+        id: Option<&LeaseId>,
+    ) -> Result<bool, LeaseError> {
+        let arguments = format!(
+            "{}, {}",
+            text(resource.as_str()),
+            id.map_or("NULL".into(), digest)
+        );
+        let ended = self.lazily("fence_lease_end", &arguments).await?;
+        ended.try_get("answer").map_err(unavailable)
+    }
+
+    /// Takes a request back: out of the line, and what was granted to it alone.
+    pub(super) async fn abandon(&self, request: &Request) -> Result<(), LeaseError> {
+        let arguments = format!(
+            "{}, {}, {}",
+            text(request.resource.as_str()),
+            bytes(request.lease.as_bytes()),
+            request.ticket
+        );
+        self.lazily("fence_lease_abandon", &arguments).await?;
+        Ok(())
+    }
+
+    /// Tells the first in line how long the resource stays closed.
+    pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
+        self.lazily("fence_lease_call", &text(resource.as_str()))
+            .await?;
+        Ok(())
+    }
+
+    /// Removes from all lines those whose processes have died, in a task.
+    pub(super) fn sweep_in_background(&self) {
+        let calls = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = calls.lazily("fence_lease_sweep", "").await {
+                tracing::debug!(%error, "the lines of waiters were not swept");
+            }
+        });
+    }
+
+    pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        let condition = format!("h.resource = {}", text(resource.as_str()));
+        let rows = self.held(&condition, 1).await?;
+        let held = rows.first().map(held_lease).transpose()?;
+        Ok(held.map(|(_, held)| held))
+    }
+
+    pub(super) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+        let after = match cursor {
+            None => "",
+            Some(cursor) => cursor.strip_prefix(CURSOR).ok_or(ListError::Cursor)?,
+        };
+        if after.contains('\0') {
+            return Err(ListError::Cursor);
+        }
+        let limit = limit.max(1);
+        let condition = format!("h.resource > {}", text(after));
+        let rows = self.held(&condition, limit.saturating_add(1)).await?;
+        let leases: Result<Vec<_>, LeaseError> = rows.iter().take(limit).map(held_lease).collect();
+        let leases = leases?;
+        let last = leases.last().filter(|_| rows.len() > limit);
+        let cursor = last.map(|(resource, _)| format!("{CURSOR}{resource}"));
+        Ok(Page { leases, cursor })
+    }
+
+    async fn held(&self, condition: &str, limit: usize) -> Result<Vec<PgRow>, LeaseError> {
+        let look = |schema: &str| {
+            format!(
+                "SELECT h.resource, h.token, h.owner, h.waiters, \
+                 pg_catalog.ceil(extract(epoch FROM h.expires_in) * 1000)::bigint AS left_ms \
+                 FROM {schema}.fence_held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
+            )
+        };
+        self.fence.call(look).await.map_err(refused)
+    }
+
+    /// Calls a function that makes no token: its COMMIT need not wait for the disk.
+    async fn lazily(&self, function: &str, arguments: &str) -> Result<PgRow, LeaseError> {
+        self.one(|schema| {
+            format!(
+                "SET LOCAL synchronous_commit = off; SELECT {schema}.{function}({arguments}) AS answer"
+            )
+        })
+        .await
+    }
+
+    async fn one(&self, statement: impl FnOnce(&str) -> String) -> Result<PgRow, LeaseError> {
+        let rows = self.fence.call(statement).await.map_err(refused)?;
+        let row = rows.into_iter().next_back();
+        row.ok_or_else(|| unavailable(sqlx::Error::RowNotFound))
+    }
+}
+
+/// What the cursor of a page begins with; the name that was listed last follows.
+const CURSOR: &str = "after:";
+
+/// An expression that makes the COMMIT of its transaction wait for the disk on a condition, and otherwise not.
+/// Whoever waits for more, for a standby, goes on to do so.
+fn durable_if(condition: &str) -> String {
+    format!(
+        "CASE WHEN NOT ({condition}) THEN pg_catalog.set_config('synchronous_commit', 'off', true) \
+         WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
+         THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+    )
+}
+
+fn digest(id: &LeaseId) -> String {
+    bytes(LeaseDigest::of(id.expose()).as_bytes())
+}
+
+fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
+    let name: String = row.try_get("resource").map_err(unavailable)?;
+    let owner: Option<String> = row.try_get("owner").map_err(unavailable)?;
+    let held = Held {
+        token: token(row)?,
+        // Whatever other programs have written there.
+        owner: owner.and_then(|owner| Owner::new(owner).ok()),
+        ttl: Duration::from_millis(unsigned(row, "left_ms")?),
+        waiters: unsigned(row, "waiters")?,
+    };
+    Ok((Resource::new(name).map_err(LeaseError::unavailable)?, held))
+}
+
+fn token(row: &PgRow) -> Result<Token, LeaseError> {
+    let token: i64 = row.try_get("token").map_err(unavailable)?;
+    Token::new(token).map_err(LeaseError::unavailable)
+}
+
+fn unsigned(row: &PgRow, column: &str) -> Result<u64, LeaseError> {
+    let number: i64 = row.try_get(column).map_err(unavailable)?;
+    Ok(u64::try_from(number).unwrap_or(0))
+}
+
+fn unavailable(error: sqlx::Error) -> LeaseError {
+    LeaseError::unavailable(error)
+}
+
+fn refused(error: AdmitError) -> LeaseError {
+    LeaseError::unavailable(error)
+}

@@ -1,0 +1,218 @@
+//! The connection on which a process hears of its turns: one for all its waiters, beside the pool.
+//!
+//! 1. Its session holds an advisory lock with the number of the listener. While that is held, the process lives;
+//!    whoever finds it free passes over all that wait by it. The session itself never asks for such a lock.
+//! 2. Every two seconds it looks which of the resources that are waited for are open. So a line goes on whose
+//!    first has died or was frozen, and a connection that has died in silence is noticed.
+//! 3. When it is lost, it is made again with a number of its own, and every waiter asks again.
+
+use std::{
+    io::{Error as IoError, ErrorKind},
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
+
+use sqlx::{
+    AssertSqlSafe, Executor,
+    postgres::{PgConnectOptions, PgListener, PgPoolOptions},
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::{calls::Calls, waiters::Waiters};
+use crate::{chain::Chain, lease::LeaseError};
+
+/// How often to look whether a line stands still, while there are waiters.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+type Answer = oneshot::Sender<Result<i64, LeaseError>>;
+
+/// What makes this process listen. Clones share one connection, which is closed with the last of them.
+#[derive(Clone)]
+pub(super) struct Listener {
+    calls: Calls,
+    waiters: Arc<Waiters>,
+    options: Option<PgConnectOptions>,
+    /// Leads to the task that listens, from the first waiter on.
+    requests: Arc<OnceLock<mpsc::UnboundedSender<Answer>>>,
+}
+
+impl Listener {
+    /// Listens with these options; without, as the pool connects.
+    pub(super) fn new(
+        calls: Calls,
+        waiters: Arc<Waiters>,
+        options: Option<PgConnectOptions>,
+    ) -> Self {
+        Self {
+            calls,
+            waiters,
+            options,
+            requests: Arc::default(),
+        }
+    }
+
+    /// Whether there can be a session that listens. A pooler that gives each transaction a server of its own
+    /// lets none.
+    pub(super) fn is_possible(&self) -> bool {
+        self.options.is_some() || !self.calls.fence.has_transaction_pooling()
+    }
+
+    /// Makes sure that this process listens, and returns the number of its listener.
+    pub(super) async fn listen(&self) -> Result<i64, LeaseError> {
+        let requests = self.requests.get_or_init(|| {
+            let (requests, received) = mpsc::unbounded_channel();
+            let pool = self.calls.fence.get_pool();
+            let task = Task {
+                options: (self.options.clone())
+                    .unwrap_or_else(|| pool.connect_options().as_ref().clone()),
+                calls: self.calls.clone(),
+                waiters: Arc::downgrade(&self.waiters),
+                within: self.calls.fence.limits().answer_wait,
+            };
+            tokio::spawn(task.run(received));
+            requests
+        });
+        let (answer, answered) = oneshot::channel();
+        let _ = requests.send(answer);
+        // The task has ended where the runtime has in which it was spawned.
+        let ended = || {
+            Err(LeaseError::unavailable(IoError::from(
+                ErrorKind::BrokenPipe,
+            )))
+        };
+        answered.await.unwrap_or_else(|_| ended())
+    }
+}
+
+/// The task that listens.
+struct Task {
+    options: PgConnectOptions,
+    calls: Calls,
+    waiters: Weak<Waiters>,
+    within: Duration,
+}
+
+/// A connection that listens, and its number.
+struct Session {
+    connection: PgListener,
+    number: i64,
+}
+
+impl Task {
+    async fn run(self, mut requests: mpsc::UnboundedReceiver<Answer>) {
+        // Without a waiter there is no connection.
+        while let Some(first) = requests.recv().await {
+            let connecting = timeout(self.within, self.connect());
+            let connected = connecting.await.unwrap_or_else(|_| Err(silent()));
+            let session = match connected {
+                Ok(session) => session,
+                Err(error) => {
+                    tracing::warn!(error = %Chain(&error), "cannot listen for the turns of waiters");
+                    let error = LeaseError::unavailable(error);
+                    // Those that asked meanwhile fail with the first one.
+                    let _ = first.send(Err(error.clone()));
+                    while let Ok(other) = requests.try_recv() {
+                        let _ = other.send(Err(error.clone()));
+                    }
+                    continue;
+                }
+            };
+            let _ = first.send(Ok(session.number));
+            if !self.hear(session, &mut requests).await {
+                return;
+            }
+            // Each waiter asks again: for its place, or for an error.
+            let Some(waiters) = self.waiters.upgrade() else {
+                return;
+            };
+            waiters.wake_all();
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn connect(&self) -> sqlx::Result<Session> {
+        // A pool of one, as the listener wants it. It opens none without being asked.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(self.within)
+            .connect_lazy_with(self.options.clone());
+        let mut connection = PgListener::connect_with(&pool).await?;
+        connection.eager_reconnect(false);
+        let number: i64 = rand::random();
+        let lock = format!("SELECT pg_catalog.pg_advisory_lock({number})");
+        connection.execute(AssertSqlSafe(lock)).await?;
+        connection
+            .listen(&format!("tower_fence_{number:x}"))
+            .await?;
+        Ok(Session { connection, number })
+    }
+
+    /// Hands on what is notified, until the connection is lost; false where no waiter can come any more.
+    async fn hear(
+        &self,
+        mut session: Session,
+        requests: &mut mpsc::UnboundedReceiver<Answer>,
+    ) -> bool {
+        let mut next_look = Instant::now() + LOOK_INTERVAL;
+        // What processes have left that died is swept by the next one that comes.
+        self.calls.sweep_in_background();
+        loop {
+            tokio::select! {
+                notified = session.connection.try_recv() => {
+                    let Ok(Some(notified)) = notified else {
+                        return true;
+                    };
+                    let Some(waiters) = self.waiters.upgrade() else {
+                        return false;
+                    };
+                    waiters.deliver(notified.payload());
+                }
+                request = requests.recv() => match request {
+                    Some(answer) => drop(answer.send(Ok(session.number))),
+                    None => return false,
+                },
+                () = sleep_until(next_look) => {
+                    if let Err(error) = self.look(&mut session).await {
+                        tracing::warn!(error = %Chain(&error), "the connection that listens is lost");
+                        return true;
+                    }
+                    next_look = Instant::now() + LOOK_INTERVAL;
+                }
+            }
+        }
+    }
+
+    /// Wakes the first waiter for each resource that is open.
+    async fn look(&self, session: &mut Session) -> sqlx::Result<()> {
+        let Some(waiters) = self.waiters.upgrade() else {
+            return Ok(());
+        };
+        let resources = waiters.resources();
+        if resources.is_empty() {
+            return Ok(());
+        }
+        let schema = match self.calls.fence.schema_name().await {
+            Ok(schema) => schema,
+            Err(error) => return Err(sqlx::Error::Configuration(Box::new(error))),
+        };
+        let sql = format!("SELECT {schema}.fence_lease_open($1)");
+        let look = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql))
+            .bind(resources)
+            .fetch_all(&mut session.connection);
+        let open = timeout(self.within, look).await.map_err(|_| silent())??;
+        for resource in open {
+            waiters.wake_first(&resource);
+        }
+        Ok(())
+    }
+}
+
+fn silent() -> sqlx::Error {
+    let silent = "the database did not answer in time";
+    IoError::new(ErrorKind::TimedOut, silent).into()
+}

@@ -1,0 +1,87 @@
+//! A request for a lease that is under way, and its place in line.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use super::{
+    calls::{Asked, Calls, Request},
+    waiters::{Seat, Waiters},
+};
+use crate::lease::LeaseError;
+
+/// A request that is under way. Dropped before it is [finished](Self::finish), it leaves the line and gives back
+/// what was granted to it, in the database too.
+pub(super) struct PendingAcquire {
+    calls: Calls,
+    request: Arc<Request>,
+    /// The call that was sent and not answered. It is seen through, so that nothing of it is left behind.
+    call: Option<BoxFuture<'static, Result<Asked, LeaseError>>>,
+    pub(super) seat: Option<Seat>,
+    /// Whether the database may have something of it.
+    asked: bool,
+}
+
+impl PendingAcquire {
+    pub(super) fn new(calls: &Calls, request: Request) -> Self {
+        Self {
+            calls: calls.clone(),
+            request: Arc::new(request),
+            call: None,
+            seat: None,
+            asked: false,
+        }
+    }
+
+    /// Asks for the lease; with a listener, to wait in line.
+    pub(super) async fn ask(
+        &mut self,
+        listener: Option<i64>,
+        max_waiters: usize,
+    ) -> Result<Asked, LeaseError> {
+        let (calls, request) = (self.calls.clone(), Arc::clone(&self.request));
+        let in_line = self.seat.is_some();
+        self.asked = true;
+        let call = self.call.insert(Box::pin(async move {
+            calls.ask(&request, in_line, listener, max_waiters).await
+        }));
+        let asked = call.await;
+        self.call = None;
+        asked
+    }
+
+    /// Joins the waiters of this process. False, and nothing changes, where too many wait.
+    pub(super) fn join(&mut self, waiters: &Arc<Waiters>) -> bool {
+        if self.seat.is_none() {
+            self.seat = waiters.join(&self.request.resource, self.request.ticket);
+        }
+        self.seat.is_some()
+    }
+
+    /// Ends the request without another call: the database has nothing of it that may not stay.
+    pub(super) fn finish(mut self) {
+        self.asked = false;
+    }
+}
+
+impl Drop for PendingAcquire {
+    fn drop(&mut self) {
+        if !self.asked {
+            return;
+        }
+        let (calls, request, call) = (
+            self.calls.clone(),
+            Arc::clone(&self.request),
+            self.call.take(),
+        );
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                if let Some(call) = call {
+                    let _ = call.await;
+                }
+                // What cannot be taken back ends by its time; of a place in line the process is dead to it.
+                let _ = calls.abandon(&request).await;
+            });
+        }
+    }
+}

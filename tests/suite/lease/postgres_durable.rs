@@ -1,0 +1,219 @@
+//! Leases in Postgres: what a crash leaves, and what the server's log shows.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{join, join_all};
+use sqlx::{Acquire as _, PgConnection, PgPool, Postgres, postgres::PgPoolOptions};
+use tokio::time::sleep;
+use tower_fence::{
+    Fence, Resource,
+    lease::{Acquire, LeaseId, Leases, Operate, PostgresLeases, Renew},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    functions::{acquire, release, renew},
+    lease::{LONG, grant, sku},
+    postgres::PostgresServer,
+};
+
+async fn store(server: &PostgresServer) -> PostgresLeases {
+    let pool = PgPoolOptions::new().max_connections(4);
+    let pool = pool.acquire_timeout(Duration::from_secs(2));
+    let fence = Fence::new(pool.connect(&server.url("postgres")).await.unwrap());
+    fence.migrate().await.unwrap();
+    PostgresLeases::new(fence)
+}
+
+/// A server that waits for its disk only when it is asked to.
+async fn lazy_server() -> PostgresServer {
+    PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
+}
+
+#[tokio::test]
+async fn a_grant_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+    for new_token in [false, true] {
+        let mut server = lazy_server().await;
+        let leases = store(&server).await;
+        let mut last = grant(&leases, &sku(), LONG).await;
+        if new_token {
+            let renew = Renew::new(LONG).with_new_token();
+            last = leases.renew(&sku(), &last.id, renew).await.unwrap();
+        }
+        // Nothing waits for the disk on behalf of this: the application's own choice.
+        let pool = PgPool::connect(&server.url("postgres")).await.unwrap();
+        let mut conn = pool.acquire().await.unwrap();
+        acquire(&mut conn, "lost", "60 s").await.unwrap();
+        server.crash().await;
+        server.restart().await;
+        let after = store(&server).await;
+        let held = after
+            .inspect(&sku())
+            .await
+            .unwrap()
+            .expect("the lease is lost");
+        assert_eq!(held.token, last.token);
+        let lost = after
+            .inspect(&Resource::new("lost").unwrap())
+            .await
+            .unwrap();
+        assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
+        after.break_lease(&sku()).await.unwrap();
+        assert!(grant(&after, &sku(), LONG).await.token > last.token);
+    }
+}
+
+/// How far the disk is behind, in bytes.
+async fn unflushed(pool: &PgPool) -> i64 {
+    sqlx::query_scalar("SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint")
+        .fetch_one(pool)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn what_makes_a_token_waits_for_the_disk_and_nothing_else_does() {
+    let server = PostgresServer::start(&["wal_writer_delay=10000", "autovacuum=off"]).await;
+    let (leases, pool) = (
+        store(&server).await,
+        PgPool::connect(&server.url("postgres")).await.unwrap(),
+    );
+    let (mut releases, mut renewals) = (0, 0);
+    for _ in 0..20 {
+        let lease = grant(&leases, &sku(), LONG).await;
+        assert_eq!(unflushed(&pool).await, 0, "a grant");
+        leases
+            .renew(&sku(), &lease.id, Renew::new(LONG))
+            .await
+            .unwrap();
+        renewals += i64::from(unflushed(&pool).await > 0);
+        let renew = Renew::new(LONG).with_new_token();
+        leases.renew(&sku(), &lease.id, renew).await.unwrap();
+        assert_eq!(unflushed(&pool).await, 0, "a renewal with a new token");
+        leases.release(&sku(), &lease.id).await.unwrap();
+        releases += i64::from(unflushed(&pool).await > 0);
+    }
+    // Now and then the server writes by itself.
+    assert!(
+        releases > 10 && renewals > 10,
+        "{releases} and {renewals} of 20"
+    );
+}
+
+#[tokio::test]
+async fn functions_leave_the_durability_of_the_callers_transaction_alone() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for setting in ["on", "off"] {
+        let mut tx = conn.begin().await.unwrap();
+        let set = format!("SET LOCAL synchronous_commit = {setting}");
+        Postgres::execute(&mut tx, &set).await.unwrap();
+        let check = async |conn: &mut PgConnection| {
+            let now: String = sqlx::query_scalar("SHOW synchronous_commit")
+                .fetch_one(conn)
+                .await
+                .unwrap();
+            assert_eq!(now, setting);
+        };
+        let lease = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
+        check(&mut tx).await;
+        for new_token in [true, false] {
+            renew(&mut tx, "sku-1", &lease.lease_id, "60 s", new_token)
+                .await
+                .unwrap();
+            check(&mut tx).await;
+        }
+        release(&mut tx, "sku-1", &lease.lease_id).await.unwrap();
+        check(&mut tx).await;
+        tx.commit().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn no_lease_id_of_the_store_is_in_the_log_of_the_server() {
+    let server = PostgresServer::start(&[
+        "log_statement=all",
+        "log_min_duration_statement=0",
+        "log_parameter_max_length=-1",
+    ])
+    .await;
+    let leases = store(&server).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone());
+    leases.acquire(&sku(), request.clone()).await.unwrap();
+    let other = Acquire::new(LONG).wait(Duration::from_millis(200));
+    let waits = other.clone().lease_id(LeaseId::random());
+    leases.acquire(&sku(), waits.clone()).await.unwrap_err();
+    leases
+        .renew(&sku(), &id, Renew::new(LONG).with_new_token())
+        .await
+        .unwrap();
+    leases.release(&sku(), &id).await.unwrap();
+    eventually("it is in the log", async || {
+        server.log().contains("fence_lease_end")
+    })
+    .await;
+    let log = server.log();
+    assert!(log.contains("fence_lease_ask") && log.contains("fence_lease_renew"));
+    for secret in [&id, &waits.lease_id] {
+        assert!(!log.contains(secret.expose()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_go_up_through_crashes_under_load() {
+    const RESOURCES: usize = 3;
+    let mut server = PostgresServer::start(&[]).await;
+    let leases = store(&server).await;
+    let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let highest: [Mutex<i64>; RESOURCES] = Default::default();
+    let worker = async |n: usize| {
+        for turn in n.. {
+            if stop.load(Relaxed) {
+                return;
+            }
+            let number = turn % RESOURCES;
+            let resource = Resource::new(format!("sku-{number}")).unwrap();
+            let told = |token: i64| {
+                let mut highest = highest[number].lock().unwrap();
+                *highest = (*highest).max(token);
+            };
+            let before = *highest[number].lock().unwrap();
+            let request = Acquire::new(Duration::from_millis(300));
+            let Ok(lease) = leases.acquire(&resource, request).await else {
+                sleep(Duration::from_millis(2)).await;
+                continue;
+            };
+            assert!(lease.token.get() > before, "{} after {before}", lease.token);
+            told(lease.token.get());
+            done.fetch_add(1, Relaxed);
+            let renew = Renew::new(Duration::from_millis(300)).with_new_token();
+            if let Ok(renewed) = leases.renew(&resource, &lease.id, renew).await {
+                assert!(renewed.token > lease.token);
+                told(renewed.token.get());
+            }
+            let _ = leases.release(&resource, &lease.id).await;
+        }
+    };
+    let outages = async {
+        let goes_on = async || {
+            let before = done.load(Relaxed);
+            eventually("grants go on", async || done.load(Relaxed) > before + 100).await;
+        };
+        for _ in 0..3 {
+            goes_on().await;
+            server.crash().await;
+            server.restart().await;
+        }
+        goes_on().await;
+        stop.store(true, Relaxed);
+    };
+    join(join_all((0..6).map(worker)), outages).await;
+}

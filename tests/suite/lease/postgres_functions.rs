@@ -1,0 +1,236 @@
+//! Leases as SQL functions: a script takes one, and what functions refuse.
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use axum::{Router, body::Body, http::Request};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgConnectOptions};
+use tower::ServiceExt;
+use tower_fence::{
+    issuer,
+    lease::{Acquire, LeaseId, Leases, PostgresLeases},
+};
+
+use crate::{
+    contract::json as body_of,
+    support::{
+        database::TestDatabase,
+        functions::{acquire, acquire_as, admit, is_refused, release, renew},
+        lease::{LONG, grant, is_held, sku},
+        postgres,
+    },
+};
+
+const ID: &str = "an-id-that-the-client-chose";
+
+/// Runs a script with psql, and returns what it prints and what it complains of.
+fn psql(url: &str, script: &str) -> (String, String) {
+    let program = postgres::programs().unwrap().join("psql");
+    let mut psql = Command::new(program)
+        .args(["-X", "-A", "-t", "-q", url])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    psql.stdin
+        .take()
+        .unwrap()
+        .write_all(script.as_bytes())
+        .unwrap();
+    let output = psql.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test]
+async fn a_script_takes_a_lease_and_is_stopped_when_it_has_lost_it() {
+    let db = Postgres::fresh(2).await;
+    let script = "
+        SELECT token, lease_id FROM fence_acquire('sku-1', '200 ms', owner => 'a script') \\gset
+        SELECT owner FROM fence_held_leases;
+        BEGIN;
+        SELECT fence_admit('sku-1', :token, reusable => true) > 0;
+        INSERT INTO ledger VALUES (1);
+        COMMIT;
+        SELECT pg_sleep(0.3);
+        SELECT token AS next FROM fence_acquire('sku-1', '30 s') \\gset
+        SELECT :next > :token;
+        \\set ON_ERROR_STOP on
+        BEGIN;
+        SELECT fence_admit('sku-1', :token);
+        INSERT INTO ledger VALUES (2);
+        COMMIT;
+    ";
+    let (stdout, stderr) = psql(&db.url, script);
+    assert_eq!(
+        stdout.split_whitespace().collect::<Vec<_>>(),
+        ["a", "script", "t", "t"],
+        "{stderr}"
+    );
+    assert!(stderr.contains("is not newer than"), "{stderr}");
+    assert_eq!(db.entries().await, 1);
+    // And the store sees who has it.
+    is_held(
+        PostgresLeases::new(db.fence())
+            .acquire(&sku(), Acquire::new(LONG))
+            .await,
+    );
+}
+
+#[tokio::test]
+async fn the_functions_and_the_store_have_the_same_leases() {
+    let db = Postgres::fresh(2).await;
+    let leases = PostgresLeases::new(db.fence());
+    let mut conn = db.pool.acquire().await.unwrap();
+    let first = acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
+        .await
+        .unwrap();
+    assert_eq!(first.lease_id, ID);
+    let again = acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
+        .await
+        .unwrap();
+    assert_eq!(again.token, first.token);
+    let id = LeaseId::new(ID).unwrap();
+    let request = Acquire::new(LONG).lease_id(id.clone());
+    let same = leases.acquire(&sku(), request).await.unwrap();
+    assert_eq!(same.token.get(), first.token);
+    leases.release(&sku(), &id).await.unwrap();
+
+    let second = grant(&leases, &sku(), LONG).await;
+    assert!(second.token.get() > first.token);
+    let id = second.id.expose();
+    let kept = renew(&mut conn, "sku-1", id, "60 s", false).await.unwrap();
+    assert_eq!(kept, second.token.get());
+    let renewed = renew(&mut conn, "sku-1", id, "60 s", true).await.unwrap();
+    assert!(renewed > kept);
+    is_refused(admit(&mut conn, "sku-1", kept).await, "TF412");
+    release(&mut conn, "sku-1", id).await.unwrap();
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+
+    // A drawn id has 128 bits, and no two are the same.
+    let drawn = acquire(&mut conn, "a", "1 s").await.unwrap();
+    let other = acquire(&mut conn, "b", "1 s").await.unwrap();
+    assert!(LeaseId::new(&drawn.lease_id).is_ok() && drawn.lease_id.len() == 32);
+    assert_ne!(drawn.lease_id, other.lease_id);
+    // No table and no view has it.
+    for table in ["fence_leases", "fence_held_leases"] {
+        let rows = format!("SELECT string_agg(t::text, '') FROM {table} AS t");
+        let rows: String = sqlx::query_scalar(AssertSqlSafe(rows))
+            .fetch_one(&mut *conn)
+            .await
+            .unwrap();
+        assert!(!rows.contains(&drawn.lease_id));
+    }
+    let columns = "SELECT count(*) FROM information_schema.columns \
+         WHERE table_name = 'fence_held_leases' AND column_name LIKE '%lease%'";
+    assert_eq!(db.number(columns).await, 0, "the hash is not to be seen");
+}
+
+#[tokio::test]
+async fn refusals_are_the_documents_of_the_issuer() {
+    let db = Postgres::fresh(3).await;
+    let app: Router = issuer::router(PostgresLeases::new(db.fence()));
+    let answer = async |method: &str, body: Value| -> Value {
+        let request = Request::builder()
+            .method(method)
+            .uri("/sku-1")
+            .header("Content-Type", "application/json")
+            .header("Lease-Id", ID);
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        body_of(app.clone().oneshot(request).await.unwrap()).await
+    };
+    let mut conn = db.pool.acquire().await.unwrap();
+    // Lost.
+    let expected = answer("PUT", json!({})).await;
+    for refused in [
+        renew(&mut conn, "sku-1", ID, "1 s", false).await.map(drop),
+        renew(&mut conn, "sku-1", ID, "1 s", true).await.map(drop),
+        release(&mut conn, "sku-1", ID).await,
+    ] {
+        let refused = is_refused(refused, "TF410");
+        assert_eq!(
+            (&refused.problem, refused.problem["status"].as_i64()),
+            (&expected, Some(409))
+        );
+        assert_eq!(refused.message, expected["detail"]);
+    }
+    // Held.
+    acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+    let mut expected = answer("POST", json!({})).await;
+    let mut refused = is_refused(acquire(&mut conn, "sku-1", "1 s").await, "TF409");
+    for problem in [&mut expected, &mut refused.problem] {
+        let retry_after = problem["retry_after_ms"].take().as_i64().unwrap();
+        assert!((50_000..=60_000).contains(&retry_after), "{retry_after}");
+    }
+    assert_eq!(refused.problem, expected);
+    // Exhausted.
+    sqlx::query("SELECT fence_break('sku-1')")
+        .execute(&mut *conn)
+        .await
+        .unwrap();
+    admit(&mut conn, "sku-1", 999_999_999_999_999)
+        .await
+        .unwrap();
+    let expected = answer("POST", json!({})).await;
+    let refused = is_refused(acquire(&mut conn, "sku-1", "1 s").await, "TF411");
+    assert_eq!(refused.problem, expected);
+    assert_eq!(expected["max_token"], 999_999_999_999_999_i64);
+    // What is no request.
+    for (resource, ttl, id, code) in [
+        ("", "1 s", ID, "TF400"),
+        ("sku-1", "0 s", ID, "TF422"),
+        ("sku-1", "-1 s", ID, "TF422"),
+        ("sku-1", "1000 years", ID, "TF422"),
+        ("sku-1", "1 s", "short", "TF422"),
+        ("sku-1", "1 s", "an id that has spaces in it", "TF422"),
+    ] {
+        let refused = acquire_as(&mut conn, resource, ttl, Some(id)).await;
+        let refused = is_refused(refused, code);
+        assert!(!refused.message.contains(id), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
+    let db = Postgres::fresh(2).await;
+    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+    db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
+        .await;
+    let options: PgConnectOptions = db.url.parse().unwrap();
+    let options = options.username(&role).password(&role);
+    let mut conn = PgConnection::connect_with(&options).await.unwrap();
+    is_refused(acquire(&mut conn, "sku-1", "1 s").await, "42501");
+    for look in ["fence_held_leases", "fence_leases", "fence_waiters"] {
+        let look = format!("SELECT * FROM {look}");
+        Postgres::execute(&mut conn, &look).await.unwrap_err();
+    }
+    db.execute(&format!(
+        "GRANT EXECUTE ON FUNCTION fence_acquire, fence_renew, fence_release TO {role}"
+    ))
+    .await;
+    // What the caller has of the same name leads no function astray.
+    Postgres::execute(
+        &mut conn,
+        "CREATE TEMPORARY TABLE fence_leases (resource text, token bigint); \
+         SET search_path = pg_temp, public",
+    )
+    .await
+    .unwrap();
+    let lease = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+    is_refused(acquire(&mut conn, "sku-1", "60 s").await, "TF409");
+    renew(&mut conn, "sku-1", &lease.lease_id, "60 s", true)
+        .await
+        .unwrap();
+    release(&mut conn, "sku-1", &lease.lease_id).await.unwrap();
+    for forbidden in ["fence_break('sku-1')", "fence_lease_end('sku-1', NULL)"] {
+        let forbidden = format!("SELECT {forbidden}");
+        Postgres::execute(&mut conn, &forbidden).await.unwrap_err();
+    }
+    conn.close().await.unwrap();
+    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
+        .await;
+}

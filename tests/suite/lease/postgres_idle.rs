@@ -1,0 +1,151 @@
+//! The removal of idle rows, and leases.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use sqlx::Postgres;
+use tokio::time::{Instant, sleep};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::write,
+    functions::{admit, is_refused},
+    lease::{LONG, SHORT, grant, granted, sku, wait},
+};
+
+async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
+    let leases = db.number("SELECT count(*) FROM fence_leases").await;
+    (
+        db.number("SELECT count(*) FROM fence_resources").await,
+        leases,
+    )
+}
+
+#[tokio::test]
+async fn an_idle_lease_goes_with_its_row_and_its_token_stays_dead() {
+    let db = Postgres::fresh(4).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let held = grant(&leases, &sku(), LONG).await;
+    assert_eq!(
+        fence.remove_idle(Duration::ZERO, 10).await.unwrap(),
+        0,
+        "it is held"
+    );
+    assert_eq!(rows(&db).await, (1, 1));
+    let waiting = wait(&leases, LONG).await;
+    leases.release(&sku(), &held.id).await.unwrap();
+    let last = granted(waiting).await;
+    leases.release(&sku(), &last.id).await.unwrap();
+    assert_eq!(
+        fence.remove_idle(LONG, 10).await.unwrap(),
+        0,
+        "it was used a moment ago"
+    );
+    assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
+    assert_eq!(rows(&db).await, (0, 0));
+    // The last token was announced, and never used to write.
+    let mut conn = db.pool.acquire().await.unwrap();
+    is_refused(admit(&mut conn, "sku-1", last.token.get()).await, "TF412");
+    let next = grant(&leases, &sku(), LONG).await;
+    assert!(next.token > last.token);
+    write(&fence, next.token.get()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_is_held_for_long_outlives_a_removal_of_its_neighbours() {
+    let db = Postgres::fresh(4).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let held = grant(&leases, &sku(), LONG).await;
+    // Of the same partition, with higher tokens.
+    let partition = db.number("SELECT fence_partition('sku-1')::bigint").await;
+    let names: Vec<String> = sqlx::query_scalar(
+        "SELECT 'n-' || n FROM generate_series(1, 2000) AS n WHERE fence_partition('n-' || n) = $1",
+    )
+    .bind(i16::try_from(partition).unwrap())
+    .fetch_all(&db.pool)
+    .await
+    .unwrap();
+    for name in &names {
+        let name = Resource::new(name.as_str()).unwrap();
+        for _ in 0..3 {
+            let lease = grant(&leases, &name, LONG).await;
+            leases.release(&name, &lease.id).await.unwrap();
+        }
+    }
+    let live = leases.live_tokens().await.unwrap();
+    let spared = fence
+        .remove_idle_below(Duration::ZERO, 100, &live)
+        .await
+        .unwrap();
+    assert_eq!(spared, 0, "they are above the lease that is held");
+    let removed = fence.remove_idle(Duration::ZERO, 100).await.unwrap();
+    assert_eq!(removed, names.len() as u64);
+    // Its row is still there, so the floor does not concern it.
+    write(&fence, held.token.get()).await.unwrap();
+}
+
+/// Grants and releases all the time, while rows are removed; whether each token was above those that were
+/// granted before it.
+async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) -> bool {
+    let leases = PostgresLeases::new(db.fence());
+    let until = Instant::now() + Duration::from_secs(3);
+    let worker = |n: usize| {
+        let leases = leases.clone();
+        async move {
+            let resource = Resource::new(format!("sku-{n}")).unwrap();
+            let (mut highest, mut rises) = (0, true);
+            while Instant::now() < until {
+                let lease = match leases.acquire(&resource, Acquire::new(LONG)).await {
+                    Ok(lease) => lease,
+                    // Its row is being deleted, which our removal does with the fence's row locked.
+                    Err(LeaseError::Held { .. }) if !strict => continue,
+                    Err(error) => panic!("{error:?}"),
+                };
+                rises &= lease.token.get() > highest;
+                highest = highest.max(lease.token.get());
+                leases.release(&resource, &lease.id).await.unwrap();
+                // Idle for a moment.
+                sleep(Duration::from_millis(rand::random_range(0..4))).await;
+            }
+            rises
+        }
+    };
+    let removals = async {
+        while Instant::now() < until {
+            remove().await;
+        }
+    };
+    let (rises, ()) = futures_util::future::join(join_all((0..3).map(worker)), removals).await;
+    rises.into_iter().all(|rises| rises)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
+    let db = Postgres::fresh(8).await;
+    let removed = AtomicI64::new(0);
+    let ours = in_order(&db, true, async || {
+        let remove = "SELECT sum(fence_remove_idle_of(fence_partition('sku-' || n), '0 s', 10, NULL)) \
+             FROM generate_series(0, 2) AS n";
+        removed.fetch_add(db.number(remove).await, Relaxed);
+    });
+    assert!(ours.await);
+    assert!(removed.into_inner() > 20, "hardly anything was removed");
+    // The same without a floor.
+    let naive = in_order(&db, false, async || {
+        let delete = "WITH gone AS (DELETE FROM fence_leases WHERE expires_at < now() RETURNING resource) \
+             DELETE FROM fence_resources AS f USING gone AS g WHERE f.resource = g.resource";
+        let _ = Postgres::execute(&mut db.pool.acquire().await.unwrap(), delete).await;
+        sleep(SHORT / 50).await;
+    });
+    assert!(
+        !naive.await,
+        "this load does not find a removal that forgets"
+    );
+}

@@ -1,0 +1,273 @@
+//! Leases in Postgres: what waits for whom, and what a transaction of the caller's does to a grant.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::{Acquire as _, AssertSqlSafe, PgConnection, Postgres};
+use tokio::time::{sleep, timeout};
+use tower_fence::{
+    Fence, Token,
+    lease::{Acquire, LeaseError, Leases, PostgresLeases, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::{begin, is_stale, token, write},
+    functions::{acquire, acquire_as, admit, is_refused, release, renew},
+    lease::{LONG, grant, is_held, is_lost, sku},
+};
+
+const ID: &str = "an-id-that-the-client-chose";
+
+async fn execute(conn: &mut PgConnection, sql: &str) {
+    Postgres::execute(conn, sql).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_waits_for_a_write_in_flight_and_outranks_it() {
+    let db = Postgres::fresh(4).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let first = grant(&leases, &sku(), LONG).await;
+    let in_flight = begin(&fence, first.token.get()).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let next = tokio::spawn({
+        let leases = leases.clone();
+        async move { grant(&leases, &sku(), LONG).await }
+    });
+    sleep(Duration::from_millis(100)).await;
+    assert!(!next.is_finished(), "it must wait for the write in flight");
+    in_flight.commit().await.unwrap();
+    let next = next.await.unwrap();
+    assert!(next.token > first.token);
+    // Everyone older is dead before the first write of the next holder.
+    is_stale(
+        write(&fence, first.token.get()).await,
+        first.token.get(),
+        next.token.get() - 1,
+    );
+    write(&fence, next.token.get()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_token_counts_only_after_commit() {
+    let db = Postgres::fresh(2).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let mut tx = conn.begin().await.unwrap();
+    let rolled_back = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
+    tx.rollback().await.unwrap();
+    let committed = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+    // As documented: both saw one number.
+    assert_eq!(rolled_back.token, committed.token);
+    is_refused(
+        renew(&mut conn, "sku-1", &rolled_back.lease_id, "1 s", false).await,
+        "TF410",
+    );
+}
+
+#[tokio::test]
+async fn above_read_committed_no_lease_is_acquired() {
+    let db = Postgres::fresh(2).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        execute(&mut conn, &format!("BEGIN ISOLATION LEVEL {level}")).await;
+        let refused = is_refused(acquire(&mut conn, "sku-1", "60 s").await, "25000");
+        assert!(refused.message.contains("READ COMMITTED"), "{refused:?}");
+        execute(&mut conn, "ROLLBACK").await;
+    }
+    drop(conn);
+    // The store says which level it needs, whatever the sessions of its pool have.
+    let name: String = sqlx::query_scalar("SELECT current_database()::text")
+        .fetch_one(&db.pool)
+        .await
+        .unwrap();
+    db.execute(&format!(
+        "ALTER DATABASE {name} SET default_transaction_isolation = serializable"
+    ))
+    .await;
+    let strict = sqlx::PgPool::connect(&db.url).await.unwrap();
+    let leases = PostgresLeases::new(Fence::new(strict));
+    let lease = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+}
+
+/// The renewal has the lease's row, and its transaction wants the fence's; a grant locks the other way round.
+#[tokio::test]
+async fn a_transaction_that_renews_and_then_admits_meets_no_deadlock() {
+    let db = Postgres::fresh(4).await;
+    let mut holder = db.pool.acquire().await.unwrap();
+    let first = acquire_as(&mut holder, "sku-1", "300 ms", Some(ID))
+        .await
+        .unwrap();
+    let mut tx = holder.begin().await.unwrap();
+    renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
+    // For everybody else the lease runs out: the renewal is not committed.
+    sleep(Duration::from_millis(400)).await;
+    let leases = PostgresLeases::new(db.fence());
+    let resource = sku();
+    let others = (0..4).map(|_| leases.acquire(&resource, Acquire::new(LONG)));
+    let others = timeout(Duration::from_secs(4), join_all(others)).await;
+    for other in others.expect("they wait for the transaction") {
+        is_held(other);
+    }
+    admit(&mut tx, "sku-1", first.token).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut conn = db.pool.acquire().await.unwrap();
+    is_refused(acquire(&mut conn, "sku-1", "1 s").await, "TF409");
+}
+
+#[tokio::test]
+async fn a_renewal_with_a_new_token_is_lost_where_its_reads_are_not_covered() {
+    let db = Postgres::fresh(2).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let lease = grant(&leases, &sku(), LONG).await;
+    // A token from elsewhere has written since.
+    write(&fence, lease.token.get() + 10).await.unwrap();
+    let renew = Renew::new(LONG).with_new_token();
+    is_lost(leases.renew(&sku(), &lease.id, renew).await);
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+    // The next grant outranks it.
+    let next = grant(&leases, &sku(), LONG).await;
+    assert!(next.token.get() > lease.token.get() + 10);
+    write(&fence, next.token.get()).await.unwrap();
+    // The own write is no reason.
+    let renewed = leases.renew(&sku(), &next.id, renew).await.unwrap();
+    write(&fence, renewed.token.get()).await.unwrap();
+    // A repetition whose token was used up gets one that counts.
+    let again = Acquire::new(LONG).lease_id(next.id.clone());
+    let again = leases.acquire(&sku(), again).await.unwrap();
+    assert!(again.token > renewed.token);
+    write(&fence, again.token.get()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_end_of_the_range_is_exhausted_and_reset_is_the_cure() {
+    let db = Postgres::fresh(2).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let lease = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    fence.raise(&sku(), Token::MAX).await.unwrap();
+    // The last one there is.
+    let last = grant(&leases, &sku(), LONG).await;
+    assert_eq!(last.token, Token::MAX);
+    leases.release(&sku(), &last.id).await.unwrap();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Exhausted { max_token, .. }) if max_token == Token::MAX.get()),
+        "{refused:?}"
+    );
+    let begun = token(lease.token.get() / 1_000_000_000 * 1_000_000_000 + 100);
+    fence.reset(&sku(), begun).await.unwrap();
+    let next = grant(&leases, &sku(), LONG).await;
+    write(&fence, next.token.get()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_elsewhere_is_outranked_when_the_leases_move_here() {
+    let db = Postgres::fresh(2).await;
+    // Grants that nobody has announced, of an epoch that was handed out.
+    db.execute(
+        "INSERT INTO fence_epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
+    )
+    .await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    assert_eq!(first.token.get(), 8_000_000_001);
+    leases.release(&sku(), &first.id).await.unwrap();
+    let second = grant(&leases, &sku(), LONG).await;
+    assert_eq!(second.token.get(), 8_000_000_002, "one epoch is enough");
+    leases.release(&sku(), &second.id).await.unwrap();
+    db.execute("UPDATE fence_epochs SET epoch = 20").await;
+    assert_eq!(
+        grant(&leases, &sku(), LONG).await.token.get(),
+        21_000_000_001
+    );
+}
+
+/// Looks at the lease before it locks the fence's row, and not again.
+const NAIVE: &str = "
+    CREATE FUNCTION naive_acquire() RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE next_token bigint;
+    BEGIN
+        IF EXISTS (SELECT FROM fence_leases WHERE resource = 'sku-1' AND expires_at > clock_timestamp()) THEN
+            RETURN NULL;
+        END IF;
+        SELECT announced + 1 INTO next_token FROM fence_resources WHERE resource = 'sku-1' FOR NO KEY UPDATE;
+        UPDATE fence_leases SET token = next_token, expires_at = clock_timestamp() + interval '60 s'
+        WHERE resource = 'sku-1';
+        UPDATE fence_resources SET announced = next_token WHERE resource = 'sku-1';
+        RETURN next_token;
+    END $$";
+
+/// How many of a crowd are granted the lease when a write that all of them wait for ends.
+async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
+    let mut writer = db.pool.begin().await.unwrap();
+    execute(
+        &mut writer,
+        "SELECT FROM fence_resources WHERE resource = 'sku-1' FOR UPDATE",
+    )
+    .await;
+    let crowd: Vec<_> = (0..8)
+        .map(|_| {
+            let pool = db.pool.clone();
+            tokio::spawn(async move {
+                let granted = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(call));
+                granted.fetch_one(&pool).await.ok().flatten()
+            })
+        })
+        .collect();
+    sleep(Duration::from_millis(200)).await;
+    writer.commit().await.unwrap();
+    let granted = join_all(crowd).await.into_iter();
+    granted.filter_map(Result::unwrap).count()
+}
+
+#[tokio::test]
+async fn of_a_crowd_that_waits_for_a_write_one_is_granted() {
+    let db = Postgres::fresh(10).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let first = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+    release(&mut conn, "sku-1", &first.lease_id).await.unwrap();
+    for _ in 0..3 {
+        let ours = winners(&db, "SELECT token FROM fence_acquire('sku-1', '60 s')").await;
+        assert_eq!(ours, 1);
+        execute(&mut conn, "SELECT fence_break('sku-1')").await;
+    }
+    execute(&mut conn, NAIVE).await;
+    let naive = winners(&db, "SELECT naive_acquire()").await;
+    assert!(
+        naive > 1,
+        "this crowd does not find a look that is too early"
+    );
+}
+
+#[tokio::test]
+async fn rows_are_updated_in_place() {
+    let db = Postgres::fresh(2).await;
+    let leases = PostgresLeases::new(db.fence());
+    for _ in 0..300 {
+        let lease = grant(&leases, &sku(), LONG).await;
+        leases
+            .renew(&sku(), &lease.id, Renew::new(LONG))
+            .await
+            .unwrap();
+        leases.release(&sku(), &lease.id).await.unwrap();
+    }
+    // Sessions tell their counts when they end.
+    drop(leases);
+    db.pool.close().await;
+    let pool = sqlx::PgPool::connect(&db.url).await.unwrap();
+    let counts: Vec<(String, i64, i64)> = sqlx::query_as(
+        "SELECT relname::text, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables \
+         WHERE relname IN ('fence_leases', 'fence_resources')",
+    )
+    .fetch_all(&pool)
+    .await
+    .unwrap();
+    for (table, updates, in_place) in counts {
+        assert!(
+            updates >= 299 && in_place * 20 >= updates * 19,
+            "{table}: {in_place} of {updates}"
+        );
+    }
+    pool.close().await;
+}
