@@ -116,6 +116,8 @@
 pub mod announce;
 #[cfg(feature = "_axum")]
 mod body;
+#[cfg(feature = "postgres")]
+mod calls;
 #[cfg(any(feature = "_axum", feature = "redis", feature = "embedded"))]
 mod chain;
 #[cfg(feature = "client")]

@@ -89,8 +89,6 @@ use std::{
 
 use sqlx::Pool;
 
-#[cfg(feature = "postgres")]
-pub(crate) use self::ops::{bytes, text};
 pub use self::{
     claims::{Admitted, AllAdmitted, Claim, Claims},
     error::{AdmitError, CommitError, StaleToken, WriteError},

@@ -41,7 +41,6 @@
 //! ```
 
 mod announced;
-#[cfg(any(feature = "issuer", feature = "redis", feature = "embedded"))]
 #[cfg(feature = "embedded")]
 mod embedded;
 mod error;
@@ -61,7 +60,6 @@ mod single_flight;
 mod store;
 pub(crate) mod time;
 
-#[cfg(any(feature = "issuer", feature = "redis", feature = "embedded"))]
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLeases;
 #[cfg(feature = "postgres")]
@@ -80,3 +78,5 @@ pub use self::{
     request::{Acquire, Renew},
     store::Leases,
 };
+#[cfg(feature = "postgres")]
+pub use crate::calls::LeaseDatabase;

@@ -14,8 +14,6 @@ mod reset;
 mod tables;
 mod write;
 
-#[cfg(feature = "postgres")]
-pub(crate) use self::call::{bytes, text};
 pub(super) use self::hook::Hook;
 pub(crate) use self::{
     fenced_read::ToRaise,

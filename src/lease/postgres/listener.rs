@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{calls::Calls, waiters::Waiters};
+use super::{functions::Functions, waiters::Waiters};
 use crate::{chain::Chain, lease::LeaseError};
 
 /// How often to look whether a line stands still, while there are waiters.
@@ -32,7 +32,7 @@ type Answer = oneshot::Sender<Result<i64, LeaseError>>;
 /// What makes this process listen. Clones share one connection, which is closed with the last of them.
 #[derive(Clone)]
 pub(super) struct Listener {
-    calls: Calls,
+    functions: Functions,
     waiters: Arc<Waiters>,
     options: Option<PgConnectOptions>,
     /// Leads to the task that listens, from the first waiter on.
@@ -42,12 +42,12 @@ pub(super) struct Listener {
 impl Listener {
     /// Listens with these options; without, as the pool connects.
     pub(super) fn new(
-        calls: Calls,
+        functions: Functions,
         waiters: Arc<Waiters>,
         options: Option<PgConnectOptions>,
     ) -> Self {
         Self {
-            calls,
+            functions,
             waiters,
             options,
             requests: Arc::default(),
@@ -57,20 +57,23 @@ impl Listener {
     /// Whether there can be a session that listens. A pooler that gives each transaction a server of its own
     /// lets none.
     pub(super) fn is_possible(&self) -> bool {
-        self.options.is_some() || !self.calls.fence.has_transaction_pooling()
+        self.options().is_some()
+    }
+
+    fn options(&self) -> Option<PgConnectOptions> {
+        let own = self.options.clone();
+        own.or_else(|| self.functions.database.session_options())
     }
 
     /// Makes sure that this process listens, and returns the number of its listener.
     pub(super) async fn listen(&self) -> Result<i64, LeaseError> {
         let requests = self.requests.get_or_init(|| {
             let (requests, received) = mpsc::unbounded_channel();
-            let pool = self.calls.fence.get_pool();
             let task = Task {
-                options: (self.options.clone())
-                    .unwrap_or_else(|| pool.connect_options().as_ref().clone()),
-                calls: self.calls.clone(),
+                options: self.options().unwrap_or_default(),
+                functions: self.functions.clone(),
                 waiters: Arc::downgrade(&self.waiters),
-                within: self.calls.fence.limits().answer_wait,
+                within: self.functions.database.answer_wait(),
             };
             tokio::spawn(task.run(received));
             requests
@@ -90,7 +93,7 @@ impl Listener {
 /// The task that listens.
 struct Task {
     options: PgConnectOptions,
-    calls: Calls,
+    functions: Functions,
     waiters: Weak<Waiters>,
     within: Duration,
 }
@@ -160,7 +163,7 @@ impl Task {
     ) -> bool {
         let mut next_look = Instant::now() + LOOK_INTERVAL;
         // What processes have left that died is swept by the next one that comes.
-        self.calls.sweep_in_background();
+        self.functions.sweep_in_background();
         loop {
             tokio::select! {
                 notified = session.connection.try_recv() => {
@@ -196,9 +199,9 @@ impl Task {
         if resources.is_empty() {
             return Ok(());
         }
-        let schema = match self.calls.fence.schema_name().await {
+        let schema = match self.functions.database.schema().await {
             Ok(schema) => schema,
-            Err(error) => return Err(sqlx::Error::Configuration(Box::new(error))),
+            Err(error) => return Err(sqlx::Error::Configuration(error.0)),
         };
         let sql = format!("SELECT {schema}.fence_lease_open($1)");
         let look = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql))

@@ -10,7 +10,7 @@
 //! The line of waiters is a table. Who ends a lease tells the first in line, by NOTIFY; each process listens on
 //! one connection of its own, see [`listener`], and the waiter that was told asks again: see [`store`].
 
-mod calls;
+mod functions;
 mod listener;
 mod pending;
 mod store;

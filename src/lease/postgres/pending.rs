@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use super::{
-    calls::{Asked, Calls, Request},
+    functions::{Asked, Functions, Request},
     waiters::{Seat, Waiters},
 };
 use crate::lease::LeaseError;
@@ -13,7 +13,7 @@ use crate::lease::LeaseError;
 /// A request that is under way. Dropped before it is [finished](Self::finish), it leaves the line and gives back
 /// what was granted to it, in the database too.
 pub(super) struct PendingAcquire {
-    calls: Calls,
+    functions: Functions,
     request: Arc<Request>,
     /// The call that was sent and not answered. It is seen through, so that nothing of it is left behind.
     call: Option<BoxFuture<'static, Result<Asked, LeaseError>>>,
@@ -23,9 +23,9 @@ pub(super) struct PendingAcquire {
 }
 
 impl PendingAcquire {
-    pub(super) fn new(calls: &Calls, request: Request) -> Self {
+    pub(super) fn new(functions: &Functions, request: Request) -> Self {
         Self {
-            calls: calls.clone(),
+            functions: functions.clone(),
             request: Arc::new(request),
             call: None,
             seat: None,
@@ -39,11 +39,13 @@ impl PendingAcquire {
         listener: Option<i64>,
         max_waiters: usize,
     ) -> Result<Asked, LeaseError> {
-        let (calls, request) = (self.calls.clone(), Arc::clone(&self.request));
+        let (functions, request) = (self.functions.clone(), Arc::clone(&self.request));
         let in_line = self.seat.is_some();
         self.asked = true;
         let call = self.call.insert(Box::pin(async move {
-            calls.ask(&request, in_line, listener, max_waiters).await
+            functions
+                .ask(&request, in_line, listener, max_waiters)
+                .await
         }));
         let asked = call.await;
         self.call = None;
@@ -69,8 +71,8 @@ impl Drop for PendingAcquire {
         if !self.asked {
             return;
         }
-        let (calls, request, call) = (
-            self.calls.clone(),
+        let (functions, request, call) = (
+            self.functions.clone(),
             Arc::clone(&self.request),
             self.call.take(),
         );
@@ -80,7 +82,7 @@ impl Drop for PendingAcquire {
                     let _ = call.await;
                 }
                 // What cannot be taken back ends by its time; of a place in line the process is dead to it.
-                let _ = calls.abandon(&request).await;
+                let _ = functions.abandon(&request).await;
             });
         }
     }

@@ -2,17 +2,17 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use sqlx::{Postgres, postgres::PgConnectOptions};
+use sqlx::postgres::PgConnectOptions;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{
-    calls::{Asked, Calls, Renewed, Request},
+    functions::{Asked, Functions, Renewed, Request},
     listener::Listener,
     pending::PendingAcquire,
     waiters::{Waiters, Wake},
 };
 use crate::{
-    fence::Fence,
+    calls::LeaseDatabase,
     lease::{
         Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
         WaiterLimits,
@@ -29,11 +29,11 @@ use crate::{
 ///
 /// A grant makes everyone older dead in its own transaction, and waits for a write in flight: there is no
 /// `announced_to`, since that is what each grant does. It takes a connection of the fence's pool for
-/// the time of a call, and waits no longer than the fence does ([`Fence::pool_wait`], [`Fence::lock_wait`],
-/// [`Fence::answer_wait`]). Those who wait in line have no connection; the process has one more for all of
+/// the time of a call, and waits no longer than the fence does ([`Fence::pool_wait`](crate::Fence::pool_wait), [`Fence::lock_wait`](crate::Fence::lock_wait),
+/// [`Fence::answer_wait`](crate::Fence::answer_wait)). Those who wait in line have no connection; the process has one more for all of
 /// them, beside the pool.
 ///
-/// [`Fence::migrate`] makes the tables and functions.
+/// [`Fence::migrate`](crate::Fence::migrate) makes the tables and functions.
 ///
 /// # Example
 ///
@@ -52,7 +52,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct PostgresLeases {
-    calls: Calls,
+    functions: Functions,
     limits: WaiterLimits,
     listen_with: Option<PgConnectOptions>,
     waiters: Arc<Waiters>,
@@ -62,15 +62,20 @@ pub struct PostgresLeases {
 impl PostgresLeases {
     /// Leases in the database of this fence. Nothing is sent yet.
     #[must_use]
-    pub fn new(fence: Fence<Postgres>) -> Self {
-        Self::build(Calls { fence }, WaiterLimits::default(), None)
+    pub fn new(fence: impl LeaseDatabase) -> Self {
+        let database = Arc::new(fence);
+        Self::build(Functions { database }, WaiterLimits::default(), None)
     }
 
-    fn build(calls: Calls, limits: WaiterLimits, listen_with: Option<PgConnectOptions>) -> Self {
+    fn build(
+        functions: Functions,
+        limits: WaiterLimits,
+        listen_with: Option<PgConnectOptions>,
+    ) -> Self {
         let waiters = Waiters::new(limits);
         Self {
-            listener: Listener::new(calls.clone(), Arc::clone(&waiters), listen_with.clone()),
-            calls,
+            listener: Listener::new(functions.clone(), Arc::clone(&waiters), listen_with.clone()),
+            functions,
             limits,
             listen_with,
             waiters,
@@ -86,7 +91,7 @@ impl PostgresLeases {
             per_resource: limit,
             in_all,
         };
-        Self::build(self.calls, limits, self.listen_with)
+        Self::build(self.functions, limits, self.listen_with)
     }
 
     /// How many may wait at this process, for any resource. Default: 10,000. Above that a request to wait is
@@ -98,7 +103,7 @@ impl PostgresLeases {
             per_resource,
             in_all: limit,
         };
-        Self::build(self.calls, limits, self.listen_with)
+        Self::build(self.functions, limits, self.listen_with)
     }
 
     /// How the one connection is made on which this process hears of its turns. Default: as the pool's are.
@@ -106,7 +111,7 @@ impl PostgresLeases {
     ///
     /// For a pool that leads to a pooler in transaction mode, such as PgBouncer's, where no session can listen: name
     /// the server itself here. Without that, where the fence says
-    /// [`transaction_pooling`](Fence::transaction_pooling), those who wait ask again four times a second, and
+    /// [`transaction_pooling`](crate::Fence::transaction_pooling), those who wait ask again four times a second, and
     /// are not served in their order.
     ///
     /// ```no_run
@@ -118,7 +123,7 @@ impl PostgresLeases {
     /// ```
     #[must_use]
     pub fn listen_with(self, options: PgConnectOptions) -> Self {
-        Self::build(self.calls, self.limits, Some(options))
+        Self::build(self.functions, self.limits, Some(options))
     }
 }
 
@@ -137,7 +142,7 @@ const RENEWALS: u32 = 8;
 impl Leases for PostgresLeases {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let deadline = after(request.wait);
-        let mut pending = PendingAcquire::new(&self.calls, Request::new(resource, &request));
+        let mut pending = PendingAcquire::new(&self.functions, Request::new(resource, &request));
         let max_waiters = self.waiters.max_per_resource();
         // The first time without a wait: most locks are free.
         let mut listener = None;
@@ -216,7 +221,7 @@ impl Leases for PostgresLeases {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         for _ in 0..RENEWALS {
-            match self.calls.renew(resource, id, request).await? {
+            match self.functions.renew(resource, id, request).await? {
                 Renewed::Granted(token) => return Ok(lease(resource, id, token, request.ttl)),
                 Renewed::Lost => return Err(LeaseError::lost(resource)),
                 Renewed::Exhausted(max_token) => {
@@ -233,14 +238,14 @@ impl Leases for PostgresLeases {
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
-        let released = self.calls.end(resource, Some(id)).await?;
+        let released = self.functions.end(resource, Some(id)).await?;
         released
             .then_some(())
             .ok_or_else(|| LeaseError::lost(resource))
     }
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
-        self.calls.inspect(resource).await
+        self.functions.inspect(resource).await
     }
 }
 
@@ -262,21 +267,21 @@ impl PostgresLeases {
     /// Tells the first in line, who has it when this lease ends, when that is. In a task: the holder need not
     /// wait for it.
     fn tell_the_first(&self, resource: &Resource) {
-        let (calls, resource) = (self.calls.clone(), resource.clone());
+        let (functions, resource) = (self.functions.clone(), resource.clone());
         tokio::spawn(async move {
             // Where it fails, the next look of its process finds the end.
-            let _ = calls.call_first(&resource).await;
+            let _ = functions.call_first(&resource).await;
         });
     }
 }
 
 impl Operate for PostgresLeases {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        self.calls.list(limit, cursor).await
+        self.functions.list(limit, cursor).await
     }
 
     async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.calls.end(resource, None).await
+        self.functions.end(resource, None).await
     }
 }
 

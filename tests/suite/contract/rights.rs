@@ -221,7 +221,10 @@ async fn whoever_grants_leases_in_postgres_needs_these_rights() {
             sqlx::query(call).execute(&pool).await?;
         }
         let abandon = "SELECT fence_lease_abandon($1, '', 1), fence_lease_call($1)";
-        sqlx::query(abandon).bind(name.as_str()).execute(&pool).await?;
+        sqlx::query(abandon)
+            .bind(name.as_str())
+            .execute(&pool)
+            .await?;
         Ok(())
     })
     .await;

@@ -131,7 +131,7 @@ async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
     let db = Postgres::fresh(8).await;
     let removed = AtomicI64::new(0);
     let ours = in_order(&db, true, async || {
-        let remove = "SELECT sum(fence_remove_idle_of(fence_partition('sku-' || n), '0 s', 10, NULL)) \
+        let remove = "SELECT sum(fence_remove_idle_of(fence_partition('sku-' || n), '0 s', 10, NULL, NULL)) \
              FROM generate_series(0, 2) AS n";
         removed.fetch_add(db.number(remove).await, Relaxed);
     });

@@ -1,12 +1,12 @@
 //! The calls of the functions, and their answers.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use sqlx::{Postgres, Row, postgres::PgRow};
+use sqlx::{Row, postgres::PgRow};
 
 use crate::{
     announce::LeaseDigest,
-    fence::{AdmitError, Fence, bytes, text},
+    calls::Calls,
     lease::{
         Acquire, Held, LeaseError, LeaseId, ListError, Owner, Page, Renew,
         time::{at_least_1_ms, whole_ms},
@@ -68,11 +68,11 @@ impl Request {
 
 /// The functions of one database.
 #[derive(Clone)]
-pub(super) struct Calls {
-    pub(super) fence: Fence<Postgres>,
+pub(super) struct Functions {
+    pub(super) database: Arc<dyn Calls>,
 }
 
-impl Calls {
+impl Functions {
     /// Asks for a lease. With a listener, the request joins the line; one that is `in_line` and has none
     /// leaves it.
     pub(super) async fn ask(
@@ -190,9 +190,9 @@ impl Calls {
 
     /// Removes from all lines those whose processes have died, in a task.
     pub(super) fn sweep_in_background(&self) {
-        let calls = self.clone();
+        let functions = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = calls.lazily("fence_lease_sweep", "").await {
+            if let Err(error) = functions.lazily("fence_lease_sweep", "").await {
                 tracing::debug!(%error, "the lines of waiters were not swept");
             }
         });
@@ -231,7 +231,10 @@ impl Calls {
                  FROM {schema}.fence_held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )
         };
-        self.fence.call(look).await.map_err(refused)
+        self.database
+            .call(Box::new(look))
+            .await
+            .map_err(LeaseError::unavailable)
     }
 
     /// Calls a function that makes no token: its COMMIT need not wait for the disk.
@@ -244,8 +247,15 @@ impl Calls {
         .await
     }
 
-    async fn one(&self, statement: impl FnOnce(&str) -> String) -> Result<PgRow, LeaseError> {
-        let rows = self.fence.call(statement).await.map_err(refused)?;
+    async fn one(
+        &self,
+        statement: impl FnOnce(&str) -> String + Send,
+    ) -> Result<PgRow, LeaseError> {
+        let rows = self
+            .database
+            .call(Box::new(statement))
+            .await
+            .map_err(LeaseError::unavailable)?;
         let row = rows.into_iter().next_back();
         row.ok_or_else(|| unavailable(sqlx::Error::RowNotFound))
     }
@@ -295,6 +305,16 @@ fn unavailable(error: sqlx::Error) -> LeaseError {
     LeaseError::unavailable(error)
 }
 
-fn refused(error: AdmitError) -> LeaseError {
-    LeaseError::unavailable(error)
+/// Text as an expression of SQL, whatever its characters and the settings of the session.
+fn text(value: &str) -> String {
+    format!(
+        "pg_catalog.convert_from({}, 'UTF8')",
+        bytes(value.as_bytes())
+    )
+}
+
+/// Bytes as an expression of SQL.
+fn bytes(value: &[u8]) -> String {
+    let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("pg_catalog.decode('{digits}', 'hex')")
 }
