@@ -4,7 +4,9 @@
 -- Each page has few of these rows, since many transactions lock them at once.
 CREATE TABLE fence_floors (
     partition smallint PRIMARY KEY,
-    floor bigint NOT NULL DEFAULT 0
+    floor bigint NOT NULL DEFAULT 0,
+    -- Always null. A right to update is what it takes to lock a row, and this is a column to have it on.
+    lockable boolean CHECK (lockable IS NULL)
 ) WITH (fillfactor = 10);
 INSERT INTO fence_floors (partition) SELECT generate_series(0, 255);
 
@@ -209,15 +211,16 @@ DECLARE
     removed integer;
     dead bigint;
 BEGIN
-    IF (older_than >= interval '0' AND at_most > 0) IS NOT TRUE THEN
+    IF (idle_since <= CURRENT_TIMESTAMP AND at_most > 0) IS NOT TRUE THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'older_than is a time of 0 or more, and at_most is 1 or more';
     END IF;
     -- Tokens below the first epoch are those of other issuers.
-    below := least(live, coalesce(granted + 1, 1000000000 * (1 + coalesce(
+    granted := coalesce(granted, 1000000000 * (1 + coalesce(
         (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_remove_idle_of.partition), 0
-    ))));
+    )) - 1);
+    below := least(live, least(granted, 999999999999999) + 1);
     -- Looked for without a lock, which nobody has to wait for.
     idle := ARRAY(
         SELECT f.resource FROM fence_resources AS f

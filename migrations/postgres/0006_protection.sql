@@ -27,7 +27,10 @@ BEGIN
             ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'a reason has 1 to 1000 bytes, without control characters';
     END IF;
-    DELETE FROM fence_bypasses WHERE begun_at < CURRENT_TIMESTAMP - interval '1 year';
+    DELETE FROM fence_bypasses WHERE transaction = ANY (ARRAY(
+        SELECT b.transaction FROM fence_bypasses AS b
+        WHERE b.begun_at < CURRENT_TIMESTAMP - interval '1 year' FOR UPDATE SKIP LOCKED
+    ));
     -- A row that came from another server may have the same number.
     INSERT INTO fence_bypasses (transaction, role, reason, begun_at)
     VALUES (pg_current_xact_id(), session_user, fence_bypass.reason, CURRENT_TIMESTAMP)
@@ -59,7 +62,7 @@ BEGIN
                 fence_refuse_unfenced.table_schema, fence_refuse_unfenced.table_name)
             ELSE format('%I.%I is written without an admission of %s',
                 fence_refuse_unfenced.table_schema, fence_refuse_unfenced.table_name,
-                fence_refuse_unfenced.resource)
+                left(fence_refuse_unfenced.resource, 255))
         END,
         DETAIL = json_build_object(
             'type', 'https://docs.rs/tower-fence/latest/tower_fence/problem/#unfenced-write',
@@ -88,7 +91,9 @@ CROSS JOIN unnest(
     CASE WHEN c.relkind = 'p' OR c.relispartition THEN ARRAY['rows', 'truncate']
     ELSE ARRAY['insert', 'update', 'delete', 'truncate', 'attach'] END
 ) AS v (guard)
-LEFT JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = concat('fence_guard_', v.guard) AND t.tgfoid = g.function;
+LEFT JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = concat('fence_guard_', v.guard) AND t.tgfoid = g.function
+    -- After ALTER TABLE OWNER the guard still is that of somebody else, who may change it.
+    AND EXISTS (SELECT FROM pg_proc AS p WHERE p.oid = t.tgfoid AND p.proowner = c.relowner);
 
 -- The columns that an expression over a row of this table uses; an error where it is none. A CHECK takes what
 -- depends on one row alone. Names are looked up as they will be in the guard.
@@ -115,6 +120,22 @@ BEGIN
     ) THEN
         RAISE invalid_column_reference USING
             MESSAGE = 'the resource of a row is made of its columns, not of the whole row';
+    END IF;
+    IF EXISTS (
+        SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+        WHERE a.attrelid = trial::regclass AND a.attname = ANY (columns)
+            AND ARRAY[a.atttypid, t.typelem, t.typbasetype] && ARRAY['float4', 'float8', 'bytea']::regtype[]::oid[]
+    ) OR position(E'\\' IN expression) > 0 THEN
+        RAISE invalid_column_reference USING
+            MESSAGE = 'the text of a row''s resource must not depend on the settings of a session',
+            DETAIL = 'floating-point numbers, bytea, and literals with a backslash do';
+    END IF;
+    -- An index takes what depends on nothing but the row. The label of an enumeration is one.
+    IF NOT EXISTS (
+        SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+        WHERE a.attrelid = trial::regclass AND quote_ident(a.attname) = expression AND t.typtype = 'e'
+    ) THEN
+        EXECUTE format(E'CREATE INDEX ON %s (((%s\n)::text))', trial, expression);
     END IF;
     EXECUTE format('DROP TABLE %s', trial);
     RETURN columns;
@@ -163,6 +184,12 @@ BEGIN
     IF TG_OP = 'INSERT' THEN%1$s
     ELSIF TG_OP = 'UPDATE' THEN%2$s
     ELSIF TG_OP = 'DELETE' THEN%3$s
+    ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- TRUNCATE takes away what a stricter transaction does not see.
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_transaction_state',
+            MESSAGE = concat('at a stricter level than READ COMMITTED, rows of ', TG_RELID::regclass,
+                ' are hidden from its guard');
     ELSIF row_security_active(TG_RELID) THEN
         RAISE EXCEPTION USING
             ERRCODE = 'insufficient_privilege',
@@ -216,6 +243,9 @@ DECLARE
     protected pg_class;
     table_schema name;
     table_owner name;
+    fence_schema CONSTANT regnamespace := (
+        SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'fence_resources'::regclass
+    );
     reason text := fence_unprotectable(fence_protect.relation);
     expression text;
     columns name[];
@@ -237,14 +267,15 @@ BEGIN
     table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
     table_owner := pg_get_userbyid(protected.relowner);
     -- The guard has the rights of the owner.
-    IF NOT has_table_privilege(table_owner, 'fence_resources', 'SELECT')
+    IF NOT has_schema_privilege(table_owner, fence_schema, 'USAGE')
+        OR NOT has_table_privilege(table_owner, 'fence_resources', 'SELECT')
         OR NOT has_function_privilege(table_owner, 'fence_refuse_unfenced(name, name, text)', 'EXECUTE')
     THEN
         RAISE insufficient_privilege USING
             MESSAGE = format('%s, who owns %s, may not ask the fence', table_owner, fence_protect.relation),
             HINT = format(
-                'GRANT SELECT ON fence_resources TO %1$I; '
-                'GRANT EXECUTE ON FUNCTION fence_refuse_unfenced TO %1$I', table_owner
+                'GRANT USAGE ON SCHEMA %2$s TO %1$I; GRANT SELECT ON fence_resources TO %1$I; '
+                'GRANT EXECUTE ON FUNCTION fence_refuse_unfenced TO %1$I', table_owner, fence_schema
             );
     END IF;
 
@@ -267,16 +298,16 @@ BEGIN
         )
     END;
 
-    -- The function that guards it already, or one whose name no other table uses.
+    -- The owner's function that guards it already, or one whose name nobody uses.
     guard_function := (
         SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
         FROM fence_protected AS g JOIN pg_proc AS p ON p.oid = g.function
         JOIN pg_namespace AS n ON n.oid = p.pronamespace
-        WHERE g.relation = fence_protect.relation
+        WHERE g.relation = fence_protect.relation AND p.proowner = protected.relowner
     );
     WHILE guard_function IS NULL LOOP
         guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', protected.relname)::name);
-        IF EXISTS (SELECT FROM fence_protected AS g WHERE g.function = to_regproc(guard_function)) THEN
+        IF to_regprocedure(concat(guard_function, '()')) IS NOT NULL THEN
             guard_function := NULL;
             number := coalesce(number, 1) + 1;
         END IF;

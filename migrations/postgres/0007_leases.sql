@@ -693,15 +693,16 @@ DECLARE
     dead bigint;
     dead_by_lease bigint;
 BEGIN
-    IF (older_than >= interval '0' AND at_most > 0) IS NOT TRUE THEN
+    IF (idle_since <= CURRENT_TIMESTAMP AND at_most > 0) IS NOT TRUE THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'older_than is a time of 0 or more, and at_most is 1 or more';
     END IF;
     -- Tokens below the first epoch are those of other issuers.
-    below := least(live, coalesce(granted + 1, 1000000000 * (1 + coalesce(
+    granted := coalesce(granted, 1000000000 * (1 + coalesce(
         (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_remove_idle_of.partition), 0
-    ))));
+    )) - 1);
+    below := least(live, least(granted, 999999999999999) + 1);
     -- Looked for without a lock, which nobody has to wait for.
     idle := ARRAY(
         SELECT f.resource FROM fence_resources AS f LEFT JOIN fence_leases AS l ON l.resource = f.resource
@@ -791,5 +792,29 @@ BEGIN
     END LOOP;
     -- Shorter than the time after which a server looks for deadlocks.
     ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '50ms';
+END
+$fence$;
+
+-- Default privileges of the schema may have given rights to others. What came with floors, protection and leases is
+-- for those to whom it is granted by name.
+DO $fence$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT DISTINCT o.object, CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+            AS grantee
+        FROM (
+            SELECT format('FUNCTION %s', p.oid::regprocedure), p.proacl, p.proowner FROM pg_proc AS p
+            WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname LIKE 'fence\_%'
+                AND p.proname NOT IN ('fence_admit', 'fence_raise', 'fence_max_token')
+            UNION ALL
+            SELECT format('TABLE %s', c.oid::regclass), c.relacl, c.relowner FROM pg_class AS c
+            WHERE c.oid IN ('fence_bypasses'::regclass, 'fence_leases'::regclass, 'fence_waiters'::regclass)
+        ) AS o (object, rights, owner), aclexplode(o.rights) AS r
+        WHERE r.grantee <> o.owner
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s FROM %s', given.object, given.grantee);
+    END LOOP;
 END
 $fence$;

@@ -381,6 +381,8 @@ async fn the_functions_remove_and_know_the_floor() {
         "'1 s', 0",
         "'1 s', -1",
         "'1 s', NULL",
+        // As long as nothing, as Postgres compares them, and a time to come.
+        "'-12 mon 360 days', 10",
     ] {
         let call = format!("SELECT fence_remove_idle({nonsense})::bigint");
         let error = Postgres::number(&mut conn, &call).await.unwrap_err();

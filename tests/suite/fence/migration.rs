@@ -24,7 +24,7 @@ async fn restricted(db: &Fresh<Postgres>) -> (String, Fence<Postgres>) {
          GRANT SELECT ON _tower_fence_migrations, fence_epoch_source TO {role};
          GRANT SELECT, INSERT, UPDATE ON fence_resources, fence_epochs TO {role};
          GRANT SELECT, INSERT, UPDATE, DELETE ON fence_idempotency_keys TO {role};
-         GRANT SELECT, UPDATE ON fence_floors TO {role};
+         GRANT SELECT, UPDATE (lockable) ON fence_floors TO {role};
          GRANT INSERT ON ledger TO {role};"
     ))
     .await;

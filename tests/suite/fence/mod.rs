@@ -13,6 +13,7 @@ mod migration;
 mod pool_hooks;
 mod pressure;
 mod protection;
+mod protection_attacks;
 mod protection_fuzz;
 mod protection_rights;
 mod protection_tables;

@@ -236,7 +236,7 @@ async fn a_resource_is_a_column_or_an_expression_over_a_row() {
             ("'all'", "", "all"),
             ("{t}.id || '/' || {t}.sku -- both", "", "7/sku-1"),
             ("public.shout(sku)", "", "SKU-1"),
-            ("day", "", "2024-02-01"),
+            ("date_part('year', day)::integer", "", "2024"),
             ("CASE WHEN id > 5 THEN sku END", "", "sku-1"),
         ] {
             let resource = resource.replace("{t}", table);
