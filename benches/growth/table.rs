@@ -42,7 +42,7 @@ impl State {
     }
 
     pub fn row(&self, name: &str) -> Vec<String> {
-        let hot = 100.0 * self.hot_updates as f64 / self.updates as f64;
+        let hot = 100.0 * self.hot_updates as f64 / self.updates.max(1) as f64;
         vec![
             name.to_owned(),
             self.rows.to_string(),

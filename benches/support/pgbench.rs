@@ -107,7 +107,8 @@ impl<'a> Pgbench<'a> {
         assert!(output.status.success(), "{text}{problems}");
         let number = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            line.split_whitespace().next()?.parse().ok()
+            // What follows is a share, or how many it was to be.
+            line.split([' ', '/']).next()?.parse().ok()
         };
         let failed = number("number of failed transactions: ");
         assert!(failed.is_none_or(|failed| failed == 0), "{text}{problems}");
