@@ -74,7 +74,8 @@ const RACES: [Race; 3] = [
     },
     Race {
         title: "A thousand rows of a protected table, 16 connections",
-        resources: CONNECTIONS,
+        // So many that what was updated last may be cleaned up before it is updated again.
+        resources: 16 * CONNECTIONS,
         rows_of_each: 1_000,
         contenders: PROTECTION,
     },
