@@ -14,8 +14,12 @@ use crate::support::load::{Answered, Client};
 /// No row begins with a higher one.
 pub const HIGHEST_AT_FIRST: i64 = 1_000_000;
 
-/// The next token is somewhat higher, as where a lock service serves others, too.
 static TOKENS: AtomicI64 = AtomicI64::new(HIGHEST_AT_FIRST);
+
+/// The next token is somewhat higher, as where a lock service serves others, too.
+pub fn next_token() -> i64 {
+    TOKENS.fetch_add(rand::random_range(1..1_000_000), Relaxed) + 1
+}
 
 /// The writes of one connection, to resources of its own.
 pub struct Writer {
@@ -48,8 +52,7 @@ impl Client for Writer {
     fn request(&mut self, buffer: &mut Vec<u8>) {
         let of_each = self.rows / self.connections;
         let row = rand::random_range(0..of_each) * self.connections + self.connection;
-        let jump = rand::random_range(1..1_000_000);
-        let token = TOKENS.fetch_add(jump, Relaxed) + 1;
+        let token = next_token();
         self.now = (row, token);
         let path = &self.path;
         let written = write!(

@@ -1,4 +1,4 @@
-//! A database whose `fence_resources` has so many rows.
+//! Databases whose `fence_resources` has so many rows.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, postgres::PgPoolOptions};
 use tower_fence::Fence;
@@ -7,6 +7,8 @@ use super::client::HIGHEST_AT_FIRST;
 use crate::support::{options::Options, postgres::PostgresServer};
 
 pub struct Table {
+    /// Of the database.
+    pub name: String,
     pub rows: usize,
     url: String,
     test_connections: bool,
@@ -14,6 +16,7 @@ pub struct Table {
 
 /// What Postgres knows of the table.
 pub struct State {
+    pub rows: usize,
     pub table_mib: f64,
     pub index_mib: f64,
     pub dead: i64,
@@ -22,23 +25,66 @@ pub struct State {
     pub vacuums: i64,
 }
 
+impl State {
+    /// What the columns of [`row`](Self::row) are.
+    pub fn columns() -> Vec<String> {
+        let columns = [
+            "table",
+            "rows",
+            "table MiB",
+            "index MiB",
+            "dead",
+            "updates",
+            "HOT",
+            "vacuums",
+        ];
+        columns.map(str::to_owned).to_vec()
+    }
+
+    pub fn row(&self, name: &str) -> Vec<String> {
+        let hot = 100.0 * self.hot_updates as f64 / self.updates.max(1) as f64;
+        vec![
+            name.to_owned(),
+            self.rows.to_string(),
+            format!("{:.2}", self.table_mib),
+            format!("{:.2}", self.index_mib),
+            self.dead.to_string(),
+            self.updates.to_string(),
+            format!("{hot:.2} %"),
+            self.vacuums.to_string(),
+        ]
+    }
+}
+
 impl Table {
-    pub async fn fill(server: &PostgresServer, rows: usize, options: &Options) -> Self {
-        let name = format!("rows_{rows}");
-        let mut conn = PgConnection::connect(&server.url("postgres"))
-            .await
-            .expect("postgres answers");
-        let create = AssertSqlSafe(format!("CREATE DATABASE {name}"));
-        let created = sqlx::raw_sql(create).execute(&mut conn).await;
-        created.expect("a database");
-        let table = Self {
-            rows,
-            url: server.url(&name),
-            test_connections: options.test_connections,
-        };
+    /// The fence's tables, without a row.
+    pub async fn migrated(server: &PostgresServer, name: &str, options: &Options) -> Self {
+        let table = Self::empty(server, name, options).await;
         let pool = table.pool().await;
         let fence = Fence::new(pool.clone());
         fence.migrate().await.expect("the fence's tables");
+        pool.close().await;
+        table
+    }
+
+    /// The table as it was before there were floors.
+    pub async fn without_floors(server: &PostgresServer, name: &str, options: &Options) -> Self {
+        const SCHEMA: &str = concat!(
+            include_str!("../../migrations/postgres/0001_fence.sql"),
+            include_str!("../../migrations/postgres/0002_idempotency.sql"),
+            include_str!("../../migrations/postgres/0003_announcements.sql"),
+        );
+        let table = Self::empty(server, name, options).await;
+        let pool = table.pool().await;
+        let made = sqlx::raw_sql(SCHEMA).execute(&pool).await;
+        made.expect("the fence's tables");
+        pool.close().await;
+        table
+    }
+
+    /// Makes so many rows, as if each resource had been written to just now.
+    pub async fn fill(&mut self, rows: usize) {
+        let pool = self.pool().await;
         sqlx::query(
             "INSERT INTO fence_resources (resource, max_token) \
              SELECT 'resource-' || n, 1 + floor(random() * $2)::bigint \
@@ -49,10 +95,25 @@ impl Table {
         .execute(&pool)
         .await
         .expect("the rows");
+        self.rows = rows;
         let vacuumed = sqlx::raw_sql("VACUUM ANALYZE fence_resources");
         vacuumed.execute(&pool).await.expect("it was vacuumed");
         pool.close().await;
-        table
+    }
+
+    async fn empty(server: &PostgresServer, name: &str, options: &Options) -> Self {
+        let mut conn = PgConnection::connect(&server.url("postgres"))
+            .await
+            .expect("postgres answers");
+        let create = AssertSqlSafe(format!("CREATE DATABASE {name}"));
+        let created = sqlx::raw_sql(create).execute(&mut conn).await;
+        created.expect("a database");
+        Self {
+            name: name.to_owned(),
+            rows: 0,
+            url: server.url(name),
+            test_connections: options.test_connections,
+        }
     }
 
     pub async fn pool(&self) -> PgPool {
@@ -84,6 +145,7 @@ impl Table {
         .await
         .expect("the table is there");
         State {
+            rows: self.rows,
             table_mib: row.get(0),
             index_mib: row.get(1),
             dead: row.get(2),

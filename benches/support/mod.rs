@@ -6,6 +6,7 @@ pub mod http;
 pub mod load;
 pub mod machine;
 pub mod options;
+pub mod pgbench;
 pub mod plot;
 // The tests use it, too.
 #[path = "../../tests/suite/support/postgres.rs"]

@@ -11,9 +11,8 @@ use crate::support::load::{Answered, Client};
 /// The next token, for all resources.
 static TOKENS: AtomicI64 = AtomicI64::new(1);
 
-/// Takes so many tokens, and returns the first of them.
-pub fn take_tokens(how_many: i64) -> i64 {
-    TOKENS.fetch_add(how_many, Relaxed)
+pub fn next_token() -> i64 {
+    TOKENS.fetch_add(1, Relaxed)
 }
 
 /// The decrements of one connection.
@@ -30,7 +29,7 @@ impl Writer {
     /// The writers of all connections to one contender. Each has resources of its own, so that its
     /// tokens come in order.
     pub fn all(path: &str, carries: Carries, skus: &[String], connections: usize) -> Vec<Self> {
-        let one_token = take_tokens(1);
+        let one_token = next_token();
         let writer = |n: usize| Self {
             path: path.to_owned(),
             carries,
@@ -52,7 +51,7 @@ impl Client for Writer {
         let path = &self.path;
         let token = match self.carries {
             Carries::Nothing => 0,
-            Carries::NewToken | Carries::NewTokenAndKey => take_tokens(1),
+            Carries::NewToken | Carries::NewTokenAndKey => next_token(),
             Carries::OneToken => self.one_token,
             Carries::DeadToken => 1,
         };

@@ -2,7 +2,8 @@
 
 mod apps;
 mod client;
-mod pgbench;
+mod functions;
+mod scripts;
 #[allow(dead_code, reason = "each bench uses a part of it")]
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,7 +16,7 @@ use tower_fence::{Fence, Resource, Token, TokenUse};
 use self::{
     apps::{App, Carries, HIGHEST, apps},
     client::Writer,
-    pgbench::{ONE_STATEMENT, Pgbench, SCRIPTS},
+    scripts::{ONE_STATEMENT, SCRIPTS, pgbench},
     support::{
         http, load, machine,
         options::Options,
@@ -66,6 +67,7 @@ fn main() {
         bench.race(&mut report, title, addr, connections, false);
     }
     bench.race(&mut report, "16 connections, 1 resource", addr, 16, true);
+    functions::race_all(&bench, &mut report);
     println!("{}", report.folder().display());
 }
 
@@ -110,7 +112,7 @@ impl Bench {
                 // Every token of the bench is dead.
                 Carries::DeadToken => HIGHEST,
                 // Everybody's resources have been written to before.
-                _ => client::take_tokens(1),
+                _ => client::next_token(),
             };
             let token = Token::new(token).expect("a token");
             for sku in Self::skus(name, false) {
@@ -158,14 +160,7 @@ impl Bench {
             }
             let prefix = file_name(name);
             let resources = if hot { 1 } else { RESOURCES };
-            let mut pgbench = Pgbench::new(
-                &self.server,
-                DATABASE,
-                statements,
-                &prefix,
-                resources,
-                connections,
-            );
+            let pgbench = pgbench(&self.server, statements, &prefix, resources, connections);
             contenders.push(Contender::new(name, move |window| pgbench.run(window)));
         }
         let outcomes = rounds::run(title, BASELINE, contenders, &self.options);

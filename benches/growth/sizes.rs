@@ -1,0 +1,171 @@
+//! What the fence costs when its table is large, and when it is written for a while.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use axum::{Router, http::StatusCode, routing::post};
+use sqlx::PgPool;
+use tokio::runtime::Runtime;
+use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx};
+
+use super::{
+    CONNECTIONS,
+    client::Writer,
+    support::{
+        http, load,
+        options::{Options, Window},
+        plot,
+        postgres::PostgresServer,
+        report::Report,
+        rounds::{self, Contender},
+    },
+    table::{State, Table},
+};
+
+const BASELINE: &str = "1000 rows";
+
+pub fn race_all(
+    runtime: &Runtime,
+    server: &PostgresServer,
+    options: &Options,
+    report: &mut Report,
+) {
+    let fresh = "Writes to tables of different size, 16 connections";
+    let after_checkpoint = "The same right after a checkpoint";
+    let seconds = if options.quick { 5 } else { 60 };
+    let for_a_while = format!("Written for {seconds} s");
+    let titles = [fresh, after_checkpoint, &for_a_while];
+    if !titles.iter().any(|title| options.wants(title)) {
+        return;
+    }
+    let largest = if options.quick { 1_000_000 } else { 10_000_000 };
+    let tables = [1_000, 100_000, largest].map(|rows| {
+        eprintln!("filling {rows} rows");
+        let name = format!("rows_{rows}");
+        let mut table = runtime.block_on(Table::migrated(server, &name, options));
+        runtime.block_on(table.fill(rows));
+        table
+    });
+    race(fresh, runtime, &tables, options, report);
+    runtime.block_on(tables[0].checkpoint());
+    race(after_checkpoint, runtime, &tables, options, report);
+    if options.wants(&for_a_while) {
+        written(&for_a_while, seconds, runtime, &tables[..2], report);
+    }
+}
+
+/// What becomes of a table that is written for a while.
+fn written(title: &str, seconds: u64, runtime: &Runtime, tables: &[Table], report: &mut Report) {
+    let mut rows = vec![State::columns()];
+    let (mut writes, mut sizes) = (vec![], vec![]);
+    for table in tables {
+        eprintln!("{} rows, written for {seconds} s", table.rows);
+        let name = format!("{} rows", table.rows);
+        rows.push(runtime.block_on(table.state()).row("before"));
+        let course = sustain(runtime, table, seconds);
+        rows.push(runtime.block_on(table.state()).row("after"));
+        let curve = |of: fn(&Second) -> f64| {
+            let points = course.iter().map(|second| (second.at, of(second)));
+            (name.clone(), points.collect())
+        };
+        writes.push(curve(|second| second.writes));
+        sizes.push(curve(|second| second.table_mib));
+    }
+    report.table(title, &rows);
+    for (file, title, unit, series) in [
+        ("writes.svg", "Writes in a second", "writes", writes),
+        ("size.svg", "Size of fence_resources", "MiB", sizes),
+    ] {
+        let file = report.folder().join(file);
+        let plotted = plot::curves(&file, title, ["seconds", unit], &series);
+        plotted.expect("the plot was written");
+    }
+}
+
+/// A server whose handler writes nothing of its own.
+fn serve(runtime: &Runtime, pool: &PgPool) -> SocketAddr {
+    let layer = FenceLayer::new(Fence::new(pool.clone()), PathParam("resource"));
+    let handler = post(async |_tx: PgFencedTx| StatusCode::NO_CONTENT);
+    let app = Router::new().route("/{resource}", handler);
+    http::serve(runtime, app.route_layer(layer))
+}
+
+fn race(title: &str, runtime: &Runtime, tables: &[Table], options: &Options, report: &mut Report) {
+    if !options.wants(title) {
+        return;
+    }
+    let done = Arc::default();
+    let (mut contenders, mut lasts, mut pools) = (vec![], vec![], vec![]);
+    for table in tables {
+        let pool = runtime.block_on(table.pool());
+        let addr = serve(runtime, &pool);
+        pools.push(pool);
+        lasts.push(std::cell::RefCell::new(HashMap::new()));
+        let writers = Writer::all("", table.rows, CONNECTIONS, &done);
+        contenders.push((table, addr, writers));
+    }
+    let contenders = contenders.into_iter().zip(&lasts);
+    let contenders = contenders.map(|((table, addr, mut writers), last)| {
+        Contender::new(format!("{} rows", table.rows), move |window| {
+            let (sample, given_back) = load::drive(addr, std::mem::take(&mut writers), window);
+            writers = given_back;
+            for writer in &mut writers {
+                last.borrow_mut().extend(writer.last.drain());
+            }
+            sample
+        })
+    });
+    let outcomes = rounds::run(title, BASELINE, contenders.collect(), options);
+    for ((table, last), pool) in tables.iter().zip(lasts).zip(pools) {
+        runtime.block_on(pool.close());
+        runtime.block_on(table.check(last.into_inner().into_iter()));
+    }
+    report.contenders(title, BASELINE, &outcomes);
+}
+
+/// One second of many.
+struct Second {
+    at: f64,
+    writes: f64,
+    table_mib: f64,
+}
+
+fn sustain(runtime: &Runtime, table: &Table, seconds: u64) -> Vec<Second> {
+    let pool = runtime.block_on(table.pool());
+    let addr = serve(runtime, &pool);
+    let done = Arc::new(AtomicU64::new(0));
+    let writers = Writer::all("", table.rows, CONNECTIONS, &done);
+    let window = Window {
+        warm_up: Duration::ZERO,
+        measured: Duration::from_secs(seconds),
+    };
+    let began = Instant::now();
+    let load = std::thread::spawn(move || load::drive(addr, writers, window));
+    let (mut course, mut before) = (vec![], (0.0, 0));
+    while !load.is_finished() {
+        sleep(Duration::from_secs(1));
+        let state = runtime.block_on(table.state());
+        let now = (began.elapsed().as_secs_f64(), done.load(Relaxed));
+        course.push(Second {
+            at: now.0,
+            writes: (now.1 - before.1) as f64 / (now.0 - before.0),
+            table_mib: state.table_mib,
+        });
+        before = now;
+    }
+    // The last one was not a whole one.
+    course.pop();
+    let (_, writers) = load.join().expect("the load failed");
+    runtime.block_on(pool.close());
+    let last = writers.into_iter().flat_map(|writer| writer.last);
+    runtime.block_on(table.check(last));
+    course
+}

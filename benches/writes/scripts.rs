@@ -1,0 +1,62 @@
+//! The statements of the handlers, for pgbench.
+
+use super::DATABASE;
+use crate::support::{pgbench::Pgbench, postgres::PostgresServer};
+
+/// A script, and whether it can be measured on one hot resource.
+pub const SCRIPTS: [(&str, &str, bool); 3] = [
+    (
+        "pgbench, update",
+        "UPDATE stock SET n = n - 1 WHERE sku = :sku;",
+        true,
+    ),
+    (
+        "pgbench, transaction",
+        "BEGIN;\nUPDATE stock SET n = n - 1 WHERE sku = :sku;\nCOMMIT;",
+        true,
+    ),
+    // On one resource somebody would have to try again, as the fence does.
+    (
+        ONE_STATEMENT,
+        "WITH fence AS (\
+            UPDATE fence_resources AS f \
+            SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
+                admitted_by = pg_current_xact_id() \
+            WHERE f.resource = :sku AND f.max_token < :token::bigint AND f.xmin = (\
+                SELECT s.xmin FROM fence_resources AS s \
+                WHERE s.resource = :sku AND set_config('lock_timeout', '5000ms', true) IS NOT NULL) \
+            RETURNING 1\
+        ), work AS (\
+            UPDATE stock SET n = n - 1 WHERE sku = :sku AND EXISTS (SELECT 1 FROM fence) RETURNING n\
+        ) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
+        WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
+            ELSE ('nothing, in ' || pg_backend_pid())::boolean END;",
+        false,
+    ),
+];
+
+/// What `Fence::write` sends.
+pub const ONE_STATEMENT: &str = "pgbench, one statement";
+
+/// Statements over `:sku`, as the connections over HTTP send them: each client has resources of its own,
+/// whose names begin with `prefix`.
+pub fn pgbench<'a>(
+    server: &'a PostgresServer,
+    statements: &str,
+    prefix: &str,
+    resources: usize,
+    clients: usize,
+) -> Pgbench<'a> {
+    let choice = match resources / clients {
+        0 => "\\set n 0".to_owned(),
+        of_each => {
+            format!(
+                "\\set n random(0, {}) * {clients} + :client_id",
+                of_each - 1
+            )
+        }
+    };
+    let sku = format!("('{prefix}-' || :n::text)");
+    let statements = statements.replace(":sku", &sku);
+    Pgbench::new(server, DATABASE, clients, &choice, &statements)
+}
