@@ -23,6 +23,17 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// What a store has granted.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
+    pub(super) fn granted(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Self {
+        Self {
+            resource: resource.clone(),
+            id: id.clone(),
+            token,
+            ttl: Duration::from_millis(super::time::at_least_1_ms(ttl)),
+        }
+    }
+
     /// The value of the `Fencing-Token` header for writes under this lease.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {

@@ -12,7 +12,6 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::raise::commit;
 use crate::fence::{
     Fence, FencedTx, TokenUse,
     claims::Claims,
@@ -187,12 +186,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn remove_expired_keys(&self) -> Result<u64, AdmitError> {
         let mut removed = 0;
         loop {
-            let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-            let tables = self.tables(&mut transaction).await?;
-            let batch = transaction
-                .run(async |conn| DB::remove_expired(conn, &tables, BATCH.into()).await)
-                .await?;
-            commit(transaction).await?;
+            let remove = async |conn: &mut _, tables: &_| {
+                DB::remove_expired(conn, tables, BATCH.into()).await
+            };
+            let batch = self.in_transaction(remove).await?;
             removed += batch;
             if batch < BATCH.into() {
                 return Ok(removed);

@@ -145,7 +145,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(removed)
     }
 
-    async fn in_transaction<T>(
+    /// Runs statements of the fence alone in a transaction, and commits it.
+    pub(super) async fn in_transaction<T>(
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T>,
     ) -> Result<T, AdmitError> {

@@ -15,10 +15,9 @@ use crate::{
     calls::LeaseDatabase,
     lease::{
         Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
-        WaiterLimits,
-        time::{after, at_least_1_ms},
+        WaiterLimits, time::after,
     },
-    token::{Resource, Token},
+    token::Resource,
 };
 
 /// Leases in the database of a fence, and on its own rows. Cheap to clone; clones share a connection.
@@ -156,7 +155,12 @@ impl Leases for PostgresLeases {
                     if others_wait {
                         self.tell_the_first(resource);
                     }
-                    return Ok(lease(resource, &request.lease_id, token, request.ttl));
+                    return Ok(Lease::granted(
+                        resource,
+                        &request.lease_id,
+                        token,
+                        request.ttl,
+                    ));
                 }
                 Ok(Asked::Exhausted(max_token)) => {
                     pending.finish();
@@ -222,7 +226,9 @@ impl Leases for PostgresLeases {
     ) -> Result<Lease, LeaseError> {
         for _ in 0..RENEWALS {
             match self.functions.renew(resource, id, request).await? {
-                Renewed::Granted(token) => return Ok(lease(resource, id, token, request.ttl)),
+                Renewed::Granted(token) => {
+                    return Ok(Lease::granted(resource, id, token, request.ttl));
+                }
                 Renewed::Lost => return Err(LeaseError::lost(resource)),
                 Renewed::Exhausted(max_token) => {
                     return Err(LeaseError::Exhausted {
@@ -296,15 +302,6 @@ async fn wait_for_turn(wake: Arc<Wake>, mut look_at: Option<Instant>, deadline: 
             },
             () = sleep_until(next_look) => return,
         }
-    }
-}
-
-fn lease(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Lease {
-    Lease {
-        resource: resource.clone(),
-        id: id.clone(),
-        token,
-        ttl: Duration::from_millis(at_least_1_ms(ttl)),
     }
 }
 

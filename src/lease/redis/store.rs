@@ -16,10 +16,9 @@ use crate::{
     epochs::partition_of,
     lease::{
         Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page,
-        Renew, WaiterLimits,
-        time::{after, at_least_1_ms},
+        Renew, WaiterLimits, time::after,
     },
-    token::{Resource, Token},
+    token::Resource,
 };
 
 /// Leases in a Redis server, reconnecting by itself. Cheap to clone; clones share their
@@ -104,7 +103,12 @@ impl RedisLeases {
         match answer {
             Answer::Granted(granted) => {
                 let (id, ttl) = (&request.lease_id, request.ttl);
-                Ok(Outcome::Granted(lease(resource, id, granted.token, ttl)))
+                Ok(Outcome::Granted(Lease::granted(
+                    resource,
+                    id,
+                    granted.token,
+                    ttl,
+                )))
             }
             Answer::Held { left } => Ok(Outcome::Held { left }),
             Answer::Queued { left } => Ok(Outcome::Queued { left }),
@@ -188,7 +192,9 @@ impl Leases for RedisLeases {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         match self.scripts.renew(resource, id, request).await? {
-            Answer::Granted(granted) => Ok(lease(resource, id, granted.token, request.ttl)),
+            Answer::Granted(granted) => {
+                Ok(Lease::granted(resource, id, granted.token, request.ttl))
+            }
             Answer::Lost => Err(LeaseError::lost(resource)),
             Answer::Exhausted(token) => Err(LeaseError::Exhausted {
                 resource: resource.clone(),
@@ -217,15 +223,6 @@ impl Operate for RedisLeases {
 
     async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
         self.scripts.break_lease(resource).await
-    }
-}
-
-fn lease(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Lease {
-    Lease {
-        resource: resource.clone(),
-        id: id.clone(),
-        token,
-        ttl: Duration::from_millis(at_least_1_ms(ttl)),
     }
 }
 
