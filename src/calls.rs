@@ -21,6 +21,12 @@ pub(crate) trait Calls: Send + Sync {
     /// Dropped while they are under way, they may have had their effect.
     fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>>;
 
+    /// Calls a function, as one transaction at READ COMMITTED and in one round trip, and returns its rows. The statement
+    /// is prepared, unless a pooler may prepare it on one server and execute it on another.
+    ///
+    /// Dropped while it is under way, it may have had its effect.
+    fn call_function<'a>(&'a self, call: FunctionCall<'a>) -> CallFuture<'a, Vec<PgRow>>;
+
     /// The schema of the functions, ready to be put into a statement.
     fn schema(&self) -> CallFuture<'_, String>;
 
@@ -34,6 +40,51 @@ pub(crate) trait Calls: Send + Sync {
 
 /// Makes statements for a schema.
 pub(crate) type Statements<'a> = Box<dyn FnOnce(&str) -> String + Send + 'a>;
+
+/// The call of a function.
+pub(crate) struct FunctionCall<'a> {
+    pub(crate) function: &'static str,
+    pub(crate) arguments: &'a [Argument<'a>],
+    /// What is selected of its row `a`. Where it returns a value and no row, that is `a.answer`.
+    pub(crate) columns: &'static str,
+    /// Whether its COMMIT need not wait for the disk.
+    pub(crate) lazily: bool,
+}
+
+/// An argument of a function.
+#[derive(Clone, Copy)]
+pub(crate) enum Argument<'a> {
+    Text(Option<&'a str>),
+    Bytes(Option<&'a [u8]>),
+    Integer(Option<i64>),
+    Truth(bool),
+}
+
+impl Argument<'_> {
+    /// As an expression of SQL, whatever its characters and the settings of the session.
+    pub(crate) fn literal(self) -> String {
+        match self {
+            Self::Text(Some(text)) => literal_text(text),
+            Self::Bytes(Some(bytes)) => literal_bytes(bytes),
+            Self::Integer(Some(integer)) => integer.to_string(),
+            Self::Truth(truth) => truth.to_string(),
+            Self::Text(None) | Self::Bytes(None) | Self::Integer(None) => "NULL".into(),
+        }
+    }
+}
+
+/// Text as an expression of SQL.
+pub(crate) fn literal_text(text: &str) -> String {
+    format!(
+        "pg_catalog.convert_from({}, 'UTF8')",
+        literal_bytes(text.as_bytes())
+    )
+}
+
+fn literal_bytes(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("pg_catalog.decode('{digits}', 'hex')")
+}
 
 pub(crate) type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
 

@@ -25,10 +25,13 @@ pub trait Epochs: Send + Sync {
     /// out for this partition. It costs a source nothing that has not forgotten any, and saves one
     /// that has (a failover, a restored backup).
     ///
+    /// Returns the lowest epoch whose tokens count: `seen`, unless the source knows that they are all
+    /// dead. Where that is higher, the store has to begin a new one.
+    ///
     /// # Errors
     ///
     /// [`EpochError`] when the source cannot be reached.
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()>;
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_>;
 
     /// Which source this is. Epochs of two sources say nothing about each other, so a lease store
     /// refuses a clock that belongs to another one.

@@ -4,7 +4,8 @@
 //! 2. Each member is an Integer in the range of a [`Token`].
 //! 3. The parameter `resource` (a String, or a Display String where the name is not ASCII) says
 //!    which resource the token was made for; no two members name the same one.
-//! 4. The parameter `mac` is a Byte Sequence. It is carried, not checked.
+//! 4. The parameters `key` (a String, the id of a key) and `mac` (a Byte Sequence) are the signature of a
+//!    [signed token](crate::token_keys). They are carried here, not checked.
 //! 5. Other parameters are ignored, as RFC 9651 asks.
 //!
 //! ```text
@@ -36,12 +37,16 @@ use sfv::{
     integer, key_ref,
 };
 
-use crate::token::{InvalidResource, InvalidToken, Resource, Token};
+use crate::{
+    key_id::{InvalidKeyId, KeyId},
+    token::{InvalidResource, InvalidToken, Resource, Token},
+};
 
 /// The default name of the field, `fencing-token`.
 pub const FENCING_TOKEN: HeaderName = HeaderName::from_static("fencing-token");
 
 const RESOURCE: &KeyRef = key_ref("resource");
+const KEY: &KeyRef = key_ref("key");
 const MAC: &KeyRef = key_ref("mac");
 
 /// One member of the field.
@@ -52,7 +57,9 @@ pub struct FencingToken {
     pub token: Token,
     /// The resource it was made for, when the member says so.
     pub resource: Option<Resource>,
-    /// The message authentication code it carries, when it does.
+    /// The id of the key that it says has signed it.
+    pub key: Option<KeyId>,
+    /// The message authentication code it carries, when it does. Nothing has checked it.
     pub mac: Option<Bytes>,
 }
 
@@ -63,6 +70,7 @@ impl FencingToken {
         Self {
             token,
             resource: None,
+            key: None,
             mac: None,
         }
     }
@@ -71,6 +79,13 @@ impl FencingToken {
     #[must_use]
     pub fn with_resource(mut self, resource: Resource) -> Self {
         self.resource = Some(resource);
+        self
+    }
+
+    /// Says which key has signed it.
+    #[must_use]
+    pub fn with_key(mut self, key: KeyId) -> Self {
+        self.key = Some(key);
         self
     }
 
@@ -88,6 +103,7 @@ impl fmt::Debug for FencingToken {
         f.debug_struct("FencingToken")
             .field("token", &self.token)
             .field("resource", &self.resource)
+            .field("key", &self.key)
             .field("mac", &self.mac.as_ref().map(|_| "…"))
             .finish()
     }
@@ -168,6 +184,11 @@ fn member(item: Item) -> Result<FencingToken, MalformedToken> {
                 _ => return Err(MalformedToken::ResourceNotAString),
             };
             token.resource = Some(Resource::new(name)?);
+        } else if *name == *KEY {
+            let BareItem::String(key) = value else {
+                return Err(MalformedToken::KeyNotAString);
+            };
+            token.key = Some(KeyId::new(key.as_str())?);
         } else if *name == *MAC {
             let BareItem::ByteSequence(mac) = value else {
                 return Err(MalformedToken::MacNotBytes);
@@ -195,6 +216,11 @@ pub fn format(tokens: &[FencingToken]) -> String {
                 },
             );
         }
+        if let Some(key) = &token.key
+            && let Ok(key) = StringRef::from_str(key.as_str())
+        {
+            member = member.parameter(KEY, RefBareItem::String(key));
+        }
         if let Some(mac) = &token.mac {
             _ = member.parameter(MAC, &mac[..]);
         }
@@ -221,6 +247,12 @@ pub enum MalformedToken {
     /// The parameter `resource` names no resource.
     #[error(transparent)]
     Resource(#[from] InvalidResource),
+    /// The parameter `key` is something else than a String.
+    #[error("the parameter `key` is not a String")]
+    KeyNotAString,
+    /// The parameter `key` names no key.
+    #[error(transparent)]
+    Key(#[from] InvalidKeyId),
     /// The parameter `mac` is something else than a Byte Sequence.
     #[error("the parameter `mac` is not a Byte Sequence")]
     MacNotBytes,
@@ -260,9 +292,10 @@ mod tests {
 
     #[test]
     fn parameters_are_carried_and_strangers_ignored() {
-        let field = r#"42;resource="sku-1";mac=:AQI=:;since=7"#;
+        let field = r#"42;resource="sku-1";key="k1";mac=:AQI=:;since=7"#;
         let expected = token(42)
             .with_resource(Resource::new("sku-1").unwrap())
+            .with_key(KeyId::new("k1").unwrap())
             .with_mac(vec![1, 2]);
         assert_eq!(parse([field]).unwrap(), std::slice::from_ref(&expected));
         assert!(
@@ -318,6 +351,14 @@ mod tests {
             E::Resource(InvalidResource::Empty)
         ));
         assert!(matches!(refused("1;mac=\"AQI=\""), E::MacNotBytes));
+        for key in ["k1", ":AQI=:", "%\"k1\"", "1"] {
+            let field = format!("1;key={key}");
+            assert!(matches!(refused(&field), E::KeyNotAString), "{field}");
+        }
+        for key in ["", "a b", &"k".repeat(10_000)] {
+            let field = format!("1;key=\"{key}\"");
+            assert!(matches!(refused(&field), E::Key(_)), "{field}");
+        }
         assert!(matches!(
             refused("1;resource=\"a\", 2;resource=\"a\""),
             E::Duplicate(_)
@@ -328,10 +369,12 @@ mod tests {
         fn any_token()(
             value in 1..=Token::MAX.get(),
             resource in option::of("\\PC{1,60}"),
+            key in option::of("[A-Za-z0-9._-]{1,64}"),
             mac in option::of(vec(any::<u8>(), 0..40)),
         ) -> FencingToken {
             let mut token = token(value);
             token.resource = resource.map(|name| Resource::new(name).unwrap());
+            token.key = key.map(|id| KeyId::new(id).unwrap());
             token.mac = mac.map(Bytes::from);
             token
         }
@@ -349,7 +392,7 @@ mod tests {
 
         #[test]
         fn near_misses_are_a_list_or_one_error(
-            line in r#"[0-9]{1,16}(\.[0-9])?(;(resource|mac|x)=("[a-c]{0,3}"|%"[a-f%0-9]{0,6}"|:[A-D=]{0,5}:|[0-9]))?(, ?[0-9]{1,3})?"#
+            line in r#"[0-9]{1,16}(\.[0-9])?(;(resource|key|mac|x)=("[a-c]{0,3}"|%"[a-f%0-9]{0,6}"|:[A-D=]{0,5}:|[0-9]))?(, ?[0-9]{1,3})?"#
         ) {
             if let Ok(tokens) = parse([line]) {
                 prop_assert_eq!(parse([format(&tokens)]).unwrap(), tokens);

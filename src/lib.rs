@@ -133,6 +133,7 @@ pub mod header;
 pub mod idempotency;
 #[cfg(feature = "issuer")]
 pub mod issuer;
+mod key_id;
 #[cfg(feature = "_fence")]
 pub mod layer;
 pub mod lease;
@@ -143,12 +144,14 @@ pub mod problem;
 pub mod spec {}
 mod stale;
 mod token;
+pub mod token_keys;
 #[cfg(any(feature = "issuer", feature = "client"))]
 mod wire;
 
 pub use self::live_tokens::LiveTokens;
 pub use self::stale::StaleToken;
 pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
+pub use self::token_keys::{SignedToken, TokenKey, TokenKeys};
 #[cfg(feature = "_fence")]
 pub use self::{
     fence::{

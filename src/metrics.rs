@@ -9,6 +9,8 @@
 //! | `tower_fence_admitted_total{kind}` | tokens admitted: `write`, or `read` for a fenced read | it stops |
 //! | `tower_fence_refused_total{problem}` | requests that the layer refused | `stale-token` rises: holders are paused, or leases too short; `fence-busy`: a hot resource, or a pool that is too small; `store-unavailable`, `outcome-unknown`: the database |
 //! | `tower_fence_refused_from_memory_total` | of those, stale tokens that never reached the database | never: it is the storm that was kept away |
+//! | `tower_fence_unknown_token_keys_total` | of those refused as `forged-token`, those signed with a key that is not known here | any that is no attack: a [rotation](crate::token_keys#rotation) came to the issuers first, or an old key went too early |
+//! | `tower_fence_unsigned_tokens_total` | tokens without a signature that were accepted, where the layer [still does](crate::layer::Verification::optional) | it does not fall to 0: somebody has tokens from elsewhere |
 //! | `tower_fence_replayed_total` | writes that were answered from the record of their idempotency key | it rises: clients get no answers |
 //! | `tower_fence_commit_failures_total{problem}` | transactions that were not committed although the handler had succeeded | any `transaction-aborted` or `transaction-escaped`: a bug in a handler |
 //! | `tower_fence_admission_seconds` | histogram: from the body's end to the admission, a refusal or a replay; waits for the resource and the pool included | its tail nears `lock_wait` or `pool_wait` |
@@ -21,6 +23,7 @@
 //! | `tower_fence_lease_refused_total{problem}` | requests that the issuer refused | `lease-lost` rises: holders come too late; `store-unavailable`: Redis, or the announcement of grants |
 //! | `tower_fence_lease_wait_seconds` | histogram: from a request for a lease to its grant, announcement included | its tail nears what callers are willing to wait |
 //! | `tower_fence_epochs_begun_total` | epochs: Redis has lost its history | more often than Redis restarts or fails over |
+//! | `tower_fence_caught_up_total` | resources that were used for the first time since the database was promoted or restored: what was handed out before is dead | it rises, and nobody knows of a failover |
 //! | `tower_fence_leases_held` | gauge: leases that the guards of this process hold | it stays where work is done |
 //! | `tower_fence_leases_lost_total{reason}` | leases that those guards lost: `refused`, `expired`, `outranked` | any |
 

@@ -61,6 +61,8 @@ table! {
     MalformedToken = BAD_REQUEST, "malformed-token", "The fencing token is malformed";
     /// 403: the token was made for another resource.
     WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
+    /// 403: the token was not signed by the issuer, as the layer demands.
+    ForgedToken = FORBIDDEN, "forged-token", "The fencing token is not the issuer's";
     /// 403: the token is of an epoch that was never handed out.
     UnknownEpoch = FORBIDDEN, "unknown-epoch", "The fencing token was never handed out";
     /// 412: a newer token was seen, or this one was already used. Members: `resource`,

@@ -1,8 +1,8 @@
 //! One hot lock: how long it takes from a release to the grant of the next in line, and what that
-//! costs Redis.
+//! costs the server.
 
 use std::{
-    cell::RefCell,
+    cell::{RefCell, RefMut},
     ops::Range,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -12,9 +12,11 @@ use hdrhistogram::Histogram;
 use tokio::time::Instant;
 
 use crate::{
+    advisory::AdvisoryLock,
     clients::{Etcd, Issuer, Session, Watch},
-    contenders::{OURS, TTL, USUAL},
+    contenders::{ADVISORY, ETCD, IN_POSTGRES, IN_POSTGRES_REUSE, OURS, TTL, USUAL},
     over_http,
+    postgres_store::PostgresStore,
     store::Store,
     support::{
         load,
@@ -105,18 +107,35 @@ impl Operation for Polling {
     }
 }
 
-/// What the turns of a contender cost Redis.
+/// Waits at the server, or for a session of the pool.
+struct ByHand {
+    lock: AdvisoryLock,
+    baton: Baton,
+}
+
+impl Operation for ByHand {
+    async fn run(&mut self) -> Outcome {
+        let held = self.lock.lock("hot").await;
+        self.baton.granted();
+        self.baton.releases();
+        self.lock.unlock("hot", held).await;
+        Outcome::Done
+    }
+}
+
+/// What the turns of a contender cost the server.
 #[derive(Default)]
 struct Cost {
     hand_offs: u64,
-    /// As clients send them.
+    /// Commands as clients send them, or transactions.
     sent: u64,
-    /// With those that scripts call.
+    /// Commands with those that scripts call.
     all: u64,
 }
 
 pub fn race(
     store: &Store,
+    postgres: &PostgresStore,
     etcd: Option<&Program>,
     waiters: usize,
     options: &Options,
@@ -126,8 +145,14 @@ pub fn race(
     if !options.wants(&title) {
         return vec![];
     }
-    let addr = over_http::serve(store, "hand-off");
     let hot = || vec!["hot".to_owned()];
+    let over_http = |addr, window| {
+        let baton = Baton::new(window);
+        let clients = (0..=waiters).map(|_| Issuer::new(hot(), baton.clone()));
+        let (sample, _) = load::drive(addr, clients.collect(), window);
+        baton.into_sample(sample)
+    };
+    let in_redis = over_http::serve(store, store.leases("hand-off"));
     let count = |cost: &RefCell<Cost>, commands: &[&str], turn: &dyn Fn() -> Sample| {
         let sent = || commands.iter().map(|name| store.calls(name)).sum::<u64>();
         let all = || store.info("stats", "total_commands_processed");
@@ -143,12 +168,7 @@ pub fn race(
     let (our_cost, usual_cost) = (RefCell::default(), RefCell::default());
     let mut contenders = vec![
         Contender::new(OURS, |window| {
-            count(&our_cost, &["evalsha"], &|| {
-                let baton = Baton::new(window);
-                let clients = (0..=waiters).map(|_| Issuer::new(hot(), baton.clone()));
-                let (sample, _) = load::drive(addr, clients.collect(), window);
-                baton.into_sample(sample)
-            })
+            count(&our_cost, &["evalsha"], &|| over_http(in_redis, window))
         }),
         Contender::new(format!("{USUAL}, in process"), |window| {
             count(&usual_cost, &["evalsha", "set"], &|| {
@@ -163,8 +183,34 @@ pub fn race(
             })
         }),
     ];
+    let in_postgres = postgres.both();
+    let their_costs = in_postgres.each_ref().map(|_| RefCell::default());
+    for ((name, leases), cost) in in_postgres.into_iter().zip(&their_costs) {
+        let addr = over_http::serve(store, leases);
+        contenders.push(Contender::new(name, move |window| {
+            let before = postgres.transactions();
+            let sample = over_http(addr, window);
+            let mut cost: RefMut<'_, Cost> = cost.borrow_mut();
+            cost.hand_offs += sample.done;
+            cost.sent += postgres.transactions() - before;
+            sample
+        }));
+    }
+    contenders.push(Contender::new(
+        format!("{ADVISORY}, in process"),
+        |window| {
+            let (lock, baton) = (postgres.advisory(), Baton::new(window));
+            let by_hand = (0..=waiters).map(|_| ByHand {
+                lock: lock.clone(),
+                baton: baton.clone(),
+            });
+            let running = tasks::run(by_hand.collect(), window);
+            let (sample, _) = store.runtime.block_on(running);
+            baton.into_sample(sample)
+        },
+    ));
     if let Some(etcd) = etcd {
-        contenders.push(Contender::new("etcd", |window| {
+        contenders.push(Contender::new(ETCD, |window| {
             let baton = Baton::new(window);
             let client = |_| Etcd::new(&hot(), Session::Kept, baton.clone());
             let (sample, _) = load::drive(etcd.addr, (0..=waiters).map(client).collect(), window);
@@ -176,17 +222,24 @@ pub fn race(
     let mut options = options.clone();
     options.window.warm_up += joining;
     options.window.measured *= 3;
+    let granted_before = postgres.granted();
     let outcomes = rounds::run(&title, OURS, contenders, &options);
     store.assert_all_free();
+    postgres.assert_all_free();
+    postgres.assert_granted_since(granted_before, &outcomes);
     report.contenders(&title, OURS, &outcomes);
-    let costs = [(OURS, our_cost), (USUAL, usual_cost)].map(|(name, cost)| {
+    let row = |name: &str, cost: RefCell<Cost>| {
         let cost = cost.into_inner();
-        let each = |commands: u64| format!("{:.1}", commands as f64 / cost.hand_offs as f64);
-        vec![
-            format!("{name}, waiters: {waiters}"),
-            each(cost.sent),
-            each(cost.all),
-        ]
-    });
-    costs.into()
+        let each = |count: u64| format!("{:.1}", count as f64 / cost.hand_offs as f64);
+        let of_scripts = match cost.all {
+            0 => String::new(),
+            all => each(all),
+        };
+        let name = format!("{name}, waiters: {waiters}");
+        vec![name, each(cost.sent), of_scripts]
+    };
+    let mut costs = vec![row(OURS, our_cost), row(USUAL, usual_cost)];
+    let [plain, reusing] = their_costs;
+    costs.extend([row(IN_POSTGRES, plain), row(IN_POSTGRES_REUSE, reusing)]);
+    costs
 }

@@ -2,56 +2,79 @@
 
 use std::ops::Range;
 
+use tokio::runtime::Runtime;
 use tower_fence::{
     Resource,
-    lease::{Acquire, Leases, RedisLeases},
+    lease::{Acquire, Leases},
 };
 
 use crate::{
-    contenders::{OURS, TASKS, TTL, USUAL, names},
+    advisory::AdvisoryLock,
+    contenders::{ADVISORY, OURS, TASKS, TTL, USUAL, names},
+    postgres_store::PostgresStore,
     store::Store,
     support::{
         load::{self, Answered, Client},
-        options::Options,
+        options::{Options, Window},
         report::Report,
-        rounds::{self, Contender},
+        rounds::{self, Contender, Sample},
         tasks::{self, Operation, Outcome},
     },
     usual::UsualLock,
 };
 
-pub fn race(store: &Store, options: &Options, report: &mut Report) {
+pub fn race(store: &Store, postgres: &PostgresStore, options: &Options, report: &mut Report) {
     const PREFIX: &str = "in-process";
     let title = "Acquire and release, 16 tasks, in process";
     if !options.wants(title) {
         return;
     }
-    let (leases, usual) = (store.leases(PREFIX), store.usual());
-    let ours = (0..TASKS).map(|task| Ours::new(&leases, task)).collect();
+    let runtime = &store.runtime;
+    let (usual, advisory) = (store.usual(), postgres.advisory());
     let theirs = (0..TASKS).map(|task| Theirs::new(&usual, task)).collect();
+    let by_hand = (0..TASKS)
+        .map(|task| ByHand::new(&advisory, task))
+        .collect();
     let plain: Vec<_> = (0..TASKS).map(Plain::new).collect();
-    let contenders = vec![
-        Contender::new(OURS, tasks::turns::<Ours>(&store.runtime, ours)),
-        Contender::new(USUAL, tasks::turns::<Theirs>(&store.runtime, theirs)),
+    let mut contenders = vec![
+        Contender::new(OURS, ours(runtime, &store.leases(PREFIX))),
+        Contender::new(USUAL, tasks::turns::<Theirs>(runtime, theirs)),
         Contender::new(
             "SET NX and DEL, 16 connections",
             load::turns(store.redis.addr, plain),
         ),
     ];
+    for (name, leases) in postgres.both() {
+        contenders.push(Contender::new(name, ours(runtime, &leases)));
+    }
+    let by_hand = tasks::turns::<ByHand>(runtime, by_hand);
+    contenders.push(Contender::new(ADVISORY, by_hand));
+    let granted_before = postgres.granted();
     let outcomes = rounds::run(title, USUAL, contenders, options);
     store.assert_all_free();
     store.assert_granted(PREFIX, &outcomes);
+    postgres.assert_all_free();
+    postgres.assert_granted_since(granted_before, &outcomes);
     report.contenders(title, USUAL, &outcomes);
 }
 
-struct Ours {
-    leases: RedisLeases,
+/// The tasks that lock in a store of this crate.
+fn ours<'a, L: Leases + Clone>(
+    runtime: &'a Runtime,
+    leases: &L,
+) -> impl FnMut(Window) -> Sample + use<'a, L> {
+    let ours = (0..TASKS).map(|task| Ours::new(leases, task)).collect();
+    tasks::turns::<Ours<L>>(runtime, ours)
+}
+
+struct Ours<L> {
+    leases: L,
     resources: Vec<Resource>,
     next: std::iter::Cycle<Range<usize>>,
 }
 
-impl Ours {
-    fn new(leases: &RedisLeases, task: usize) -> Self {
+impl<L: Leases + Clone> Ours<L> {
+    fn new(leases: &L, task: usize) -> Self {
         let resources = names(task).into_iter().map(Resource::new);
         let resources: Vec<_> = resources.map(|name| name.expect("a name")).collect();
         Self {
@@ -62,7 +85,7 @@ impl Ours {
     }
 }
 
-impl Operation for Ours {
+impl<L: Leases> Operation for Ours<L> {
     async fn run(&mut self) -> Outcome {
         let resource = &self.resources[self.next.next().expect("it never ends")];
         let lease = self.leases.acquire(resource, Acquire::new(TTL)).await;
@@ -95,6 +118,32 @@ impl Operation for Theirs {
         let name = &self.names[self.next.next().expect("it never ends")];
         let id = self.lock.try_lock(name, TTL).await;
         self.lock.unlock(name, id.expect("it is free")).await;
+        Outcome::Done
+    }
+}
+
+struct ByHand {
+    lock: AdvisoryLock,
+    names: Vec<String>,
+    next: std::iter::Cycle<Range<usize>>,
+}
+
+impl ByHand {
+    fn new(lock: &AdvisoryLock, task: usize) -> Self {
+        let names = names(task);
+        Self {
+            lock: lock.clone(),
+            next: (0..names.len()).cycle(),
+            names,
+        }
+    }
+}
+
+impl Operation for ByHand {
+    async fn run(&mut self) -> Outcome {
+        let name = &self.names[self.next.next().expect("it never ends")];
+        let held = self.lock.lock(name).await;
+        self.lock.unlock(name, held).await;
         Outcome::Done
     }
 }

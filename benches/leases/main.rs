@@ -1,11 +1,13 @@
 //! What a lease costs, beside other locks. See `benches/README.md`.
 
+mod advisory;
 mod clients;
 mod contenders;
 mod hand_off;
 mod in_process;
 mod memory;
 mod over_http;
+mod postgres_store;
 mod store;
 #[allow(dead_code, reason = "each bench uses a part of it")]
 #[path = "../support/mod.rs"]
@@ -15,6 +17,7 @@ mod usual;
 use std::sync::Arc;
 
 use self::{
+    postgres_store::PostgresStore,
     store::Store,
     support::{
         http, machine, options::Options, postgres::PostgresServer, program::Program, report::Report,
@@ -26,20 +29,21 @@ fn main() {
     let runtime = Arc::new(http::runtime());
     let postgres = runtime.block_on(PostgresServer::start(&[]));
     let mut report = Report::new("leases", &options, machine::describe(&postgres.programs));
-    let store = Store::start(runtime, &postgres);
+    let store = Store::start(Arc::clone(&runtime), &postgres);
+    let in_postgres = PostgresStore::start(runtime, &postgres, &options);
     let etcd = Program::etcd();
     if etcd.is_none() {
         println!("etcd is not installed, and left out (Debian: apt-get install etcd-server)");
     }
-    in_process::race(&store, &options, &mut report);
-    over_http::race(&store, etcd.as_ref(), &options, &mut report);
+    in_process::race(&store, &in_postgres, &options, &mut report);
+    over_http::race(&store, &in_postgres, etcd.as_ref(), &options, &mut report);
     // Whoever waits has to have the lock once, at the end of each turn.
     let fewer = Options {
         rounds: options.rounds.min(3),
         ..options.clone()
     };
     let mut costs = vec![
-        ["", "sent", "with those of scripts"]
+        ["", "sent or committed", "with those of scripts"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -48,11 +52,21 @@ fn main() {
             println!("{waiters} waiters need more open files, and are left out: ulimit -n 8192");
             continue;
         }
-        let race = hand_off::race(&store, etcd.as_ref(), waiters, &fewer, &mut report);
+        let race = hand_off::race(
+            &store,
+            &in_postgres,
+            etcd.as_ref(),
+            waiters,
+            &fewer,
+            &mut report,
+        );
         costs.extend(race);
     }
     if costs.len() > 1 {
-        report.table("Commands of Redis for each hand-off", &costs);
+        report.table(
+            "Commands of Redis, and transactions of Postgres, for each hand-off",
+            &costs,
+        );
     }
     memory::measure(&store, &options, &mut report);
     println!("{}", report.folder().display());

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 
 use axum::Router;
-use tower_fence::issuer;
+use tower_fence::{issuer, lease::Leases};
 
 use crate::{
     clients::{Alone, Etcd, Issuer, Session},
-    contenders::{OURS, TASKS, names},
+    contenders::{ETCD, OURS, TASKS, names},
+    postgres_store::PostgresStore,
     store::Store,
     support::{
         http, load,
@@ -18,25 +19,34 @@ use crate::{
     },
 };
 
-/// Serves the issuer.
-pub fn serve(store: &Store, prefix: &str) -> SocketAddr {
-    let router = issuer::router(store.leases(prefix));
+/// Serves an issuer.
+pub fn serve<L: Leases>(store: &Store, leases: L) -> SocketAddr {
+    let router = issuer::router(leases);
     http::serve(&store.runtime, Router::new().nest("/locks", router))
 }
 
-pub fn race(store: &Store, etcd: Option<&Program>, options: &Options, report: &mut Report) {
+pub fn race(
+    store: &Store,
+    postgres: &PostgresStore,
+    etcd: Option<&Program>,
+    options: &Options,
+    report: &mut Report,
+) {
     const PREFIX: &str = "over-http";
     let title = "Acquire and release, 16 connections, over HTTP";
     if !options.wants(title) {
         return;
     }
-    let addr = serve(store, PREFIX);
-    let clients = (0..TASKS).map(|task| Issuer::new(names(task), Alone));
-    let ours = load::turns(addr, clients.collect());
-    let mut contenders = vec![Contender::new(OURS, ours)];
+    let clients = || (0..TASKS).map(|task| Issuer::new(names(task), Alone));
+    let ours = |addr| load::turns(addr, clients().collect());
+    let in_redis = serve(store, store.leases(PREFIX));
+    let mut contenders = vec![Contender::new(OURS, ours(in_redis))];
+    for (name, leases) in postgres.both() {
+        contenders.push(Contender::new(name, ours(serve(store, leases))));
+    }
     if let Some(etcd) = etcd {
         for (name, session) in [
-            ("etcd, one session", Session::Kept),
+            (ETCD, Session::Kept),
             ("etcd, a lease for each lock", Session::ForEachLock),
         ] {
             let clients = (0..TASKS).map(|task| Etcd::new(&names(task), session, Alone));
@@ -44,8 +54,12 @@ pub fn race(store: &Store, etcd: Option<&Program>, options: &Options, report: &m
             contenders.push(Contender::new(name, theirs));
         }
     }
-    let outcomes = rounds::run(title, OURS, contenders, options);
+    let baseline = etcd.map_or(OURS, |_| ETCD);
+    let granted_before = postgres.granted();
+    let outcomes = rounds::run(title, baseline, contenders, options);
     store.assert_all_free();
     store.assert_granted(PREFIX, &outcomes);
-    report.contenders(title, OURS, &outcomes);
+    postgres.assert_all_free();
+    postgres.assert_granted_since(granted_before, &outcomes);
+    report.contenders(title, baseline, &outcomes);
 }

@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use tower_fence::{Fence, lease::RedisLeases};
 
 use crate::{
-    contenders::OURS,
+    contenders::{MAX_WAITERS, OURS},
     support::{postgres::PostgresServer, program::Program, rounds::Outcome},
     usual::UsualLock,
 };
@@ -46,7 +46,9 @@ impl Store {
     }
 
     pub fn leases(&self, prefix: &str) -> RedisLeases {
-        let builder = RedisLeases::builder(self.fence.clone()).key_prefix(prefix);
+        let builder = RedisLeases::builder(self.fence.clone())
+            .key_prefix(prefix)
+            .max_waiters_per_resource(MAX_WAITERS);
         let leases = self.runtime.block_on(builder.connect(&self.url()));
         leases.expect("redis answers")
     }

@@ -1,5 +1,7 @@
 //! The contenders that are handlers of one axum server, over one pool.
 
+use std::sync::LazyLock;
+
 use axum::{
     Router,
     extract::{Path, State},
@@ -8,7 +10,7 @@ use axum::{
 };
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
 use tower_fence::{
-    Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite,
+    Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, TokenKey, TokenKeys,
     fence::WriteError,
     layer::{DatabaseError, Rejection},
     problem::{Problem, ProblemType},
@@ -24,6 +26,10 @@ pub enum Carries {
     OneToken,
     NewTokenAndKey,
     DeadToken,
+    /// A new token that is signed.
+    SignedToken,
+    /// One that is not the issuer's, though it looks so.
+    ForgedToken,
 }
 
 pub struct App {
@@ -48,10 +54,21 @@ pub const ADMIT: &str = "INSERT INTO fence_resources AS f (resource, max_token, 
      WHERE f.max_token < $2 \
      RETURNING pg_backend_pid()";
 
+/// What tokens are signed with.
+pub fn token_keys() -> TokenKeys {
+    static KEYS: LazyLock<TokenKeys> = LazyLock::new(|| {
+        let key = TokenKey::random("k1").expect("a name");
+        TokenKeys::new([key]).expect("a key")
+    });
+    KEYS.clone()
+}
+
 /// A contender more is a line more here: its name, what its requests carry, whether it is also
 /// measured on one hot resource, and its handler with what is around it.
 pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
-    use Carries::{DeadToken, NewToken, NewTokenAndKey, Nothing, OneToken};
+    use Carries::{
+        DeadToken, ForgedToken, NewToken, NewTokenAndKey, Nothing, OneToken, SignedToken,
+    };
     let plain = |router: Router<PgPool>| router.with_state(pool.clone());
     let route = || Router::new().route("/{sku}", post(fenced));
     let layer = || FenceLayer::new(fence.clone(), PathParam("sku"));
@@ -89,6 +106,12 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             NewToken,
             Some(NewToken),
             route().route_layer(layer()),
+        ),
+        app(
+            "fence, signed",
+            SignedToken,
+            None,
+            route().route_layer(layer().verify_with(token_keys())),
         ),
         app(
             "fence, reuse",
@@ -134,6 +157,12 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
         ),
         app("refusal by hand", DeadToken, None, at(refusal)),
         app("stale", DeadToken, None, route().route_layer(layer())),
+        app(
+            "forged",
+            ForgedToken,
+            None,
+            route().route_layer(layer().verify_with(token_keys())),
+        ),
     ]
 }
 

@@ -5,7 +5,9 @@ use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
 };
 
-use super::apps::Carries;
+use tower_fence::{Resource, Token, TokenKeys};
+
+use super::apps::{Carries, HIGHEST, token_keys};
 use crate::support::load::{Answered, Client};
 
 /// The next token, for all resources.
@@ -22,6 +24,7 @@ pub struct Writer {
     /// What other connections leave alone, unless there is only one.
     skus: Vec<String>,
     one_token: i64,
+    keys: TokenKeys,
     shared: bool,
 }
 
@@ -39,6 +42,7 @@ impl Writer {
                 skus.iter().skip(n).step_by(connections).cloned().collect()
             },
             one_token,
+            keys: token_keys(),
             shared: skus.len() < connections,
         };
         (0..connections).map(writer).collect()
@@ -51,9 +55,9 @@ impl Client for Writer {
         let path = &self.path;
         let token = match self.carries {
             Carries::Nothing => 0,
-            Carries::NewToken | Carries::NewTokenAndKey => next_token(),
+            Carries::NewToken | Carries::NewTokenAndKey | Carries::SignedToken => next_token(),
             Carries::OneToken => self.one_token,
-            Carries::DeadToken => 1,
+            Carries::DeadToken | Carries::ForgedToken => 1,
         };
         let written = write!(buffer, "POST {path}/{sku} HTTP/1.1\r\nHost: bench\r\n");
         let written = written.and_then(|()| match self.carries {
@@ -62,6 +66,16 @@ impl Client for Writer {
                 buffer,
                 "Fencing-Token: {token}\r\n\
                  Idempotency-Key: \"6f1d2c7a-0b6e-4c7b-8d55-{token:012}\"\r\n"
+            ),
+            Carries::SignedToken => {
+                let resource = Resource::new(sku).expect("a name");
+                let token = Token::new(token).expect("a token");
+                let signed = self.keys.sign(&resource, token);
+                write!(buffer, "Fencing-Token: {signed}\r\n")
+            }
+            Carries::ForgedToken => write!(
+                buffer,
+                "Fencing-Token: {HIGHEST};resource=\"{sku}\";key=\"k1\";mac=:AAAAAAAAAAAAAAAAAAAAAA==:\r\n"
             ),
             _ => write!(buffer, "Fencing-Token: {token}\r\n"),
         });
@@ -72,7 +86,8 @@ impl Client for Writer {
     fn answered(&mut self, status: u16, _body: &[u8]) -> Answered {
         match (self.carries, status) {
             (Carries::DeadToken, 412) => Answered::Done,
-            (Carries::DeadToken, _) => Answered::Unexpected,
+            (Carries::ForgedToken, 403) => Answered::Done,
+            (Carries::DeadToken | Carries::ForgedToken, _) => Answered::Unexpected,
             (_, 204) => Answered::Done,
             // Of one resource, from several connections: a newer one was faster.
             (Carries::NewToken, 412) if self.shared => Answered::Refused,

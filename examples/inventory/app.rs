@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use sqlx::Pool;
 use tokio::time::timeout;
 use tower_fence::{
-    Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, issuer,
+    Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, TokenKeys,
+    issuer::Issuer,
     layer::DatabaseError,
     lease::Leases,
     problem::{Problem, ProblemType},
@@ -24,14 +25,27 @@ use tower_fence::{
 
 use crate::stock::Stock;
 
-/// All routes. The resource of a SKU is the SKU itself.
-pub fn router<DB: Stock, L: Leases + Clone>(fence: Fence<DB>, leases: L) -> Router {
+/// All routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and verified.
+pub fn router<DB: Stock, L: Leases + Clone>(
+    fence: Fence<DB>,
+    leases: L,
+    token_keys: Option<TokenKeys>,
+) -> Router {
     let pool = fence.get_pool().clone();
     // Whoever got no answer to a write may repeat it under its key.
     let keys = Idempotency::optional();
-    let one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
+    let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes to both SKUs, and needs a token for each.
-    let both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
+    let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
+    let issuer = Issuer::new(leases.clone());
+    let locks = match token_keys {
+        Some(keys) => {
+            one = one.verify_with(keys.clone());
+            both = both.verify_with(keys.clone());
+            issuer.sign_with(keys).router()
+        }
+        None => issuer.router(),
+    };
     let transfers = Router::new()
         .route("/inventory/{from}/transfer/{to}", post(transfer::<DB>))
         .route_layer(both);
@@ -41,11 +55,8 @@ pub fn router<DB: Stock, L: Leases + Clone>(fence: Fence<DB>, leases: L) -> Rout
         .route_layer(one)
         .with_state(pool.clone())
         .merge(transfers)
-        .route(
-            "/healthz",
-            get(health::<DB, L>).with_state((pool, leases.clone())),
-        )
-        .nest("/locks", issuer::router(leases))
+        .route("/healthz", get(health::<DB, L>).with_state((pool, leases)))
+        .nest("/locks", locks)
 }
 
 /// How long a read may take.

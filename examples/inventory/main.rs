@@ -9,6 +9,8 @@
 //! | `LISTEN_ADDR` | `127.0.0.1:3000`; port 0 takes a free one |
 //! | `DATABASE_URL` | SQLite in a temporary file; `postgres://…` or `sqlite:…` |
 //! | `REDIS_URL` | leases in the database, or, with SQLite, in this process; `redis://…` |
+//! | `TOKEN_KEY` | tokens are plain numbers; with `ID:SECRET` (`k1:` and `openssl rand -hex 32`) signed and verified |
+//! | `TOKEN_KEY_FILE` | a file with the same |
 //! | `RUST_LOG` | `info` |
 
 mod app;
@@ -29,7 +31,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use tower_fence::{
-    Fence, FenceDatabase,
+    Fence, FenceDatabase, TokenKeys,
     lease::{EmbeddedLeases, PostgresLeases, RedisLeases},
 };
 use tracing_subscriber::EnvFilter;
@@ -101,20 +103,20 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<sqlx::SqlitePool>
 /// fresh lease is safe to base a write on.
 trait LeaseDatabase: FenceDatabase {
     /// The routes, and where the leases are.
-    fn router(fence: Fence<Self>) -> (Router, &'static str);
+    fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str);
 }
 
 impl LeaseDatabase for sqlx::Postgres {
-    fn router(fence: Fence<Self>) -> (Router, &'static str) {
+    fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str) {
         let leases = PostgresLeases::new(fence.clone());
-        (app::router(fence, leases), "Postgres")
+        (app::router(fence, leases, keys), "Postgres")
     }
 }
 
 impl LeaseDatabase for sqlx::Sqlite {
-    fn router(fence: Fence<Self>) -> (Router, &'static str) {
+    fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str) {
         let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
-        (app::router(fence, leases), "in this process")
+        (app::router(fence, leases, keys), "in this process")
     }
 }
 
@@ -125,6 +127,12 @@ async fn run<DB: Stock + LeaseDatabase>(
     database: &str,
     metrics: PrometheusHandle,
 ) -> Result<(), Box<dyn Error>> {
+    let keys = TokenKeys::from_env("TOKEN_KEY");
+    let keys = keys.map_err(|error| format!("TOKEN_KEY or TOKEN_KEY_FILE: {error}"))?;
+    let tokens = match &keys {
+        Some(_) => "signed and verified, with TOKEN_KEY",
+        None => "plain numbers, which anybody may make up; TOKEN_KEY signs them",
+    };
     let fence = Fence::new(pool.clone());
     fence.migrate().await?;
     tokio::spawn(remove_old_keys(fence.clone()));
@@ -134,14 +142,15 @@ async fn run<DB: Stock + LeaseDatabase>(
         Ok(url) => {
             let leases = RedisLeases::connect(&url, fence.clone()).await?;
             let leases = leases.announced_to(fence.clone());
-            (app::router(fence, leases), "Redis")
+            (app::router(fence, leases, keys), "Redis")
         }
-        Err(_) => DB::router(fence),
+        Err(_) => DB::router(fence, keys),
     };
     let app = app.route("/metrics", get(async move || metrics.render()));
     println!("inventory listens on http://{addr}");
     println!("  fence and stock: {database}");
     println!("  leases:          {leases}");
+    println!("  tokens:          {tokens}");
     println!("{}", story(addr));
     serve(listener, app).await?;
     pool.close().await;

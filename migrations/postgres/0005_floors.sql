@@ -6,9 +6,11 @@ CREATE TABLE fence_floors (
     partition smallint PRIMARY KEY,
     floor bigint NOT NULL DEFAULT 0,
     -- Always null. A right to update is what it takes to lock a row, and this is a column to have it on.
-    lockable boolean CHECK (lockable IS NULL)
+    lockable boolean CHECK (lockable IS NULL),
+    -- In which history the partition is, and what was dead on all its rows when that began.
+    history text COLLATE "C",
+    failover_floor bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 10);
-INSERT INTO fence_floors (partition) SELECT generate_series(0, 255);
 
 -- The partition is null in rows that are older than this. Who admitted last is a transaction: a savepoint's
 -- admission has the number of the whole one here, which `xmin` has not.
@@ -16,6 +18,37 @@ ALTER TABLE fence_resources
     ADD COLUMN partition smallint,
     ADD COLUMN admitted_by xid8;
 CREATE INDEX fence_resources_partition ON fence_resources (partition);
+
+-- A database that fails over, or is restored, may have lost what it confirmed last: also that a fence was
+-- raised, so that an older holder writes, and the newer one over it. A server tells by the time line of its log
+-- that this may have happened; its version stands in front, since a new one begins to count time lines anew. Each
+-- row and each partition keeps the one in which it was written. Nothing is admitted on a row of another history before
+-- fence_catch_up has made all tokens dead that may be forgotten.
+ALTER TABLE fence_epoch_source ADD COLUMN notices_failover boolean NOT NULL DEFAULT true;
+
+-- The history in which this server writes; null while it is a standby, and always '' where a server does not tell.
+-- It is a part of each admission, which it is put into as it stands: so it has no settings of its own.
+DO $fence$
+DECLARE
+    time_line text := $line$SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN
+        pg_catalog.left(pg_catalog.current_setting('server_version_num'), 2)
+        || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END$line$;
+    here text;
+BEGIN
+    BEGIN
+        EXECUTE time_line INTO here;
+    EXCEPTION WHEN OTHERS THEN
+        here := '';
+        time_line := 'SELECT pg_catalog.text '''' ';
+    END;
+    EXECUTE format('CREATE FUNCTION fence_history() RETURNS text LANGUAGE sql AS %L', time_line);
+    GRANT EXECUTE ON FUNCTION fence_history() TO PUBLIC;
+    INSERT INTO fence_floors (partition, history) SELECT place, here FROM generate_series(0, 255) AS place;
+    -- A constant, which rewrites no row.
+    EXECUTE format('ALTER TABLE fence_resources ADD COLUMN history text COLLATE "C" DEFAULT %L', here);
+    ALTER TABLE fence_resources ALTER COLUMN history DROP DEFAULT;
+END
+$fence$;
 
 -- The low byte of the CRC-32 (IEEE 802.3) of a name's UTF-8, half a byte at a time.
 CREATE FUNCTION fence_partition(resource text)
@@ -34,6 +67,117 @@ BEGIN
         crc := (crc >> 4) # remainders[(crc & 15) + 1];
     END LOOP;
     RETURN ~crc & 255;
+END
+$fence$;
+
+-- Makes all tokens of a partition dead that were handed out in any history, and those that may be forgotten: 1,000
+-- epochs for each failover are more than a lost part of the log has handed out. Where no partition has an epoch, all
+-- tokens are those of other issuers, and stay as they are. Returns its failover floor, or null there.
+CREATE FUNCTION fence_move_up(partition smallint, failovers bigint)
+RETURNS bigint LANGUAGE plpgsql AS $fence$
+#variable_conflict use_column
+DECLARE
+    epochs CONSTANT bigint := least(1000 * fence_move_up.failovers, 999999);
+    dead bigint;
+BEGIN
+    -- That of a partition without epochs may be forgotten, too, where others have some.
+    INSERT INTO fence_epochs AS e (partition, epoch)
+    SELECT fence_move_up.partition, epochs WHERE EXISTS (SELECT FROM fence_epochs AS o WHERE o.epoch > 0)
+    ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + epochs, 999999)
+    RETURNING e.epoch * 1000000000 + 999999999 INTO dead;
+    UPDATE fence_floors AS l SET floor = greatest(l.floor, dead), failover_floor = greatest(l.failover_floor, dead)
+    WHERE l.partition = fence_move_up.partition AND dead IS NOT NULL;
+    RETURN dead;
+END
+$fence$;
+
+-- What is dead on a row after a failover, where that floor is above 0. A row above all epochs that were handed out has
+-- seen a token from elsewhere or a forged one, and grants were made above that: not so many in a part that was lost.
+CREATE FUNCTION fence_dead_after(partition smallint, max_token bigint, announced bigint, failover_floor bigint)
+RETURNS bigint LANGUAGE plpgsql AS $fence$
+#variable_conflict use_column
+DECLARE
+    seen CONSTANT bigint := greatest(max_token, announced);
+    handed_out CONSTANT bigint := 999999999 + 1000000000 * coalesce(
+        (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_dead_after.partition), 0
+    );
+BEGIN
+    IF failover_floor = 0 THEN
+        RETURN max_token;
+    ELSIF seen > handed_out THEN
+        RETURN least(seen + 1000000, 999999999999999);
+    END IF;
+    RETURN greatest(max_token, failover_floor);
+END
+$fence$;
+
+-- Brings a partition into the history of this server, and returns whether it was in another one.
+CREATE FUNCTION fence_catch_up_partition(partition smallint)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := fence_history();
+    before text;
+    failovers bigint := 1;
+BEGIN
+    IF here IS NULL OR EXISTS (
+        SELECT FROM fence_floors AS l WHERE l.partition = fence_catch_up_partition.partition AND l.history = here
+    ) THEN
+        RETURN false;
+    END IF;
+    SELECT l.history INTO before FROM fence_floors AS l
+    WHERE l.partition = fence_catch_up_partition.partition FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = concat('fence_floors has no row for partition ', fence_catch_up_partition.partition),
+            HINT = 'The tables of the fence were emptied, or restored in part.';
+    END IF;
+    IF before = here THEN
+        RETURN true;
+    END IF;
+    IF EXISTS (SELECT FROM fence_epoch_source AS s WHERE s.notices_failover) THEN
+        -- In each history that nobody here has seen, as many epochs may have been handed out.
+        IF before ~ '^[0-9]{2}[0-9A-F]{8}$' AND left(before, 2) = left(here, 2) THEN
+            failovers := greatest(1, ('x' || right(here, 8))::bit(32)::bigint - ('x' || right(before, 8))::bit(32)::bigint);
+        END IF;
+        PERFORM fence_move_up(fence_catch_up_partition.partition, failovers);
+        RAISE LOG 'tower-fence: partition % is in history % now: tokens of another one are dead',
+            fence_catch_up_partition.partition, here;
+    END IF;
+    UPDATE fence_floors AS l SET history = here WHERE l.partition = fence_catch_up_partition.partition;
+    RETURN true;
+END
+$fence$;
+
+-- The same with the row of a resource, if it has one, and with its lease.
+CREATE FUNCTION fence_catch_up(resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := fence_history();
+    own_partition smallint;
+BEGIN
+    IF here IS NULL OR EXISTS (
+        SELECT FROM fence_resources AS f WHERE f.resource = fence_catch_up.resource AND f.history = here
+    ) THEN
+        RETURN false;
+    END IF;
+    own_partition := fence_partition(fence_catch_up.resource);
+    IF NOT EXISTS (SELECT FROM fence_resources AS f WHERE f.resource = fence_catch_up.resource) THEN
+        RETURN fence_catch_up_partition(own_partition);
+    END IF;
+    PERFORM fence_catch_up_partition(own_partition);
+    UPDATE fence_resources AS f SET
+        max_token = fence_dead_after(own_partition, f.max_token, f.announced, s.failover_floor),
+        partition = own_partition,
+        history = s.history
+    FROM (
+        SELECT l.failover_floor, l.history FROM fence_floors AS l WHERE l.partition = own_partition FOR SHARE
+    ) AS s
+    WHERE f.resource = fence_catch_up.resource AND f.history IS DISTINCT FROM s.history;
+    PERFORM fence_end_outranked(fence_catch_up.resource);
+    RETURN true;
 END
 $fence$;
 
@@ -96,34 +240,40 @@ BEGIN
     END IF;
     dead := CASE WHEN fence_admit.reusable THEN fence_admit.token - 1 ELSE fence_admit.token END;
 
-    UPDATE fence_resources AS f
-    SET max_token = dead, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
-    WHERE f.resource = fence_admit.resource AND f.max_token < fence_admit.token;
-    IF FOUND THEN
-        RETURN dead;
-    END IF;
-
-    -- There is no row, or a newer one. Each statement sees what was committed before it.
-    found_token := (SELECT f.max_token FROM fence_resources AS f WHERE f.resource = fence_admit.resource);
-    IF found_token IS NULL THEN
-        PERFORM fence_check_resource(fence_admit.resource);
-    END IF;
-    IF found_token IS NULL OR found_token < fence_admit.token THEN
-        INSERT INTO fence_resources AS f (resource, max_token, updated_at, partition, admitted_by)
-        SELECT fence_admit.resource, dead, CURRENT_TIMESTAMP, s.partition, pg_current_xact_id()
-        FROM (
-            SELECT l.partition, l.floor FROM fence_floors AS l
-            WHERE l.partition = fence_partition(fence_admit.resource) FOR SHARE
-        ) AS s
-        WHERE fence_admit.token > s.floor
-        ON CONFLICT (resource) DO UPDATE
-            SET max_token = excluded.max_token, updated_at = excluded.updated_at,
-                admitted_by = excluded.admitted_by
-            WHERE f.max_token < fence_admit.token;
+    LOOP
+        UPDATE fence_resources AS f
+        SET max_token = dead, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
+        WHERE f.resource = fence_admit.resource AND f.max_token < fence_admit.token
+            AND f.history = fence_history();
         IF FOUND THEN
             RETURN dead;
         END IF;
-    END IF;
+
+        -- There is no row, or a newer one, or one of another history. Each statement sees what was committed
+        -- before it.
+        found_token := (SELECT f.max_token FROM fence_resources AS f WHERE f.resource = fence_admit.resource);
+        IF found_token IS NULL THEN
+            PERFORM fence_check_resource(fence_admit.resource);
+        END IF;
+        IF found_token IS NULL OR found_token < fence_admit.token THEN
+            INSERT INTO fence_resources AS f (resource, max_token, updated_at, partition, admitted_by, history)
+            SELECT fence_admit.resource, dead, CURRENT_TIMESTAMP, s.partition, pg_current_xact_id(), s.history
+            FROM (
+                SELECT l.partition, l.floor, l.history FROM fence_floors AS l
+                WHERE l.partition = fence_partition(fence_admit.resource) AND l.history = fence_history()
+                FOR SHARE
+            ) AS s
+            WHERE fence_admit.token > s.floor
+            ON CONFLICT (resource) DO UPDATE
+                SET max_token = excluded.max_token, updated_at = excluded.updated_at,
+                    admitted_by = excluded.admitted_by
+                WHERE f.max_token < fence_admit.token AND f.history = excluded.history;
+            IF FOUND THEN
+                RETURN dead;
+            END IF;
+        END IF;
+        EXIT WHEN NOT fence_catch_up(fence_admit.resource);
+    END LOOP;
     PERFORM fence_refuse_dead(fence_admit.resource, fence_admit.token);
 END
 $fence$;
@@ -151,10 +301,10 @@ BEGIN
         PERFORM fence_check_resource(fence_raise.resource);
     END IF;
     IF found_token IS NULL OR found_token < dead THEN
-        INSERT INTO fence_resources AS f (resource, max_token, updated_at, partition)
-        SELECT fence_raise.resource, dead, CURRENT_TIMESTAMP, s.partition
+        INSERT INTO fence_resources AS f (resource, max_token, updated_at, partition, history)
+        SELECT fence_raise.resource, dead, CURRENT_TIMESTAMP, s.partition, s.history
         FROM (
-            SELECT l.partition, l.floor FROM fence_floors AS l
+            SELECT l.partition, l.floor, l.history FROM fence_floors AS l
             WHERE l.partition = fence_partition(fence_raise.resource) FOR SHARE
         ) AS s
         WHERE fence_raise.token > s.floor
@@ -193,127 +343,26 @@ BEGIN
 END
 $fence$;
 
--- Removes rows of one partition that were not used for so long, at most so many, and returns how many. The
--- floor is locked first and for a short time only; a row that is in use is left.
---
--- A floor refuses whoever is below it. So a row is left where its token is not below `live`, the lowest one of a
--- lease that is held, or is above `granted`, what an issuer has surely granted: without that, the last epoch
--- that was handed out. One forged token closes no partition.
-CREATE FUNCTION fence_remove_idle_of(
-    partition smallint, older_than interval, at_most integer, granted bigint, live bigint
-)
-RETURNS integer LANGUAGE plpgsql SECURITY DEFINER AS $fence$
-#variable_conflict use_column
-DECLARE
-    idle_since CONSTANT timestamptz := CURRENT_TIMESTAMP - older_than;
-    below bigint;
-    idle text[];
-    removed integer;
-    dead bigint;
-BEGIN
-    IF (idle_since <= CURRENT_TIMESTAMP AND at_most > 0) IS NOT TRUE THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'older_than is a time of 0 or more, and at_most is 1 or more';
-    END IF;
-    -- Tokens below the first epoch are those of other issuers.
-    granted := coalesce(granted, 1000000000 * (1 + coalesce(
-        (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_remove_idle_of.partition), 0
-    )) - 1);
-    below := least(live, least(granted, 999999999999999) + 1);
-    -- Looked for without a lock, which nobody has to wait for.
-    idle := ARRAY(
-        SELECT f.resource FROM fence_resources AS f
-        WHERE f.partition = fence_remove_idle_of.partition AND f.updated_at < idle_since
-            AND greatest(f.max_token, f.announced) < below
-        LIMIT at_most
-    );
-    IF cardinality(idle) = 0 THEN
-        RETURN 0;
-    END IF;
-    BEGIN
-        PERFORM FROM fence_floors AS l WHERE l.partition = fence_remove_idle_of.partition FOR UPDATE;
-    EXCEPTION WHEN lock_not_available THEN
-        -- New resources of this partition are being written. Another time.
-        RETURN 0;
-    END;
-    idle := ARRAY(
-        SELECT f.resource FROM fence_resources AS f
-        WHERE f.resource = ANY (idle) AND f.updated_at < idle_since
-            AND greatest(f.max_token, f.announced) < below
-        FOR UPDATE SKIP LOCKED
-    );
-    WITH gone AS (
-        DELETE FROM fence_resources AS f WHERE f.resource = ANY (idle)
-        RETURNING greatest(f.max_token, f.announced) AS dead
-    )
-    SELECT count(*), max(g.dead) INTO removed, dead FROM gone AS g;
-    UPDATE fence_floors AS l SET floor = dead
-    WHERE l.partition = fence_remove_idle_of.partition AND l.floor < dead;
-    RETURN removed;
-END
-$fence$;
-
--- Writes down the partition of rows that are older than that column, at most so many, and returns how many.
-CREATE FUNCTION fence_find_partitions(older_than interval, at_most integer)
-RETURNS integer LANGUAGE plpgsql SECURITY DEFINER AS $fence$
-DECLARE
-    found_rows integer;
-BEGIN
-    UPDATE fence_resources AS f SET partition = fence_partition(f.resource)
-    WHERE f.resource = ANY (ARRAY(
-        SELECT o.resource FROM fence_resources AS o
-        WHERE o.partition IS NULL AND o.updated_at < CURRENT_TIMESTAMP - older_than
-        LIMIT at_most FOR UPDATE SKIP LOCKED
-    ));
-    GET DIAGNOSTICS found_rows = ROW_COUNT;
-    RETURN found_rows;
-END
-$fence$;
-
--- Removes rows that were not used for so long, at most so many, and returns how many: those of one partition,
--- whichever has some. Called again and again, each time in a transaction of its own, it removes them all:
---
---     DO $$ BEGIN WHILE fence_remove_idle('90 days', 1000) > 0 LOOP COMMIT; END LOOP; END $$
---
--- `granted` is for issuers that know no epochs: the highest token that one has surely granted.
-CREATE FUNCTION fence_remove_idle(older_than interval, at_most integer, granted bigint DEFAULT NULL)
-RETURNS integer LANGUAGE plpgsql SECURITY DEFINER AS $fence$
-#variable_conflict use_column
-DECLARE
-    next_partition smallint;
-    removed integer := 0;
-BEGIN
-    PERFORM fence_find_partitions(older_than, 1000);
-    FOR next_partition IN SELECT l.partition FROM fence_floors AS l ORDER BY random() LOOP
-        removed := fence_remove_idle_of(next_partition, older_than, at_most, granted, NULL);
-        EXIT WHEN removed > 0;
-    END LOOP;
-    RETURN removed;
-END
-$fence$;
-
 DO $fence$
 DECLARE
     made regprocedure;
 BEGIN
     FOREACH made IN ARRAY ARRAY[
         'fence_partition(text)',
+        'fence_move_up(smallint, bigint)',
+        'fence_dead_after(smallint, bigint, bigint, bigint)',
+        'fence_catch_up_partition(smallint)',
+        'fence_catch_up(text)',
         'fence_refuse_stale(text, bigint, bigint, boolean)',
         'fence_refuse_dead(text, bigint)',
         'fence_admit(text, bigint, boolean)',
         'fence_raise(text, bigint)',
-        'fence_max_token(text)',
-        'fence_remove_idle_of(smallint, interval, integer, bigint, bigint)',
-        'fence_find_partitions(interval, integer)',
-        'fence_remove_idle(interval, integer, bigint)'
+        'fence_max_token(text)'
     ]::regprocedure[] LOOP
         EXECUTE format(
             'ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', made, current_schema()
         );
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
     END LOOP;
-    -- Shorter than the time after which a server looks for deadlocks.
-    ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '50ms';
 END
 $fence$;

@@ -1,7 +1,8 @@
 -- Leases on the server that has the fence: a grant and its announcement are one transaction.
 --
 -- Programs call fence_acquire, fence_renew, fence_release and fence_break, and look at fence_held_leases. What
--- begins with fence_lease_ is for issuers, which know of a lease id its SHA-256 alone, and wait in line.
+-- begins with fence_lease_ is for issuers, which know of a lease id its SHA-256 alone, and wait in line. The rest are
+-- parts of these, and have their search_path from them.
 
 -- The epoch in which this database grants leases by itself; 0: none yet. Where another one was handed out
 -- since, to a store elsewhere, the next grant begins a new one, above all tokens of that store.
@@ -128,10 +129,10 @@ BEGIN
         WHERE f.resource = fence_next_token.resource FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
         PERFORM fence_check_resource(fence_next_token.resource);
-        INSERT INTO fence_resources (resource, max_token, updated_at, partition)
-        SELECT fence_next_token.resource, s.floor, CURRENT_TIMESTAMP, s.partition
+        INSERT INTO fence_resources (resource, max_token, updated_at, partition, history)
+        SELECT fence_next_token.resource, s.floor, CURRENT_TIMESTAMP, s.partition, s.history
         FROM (
-            SELECT l.partition, l.floor FROM fence_floors AS l
+            SELECT l.partition, l.floor, l.history FROM fence_floors AS l
             WHERE l.partition = fence_partition(fence_next_token.resource) FOR SHARE
         ) AS s
         ON CONFLICT (resource) DO NOTHING;
@@ -261,35 +262,42 @@ $fence$;
 
 -- Tells the first in line for how long the resource stays closed: its turn is when that is over. Whose
 -- process has died is passed over.
-CREATE FUNCTION fence_lease_call(resource text)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+CREATE FUNCTION fence_tell_first(resource text)
+RETURNS boolean LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
     first record;
     closed_ms bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(fence_line_lock(fence_lease_call.resource));
+    PERFORM pg_advisory_xact_lock(fence_line_lock(fence_tell_first.resource));
     LOOP
         SELECT w.ticket, w.listener, w.lease INTO first FROM fence_waiters AS w
-        WHERE w.resource = fence_lease_call.resource ORDER BY w.place, w.ticket LIMIT 1;
+        WHERE w.resource = fence_tell_first.resource ORDER BY w.place, w.ticket LIMIT 1;
         IF NOT FOUND THEN
             RETURN false;
         END IF;
         EXIT WHEN NOT pg_try_advisory_xact_lock_shared(first.listener);
-        IF fence_pass_over(fence_lease_call.resource, first.listener) = 0 THEN
+        IF fence_pass_over(fence_tell_first.resource, first.listener) = 0 THEN
             RETURN true;
         END IF;
     END LOOP;
     closed_ms := (
         SELECT ceil(extract(epoch FROM l.expires_at + l.lock_delay - clock_timestamp()) * 1000)
         FROM fence_leases AS l
-        WHERE l.resource = fence_lease_call.resource AND l.lease IS DISTINCT FROM first.lease
+        WHERE l.resource = fence_tell_first.resource AND l.lease IS DISTINCT FROM first.lease
     );
     PERFORM pg_notify(
         'tower_fence_' || to_hex(first.listener),
         concat(first.ticket, ' ', greatest(closed_ms, 0))
     );
     RETURN true;
+END
+$fence$;
+
+CREATE FUNCTION fence_lease_call(resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+BEGIN
+    RETURN fence_tell_first(fence_lease_call.resource);
 END
 $fence$;
 
@@ -338,6 +346,12 @@ BEGIN
             in_line := false;
         END IF;
     END IF;
+    IF NOT EXISTS (
+        SELECT FROM fence_resources AS f
+        WHERE f.resource = fence_lease_ask.resource AND f.history = fence_history()
+    ) THEN
+        PERFORM fence_catch_up(fence_lease_ask.resource);
+    END IF;
     LOOP
         SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at INTO seen
         FROM fence_leases AS l WHERE l.resource = fence_lease_ask.resource;
@@ -372,7 +386,7 @@ BEGIN
                 EXIT WHEN NOT pg_try_advisory_xact_lock_shared(first.listener)
                     AND seen.opens_at + turn > looked_at;
                 EXIT WHEN fence_pass_over(fence_lease_ask.resource, first.listener) = 0;
-                PERFORM fence_lease_call(fence_lease_ask.resource);
+                PERFORM fence_tell_first(fence_lease_ask.resource);
                 CONTINUE;
             END IF;
         END IF;
@@ -442,7 +456,7 @@ BEGIN
     IF outcome IS NULL THEN
         outcome := 'held';
         IF fence_lease_ask.in_line THEN
-            PERFORM fence_lease_call(fence_lease_ask.resource);
+            PERFORM fence_tell_first(fence_lease_ask.resource);
         END IF;
     ELSE
         others_wait := EXISTS (SELECT FROM fence_waiters AS w WHERE w.resource = fence_lease_ask.resource);
@@ -467,8 +481,20 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM fence_lease_call(fence_lease_end.resource);
+    PERFORM fence_tell_first(fence_lease_end.resource);
     RETURN true;
+END
+$fence$;
+
+-- Ends a lease whose token is dead since a failover.
+CREATE FUNCTION fence_end_outranked(resource text)
+RETURNS void LANGUAGE plpgsql AS $fence$
+#variable_conflict use_column
+BEGIN
+    PERFORM fence_lease_end(l.resource, NULL)
+    FROM fence_leases AS l JOIN fence_resources AS f ON f.resource = l.resource
+    WHERE l.resource = fence_end_outranked.resource AND l.token < f.max_token
+        AND l.expires_at + l.lock_delay > clock_timestamp();
 END
 $fence$;
 
@@ -481,7 +507,7 @@ BEGIN
     IF NOT fence_lease_end(
         fence_lease_abandon.resource, fence_lease_abandon.lease, fence_lease_abandon.ticket
     ) THEN
-        PERFORM fence_lease_call(fence_lease_abandon.resource);
+        PERFORM fence_tell_first(fence_lease_abandon.resource);
     END IF;
 END
 $fence$;
@@ -490,8 +516,8 @@ $fence$;
 --
 --     kept       with the token that it had
 --     renewed    with a new one
---     lost       since it is not held; or, where a new token is asked for, since the fence has seen a higher
---                one than the lease's, and what its holder has read is not covered
+--     lost       since it is not held; or since the fence has seen a higher token than the lease's, and what
+--                its holder has read is not covered
 --     exhausted  with the highest token that was seen
 --     again      since something else was under way
 --
@@ -508,10 +534,18 @@ DECLARE
     seen record;
 BEGIN
     outcome := 'lost';
+    PERFORM fence_catch_up(fence_lease_renew.resource);
     SELECT l.token, l.expires_at INTO seen FROM fence_leases AS l
     WHERE l.resource = fence_lease_renew.resource AND l.lease = fence_lease_renew.lease
         AND l.expires_at > clock_timestamp();
     IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF fence_lease_renew.at_least IS NULL AND EXISTS (
+        SELECT FROM fence_resources AS f
+        WHERE f.resource = fence_lease_renew.resource AND f.max_token > seen.token
+    ) THEN
+        PERFORM fence_lease_end(fence_lease_renew.resource, fence_lease_renew.lease);
         RETURN;
     END IF;
     IF fence_lease_renew.new_token OR fence_lease_renew.at_least > seen.token THEN
@@ -558,7 +592,7 @@ BEGIN
     END IF;
     -- Who waits counts on the end that it has heard of.
     IF seen.expires_at < before THEN
-        PERFORM fence_lease_call(fence_lease_renew.resource);
+        PERFORM fence_tell_first(fence_lease_renew.resource);
     END IF;
 END
 $fence$;
@@ -627,7 +661,7 @@ BEGIN
         );
     END IF;
     IF answer.others_wait THEN
-        PERFORM fence_lease_call(fence_acquire.resource);
+        PERFORM fence_tell_first(fence_acquire.resource);
     END IF;
     token := answer.token;
 END
@@ -676,86 +710,6 @@ BEGIN
 END
 $fence$;
 
--- A row goes together with its lease, which has been over for as long, and the floor is not below either's
--- token. A resource whose lease is held, or in whose line somebody stands, keeps its row, and so is above no
--- floor.
-CREATE OR REPLACE FUNCTION fence_remove_idle_of(
-    partition smallint, older_than interval, at_most integer, granted bigint, live bigint
-)
-RETURNS integer LANGUAGE plpgsql SECURITY DEFINER AS $fence$
-#variable_conflict use_column
-DECLARE
-    idle_since CONSTANT timestamptz := CURRENT_TIMESTAMP - older_than;
-    below bigint;
-    idle text[];
-    in_use text[];
-    removed integer;
-    dead bigint;
-    dead_by_lease bigint;
-BEGIN
-    IF (idle_since <= CURRENT_TIMESTAMP AND at_most > 0) IS NOT TRUE THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'older_than is a time of 0 or more, and at_most is 1 or more';
-    END IF;
-    -- Tokens below the first epoch are those of other issuers.
-    granted := coalesce(granted, 1000000000 * (1 + coalesce(
-        (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_remove_idle_of.partition), 0
-    )) - 1);
-    below := least(live, least(granted, 999999999999999) + 1);
-    -- Looked for without a lock, which nobody has to wait for.
-    idle := ARRAY(
-        SELECT f.resource FROM fence_resources AS f LEFT JOIN fence_leases AS l ON l.resource = f.resource
-        WHERE f.partition = fence_remove_idle_of.partition AND f.updated_at < idle_since
-            AND greatest(f.max_token, f.announced, l.token) < below
-            AND coalesce(l.expires_at + l.lock_delay < idle_since, true)
-            AND NOT EXISTS (SELECT FROM fence_waiters AS w WHERE w.resource = f.resource)
-        LIMIT at_most
-    );
-    IF cardinality(idle) = 0 THEN
-        RETURN 0;
-    END IF;
-    BEGIN
-        PERFORM FROM fence_floors AS l WHERE l.partition = fence_remove_idle_of.partition FOR UPDATE;
-    EXCEPTION WHEN lock_not_available THEN
-        -- New resources of this partition are being written. Another time.
-        RETURN 0;
-    END;
-    idle := ARRAY(
-        SELECT f.resource FROM fence_resources AS f
-        WHERE f.resource = ANY (idle) AND f.updated_at < idle_since
-            AND greatest(f.max_token, f.announced) < below
-        FOR UPDATE SKIP LOCKED
-    );
-    -- A grant needs the row that is locked now, and nothing revives a lease that is over. So what is found
-    -- here stays as it is.
-    in_use := ARRAY(
-        SELECT l.resource FROM fence_leases AS l
-        WHERE l.resource = ANY (idle)
-            AND (l.expires_at + l.lock_delay >= idle_since OR l.token >= below)
-    );
-    idle := ARRAY(SELECT name FROM unnest(idle) AS name WHERE name <> ALL (in_use));
-    WITH gone AS (
-        DELETE FROM fence_leases AS l
-        USING (
-            SELECT o.resource FROM fence_leases AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED
-        ) AS s
-        WHERE l.resource = s.resource
-        RETURNING l.token
-    )
-    SELECT max(g.token) INTO dead_by_lease FROM gone AS g;
-    WITH gone AS (
-        DELETE FROM fence_resources AS f WHERE f.resource = ANY (idle)
-            AND NOT EXISTS (SELECT FROM fence_leases AS l WHERE l.resource = f.resource)
-        RETURNING greatest(f.max_token, f.announced) AS dead
-    )
-    SELECT count(*), max(g.dead) INTO removed, dead FROM gone AS g;
-    UPDATE fence_floors AS l SET floor = greatest(dead, dead_by_lease)
-    WHERE l.partition = fence_remove_idle_of.partition AND l.floor < greatest(dead, dead_by_lease);
-    RETURN removed;
-END
-$fence$;
-
 DO $fence$
 DECLARE
     made regprocedure;
@@ -767,11 +721,6 @@ BEGIN
         'fence_refuse_invalid(text, text)',
         'fence_lease_digest(text)',
         'fence_lease_ms(text, interval, bigint)',
-        'fence_next_token(text)',
-        'fence_announce(text, bigint, bytea)',
-        'fence_grant(text, bytea, bigint, bigint, text, bigint)',
-        'fence_line_lock(text)',
-        'fence_pass_over(text, bigint)',
         'fence_lease_call(text)',
         'fence_lease_ask(text, bytea, bigint, bigint, text, bigint, boolean, bigint, bigint)',
         'fence_lease_end(text, bytea, bigint)',
@@ -782,39 +731,24 @@ BEGIN
         'fence_acquire(text, interval, text, text, interval)',
         'fence_renew(text, text, interval, boolean)',
         'fence_release(text, text)',
-        'fence_break(text)',
-        'fence_remove_idle_of(smallint, interval, integer, bigint, bigint)'
+        'fence_break(text)'
     ]::regprocedure[] LOOP
         EXECUTE format(
             'ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', made, current_schema()
         );
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
     END LOOP;
-    -- Shorter than the time after which a server looks for deadlocks.
-    ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '50ms';
-END
-$fence$;
-
--- Default privileges of the schema may have given rights to others. What came with floors, protection and leases is
--- for those to whom it is granted by name.
-DO $fence$
-DECLARE
-    given record;
-BEGIN
-    FOR given IN
-        SELECT DISTINCT o.object, CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
-            AS grantee
-        FROM (
-            SELECT format('FUNCTION %s', p.oid::regprocedure), p.proacl, p.proowner FROM pg_proc AS p
-            WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname LIKE 'fence\_%'
-                AND p.proname NOT IN ('fence_admit', 'fence_raise', 'fence_max_token')
-            UNION ALL
-            SELECT format('TABLE %s', c.oid::regclass), c.relacl, c.relowner FROM pg_class AS c
-            WHERE c.oid IN ('fence_bypasses'::regclass, 'fence_leases'::regclass, 'fence_waiters'::regclass)
-        ) AS o (object, rights, owner), aclexplode(o.rights) AS r
-        WHERE r.grantee <> o.owner
-    LOOP
-        EXECUTE format('REVOKE ALL ON %s FROM %s', given.object, given.grantee);
+    -- What only these call is looked up on their path. A setting of its own would cost more than what it does.
+    FOREACH made IN ARRAY ARRAY[
+        'fence_next_token(text)',
+        'fence_announce(text, bigint, bytea)',
+        'fence_grant(text, bytea, bigint, bigint, text, bigint)',
+        'fence_line_lock(text)',
+        'fence_pass_over(text, bigint)',
+        'fence_tell_first(text)',
+        'fence_end_outranked(text)'
+    ]::regprocedure[] LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
     END LOOP;
 END
 $fence$;

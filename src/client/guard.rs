@@ -165,7 +165,7 @@ impl<L: Leases> LeaseGuard<L> {
                 match renewed {
                     Ok(lease) => {
                         self.held.renewed(&lease, asked_at);
-                        return Ok(lease.token);
+                        return Ok(lease.fencing_token());
                     }
                     Err(LeaseError::Unavailable(_)) if again_at < deadline => {
                         sleep_until(again_at).await;
@@ -176,7 +176,7 @@ impl<L: Leases> LeaseGuard<L> {
         };
         let resource = self.resource().clone();
         match self.run(request).await {
-            Ok(Ok(token)) => Ok(FencingToken::new(token).with_resource(resource)),
+            Ok(Ok(token)) => Ok(token),
             Ok(Err(LeaseError::Lost { resource })) => {
                 let lost = resource.clone();
                 self.held.lose(Loss::Refused { resource: lost });

@@ -25,7 +25,8 @@ pub(super) struct HeldLease {
 }
 
 struct State {
-    token: Token,
+    /// The newest one, as the issuer has written it.
+    token: FencingToken,
     /// When the lease ends, by the answers so far.
     until: Instant,
     /// When the request was sent whose answer says so.
@@ -42,7 +43,7 @@ impl HeldLease {
             resource: lease.resource.clone(),
             header,
             state: watch::Sender::new(State {
-                token: lease.token,
+                token: lease.fencing_token(),
                 until: end(lease, asked_at),
                 asked_at,
                 failure: None,
@@ -52,7 +53,7 @@ impl HeldLease {
     }
 
     pub(super) fn token(&self) -> Token {
-        self.state.borrow().token
+        self.state.borrow().token.token
     }
 
     pub(super) fn until(&self) -> Instant {
@@ -60,13 +61,14 @@ impl HeldLease {
     }
 
     pub(super) fn fencing_token(&self) -> FencingToken {
-        FencingToken::new(self.token()).with_resource(self.resource.clone())
+        self.state.borrow().token.clone()
     }
 
     /// Adds the token to the headers of a request, in place of any other.
     pub(super) fn add_to(&self, headers: &mut HeaderMap) {
         // The List grammar is ASCII; a Display String escapes the rest.
-        if let Ok(value) = HeaderValue::try_from(self.fencing_token().to_string()) {
+        if let Ok(mut value) = HeaderValue::try_from(self.fencing_token().to_string()) {
+            value.set_sensitive(true);
             headers.insert(self.header.clone(), value);
         }
     }
@@ -119,9 +121,13 @@ impl HeldLease {
             return;
         }
         self.state.send_modify(|state| {
-            state.token = state.token.max(lease.token);
             // Answers may overtake each other; the request that was sent last decides.
-            if asked_at >= state.asked_at {
+            let is_last = asked_at >= state.asked_at;
+            // The same token may come back under another key.
+            if lease.token > state.token.token || (is_last && lease.token == state.token.token) {
+                state.token = lease.fencing_token();
+            }
+            if is_last {
                 state.asked_at = asked_at;
                 state.until = end(lease, asked_at);
                 state.failure = None;

@@ -59,11 +59,13 @@
 //!   does to its `search_path` leads no check to other rows.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
-//!   together. Epochs are durable even so: their transactions wait for the disk. (On SQLite that is
-//!   `PRAGMA synchronous`: leave it at FULL, its default.)
-//! - Rows of resources are never deleted: each resource that was named with an admissible token
-//!   keeps one, and, where grants are announced, each that was ever locked. A row that is deleted
-//!   by hand forgets what is dead. Records of idempotency keys are removed by
+//!   together. Epochs and raises (of a grant, a fenced read, a failed handler) are durable even so: their
+//!   transactions wait for the disk. (On SQLite that is `PRAGMA synchronous`: leave it at FULL, its
+//!   default.) After a failover every token of before is dead:
+//!   [when the database fails over](crate::deployment#when-the-database-fails-over).
+//! - Each resource that was named with an admissible token keeps a row, and, where grants are announced,
+//!   each that was ever locked, until [`Fence::remove_idle`]. A row that is deleted by hand forgets what is
+//!   dead. Records of idempotency keys are removed by
 //!   [`Fence::remove_expired_keys`].
 //! - A token that is far too high closes its resource: everything below is stale from then on. An
 //!   issuer whose grants are announced outranks it; otherwise [`Fence::reset`] takes it back.

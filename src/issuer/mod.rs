@@ -17,8 +17,8 @@
 //! | `GET /?limit=100&cursor=` | 200 | `{"leases": [{"resource", "token", "owner", "ttl_ms", "waiters"}], "cursor"}`; `cursor` is null on the last page |
 //! | `POST /{resource}/break` | 204 | |
 //!
-//! `fencing_token` is the value for the `Fencing-Token` header of a write, `token` the bare
-//! integer. With `wait_ms` (default 0) the call waits in line, first come, first served.
+//! `fencing_token` is the value for the `Fencing-Token` header of a write, [signed](Issuer::sign_with) where keys are
+//! given, `token` the bare integer. With `wait_ms` (default 0) the call waits in line, first come, first served.
 //!
 //! A body is marked as JSON: `Content-Type: application/json`, or another type that ends with `+json`.
 //! A request with an `Origin`, so one of a browser, is marked so even where it has no body: no page of
@@ -82,8 +82,9 @@ use tracing::Instrument;
 use self::request::{ResourcePath, body_bytes, invalid, lease_id};
 pub use self::response::Rejection;
 use crate::{
-    lease::{Acquire, Leases, Operate, Renew},
+    lease::{Acquire, Leases, Operate, Renew, Signed},
     metrics,
+    token_keys::TokenKeys,
     wire::{AcquireBody, RenewBody},
 };
 
@@ -135,6 +136,20 @@ impl<L: Leases> Issuer<L> {
     pub const fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = limit;
         self
+    }
+
+    /// Signs each token that is answered, so that [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) can tell it
+    /// from one that somebody made up. Default: tokens are plain numbers. See [`token_keys`](crate::token_keys).
+    ///
+    /// Whoever may take a lease gets a signed token for it: put authentication in front, as ever.
+    #[must_use]
+    pub fn sign_with(self, keys: TokenKeys) -> Issuer<Signed<L>> {
+        Issuer {
+            leases: Arc::new(Signed::over(self.leases, keys)),
+            ttl: self.ttl,
+            ttl_limits: self.ttl_limits,
+            wait_limit: self.wait_limit,
+        }
     }
 
     /// The router, to be nested where the locks shall live.

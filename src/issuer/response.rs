@@ -27,7 +27,9 @@ pub(super) fn lease(status: StatusCode, lease: &Lease) -> Response {
     // The List grammar is ASCII; a Display String escapes the rest.
     let fencing_token = HeaderValue::try_from(&body.fencing_token);
     let mut response = (status, [NO_STORE], Json(body)).into_response();
-    if let Ok(value) = fencing_token {
+    if let Ok(mut value) = fencing_token {
+        // It may be signed, and a signature is as good as the token.
+        value.set_sensitive(true);
         response.headers_mut().insert(FENCING_TOKEN, value);
     }
     response

@@ -4,6 +4,7 @@
 //! 1. An unsafe method needs one token for its resource, or one for each of its resources. A safe
 //!    one (GET, HEAD, QUERY) may carry them: then everyone older is dead once it is answered (a *fenced
 //!    read*, below). OPTIONS and TRACE pass, whatever they bring, and so does a preflight.
+//!    Where the layer [verifies](FenceLayer::verify_with), a token that the issuer has not signed is refused before anything else.
 //! 2. The body is read first, bounded in size and time, so that a slow client holds neither a
 //!    connection nor a row lock.
 //! 3. The token is admitted in a transaction (of several tokens all, or none), which the handler gets from the extractor
@@ -77,8 +78,8 @@
 //! Everything else counts as served: a 404 or a 409 says something about the resource, which no older
 //! holder may change any more. A redirect is a success and commits: where an extractor sends strangers
 //! to a page to log in, put it outside of the layer. A client with rights can close a resource by a
-//! number out of the blue all the same; where the tokens are this crate's own,
-//! [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that.
+//! number out of the blue all the same, unless the layer takes [signed tokens](FenceLayer::verify_with) alone; where
+//! the tokens are this crate's own, [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that.
 //!
 //! # Fenced reads
 //!
@@ -131,13 +132,14 @@ mod idempotency;
 mod on_begin;
 mod path;
 mod pending;
+mod refusal_log;
 mod rejection;
 mod resource;
 mod service;
 mod settle;
-mod stale_log;
 mod stored;
 mod verdict;
+mod verification;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -160,6 +162,7 @@ pub use self::{
     resource::{HeaderField, Prefixed, ResourceError, ResourceFrom, Resources},
     service::FenceService,
     stored::UnstorableResponse,
+    verification::Verification,
 };
 use crate::{
     fence::{Fence, FenceDatabase, TokenUse},
@@ -187,6 +190,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 idempotency: None,
                 deferred: false,
                 known_epochs: false,
+                verification: None,
                 on_begin: None,
             },
         }
@@ -227,6 +231,49 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.config.known_epochs = true;
+        self
+    }
+
+    /// Refuses tokens that the issuer has not [signed](crate::token_keys) with one of these keys, with 403
+    /// `forged-token`. Default: any integer counts. Takes [`TokenKeys`](crate::TokenKeys), or a [`Verification`] where unsigned
+    /// tokens are still accepted.
+    ///
+    /// The field is verified before anything else is done with it: before the resource is looked up, before the body, before a stored
+    /// answer, and before anything is asked of the database. Each member needs `resource`, `key` and `mac`, as the issuer has
+    /// written them. The client is told one reason, whatever is wrong; the log has more.
+    ///
+    /// These are the ways for a number out of the blue to close a resource, where nothing is verified. With keys none of
+    /// them is left, whoever may write or read there:
+    ///
+    /// - a write with it, which leaves it as the highest token that is dead;
+    /// - a write with it that fails, a 404 or 409 say, which makes everyone older dead all the same;
+    /// - a fenced read with it, for which no right to write is needed;
+    /// - a write behind a [deferred](Self::deferred) layer, or under a [reusable](Self::reusable) token;
+    /// - a write under an idempotency key;
+    /// - a write to several resources, one of them under a number of one's own;
+    /// - a signed token of another resource, of another deployment, or of one's own with a higher number.
+    ///
+    /// What stays: whoever sees a signed token can send it, until it is stale; so may its holder, after the lease has
+    /// ended. That is what the fence is for.
+    ///
+    /// A repetition under an idempotency key is verified as well. Where the key of its token has been rotated out, it is
+    /// refused; under a new lease, and the same idempotency key, it gets the stored answer.
+    ///
+    /// ```
+    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::Router;
+    /// use tower_fence::{FenceLayer, PathParam, TokenKeys, issuer::Issuer, lease::PostgresLeases};
+    ///
+    /// let keys = TokenKeys::from_env("TOKEN_KEY")?.ok_or("TOKEN_KEY or TOKEN_KEY_FILE is needed")?;
+    /// let issuer = Issuer::new(PostgresLeases::new(fence.clone())).sign_with(keys.clone());
+    /// let layer = FenceLayer::new(fence, PathParam("sku")).verify_with(keys);
+    /// # let _: (Router, _) = (issuer.router(), layer);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn verify_with(mut self, keys: impl Into<Verification>) -> Self {
+        self.config.verification = Some(keys.into());
         self
     }
 
@@ -339,6 +386,7 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("idempotency", &self.config.idempotency)
             .field("deferred", &self.config.deferred)
             .field("known_epochs", &self.config.known_epochs)
+            .field("verification", &self.config.verification)
             .field("on_begin", &self.config.on_begin.is_some())
             .finish_non_exhaustive()
     }

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use axum::response::{IntoResponse, Response};
 
 use super::{
+    refusal_log,
     resource::{ResourceError, Resources},
-    stale_log,
     stored::UnstorableResponse,
 };
 pub use crate::body::BodyError;
@@ -18,6 +18,7 @@ use crate::{
     metrics,
     problem::{Problem, ProblemType},
     token::Resource,
+    token_keys::Forged,
 };
 
 /// Why the layer refused a request.
@@ -57,6 +58,10 @@ pub enum Rejection {
     /// The request has no resource.
     #[error(transparent)]
     Resource(#[from] ResourceError),
+    /// The token was not signed by the issuer; see [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The client
+    /// is not told why.
+    #[error("the fencing token was not signed by the issuer")]
+    Forged(#[source] Forged),
     /// The token's epoch was never handed out by this database; see
     /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
     #[error("this database never handed out the epoch of token {} for {}", .0.token, .0.resource)]
@@ -127,6 +132,7 @@ impl Rejection {
                 }
                 ResourceError::Unavailable => ProblemType::StoreUnavailable,
             },
+            Self::Forged(_) => ProblemType::ForgedToken,
             Self::UnknownEpoch(_) => ProblemType::UnknownEpoch,
             Self::OnBegin(error) => of_statement(error),
             Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
@@ -161,7 +167,9 @@ impl Rejection {
     fn log(&self) {
         let problem = self.problem_type().name();
         if let Some(stale) = self.stale() {
-            stale_log::refused(stale);
+            refusal_log::stale(stale);
+        } else if matches!(self, Self::Forged(_)) {
+            // Where the token was verified, a line was written, of a storm of them one a second.
         } else if self.problem_type().status().is_server_error() {
             tracing::error!(problem, error = %Chain(self), "refused a write");
         } else {

@@ -30,6 +30,7 @@ use super::{
     resource::{ResourceError, ResourceFrom},
     settle::{run, settle},
     stored::replay,
+    verification::Verification,
 };
 use crate::{
     body,
@@ -48,6 +49,7 @@ pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) idempotency: Option<Arc<Idempotency>>,
     pub(super) deferred: bool,
     pub(super) known_epochs: bool,
+    pub(super) verification: Option<Verification>,
     pub(super) on_begin: Option<Hook<DB>>,
 }
 
@@ -59,6 +61,7 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
             header: self.header.clone(),
             idempotency: self.idempotency.clone(),
             on_begin: self.on_begin.clone(),
+            verification: self.verification.clone(),
             ..*self
         }
     }
@@ -184,6 +187,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let tokens = header::parse(parts.headers.get_all(&self.header))?;
         if tokens.is_empty() && parts.method.is_safe() {
             return Ok(None);
+        }
+        if let Some(verification) = &self.verification {
+            verification.verify(&tokens)?;
         }
         if parts.extensions.get::<FencedBy>().is_some() {
             return Err(Rejection::TwoLayers);

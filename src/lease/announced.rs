@@ -15,7 +15,10 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -50,7 +53,7 @@ const ATTEMPTS: usize = 8;
 /// store cannot know** that a resource has seen higher tokens than its own: it goes on to grant leases
 /// whose writes are all refused as stale. Announce, or take the fence back with `Fence::reset`.
 ///
-/// Each name that was ever locked keeps a row of the fence's table: rows cannot be removed yet. Do not
+/// Each name that was ever locked keeps a row of the fence's table, until `Fence::remove_idle`. Do not
 /// hand out leases on names that a client may make up.
 ///
 /// # Example
@@ -122,25 +125,14 @@ impl<L, A> Announced<L, A> {
 
 impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        let (ttl, chosen_id) = (request.ttl, request.chosen_id);
-        let lease = self.leases.acquire(resource, request).await?;
-        // The caller learns of the lease only after the announcement, so a call that is dropped before
-        // releases it. A caller who chose the id may ask again, and may have been answered elsewhere
-        // meanwhile.
-        let mut unused = ReleaseGuard::granted(&self.leases, &lease);
-        if chosen_id {
-            unused.keep();
+        let ended = AtomicBool::new(false);
+        match self.acquire_once(resource, request.clone(), &ended).await {
+            // Its epoch turned out to be over, and its caller has not heard of it.
+            Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
+            acquired => return acquired.map_err(unheard_of),
         }
-        let announced = match self.announce(lease, ttl, false, Self::token_above).await {
-            // The caller has not heard of this lease yet, so it has lost nothing.
-            Err(error @ LeaseError::Lost { .. }) => Err(LeaseError::unavailable(error)),
-            announced => announced,
-        };
-        match announced {
-            Ok(_) => unused.keep(),
-            Err(_) => drop(unused.release().await),
-        }
-        announced
+        let acquired = self.acquire_once(resource, request, &ended).await;
+        acquired.map_err(unheard_of)
     }
 
     async fn renew(
@@ -184,6 +176,36 @@ impl<L, A> Announced<L, A> {
 }
 
 impl<L: Leases, A: Announce> Announced<L, A> {
+    /// Acquires and announces. `ended` says whether the store has ended the lease when it was asked for a higher
+    /// token.
+    async fn acquire_once(
+        &self,
+        resource: &Resource,
+        request: Acquire,
+        ended: &AtomicBool,
+    ) -> Result<Lease, LeaseError> {
+        let (ttl, chosen_id) = (request.ttl, request.chosen_id);
+        let lease = self.leases.acquire(resource, request).await?;
+        // The caller learns of the lease only after the announcement, so a call that is dropped before
+        // releases it. A caller who chose the id may ask again, and may have been answered elsewhere
+        // meanwhile.
+        let mut unused = ReleaseGuard::granted(&self.leases, &lease);
+        if chosen_id {
+            unused.keep();
+        }
+        let token_above = async |leases, lease, ttl, next| {
+            let above = Self::token_above(leases, lease, ttl, next).await;
+            ended.store(matches!(above, Err(LeaseError::Lost { .. })), Relaxed);
+            above
+        };
+        let announced = self.announce(lease, ttl, false, token_above).await;
+        match announced {
+            Ok(_) => unused.keep(),
+            Err(_) => drop(unused.release().await),
+        }
+        announced
+    }
+
     /// Announces the token of a lease, and makes sure that the lease is held afterwards. Where it
     /// `keeps_token`, one that was used up since it was announced will do.
     async fn announce<F>(
@@ -267,6 +289,14 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         Err(LeaseError::Lost {
             resource: lease.resource,
         })
+    }
+}
+
+/// The caller has not heard of the lease yet, so it has lost nothing.
+fn unheard_of(error: LeaseError) -> LeaseError {
+    match error {
+        lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
+        other => other,
     }
 }
 

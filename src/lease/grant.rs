@@ -6,6 +6,7 @@ use super::{LeaseId, Owner};
 use crate::{
     header::FencingToken,
     token::{Resource, Token},
+    token_keys::SignedToken,
 };
 
 /// A lease that is held, as its holder sees it.
@@ -20,6 +21,8 @@ pub struct Lease {
     pub token: Token,
     /// How long the lease lasts. Count from before the store was asked, to be on the safe side.
     pub ttl: Duration,
+    /// The token with its signature, where an issuer has signed it.
+    pub(crate) signed: Option<SignedToken>,
 }
 
 impl Lease {
@@ -31,13 +34,18 @@ impl Lease {
             id: id.clone(),
             token,
             ttl: Duration::from_millis(super::time::at_least_1_ms(ttl)),
+            signed: None,
         }
     }
 
-    /// The value of the `Fencing-Token` header for writes under this lease.
+    /// The value of the `Fencing-Token` header for writes under this lease, signed where the issuer
+    /// [signs](crate::token_keys).
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
-        FencingToken::new(self.token).with_resource(self.resource.clone())
+        match &self.signed {
+            Some(signed) => signed.clone().into(),
+            None => FencingToken::new(self.token).with_resource(self.resource.clone()),
+        }
     }
 }
 

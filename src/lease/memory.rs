@@ -6,7 +6,9 @@
 //! 2. A source of epochs that goes back (a failover, a restored backup) is told what it forgot:
 //!    before the first grant under an epoch is answered, and again each minute while there are
 //!    grants.
-//! 3. One request at a time asks the source, for each partition. A request that waited for one that failed
+//! 3. A source that answers that an epoch is over (all its tokens are dead, as after a failover of the
+//!    database) is believed: the store begins a new one.
+//! 4. One request at a time asks the source, for each partition. A request that waited for one that failed
 //!    fails with it.
 
 use std::{
@@ -55,6 +57,9 @@ struct Seen {
     clock: (i64, i64),
     /// The epoch that the source knows, and when that was made sure.
     told: Option<(i64, Instant)>,
+    /// When the source was asked last on behalf of a renewal.
+    #[cfg(feature = "redis")]
+    asked: Option<Instant>,
 }
 
 /// When the source was last told of an epoch.
@@ -97,7 +102,6 @@ impl Memory {
     }
 
     /// The highest epoch and number that this process has seen of a partition.
-    #[cfg(feature = "redis")]
     pub(super) fn highest(&self, partition: u8) -> (i64, i64) {
         self.seen(partition).clock
     }
@@ -127,38 +131,79 @@ impl Memory {
         seen.clock = seen.clock.max((epoch.get(), n));
     }
 
-    /// Notes how far a partition has counted, and makes sure that the source knows the epoch.
+    /// Notes how far a partition has counted, and makes sure that the source knows the epoch. False where
+    /// that is over, so that the grant is worth nothing.
     pub(super) async fn record_grant(
         self: &Arc<Self>,
         partition: u8,
         epoch: Epoch,
         n: i64,
-    ) -> Result<(), LeaseError> {
+    ) -> Result<bool, LeaseError> {
         self.record(partition, epoch, n);
         match self.reminder(partition, epoch) {
             Reminder::Recent => {}
-            Reminder::Due => {
-                let memory = Arc::clone(self);
-                tokio::spawn(async move {
-                    if let Err(error) = memory.epochs.bring_back(partition, epoch).await {
-                        tracing::warn!(
-                            partition, %epoch, error = %Chain(&error),
-                            "could not bring an epoch back"
-                        );
-                    }
-                });
-            }
+            Reminder::Due => self.remind(partition, epoch),
             Reminder::Never => {
                 let flight = self.flight(partition).await?;
                 if matches!(self.reminder(partition, epoch), Reminder::Never) {
                     match self.epochs.bring_back(partition, epoch).await {
-                        Ok(()) => self.note_told(partition, epoch),
+                        Ok(alive) => {
+                            self.note_told(partition, epoch);
+                            return Ok(self.note_alive(partition, epoch, alive));
+                        }
                         Err(error) => return Err(flight.fail(LeaseError::unavailable(error))),
                     }
                 }
             }
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Notes how far a partition has counted, where a lease was renewed that keeps its token. That needs no source; but
+    /// the source is asked in the background, each minute, whether the epoch is over.
+    #[cfg(feature = "redis")]
+    pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
+        self.record(partition, epoch, n);
+        let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
+        let mut seen = self.seen(partition);
+        if seen.asked.is_some_and(recent) || seen.told.is_some_and(|(_, at)| recent(at)) {
+            return;
+        }
+        seen.asked = Some(Instant::now());
+        drop(seen);
+        self.remind(partition, epoch);
+    }
+
+    /// Brings an epoch back, in the background.
+    fn remind(self: &Arc<Self>, partition: u8, epoch: Epoch) {
+        let memory = Arc::clone(self);
+        tokio::spawn(async move {
+            match memory.epochs.bring_back(partition, epoch).await {
+                Ok(alive) => _ = memory.note_alive(partition, epoch, alive),
+                Err(error) => tracing::warn!(
+                    partition, %epoch, error = %Chain(&error),
+                    "could not bring an epoch back"
+                ),
+            }
+        });
+    }
+
+    /// Notes which epoch is the lowest that counts. False where this one does not: the clock that counts in
+    /// it is one that has gone back, from now on.
+    fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) -> bool {
+        if alive <= epoch {
+            return true;
+        }
+        tracing::warn!(partition, %epoch, %alive, "all tokens of this epoch are dead; beginning another one");
+        let mut seen = self.seen(partition);
+        seen.clock = seen.clock.max((alive.get() - 1, Epoch::SIZE - 1));
+        false
+    }
+
+    /// Has the source asked again with the next grant: there is a sign that this epoch may be over.
+    #[cfg(feature = "redis")]
+    pub(super) fn doubt(&self, partition: u8) {
+        self.seen(partition).told = None;
     }
 
     /// When the source was last told of this epoch. Of several callers one is answered that a
@@ -235,8 +280,11 @@ mod tests {
             })
         }
 
-        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_, ()> {
-            self.answer(move |source| _ = source.epoch.fetch_max(seen.get(), SeqCst))
+        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+            self.answer(move |source| {
+                source.epoch.fetch_max(seen.get(), SeqCst);
+                seen
+            })
         }
 
         fn source_id(&self) -> EpochFuture<'_, SourceId> {

@@ -55,6 +55,7 @@ mod postgres;
 mod redis;
 mod release_guard;
 mod request;
+mod signed;
 #[cfg(any(feature = "redis", feature = "embedded"))]
 mod single_flight;
 mod store;
@@ -76,6 +77,7 @@ pub use self::{
     id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner},
     operate::{ListError, Operate, Page},
     request::{Acquire, Renew},
+    signed::Signed,
     store::Leases,
 };
 #[cfg(feature = "postgres")]

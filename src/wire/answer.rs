@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "client")]
-use crate::lease::LeaseId;
+use crate::{lease::LeaseId, token_keys::SignedToken};
 use crate::{
     lease::{Held, Lease, Owner, Page, time::whole_ms},
     token::{Resource, Token},
@@ -39,10 +39,16 @@ impl From<&Lease> for LeaseBody {
 impl LeaseBody {
     /// The lease, where it is the one that was asked for; `None` where it is another.
     pub(crate) fn into_lease(self, resource: &Resource, id: LeaseId) -> Option<Lease> {
-        (self.resource == *resource && self.lease_id == id.expose()).then(|| Lease {
-            resource: self.resource,
+        if self.resource != *resource || self.lease_id != id.expose() {
+            return None;
+        }
+        let signed: Option<SignedToken> = self.fencing_token.parse().ok();
+        let (token, resource) = (self.token, self.resource);
+        Some(Lease {
+            signed: signed.filter(|one| one.token() == token && *one.resource() == resource),
+            resource,
             id,
-            token: self.token,
+            token,
             ttl: Duration::from_millis(self.ttl_ms),
         })
     }
@@ -147,6 +153,7 @@ impl From<PageBody> for Page {
 #[cfg(all(test, feature = "issuer", feature = "client"))]
 mod tests {
     use super::*;
+    use crate::token_keys::{TokenKey, TokenKeys};
 
     fn resend<T: Serialize, U: serde::de::DeserializeOwned>(body: T) -> U {
         serde_json::from_slice(&serde_json::to_vec(&body).unwrap()).unwrap()
@@ -169,12 +176,25 @@ mod tests {
             id: LeaseId::random(),
             token: Token::MIN,
             ttl: Duration::from_secs(30),
+            signed: None,
         };
         let read = |resource: &Resource, id: LeaseId| {
             let body: LeaseBody = resend(LeaseBody::from(&lease));
             body.into_lease(resource, id)
         };
         assert_eq!(read(&resource, lease.id.clone()), Some(lease.clone()));
+        let keys = TokenKeys::new([TokenKey::random("k1").unwrap()]).unwrap();
+        let signed = Lease {
+            signed: Some(keys.sign(&resource, lease.token)),
+            ..lease.clone()
+        };
+        let body: LeaseBody = resend(LeaseBody::from(&signed));
+        let copied = body.into_lease(&resource, lease.id.clone()).unwrap();
+        assert_eq!(copied, signed);
+        assert_eq!(
+            copied.fencing_token().to_string(),
+            signed.fencing_token().to_string()
+        );
         // A lease of another request makes no holder.
         assert_eq!(read(&resource, LeaseId::random()), None);
         let other = Resource::new("sku-2").unwrap();

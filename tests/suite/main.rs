@@ -28,6 +28,7 @@
 //! | | `layer::turned_away::a_write_that_is_turned_away_moves_nothing` |
 //! | 4. no success without a confirmed COMMIT | `failures::lost_answers::an_answer_that_was_lost_is_an_unknown_outcome` |
 //! | | `failures::postgres_crash::a_postgres_that_crashes_under_load_loses_no_acknowledged_write` |
+//! | | `failures::unreplicated::nothing_is_acknowledged_that_a_synchronous_standby_has_not_got` |
 //! | | `fence::commit::a_swallowed_error_is_never_a_false_success` |
 //! | | `fence::commit::a_transaction_that_was_ended_by_hand_is_never_a_false_success` |
 //! | | `fence::commit::the_server_takes_the_transaction_of_a_holder_that_is_frozen` |
@@ -40,12 +41,15 @@
 //! | | `fence::write::a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock` |
 //! | | `layer::deferred::a_client_that_goes_away_leaves_no_lock_behind` |
 //! | | `layer::writes::a_statement_that_was_cut_off_does_not_keep_the_lock` |
-//! | 6. tokens never repeat and never go back | `failures::postgres_crash::an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk` |
+//! | 6. tokens never repeat and never go back | `failures::failover::what_an_asynchronous_standby_has_lost_is_outranked` |
+//! | | `failures::postgres_crash::an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk` |
+//! | | `failures::restored::what_a_backup_has_forgotten_is_outranked` |
 //! | | `lease::grants::tokens_go_up_in_the_order_of_the_grants` |
 //! | | `lease::postgres_durable::tokens_go_up_through_crashes_under_load` |
 //! | | `lease::postgres_idle::tokens_go_up_while_idle_rows_are_removed_all_the_time` |
 //! | | `lease::redis_cluster::a_killed_master_is_outranked_by_its_replica` |
 //! | | `lease::redis_epochs::of_issuers_that_race_for_an_epoch_one_installs_it` |
+//! | | `lease::redis_failover::a_failover_of_the_database_that_is_noticed_is_outranked_whatever_redis_loses` |
 //! | | `lease::redis_history::a_failover_to_a_replica_that_lags` |
 //! | | `lease::redis_history::a_restart_from_an_old_snapshot` |
 //! | | `lease::redis_history::eviction` |
@@ -80,10 +84,24 @@
 //! | | `layer::fenced_read::nothing_older_lands_behind_a_read` |
 //! | announced grants | `failures::lost_update::announced_grants_lose_none` |
 //! | | `failures::lost_update::leases_in_postgres_lose_none` |
+//! | | `failures::lost_update_processes::a_read_under_a_lease_in_postgres_is_lost_by_neither_process` |
 //! | | `lease::announced::a_grant_outranks_older_tokens_before_it_is_answered` |
 //! | | `lease::announced::a_grant_waits_for_a_write_in_flight` |
 //! | | `lease::announced::of_two_leases_with_one_token_one_is_answered` |
 //! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_redis` |
+//! | signed tokens | `contract::signed::another_implementation_makes_the_same_vectors` |
+//! | | `contract::signed::the_functions_take_and_refuse_the_same` |
+//! | | `contract::signed::what_is_not_the_issuers_is_refused_with_one_answer` |
+//! | | `contract::signed_fuzz::no_bit_of_a_field_can_be_changed` |
+//! | | `contract::signed_fuzz::no_bit_of_any_part_can_be_changed` |
+//! | | `failures::rotation::a_rotation_under_load_refuses_no_request` |
+//! | | `issuer::signed::a_holder_sends_what_the_issuer_has_written_and_needs_no_key` |
+//! | | `layer::signed::no_number_out_of_the_blue_closes_a_resource` |
+//! | | `layer::signed::verification_comes_before_everything_else` |
+//! | secrets | `failures::secrets::nothing_that_is_logged_has_a_secret` |
+//! | | `failures::secrets::nothing_that_the_example_logs_has_a_secret` |
+//! | | `lease::postgres_durable::no_lease_id_of_the_store_is_in_the_log_of_the_server` |
+//! | | `lease::redis_secrets::no_lease_id_reaches_redis_and_what_is_there_is_none` |
 //! | the fence as SQL functions | `contract::functions::functions_admit_the_same_sequences` |
 //! | | `contract::functions::refusals_are_the_documents_of_the_layer` |
 //! | | `fence::functions::an_admission_that_waits_is_judged_by_what_its_predecessor_committed` |
@@ -103,6 +121,11 @@
 //! | | `lease::postgres_functions::a_script_takes_a_lease_and_is_stopped_when_it_has_lost_it` |
 //! | | `lease::postgres_functions::refusals_are_the_documents_of_the_issuer` |
 //! | | `lease::postgres_locks::a_transaction_that_renews_and_then_admits_meets_no_deadlock` |
+//! | a database that fails over | `failures::failover::a_synchronous_standby_has_all_that_was_answered` |
+//! | | `failures::failover::an_asynchronous_standby_loses_writes_with_their_tokens_and_leases` |
+//! | | `failures::old_reads::a_failover_that_nobody_notices_loses_a_write_that_was_acknowledged_after_it` |
+//! | | `failures::old_reads::after_a_failover_that_is_noticed_nobody_writes_from_an_old_read` |
+//! | | `fence::failover::nothing_is_admitted_on_another_time_line_that_was_admissible_there` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |
@@ -113,6 +136,9 @@
 //! | | `lease::line::waiters_are_served_in_the_order_in_which_they_came` |
 //! | | `lease::postgres_line::a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment` |
 //! | | `lease::postgres_line::nobody_joins_a_line_while_the_lease_is_being_released` |
+//! | | `lease::postgres_line::whoever_joins_behind_a_grant_is_told_when_it_ends` |
+//! | | `lease::postgres_processes::a_thousand_waiters_at_two_processes_are_served_in_order` |
+//! | | `lease::postgres_processes::those_who_wait_at_a_process_that_is_killed_are_passed_over` |
 //! | | `lease::redis_line::lines_leave_nothing_behind` |
 //! | | `lease::redis_line::waiters_are_bounded_in_all` |
 //! | | `lease::redis_line_loss::waiters_of_an_issuer_that_died_are_skipped_at_once` |

@@ -7,6 +7,7 @@
 
 use tokio::time::Instant;
 
+use super::failover::ATTEMPTS;
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
@@ -136,10 +137,22 @@ impl<DB: FenceDatabase> Fence<DB> {
         let tables = self.find_tables(conn).await?;
         let claim = Claim::new(resource.clone(), token);
         let admit = Admit::new(&claim, token_use, AdvisoryLock::random());
-        let admission = DB::admit(conn, &tables, admit).await;
-        // Not remembered: what it has met may be the caller's own, and rolled back.
-        admitted(admission.map_err(Failure::from)?, &claim)?;
-        Ok(())
+        let mut admission = DB::admit(conn, &tables, admit)
+            .await
+            .map_err(Failure::from)?;
+        if let Admission::Behind = admission {
+            let caught_up = DB::catch_up(conn, &tables, resource).await;
+            caught_up.map_err(Failure::from)?;
+            admission = DB::admit(conn, &tables, admit)
+                .await
+                .map_err(Failure::from)?;
+        }
+        match admission {
+            Admission::Admitted => Ok(()),
+            // Not remembered: what it has met may be the caller's own, and rolled back.
+            Admission::Stale(dead) => Err(dead.refuse(resource, token).into()),
+            Admission::Behind => Err(Failure::in_use().into()),
+        }
     }
 
     /// Opens a transaction and admits what was presented.
@@ -162,26 +175,30 @@ impl<DB: FenceDatabase> Fence<DB> {
         permits: Vec<Permit>,
         limits: Limits,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        let transaction = Transaction::begin(&self.connections, limits).await?;
-        self.admit_all(transaction, claims, token_use, permits)
-            .await
+        for _ in 0..ATTEMPTS {
+            let transaction = Transaction::begin(&self.connections, limits).await?;
+            if let Some(transaction) = self.admit_all(transaction, &claims, token_use).await? {
+                return Ok(FencedTx::new(transaction, claims, permits));
+            }
+        }
+        Err(Failure::in_use().into())
     }
 
-    /// Admits in an open transaction, row lock by row lock.
+    /// Admits in an open transaction, row lock by row lock. `None` where the fence had to catch up with a failover
+    /// first: once more, then.
     pub(super) async fn admit_all(
         &self,
         mut transaction: Transaction<DB>,
-        claims: Claims,
+        claims: &Claims,
         token_use: TokenUse,
-        permits: Vec<Permit>,
-    ) -> Result<FencedTx<DB>, AdmitError> {
+    ) -> Result<Option<Transaction<DB>>, AdmitError> {
         let tables = self.tables(&mut transaction).await?;
         if transaction.began_early {
             let began = Instant::now();
-            match admit_early(&mut transaction, &tables, &claims, token_use).await {
+            match admit_early(&mut transaction, &tables, claims, token_use).await {
                 Ok(true) => {
                     self.run_hook(&mut transaction).await?;
-                    return Ok(FencedTx::new(transaction, claims, permits));
+                    return Ok(Some(transaction));
                 }
                 Ok(false) => transaction.restart_after(began.elapsed()).await?,
                 // It had died since it was used last, and nothing was written.
@@ -198,16 +215,26 @@ impl<DB: FenceDatabase> Fence<DB> {
             let admission = transaction
                 .run(async |conn| DB::admit(conn, &tables, admit).await)
                 .await?;
-            admitted(admission, claim).inspect_err(|stale| {
-                // What this very transaction has moved is rolled back with it.
-                let same = claims.iter().filter(|one| one.resource == claim.resource);
-                if same.count() == 1 {
-                    self.stale.remember(stale);
+            match admission {
+                Admission::Admitted => {}
+                Admission::Stale(dead) => {
+                    let stale = dead.refuse(&claim.resource, claim.token);
+                    // What this very transaction has moved is rolled back with it.
+                    let same = claims.iter().filter(|one| one.resource == claim.resource);
+                    if same.count() == 1 {
+                        self.stale.remember(&stale);
+                    }
+                    return Err(stale.into());
                 }
-            })?;
+                Admission::Behind => {
+                    drop(transaction);
+                    self.catch_up(claims).await?;
+                    return Ok(None);
+                }
+            }
         }
         self.run_hook(&mut transaction).await?;
-        Ok(FencedTx::new(transaction, claims, permits))
+        Ok(Some(transaction))
     }
 
     /// Refuses what this process knows to be stale, without asking the database.
@@ -267,12 +294,4 @@ async fn admit_early<DB: FenceDatabase>(
         }
     }
     Ok(true)
-}
-
-/// The refusal, where a token was not admitted.
-fn admitted(admission: Admission, claim: &Claim) -> Result<(), StaleToken> {
-    match admission {
-        Admission::Admitted => Ok(()),
-        Admission::Stale(dead) => Err(dead.refuse(&claim.resource, claim.token)),
-    }
 }

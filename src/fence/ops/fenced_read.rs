@@ -12,12 +12,15 @@
 //!    is raised, nobody older writes any more.
 
 use super::raise::commit;
-use crate::fence::{
-    Fence, TokenUse,
-    claims::{AllAdmitted, Claim, Claims},
-    error::AdmitError,
-    sql::{Dead, FenceDatabase},
-    tx::Transaction,
+use crate::{
+    epochs::partition_of,
+    fence::{
+        Fence, TokenUse,
+        claims::{AllAdmitted, Claim, Claims},
+        error::AdmitError,
+        sql::{Dead, FenceDatabase},
+        tx::Transaction,
+    },
 };
 
 /// What has to be raised after a read, and which versions the rows had before it.
@@ -42,7 +45,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             let (dead, version) = match row {
                 Some(row) => (Dead::by_row(row.max_token), row.version),
                 None => {
-                    let floor = async |conn: &mut _| DB::floor(conn, &tables, &one.resource).await;
+                    let partition = partition_of(&one.resource);
+                    let floor = async |conn: &mut _| DB::floor(conn, &tables, partition).await;
                     (Dead::by_floor(transaction.run(floor).await?), None)
                 }
             };

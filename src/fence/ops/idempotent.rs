@@ -12,6 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+use super::failover::ATTEMPTS;
 use crate::fence::{
     Fence, FencedTx, TokenUse,
     claims::Claims,
@@ -113,34 +114,40 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         };
         permits.push(permit);
-        let mut transaction =
-            Transaction::begin_for_key(&self.connections, self.limits, Some(wait)).await?;
-        let tables = self.tables(&mut transaction).await?;
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
         let within = wait.saturating_add(self.limits.answer_wait);
-        let lock = transaction.lock();
-        let claimed = transaction
-            .run_within(within, async |conn| {
-                DB::claim(conn, &tables, &id, &fingerprint, ttl_ms, lock, lock_wait).await
-            })
-            .await;
-        match claimed {
-            Ok(Some(role)) => {
-                transaction.claimed = Some(Box::new(Claimed { id, tables, role }));
-                let tx = self
-                    .admit_all(transaction, claims, token_use, permits)
-                    .await?;
-                Ok(Once::First(tx))
+        for _ in 0..ATTEMPTS {
+            let mut transaction =
+                Transaction::begin_for_key(&self.connections, self.limits, Some(wait)).await?;
+            let tables = self.tables(&mut transaction).await?;
+            let lock = transaction.lock();
+            let claimed = transaction
+                .run_within(within, async |conn| {
+                    DB::claim(conn, &tables, &id, &fingerprint, ttl_ms, lock, lock_wait).await
+                })
+                .await;
+            match claimed {
+                Ok(Some(role)) => {
+                    let id = id.clone();
+                    transaction.claimed = Some(Box::new(Claimed { id, tables, role }));
+                    let admitted = self.admit_all(transaction, &claims, token_use).await?;
+                    if let Some(transaction) = admitted {
+                        return Ok(Once::First(FencedTx::new(transaction, claims, permits)));
+                    }
+                }
+                Ok(None) => {
+                    let found = self.find(&mut transaction, &id).await?;
+                    return replay(found, fingerprint);
+                }
+                // The only lock that a claim waits for is that of the same key.
+                Err(failure) if failure.fault == Fault::Contention => {
+                    return Err(OnceError::InFlight);
+                }
+                Err(failure) => return Err(failure.into()),
             }
-            Ok(None) => {
-                let found = self.find(&mut transaction, &id).await?;
-                replay(found, fingerprint)
-            }
-            // The only lock that a claim waits for is that of the same key.
-            Err(failure) if failure.fault == Fault::Contention => Err(OnceError::InFlight),
-            Err(failure) => Err(failure.into()),
         }
+        Err(Failure::in_use().into())
     }
 
     async fn find(

@@ -1,6 +1,6 @@
 //! What the lock side asks of a fence: epochs that survive its store, and word of each grant.
 
-use super::raise::commit;
+use super::{failover::ATTEMPTS, raise::commit};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
@@ -8,6 +8,7 @@ use crate::{
         Fence,
         claims::Claims,
         error::AdmitError,
+        fault::Failure,
         sql::{Announcement, FenceDatabase, Tables},
         tx::Transaction,
     },
@@ -21,6 +22,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
         Box::pin(async move {
             let epoch = self
                 .durably(async |conn, tables| {
+                    DB::catch_up_partition(conn, tables, partition).await?;
                     DB::next_epoch(conn, tables, partition, at_least.get()).await
                 })
                 .await?;
@@ -28,10 +30,19 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
         })
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
-        Box::pin(self.durably(async move |conn, tables| {
-            DB::bring_back(conn, tables, partition, seen.get()).await
-        }))
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move {
+            let floor = self
+                .durably(async |conn, tables| {
+                    DB::bring_back(conn, tables, partition, seen.get()).await?;
+                    DB::catch_up_partition(conn, tables, partition).await?;
+                    DB::floor(conn, tables, partition).await
+                })
+                .await?;
+            // The first one that is not over.
+            let alive = Epoch::new((floor + 1) / Epoch::SIZE)?;
+            Ok(alive.max(seen))
+        })
     }
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
@@ -86,23 +97,32 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
             let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
-            let mut transaction = Transaction::begin(&self.connections, self.limits)
-                .await
-                .map_err(unannounced)?;
-            let tables = self.tables(&mut transaction).await.map_err(unannounced)?;
-            let announcement = transaction
-                .run(async |conn| DB::announce(conn, &tables, resource, token, lease).await)
-                .await
-                .map_err(unannounced)?;
-            match announcement {
-                Announcement::Announced => commit(transaction).await.map_err(unannounced),
-                Announcement::Outranked { highest, was_last } => {
-                    Err(match Token::new(highest + 1) {
-                        Ok(next) => AnnounceError::Outranked { next, was_last },
-                        Err(_) => AnnounceError::Exhausted { max_token: highest },
-                    })
+            for _ in 0..ATTEMPTS {
+                let mut transaction = Transaction::begin(&self.connections, self.limits)
+                    .await
+                    .map_err(unannounced)?;
+                let tables = self.tables(&mut transaction).await.map_err(unannounced)?;
+                let announcement = transaction
+                    .run(async |conn| DB::announce(conn, &tables, resource, token, lease).await)
+                    .await
+                    .map_err(unannounced)?;
+                match announcement {
+                    Announcement::Announced => {
+                        return commit(transaction).await.map_err(unannounced);
+                    }
+                    Announcement::Outranked { highest, was_last } => {
+                        return Err(match Token::new(highest + 1) {
+                            Ok(next) => AnnounceError::Outranked { next, was_last },
+                            Err(_) => AnnounceError::Exhausted { max_token: highest },
+                        });
+                    }
+                    Announcement::Behind => {
+                        drop(transaction);
+                        self.catch_up(&one).await.map_err(unannounced)?;
+                    }
                 }
             }
+            Err(unannounced(Failure::in_use()))
         })
     }
 }

@@ -3,6 +3,7 @@
 mod begin;
 #[cfg(feature = "postgres")]
 mod call;
+mod failover;
 mod fenced_read;
 mod handed_out;
 mod hook;

@@ -113,9 +113,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<u64, AdmitError> {
         // Beyond this a database may not be able to count.
         let older_than = older_than.min(Duration::from_secs(1_000 * 365 * 24 * 60 * 60));
-        let find =
-            async |conn: &mut _, tables: &_| DB::find_partitions(conn, tables, older_than).await;
-        while self.in_transaction(find).await? > 0 {}
+        self.find_partitions(older_than).await?;
         let mut removed = 0;
         // Not the same ones first each time.
         let first: u8 = rand::random();
@@ -143,6 +141,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         }
         Ok(removed)
+    }
+
+    /// Writes down the partitions of rows that are older than that column, and were not used for so long.
+    pub(super) async fn find_partitions(&self, older_than: Duration) -> Result<(), AdmitError> {
+        let find =
+            async |conn: &mut _, tables: &_| DB::find_partitions(conn, tables, older_than).await;
+        while self.in_transaction(find).await? > 0 {}
+        Ok(())
     }
 
     /// Runs statements of the fence alone in a transaction, and commits it.

@@ -60,6 +60,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn reset(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one).await?;
+        self.catch_up(&one).await?;
         let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
         let tables = self.tables(&mut transaction).await?;
         let partition = partition_of(resource);

@@ -78,7 +78,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Reads `max_token`: the highest token that is dead; `None` where none is. For a resource without a
-    /// row that is the floor of its partition; see [`remove_idle`](Self::remove_idle).
+    /// row that is the floor of its partition; see [`remove_idle`](Self::remove_idle). Where the database was promoted
+    /// or restored, more is dead on a resource that nobody has used since: see [`after_failover`](Self::after_failover).
     ///
     /// # Errors
     ///

@@ -12,12 +12,12 @@ const HISTORY: &str = "_tower_fence_migrations";
 type Step = (i64, &'static str, &'static str);
 
 macro_rules! steps {
-    ($database:literal: $($version:literal, $name:literal;)*) => {
+    ($database:literal: $($number:literal, $version:literal, $name:literal;)*) => {
         &[$((
             $version,
             $name,
             include_str!(concat!(
-                "../../../migrations/", $database, "/000", stringify!($version), "_", $name, ".sql"
+                "../../../migrations/", $database, "/", $number, "_", $name, ".sql"
             )),
         ),)*]
     };
@@ -26,22 +26,25 @@ macro_rules! steps {
 #[cfg(feature = "postgres")]
 pub(super) const POSTGRES: &[Step] = steps! {
     "postgres":
-    1, "fence";
-    2, "idempotency";
-    3, "announcements";
-    4, "functions";
-    5, "floors";
-    6, "protection";
-    7, "leases";
+    "0001", 1, "fence";
+    "0002", 2, "idempotency";
+    "0003", 3, "announcements";
+    "0004", 4, "functions";
+    "0005", 5, "floors";
+    "0006", 6, "protection";
+    "0007", 7, "leases";
+    "0008", 8, "failover";
+    "0009", 9, "signed";
+    "0010", 10, "removal";
 };
 
 #[cfg(feature = "sqlite")]
 pub(super) const SQLITE: &[Step] = steps! {
     "sqlite":
-    1, "fence";
-    2, "idempotency";
-    3, "announcements";
-    4, "floors";
+    "0001", 1, "fence";
+    "0002", 2, "idempotency";
+    "0003", 3, "announcements";
+    "0004", 4, "floors";
 };
 
 fn migrations(steps: &'static [Step]) -> impl Iterator<Item = Migration> {

@@ -1,5 +1,8 @@
 //! What the fence asks of a database: the statements, and the two ends of a transaction.
 
+mod admission;
+#[cfg(feature = "postgres")]
+mod at_once;
 mod migrations;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -17,18 +20,19 @@ use sqlx::{Connection, Database};
 // bound to a statement. This is the only place that names `sqlx-core`, which is pinned for it.
 pub(in crate::fence) use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
+pub(crate) use self::{
+    admission::{Admission, Admit, AdvisoryLock, Announcement, Dead, Idle, RowVersion},
+    records::{RecordId, StoredResponse},
+    statement::Statement,
+};
 pub(in crate::fence) use self::{
     records::{Claimed, Record, Records},
     tables::Tables,
 };
-pub(crate) use self::{
-    records::{RecordId, StoredResponse},
-    statement::Statement,
-};
-use super::{claims::Claim, settings::TransactionLimits, token_use::TokenUse};
+use super::settings::TransactionLimits;
 use crate::{
     announce::LeaseDigest,
-    stale::StaleToken,
+    epochs::partition_of,
     token::{Resource, Token},
 };
 
@@ -44,103 +48,6 @@ use crate::{
 pub trait FenceDatabase: Backend + Records {}
 
 impl<DB: Backend + Records> FenceDatabase for DB {}
-
-/// What an admission is asked for.
-#[derive(Clone, Copy)]
-pub(crate) struct Admit<'a> {
-    pub(in crate::fence) resource: &'a Resource,
-    pub(in crate::fence) token: Token,
-    /// What `max_token` becomes.
-    pub(in crate::fence) dead: i64,
-    /// The lock that the transaction takes with it.
-    pub(in crate::fence) lock: AdvisoryLock,
-}
-
-impl<'a> Admit<'a> {
-    pub(in crate::fence) const fn new(
-        claim: &'a Claim,
-        token_use: TokenUse,
-        lock: AdvisoryLock,
-    ) -> Self {
-        Self {
-            resource: &claim.resource,
-            token: claim.token,
-            dead: token_use.dead(claim.token),
-            lock,
-        }
-    }
-}
-
-/// What became of a token that was checked.
-pub(crate) enum Admission {
-    /// It was admitted, and `max_token` moved.
-    Admitted,
-    /// It is not newer than `max_token`.
-    Stale(Dead),
-}
-
-/// What is dead of a resource.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Dead {
-    /// The highest token that is.
-    pub(in crate::fence) max_token: i64,
-    /// Whether that is the floor of its partition, since it has no row.
-    pub(in crate::fence) by_floor: bool,
-}
-
-impl Dead {
-    pub(in crate::fence) const fn by_row(max_token: i64) -> Self {
-        Self {
-            max_token,
-            by_floor: false,
-        }
-    }
-
-    pub(in crate::fence) const fn by_floor(floor: i64) -> Self {
-        Self {
-            max_token: floor,
-            by_floor: true,
-        }
-    }
-
-    /// The refusal of a token that is dead.
-    pub(in crate::fence) fn refuse(self, resource: &Resource, token: Token) -> StaleToken {
-        StaleToken::new(resource.clone(), token, self.max_token, self.by_floor)
-    }
-}
-
-/// Which rows of a partition may be removed, and how many of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Idle {
-    pub(in crate::fence) older_than: Duration,
-    pub(in crate::fence) at_most: u32,
-    /// The highest token that was surely granted; without that, the last of the last epoch that was
-    /// handed out.
-    pub(in crate::fence) granted: Option<Token>,
-    /// The lowest token of a lease that is held, if any is known.
-    pub(in crate::fence) live: Option<Token>,
-}
-
-/// The number of an advisory lock by which others find a transaction on the server. An admission
-/// takes it, in shared mode, before it waits for the row, and it lasts as long as the transaction.
-/// The number is random, so nobody else has it, and it costs no round trip to know it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AdvisoryLock(i64);
-
-impl AdvisoryLock {
-    pub(in crate::fence) fn random() -> Self {
-        Self(rand::random())
-    }
-}
-
-/// What became of a grant that was announced.
-pub(crate) enum Announcement {
-    /// Everyone older is dead.
-    Announced,
-    /// A token as high as `highest` was seen or announced already; perhaps this very grant was the
-    /// last one to be announced. Nothing was changed.
-    Outranked { highest: i64, was_last: bool },
-}
 
 /// The name of the savepoint that marks a transaction of this process, for COMMIT. Nobody can guess
 /// it, so no statement of the application's goes back behind the admission and is committed.
@@ -161,13 +68,6 @@ pub(crate) enum Committed {
     Begun,
     /// The connection failed right after it had confirmed.
     Broken,
-}
-
-/// A row of the fence as it was before a read.
-pub(crate) struct RowVersion {
-    pub(in crate::fence) max_token: i64,
-    /// What no later version of the row has, or nothing that can be told apart.
-    pub(in crate::fence) version: Option<String>,
 }
 
 /// One database.
@@ -232,6 +132,42 @@ pub(crate) trait Backend: Database {
         admit: Admit<'_>,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
+    /// Whether a resource is in the history in which the database writes now: since it was used last, the
+    /// database was not promoted and not restored, for all that it tells.
+    fn is_in_history(
+        _: &mut Self::Connection,
+        _: &Tables,
+        _: &Resource,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send {
+        async { Ok(true) }
+    }
+
+    /// Brings a resource into that history: tokens that may have been forgotten are dead from then on. Whether
+    /// it was in another one.
+    fn catch_up(
+        _: &mut Self::Connection,
+        _: &Tables,
+        _: &Resource,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send {
+        async { Ok(false) }
+    }
+
+    /// The same for a partition, without its rows.
+    fn catch_up_partition(
+        _: &mut Self::Connection,
+        _: &Tables,
+        _: u8,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Makes all tokens of a partition dead that were handed out, and those that may have been forgotten.
+    fn after_failover(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        partition: u8,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Makes every token older than `token` dead, and returns what is: `token` too, where that was dead
     /// already.
     fn raise(
@@ -279,12 +215,12 @@ pub(crate) trait Backend: Database {
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
-    /// Reads the floor of the resource's partition: what is dead of those without a row; 0 where no row
-    /// was ever removed.
+    /// Reads the floor of a partition: what is dead of resources without a row; 0 where no row was ever
+    /// removed.
     fn floor(
         conn: &mut Self::Connection,
         tables: &Tables,
-        resource: &Resource,
+        partition: u8,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
 
     /// Reads what is dead of a resource, if anything is.
@@ -297,7 +233,7 @@ pub(crate) trait Backend: Database {
             if let Some(max_token) = Self::max_token(conn, tables, resource).await? {
                 return Ok(Some(Dead::by_row(max_token)));
             }
-            let floor = Self::floor(conn, tables, resource).await?;
+            let floor = Self::floor(conn, tables, partition_of(resource)).await?;
             Ok((floor > 0).then_some(Dead::by_floor(floor)))
         }
     }

@@ -12,7 +12,12 @@ use sqlx::{
 use super::{
     Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Claimed, Committed, Dead,
     Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse, Tables,
-    TransactionManager, migrations, records::records, savepoint, statements::statements,
+    TransactionManager,
+    at_once::{NOTHING, at_once},
+    migrations,
+    records::records,
+    savepoint,
+    statements::statements,
     tables::quoted,
 };
 use crate::{
@@ -30,6 +35,16 @@ use crate::{
 /// ROLLBACK that closes it travels with the pool's own check of the connection.
 fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
+}
+
+/// As [`Backend::make_durable`], without a round trip of its own: for what is raised, so that nobody older is
+/// admitted again after a crash.
+macro_rules! and_durably {
+    () => {
+        " AND pg_catalog.set_config('synchronous_commit', \
+         CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' \
+             ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL"
+    };
 }
 
 impl Backend for Postgres {
@@ -100,12 +115,15 @@ impl Backend for Postgres {
 
     async fn terminate(conn: &mut PgConnection, lock: AdvisoryLock) -> sqlx::Result<()> {
         // One message, which needs no transaction where a pooler stands in between. The two halves
-        // of the number are unsigned there.
+        // of the number are unsigned there. A COMMIT that waits for a synchronous standby is left alone: ended, it would be
+        // seen on this server, and lost with it.
         let bits = lock.0.cast_unsigned();
         let (high, low) = (bits >> 32, bits & 0xffff_ffff);
         let sql = format!(
-            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' \
-             AND classid = {high} AND objid = {low} AND objsubid = 1"
+            "SELECT pg_terminate_backend(l.pid) FROM pg_locks AS l \
+             JOIN pg_stat_activity AS a ON a.pid = l.pid WHERE l.locktype = 'advisory' \
+             AND l.classid = {high} AND l.objid = {low} AND l.objsubid = 1 \
+             AND a.wait_event IS DISTINCT FROM 'SyncRep'"
         );
         conn.execute(AssertSqlSafe(sql)).await?;
         Ok(())
@@ -168,9 +186,12 @@ impl Backend for Postgres {
     ) -> sqlx::Result<bool> {
         // At READ COMMITTED the WHERE is evaluated on the newest version of the row, after the wait
         // for its lock; `xmin` too.
-        const RAISE: &str = "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
+        const RAISE: &str = concat!(
+            "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
              WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
-             WHERE resource = $1 AND max_token < $2 AND xmin::text = $3";
+             WHERE resource = $1 AND max_token < $2 AND xmin::text = $3",
+            and_durably!()
+        );
         let raised = sqlx::query(tables.sql(RAISE))
             .bind(resource.as_str())
             .bind(dead)
@@ -260,6 +281,60 @@ impl Backend for Postgres {
         Ok(removed?.unsigned_abs().into())
     }
 
+    async fn is_in_history(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> sqlx::Result<bool> {
+        // Without a row, what counts is the partition's.
+        const IS_IN_HISTORY: &str = "SELECT coalesce(\
+                 (SELECT coalesce(history = {schema}.fence_history(), false) \
+                     FROM {schema}.fence_resources WHERE resource = $1), \
+                 (SELECT history = {schema}.fence_history() \
+                     FROM {schema}.fence_floors WHERE partition = $2), \
+                 false)";
+        sqlx::query_scalar(tables.sql(IS_IN_HISTORY))
+            .bind(resource.as_str())
+            .bind(i16::from(partition_of(resource)))
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn catch_up(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> sqlx::Result<bool> {
+        sqlx::query_scalar(tables.sql("SELECT {schema}.fence_catch_up($1)"))
+            .bind(resource.as_str())
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn catch_up_partition(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        partition: u8,
+    ) -> sqlx::Result<()> {
+        sqlx::query(tables.sql("SELECT {schema}.fence_catch_up_partition($1)"))
+            .bind(i16::from(partition))
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn after_failover(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        partition: u8,
+    ) -> sqlx::Result<()> {
+        sqlx::query(tables.sql("SELECT {schema}.fence_after_failover_of($1)"))
+            .bind(i16::from(partition))
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
     statements!(
         lock: "pg_catalog.pg_try_advisory_xact_lock_shared($4) IS NOT NULL",
         share: " FOR SHARE",
@@ -268,6 +343,12 @@ impl Backend for Postgres {
             ", admitted_by",
             ", pg_catalog.pg_current_xact_id()",
             ", admitted_by = excluded.admitted_by",
+        ],
+        and_durably: and_durably!(),
+        history: [
+            ", history",
+            " AND history = {schema}.fence_history()",
+            " AND f.history = excluded.history",
         ]
     );
 }
@@ -301,37 +382,6 @@ fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
     sql.push_str("; SAVEPOINT ");
     sql.push_str(savepoint());
     sql
-}
-
-/// What the error says with which [`at_once`] undoes itself.
-const NOTHING: &str = "tower-fence: nothing is written at once";
-
-/// A statement with its admission, for a resource, a token, what is dead then, an advisory lock and
-/// a limit for locks that are bound behind the arguments of its own. It writes under an admitted token and returns what it has
-/// written, or nothing stays of it.
-///
-/// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
-/// differ, another write came after the snapshot was taken, and the statement would not see it.
-/// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it.
-/// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
-/// even a trigger has had its effect.
-fn at_once(schema: &str, statement: &str, bound: usize) -> String {
-    let [resource, token, dead, lock, wait] = [1, 2, 3, 4, 5].map(|place| bound + place);
-    format!(
-        "WITH fence AS (\
-            UPDATE {schema}.fence_resources AS f \
-            SET max_token = ${dead}, updated_at = CURRENT_TIMESTAMP, \
-                admitted_by = pg_catalog.pg_current_xact_id() \
-            WHERE f.resource = ${resource} AND f.max_token < ${token} \
-                AND pg_catalog.pg_try_advisory_xact_lock_shared(${lock}) IS NOT NULL AND f.xmin = (\
-                SELECT s.xmin FROM {schema}.fence_resources AS s \
-                WHERE s.resource = ${resource} \
-                    AND pg_catalog.set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
-            RETURNING 1\
-        ), work AS ({statement}\n) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
-        WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
-            ELSE ('{NOTHING}, in ' || pg_backend_pid())::boolean END"
-    )
 }
 
 /// A statement that can be put into parentheses, with a new line for what may be a comment.

@@ -198,7 +198,46 @@ impl Backend for Sqlite {
         Ok(removed.len() as u64)
     }
 
-    statements!(lock: "$4 IS NOT NULL", share: "", admitted_by: ["", "", "", ""]);
+    async fn after_failover(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        partition: u8,
+    ) -> sqlx::Result<()> {
+        // That of a partition without epochs may be forgotten, too, where others have some.
+        const MOVE_UP: &str = "INSERT INTO {schema}.fence_epochs (partition, epoch) SELECT $1, 1000 \
+             WHERE EXISTS (SELECT 1 FROM {schema}.fence_epochs WHERE epoch > 0) \
+             ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 1000, 999999) \
+             RETURNING epoch * 1000000000 + 999999999";
+        const FLOOR: &str =
+            "UPDATE {schema}.fence_floors SET floor = max(floor, $2) WHERE partition = $1";
+        // A row above it has seen a token from elsewhere or a forged one, and grants were made above that: not
+        // so many in a part that was lost.
+        const ROWS: &str = "UPDATE {schema}.fence_resources SET max_token = \
+             CASE WHEN max(max_token, announced) <= $2 THEN $2 \
+                 ELSE min(max(max_token, announced) + 1000000, 999999999999999) END \
+             WHERE partition = $1";
+        let dead: Option<i64> = sqlx::query_scalar(tables.sql(MOVE_UP))
+            .bind(i16::from(partition))
+            .fetch_optional(&mut *conn)
+            .await?;
+        let Some(dead) = dead else { return Ok(()) };
+        for raise in [FLOOR, ROWS] {
+            sqlx::query(tables.sql(raise))
+                .bind(i16::from(partition))
+                .bind(dead)
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
+    }
+
+    statements!(
+        lock: "$4 IS NOT NULL",
+        share: "",
+        admitted_by: ["", "", "", ""],
+        and_durably: "",
+        history: ["", "", ""]
+    );
 }
 
 impl Records for Sqlite {

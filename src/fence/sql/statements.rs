@@ -9,6 +9,10 @@ macro_rules! statements {
         admitted_by: [
             $set_admitted_by:literal, $admitted_by:literal, $transaction:literal,
             $set_excluded_admitted_by:literal $(,)?
+        ],
+        and_durably: $and_durably:expr,
+        history: [
+            $history:literal, $and_ours:literal, $and_same:literal $(,)?
         ]
     ) => {
         async fn admit(
@@ -21,7 +25,9 @@ macro_rules! statements {
             const ADMIT: &str = concat!(
                 "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP",
                 $set_admitted_by,
-                " WHERE resource = $1 AND max_token < $2 AND ",
+                " WHERE resource = $1 AND max_token < $2",
+                $and_ours,
+                " AND ",
                 $lock
             );
             // A resource that has no row; or for which another transaction has just made one. While the
@@ -29,16 +35,22 @@ macro_rules! statements {
             const ADMIT_FIRST: &str = concat!(
                 "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at, partition",
                 $admitted_by,
+                $history,
                 ") SELECT $1, $3, CURRENT_TIMESTAMP, $5",
                 $transaction,
-                " FROM (SELECT floor FROM {schema}.fence_floors WHERE partition = $5",
+                $history,
+                " FROM (SELECT floor",
+                $history,
+                " FROM {schema}.fence_floors WHERE partition = $5",
+                $and_ours,
                 $share,
                 ") AS s WHERE $2 > s.floor AND ",
                 $lock,
                 " ON CONFLICT (resource) DO UPDATE \
                  SET max_token = excluded.max_token, updated_at = excluded.updated_at",
                 $set_excluded_admitted_by,
-                " WHERE f.max_token < $2"
+                " WHERE f.max_token < $2",
+                $and_same
             );
             let admit_known = sqlx::query(tables.sql(ADMIT))
                 .bind(admit.resource.as_str())
@@ -60,11 +72,14 @@ macro_rules! statements {
                 return Ok(Admission::Admitted);
             }
             let dead = Self::dead(conn, tables, admit.resource).await?;
+            if let Some(dead) = dead.filter(|dead| dead.max_token >= admit.token.get()) {
+                return Ok(Admission::Stale(dead));
+            }
+            if !Self::is_in_history(conn, tables, admit.resource).await? {
+                return Ok(Admission::Behind);
+            }
             // It was refused, so the token is dead, whatever has become of the row since.
-            Ok(Admission::Stale(
-                dead.filter(|dead| dead.max_token >= admit.token.get())
-                    .unwrap_or(Dead::by_row(admit.token.get())),
-            ))
+            Ok(Admission::Stale(Dead::by_row(admit.token.get())))
         }
 
         async fn admit_early(
@@ -75,7 +90,9 @@ macro_rules! statements {
             const ADMIT_EARLY: &str = concat!(
                 "UPDATE {schema}.fence_resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP",
                 $set_admitted_by,
-                " WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP AND ",
+                " WHERE resource = $1 AND max_token < $2 AND updated_at <= CURRENT_TIMESTAMP",
+                $and_ours,
+                " AND ",
                 $lock
             );
             let admitted = sqlx::query(tables.sql(ADMIT_EARLY))
@@ -94,16 +111,24 @@ macro_rules! statements {
             token: Token,
         ) -> sqlx::Result<Dead> {
             // Where the transaction began before its request, the row may be younger than it.
-            const RAISE: &str = "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
+            const RAISE: &str = concat!(
+                "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
                  WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
-                 WHERE resource = $1 AND max_token < $2";
+                 WHERE resource = $1 AND max_token < $2",
+                $and_durably
+            );
             const RAISE_FIRST: &str = concat!(
-                "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at, partition) \
-                 SELECT $1, $2, CURRENT_TIMESTAMP, $3 \
-                 FROM (SELECT floor FROM {schema}.fence_floors WHERE partition = $3",
+                "INSERT INTO {schema}.fence_resources AS f (resource, max_token, updated_at, partition",
+                $history,
+                ") SELECT $1, $2, CURRENT_TIMESTAMP, $3",
+                $history,
+                " FROM (SELECT floor",
+                $history,
+                " FROM {schema}.fence_floors WHERE partition = $3",
                 $share,
-                ") AS s WHERE $2 >= s.floor \
-                 ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token \
+                ") AS s WHERE $2 >= s.floor",
+                $and_durably,
+                " ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token \
                  WHERE f.max_token < $2"
             );
             let older = TokenUse::Reusable.dead(token);
@@ -147,11 +172,11 @@ macro_rules! statements {
         async fn floor(
             conn: &mut Self::Connection,
             tables: &Tables,
-            resource: &Resource,
+            partition: u8,
         ) -> sqlx::Result<i64> {
             const FLOOR: &str = "SELECT floor FROM {schema}.fence_floors WHERE partition = $1";
             sqlx::query_scalar(tables.sql(FLOOR))
-                .bind(i16::from(partition_of(resource)))
+                .bind(i16::from(partition))
                 .fetch_one(conn)
                 .await
         }
@@ -177,20 +202,31 @@ macro_rules! statements {
             lease: &LeaseDigest,
         ) -> sqlx::Result<Announcement> {
             // Where the transaction began before its request, the row may be younger than it.
-            const ANNOUNCE: &str = "UPDATE {schema}.fence_resources SET \
+            const ANNOUNCE: &str = concat!(
+                "UPDATE {schema}.fence_resources SET \
                      max_token = CASE WHEN max_token < $2 - 1 THEN $2 - 1 ELSE max_token END, \
                      announced = $2, announced_lease = $3, \
                      updated_at = CASE WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at \
                          ELSE CURRENT_TIMESTAMP END \
                  WHERE resource = $1 AND max_token < $2 \
-                     AND (announced < $2 OR (announced = $2 AND announced_lease = $3))";
+                     AND (announced < $2 OR (announced = $2 AND announced_lease = $3))",
+                $and_durably,
+                $and_ours
+            );
             const ANNOUNCE_FIRST: &str = concat!(
                 "INSERT INTO {schema}.fence_resources \
-                     (resource, max_token, announced, announced_lease, updated_at, partition) \
-                 SELECT $1, $2 - 1, $2, $3, CURRENT_TIMESTAMP, $4 \
-                 FROM (SELECT floor FROM {schema}.fence_floors WHERE partition = $4",
+                     (resource, max_token, announced, announced_lease, updated_at, partition",
+                $history,
+                ") SELECT $1, $2 - 1, $2, $3, CURRENT_TIMESTAMP, $4",
+                $history,
+                " FROM (SELECT floor",
+                $history,
+                " FROM {schema}.fence_floors WHERE partition = $4",
+                $and_ours,
                 $share,
-                ") AS s WHERE $2 > s.floor ON CONFLICT (resource) DO NOTHING"
+                ") AS s WHERE $2 > s.floor",
+                $and_durably,
+                " ON CONFLICT (resource) DO NOTHING"
             );
             const HIGHEST: &str = "SELECT CASE WHEN max_token < announced THEN announced \
                  ELSE max_token END, \
@@ -216,7 +252,8 @@ macro_rules! statements {
                     Some((highest, was_last)) if highest >= token.get() => {
                         return Ok(Announcement::Outranked { highest, was_last });
                     }
-                    Some(_) => continue,
+                    Some(_) if Self::is_in_history(conn, tables, resource).await? => continue,
+                    Some(_) => return Ok(Announcement::Behind),
                     None => {}
                 }
                 let announce_first = sqlx::query(tables.sql(ANNOUNCE_FIRST))
@@ -229,7 +266,10 @@ macro_rules! statements {
                     return Ok(Announcement::Announced);
                 }
             }
-            let highest = Self::floor(conn, tables, resource).await?;
+            if !Self::is_in_history(conn, tables, resource).await? {
+                return Ok(Announcement::Behind);
+            }
+            let highest = Self::floor(conn, tables, partition_of(resource)).await?;
             Ok(Announcement::Outranked {
                 highest,
                 was_last: false,

@@ -29,7 +29,7 @@ impl Tables {
     }
 
     /// The text of a statement whose tables are written `{schema}.fence_…`.
-    pub(super) fn sql(&self, template: &'static str) -> SqlStr {
+    pub(in crate::fence) fn sql(&self, template: &'static str) -> SqlStr {
         let address = template.as_ptr() as usize;
         let texts = self.texts.read().unwrap_or_else(PoisonError::into_inner);
         let known = texts.get(&address).cloned();

@@ -78,6 +78,14 @@ impl EmbeddedLeases {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same without what is over: an epoch whose tokens are all dead, and the leases under it.
+    fn current(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
+        let highest = self.memory.highest(partition_of(resource));
+        let mut partition = self.partition(resource);
+        partition.end_epoch(highest);
+        partition
+    }
+
     /// Begins an epoch above one that has no token left.
     async fn begin_epoch(&self, resource: &Resource, last: i64) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
@@ -94,14 +102,16 @@ impl EmbeddedLeases {
         Ok(())
     }
 
-    /// A grant, of which the source of epochs is reminded from time to time: it may have forgotten.
-    async fn granted(&self, lease: Lease) -> Result<Lease, LeaseError> {
+    /// A grant, of which the source of epochs is reminded from time to time: it may have forgotten. `None`
+    /// where the epoch is over.
+    async fn granted(&self, lease: Lease) -> Result<Option<Lease>, LeaseError> {
         let partition = partition_of(&lease.resource);
         let epoch = self.partition(&lease.resource).epoch();
-        if let Some(epoch) = epoch {
-            self.memory.record_grant(partition, epoch, 0).await?;
-        }
-        Ok(lease)
+        let counts = match epoch {
+            Some(epoch) => self.memory.record_grant(partition, epoch, 0).await?,
+            None => true,
+        };
+        Ok(counts.then_some(lease))
     }
 }
 
@@ -121,9 +131,13 @@ impl Leases for EmbeddedLeases {
             let late = Instant::now() >= deadline;
             let line = (!late && pending.seat.is_some())
                 .then_some((&pending.wake, self.limits.per_resource));
-            let outcome = self.partition(resource).ask(resource, &request, line);
+            let outcome = self.current(resource).ask(resource, &request, line);
             match outcome {
-                Outcome::Granted(lease) => return self.granted(lease).await,
+                Outcome::Granted(lease) => {
+                    if let Some(lease) = self.granted(lease).await? {
+                        return Ok(lease);
+                    }
+                }
                 Outcome::NeedsEpoch { last } => {
                     self.begin_epoch(resource, last).await?;
                 }
@@ -155,9 +169,13 @@ impl Leases for EmbeddedLeases {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         loop {
-            let renewed = self.partition(resource).renew(resource, id, request)?;
+            let renewed = self.current(resource).renew(resource, id, request)?;
             match renewed {
-                Outcome::Granted(lease) => return self.granted(lease).await,
+                Outcome::Granted(lease) => {
+                    if let Some(lease) = self.granted(lease).await? {
+                        return Ok(lease);
+                    }
+                }
                 Outcome::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
                 Outcome::Held { .. } | Outcome::Full => return Err(LeaseError::lost(resource)),
             }
@@ -244,14 +262,16 @@ mod tests {
 
     struct Counter(std::sync::atomic::AtomicI64);
 
-    impl Epochs for Counter {
+    impl Epochs for Arc<Counter> {
         fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
             let next = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
             Box::pin(async move { Epoch::new(next.max(at_least.get())) })
         }
 
-        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
-            Box::pin(async { Ok(()) })
+        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+            // Failovers have made all tokens dead.
+            let dead = self.0.load(std::sync::atomic::Ordering::SeqCst) / 1_000 * 1_000;
+            Box::pin(async move { Epoch::new(seen.get().max(dead + 1)) })
         }
 
         fn source_id(&self) -> EpochFuture<'_, SourceId> {
@@ -260,7 +280,7 @@ mod tests {
     }
 
     fn leases() -> EmbeddedLeases {
-        EmbeddedLeases::new(Counter(0.into()))
+        EmbeddedLeases::new(Arc::new(Counter(0.into())))
     }
 
     fn resource(name: &str) -> Resource {
@@ -293,6 +313,27 @@ mod tests {
         leases.release(&sku, &last.id).await.unwrap();
         let second: Token = waiting.await.unwrap().token;
         assert_eq!(Some(second), Epoch::new(2).unwrap().token(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_epoch_that_is_over_is_followed_by_a_higher_one_and_its_leases_are_lost() {
+        let counter = Arc::new(Counter(0.into()));
+        let leases = EmbeddedLeases::new(Arc::clone(&counter));
+        let ttl = Duration::from_secs(600);
+        let first = grant(&leases, "sku-1", ttl).await;
+        counter.0.store(1_000, std::sync::atomic::Ordering::SeqCst);
+        tokio::time::advance(Duration::from_secs(61)).await;
+        // This one reminds the source, in the background.
+        let renew = Renew::new(ttl);
+        leases
+            .renew(&first.resource, &first.id, renew)
+            .await
+            .unwrap();
+        tokio::task::yield_now().await;
+        let lost = leases.renew(&first.resource, &first.id, renew).await;
+        assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
+        let second = grant(&leases, "sku-1", ttl).await;
+        assert_eq!(Some(second.token), Epoch::new(1_001).unwrap().token(1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
+    announce::LeaseDigest,
     epochs::Epoch,
     lease::{
         Acquire, Held, Lease, LeaseError, LeaseId, Owner, Renew,
@@ -38,7 +39,7 @@ struct Clock {
 }
 
 struct Grant {
-    id: LeaseId,
+    lease: LeaseDigest,
     token: Token,
     owner: Option<Owner>,
     /// When the lease ends.
@@ -51,7 +52,7 @@ struct Grant {
 }
 
 struct Waiter {
-    id: LeaseId,
+    lease: LeaseDigest,
     owner: Option<Owner>,
     wake: Arc<Notify>,
 }
@@ -77,13 +78,14 @@ impl Partition {
         request: &Acquire,
         line: Option<(&Arc<Notify>, usize)>,
     ) -> Outcome {
+        let lease = LeaseDigest::of(request.lease_id.expose());
         if self.current(resource).is_none() {
             if let Some(last) = self.used_up() {
                 return Outcome::NeedsEpoch { last };
             }
             if !self.hand_over(resource) {
                 // There is no line.
-                self.put(resource, &request.lease_id, request.owner.as_ref());
+                self.put(resource, lease.clone(), request.owner.as_ref());
             }
         }
         let Some(grant) = self.current(resource) else {
@@ -91,7 +93,7 @@ impl Partition {
                 left: Duration::ZERO,
             };
         };
-        if grant.id == request.lease_id && grant.holds() {
+        if grant.lease == lease && grant.holds() {
             // New, a repeated request, or the confirmation of what was granted in line.
             grant.confirmed = true;
             // The owner stays the one that was named first.
@@ -99,7 +101,7 @@ impl Partition {
                 grant.owner.clone_from(&request.owner);
             }
             grant.lock_delay = request.lock_delay;
-            let lease = grant.start(resource, request.ttl);
+            let lease = grant.start(resource, &request.lease_id, request.ttl);
             self.wake_first(resource);
             return Outcome::Granted(lease);
         }
@@ -114,10 +116,10 @@ impl Partition {
                     }
                     return Outcome::Full;
                 }
-                let mut same_id = line.iter().filter(|waiter| waiter.id == request.lease_id);
+                let mut same_id = line.iter().filter(|waiter| waiter.lease == lease);
                 let known_owner = same_id.find_map(|waiter| waiter.owner.clone());
                 line.push_back(Waiter {
-                    id: request.lease_id.clone(),
+                    lease,
                     owner: known_owner.or_else(|| request.owner.clone()),
                     wake: Arc::clone(wake),
                 });
@@ -151,7 +153,7 @@ impl Partition {
             self.held_under(resource, id)?.token = next.max(lowest);
         }
         let grant = self.held_under(resource, id)?;
-        let lease = grant.start(resource, request.ttl);
+        let lease = grant.start(resource, id, request.ttl);
         self.wake_first(resource);
         Ok(Outcome::Granted(lease))
     }
@@ -185,7 +187,8 @@ impl Partition {
         }
         // The waiter that is first now may not know when the lease ends.
         self.wake_first(resource);
-        let unconfirmed = |grant: &&mut Grant| grant.id == *id && !grant.confirmed;
+        let lease = LeaseDigest::of(id.expose());
+        let unconfirmed = |grant: &&mut Grant| grant.lease == lease && !grant.confirmed;
         if self.current(resource).filter(unconfirmed).is_some() {
             self.end(resource);
         }
@@ -218,6 +221,24 @@ impl Partition {
         }
     }
 
+    /// Ends an epoch below the highest one and number that are known, with its leases: their tokens are dead.
+    pub(super) fn end_epoch(&mut self, highest: (i64, i64)) {
+        let Some(clock) = &mut self.clock else { return };
+        let Ok(epoch) = Epoch::new(highest.0) else {
+            return;
+        };
+        if (clock.epoch.get(), clock.n) < highest {
+            *clock = Clock {
+                epoch,
+                n: highest.1,
+            };
+            self.grants.clear();
+            for first in self.lines.values().filter_map(VecDeque::front) {
+                first.wake.notify_one();
+            }
+        }
+    }
+
     /// Wakes the first in line, who then asks how long the resource stays closed.
     fn wake_first(&self, resource: &Resource) {
         if let Some(first) = self.lines.get(resource).and_then(VecDeque::front) {
@@ -237,20 +258,20 @@ impl Partition {
         let Some(first) = first else {
             return false;
         };
-        self.put(resource, &first.id, first.owner.as_ref());
+        self.put(resource, first.lease, first.owner.as_ref());
         first.wake.notify_one();
         true
     }
 
     /// Grants a lease for a moment, until it is confirmed.
-    fn put(&mut self, resource: &Resource, id: &LeaseId, owner: Option<&Owner>) {
+    fn put(&mut self, resource: &Resource, lease: LeaseDigest, owner: Option<&Owner>) {
         let Ok(token) = self.next_token() else {
             return;
         };
         self.sweep();
         let ends = after(CONFIRM_WAIT);
         let grant = Grant {
-            id: id.clone(),
+            lease,
             token,
             owner: owner.cloned(),
             ends,
@@ -294,8 +315,9 @@ impl Partition {
     }
 
     fn held_under(&mut self, resource: &Resource, id: &LeaseId) -> Result<&mut Grant, LeaseError> {
+        let lease = LeaseDigest::of(id.expose());
         self.current(resource)
-            .filter(|grant| grant.id == *id && grant.holds())
+            .filter(|grant| grant.lease == lease && grant.holds())
             .ok_or_else(|| LeaseError::lost(resource))
     }
 
@@ -330,15 +352,16 @@ impl Grant {
     }
 
     /// Starts the lease's time anew.
-    fn start(&mut self, resource: &Resource, ttl: Duration) -> Lease {
+    fn start(&mut self, resource: &Resource, id: &LeaseId, ttl: Duration) -> Lease {
         let ttl = Duration::from_millis(at_least_1_ms(ttl));
         self.ends = after(ttl);
         self.opens = after(ttl.saturating_add(self.lock_delay));
         Lease {
             resource: resource.clone(),
-            id: self.id.clone(),
+            id: id.clone(),
             token: self.token,
             ttl,
+            signed: None,
         }
     }
 }

@@ -6,13 +6,31 @@ use sqlx::{Row, postgres::PgRow};
 
 use crate::{
     announce::LeaseDigest,
-    calls::Calls,
+    calls::{
+        Argument,
+        Argument::{Bytes, Integer, Text, Truth},
+        Calls, FunctionCall, literal_text,
+    },
     lease::{
         Acquire, Held, LeaseError, LeaseId, ListError, Owner, Page, Renew,
         time::{at_least_1_ms, whole_ms},
     },
     token::{Resource, Token},
 };
+
+/// An expression that makes the COMMIT of its transaction wait for the disk where this is the outcome, and otherwise not.
+/// Whoever waits for more, for a standby, goes on to do so.
+macro_rules! durable_if {
+    ($outcome:literal) => {
+        concat!(
+            "CASE WHEN a.outcome <> '",
+            $outcome,
+            "' THEN pg_catalog.set_config('synchronous_commit', 'off', true) \
+             WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
+             THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+        )
+    };
+}
 
 /// What became of a request for a lease.
 #[derive(Debug)]
@@ -48,8 +66,8 @@ pub(super) struct Request {
     pub(super) lease: LeaseDigest,
     /// Tells the request from others under the same lease id.
     pub(super) ticket: i64,
-    ttl_ms: u64,
-    lock_delay_ms: u64,
+    ttl_ms: i64,
+    lock_delay_ms: i64,
     owner: Option<Owner>,
 }
 
@@ -59,8 +77,8 @@ impl Request {
             resource: resource.clone(),
             lease: LeaseDigest::of(request.lease_id.expose()),
             ticket: rand::random(),
-            ttl_ms: at_least_1_ms(request.ttl),
-            lock_delay_ms: whole_ms(request.lock_delay),
+            ttl_ms: signed(at_least_1_ms(request.ttl)),
+            lock_delay_ms: signed(whole_ms(request.lock_delay)),
             owner: request.owner.clone(),
         }
     }
@@ -82,29 +100,25 @@ impl Functions {
         listener: Option<i64>,
         max_waiters: usize,
     ) -> Result<Asked, LeaseError> {
-        let Request {
-            ticket,
-            ttl_ms,
-            lock_delay_ms,
-            ..
-        } = request;
-        let owner = request
-            .owner
-            .as_ref()
-            .map_or("NULL".into(), |owner| text(owner.as_str()));
-        let listener = listener.map_or("NULL".into(), |listener| listener.to_string());
-        let arguments = format!(
-            "{}, {}, {ttl_ms}, {lock_delay_ms}, {owner}, {ticket}, {in_line}, {listener}, {max_waiters}",
-            text(request.resource.as_str()),
-            bytes(request.lease.as_bytes()),
-        );
         let row = self
-            .one(|schema| {
-                format!(
-                    "SELECT a.outcome, a.token, a.closed_ms, a.others_wait, {} \
-                     FROM {schema}.fence_lease_ask({arguments}) AS a",
-                    durable_if("a.outcome = 'granted'")
-                )
+            .one(FunctionCall {
+                function: "fence_lease_ask",
+                arguments: &[
+                    Text(Some(request.resource.as_str())),
+                    Bytes(Some(request.lease.as_bytes())),
+                    Integer(Some(request.ttl_ms)),
+                    Integer(Some(request.lock_delay_ms)),
+                    Text(request.owner.as_ref().map(Owner::as_str)),
+                    Integer(Some(request.ticket)),
+                    Truth(in_line),
+                    Integer(listener),
+                    Integer(Some(i64::try_from(max_waiters).unwrap_or(i64::MAX))),
+                ],
+                columns: concat!(
+                    "a.outcome, a.token, a.closed_ms, a.others_wait, ",
+                    durable_if!("granted")
+                ),
+                lazily: false,
             })
             .await?;
         let closed = || unsigned(&row, "closed_ms").map(Duration::from_millis);
@@ -128,22 +142,19 @@ impl Functions {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Renewed, LeaseError> {
-        let arguments = format!(
-            "{}, {}, {}, {}, {}",
-            text(resource.as_str()),
-            digest(id),
-            at_least_1_ms(request.ttl),
-            request.new_token,
-            request
-                .at_least
-                .map_or("NULL".into(), |token| token.get().to_string()),
-        );
+        let lease = LeaseDigest::of(id.expose());
         let row = self
-            .one(|schema| {
-                format!(
-                    "SELECT a.outcome, a.token, {} FROM {schema}.fence_lease_renew({arguments}) AS a",
-                    durable_if("a.outcome = 'renewed'")
-                )
+            .one(FunctionCall {
+                function: "fence_lease_renew",
+                arguments: &[
+                    Text(Some(resource.as_str())),
+                    Bytes(Some(lease.as_bytes())),
+                    Integer(Some(signed(at_least_1_ms(request.ttl)))),
+                    Truth(request.new_token),
+                    Integer(request.at_least.map(Token::get)),
+                ],
+                columns: concat!("a.outcome, a.token, ", durable_if!("renewed")),
+                lazily: false,
             })
             .await?;
         Ok(match row.try_get("outcome").map_err(unavailable)? {
@@ -160,31 +171,32 @@ impl Functions {
         resource: &Resource,
         id: Option<&LeaseId>,
     ) -> Result<bool, LeaseError> {
-        let arguments = format!(
-            "{}, {}",
-            text(resource.as_str()),
-            id.map_or("NULL".into(), digest)
-        );
-        let ended = self.lazily("fence_lease_end", &arguments).await?;
+        let lease = id.map(|id| LeaseDigest::of(id.expose()));
+        let lease = lease.as_ref().map(|lease| &lease.as_bytes()[..]);
+        let ended = self
+            .lazily(
+                "fence_lease_end",
+                &[Text(Some(resource.as_str())), Bytes(lease), Integer(None)],
+            )
+            .await?;
         ended.try_get("answer").map_err(unavailable)
     }
 
     /// Takes a request back: out of the line, and what was granted to it alone.
     pub(super) async fn abandon(&self, request: &Request) -> Result<(), LeaseError> {
-        let arguments = format!(
-            "{}, {}, {}",
-            text(request.resource.as_str()),
-            bytes(request.lease.as_bytes()),
-            request.ticket
-        );
+        let arguments = [
+            Text(Some(request.resource.as_str())),
+            Bytes(Some(request.lease.as_bytes())),
+            Integer(Some(request.ticket)),
+        ];
         self.lazily("fence_lease_abandon", &arguments).await?;
         Ok(())
     }
 
     /// Tells the first in line how long the resource stays closed.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
-        self.lazily("fence_lease_call", &text(resource.as_str()))
-            .await?;
+        let resource = Text(Some(resource.as_str()));
+        self.lazily("fence_lease_call", &[resource]).await?;
         Ok(())
     }
 
@@ -192,14 +204,14 @@ impl Functions {
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = functions.lazily("fence_lease_sweep", "").await {
+            if let Err(error) = functions.lazily("fence_lease_sweep", &[]).await {
                 tracing::debug!(%error, "the lines of waiters were not swept");
             }
         });
     }
 
     pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
-        let condition = format!("h.resource = {}", text(resource.as_str()));
+        let condition = format!("h.resource = {}", literal_text(resource.as_str()));
         let rows = self.held(&condition, 1).await?;
         let held = rows.first().map(held_lease).transpose()?;
         Ok(held.map(|(_, held)| held))
@@ -214,7 +226,7 @@ impl Functions {
             return Err(ListError::Cursor);
         }
         let limit = limit.max(1);
-        let condition = format!("h.resource > {}", text(after));
+        let condition = format!("h.resource > {}", literal_text(after));
         let rows = self.held(&condition, limit.saturating_add(1)).await?;
         let leases: Result<Vec<_>, LeaseError> = rows.iter().take(limit).map(held_lease).collect();
         let leases = leases?;
@@ -238,45 +250,32 @@ impl Functions {
     }
 
     /// Calls a function that makes no token: its COMMIT need not wait for the disk.
-    async fn lazily(&self, function: &str, arguments: &str) -> Result<PgRow, LeaseError> {
-        self.one(|schema| {
-            format!(
-                "SET LOCAL synchronous_commit = off; SELECT {schema}.{function}({arguments}) AS answer"
-            )
+    async fn lazily(
+        &self,
+        function: &'static str,
+        arguments: &[Argument<'_>],
+    ) -> Result<PgRow, LeaseError> {
+        self.one(FunctionCall {
+            function,
+            arguments,
+            columns: "a.answer",
+            lazily: true,
         })
         .await
     }
 
-    async fn one(
-        &self,
-        statement: impl FnOnce(&str) -> String + Send,
-    ) -> Result<PgRow, LeaseError> {
-        let rows = self
-            .database
-            .call(Box::new(statement))
-            .await
-            .map_err(LeaseError::unavailable)?;
-        let row = rows.into_iter().next_back();
+    async fn one(&self, call: FunctionCall<'_>) -> Result<PgRow, LeaseError> {
+        let rows = self.database.call_function(call).await;
+        let row = rows
+            .map_err(LeaseError::unavailable)?
+            .into_iter()
+            .next_back();
         row.ok_or_else(|| unavailable(sqlx::Error::RowNotFound))
     }
 }
 
 /// What the cursor of a page begins with; the name that was listed last follows.
 const CURSOR: &str = "after:";
-
-/// An expression that makes the COMMIT of its transaction wait for the disk on a condition, and otherwise not.
-/// Whoever waits for more, for a standby, goes on to do so.
-fn durable_if(condition: &str) -> String {
-    format!(
-        "CASE WHEN NOT ({condition}) THEN pg_catalog.set_config('synchronous_commit', 'off', true) \
-         WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
-         THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
-    )
-}
-
-fn digest(id: &LeaseId) -> String {
-    bytes(LeaseDigest::of(id.expose()).as_bytes())
-}
 
 fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
     let name: String = row.try_get("resource").map_err(unavailable)?;
@@ -305,16 +304,7 @@ fn unavailable(error: sqlx::Error) -> LeaseError {
     LeaseError::unavailable(error)
 }
 
-/// Text as an expression of SQL, whatever its characters and the settings of the session.
-fn text(value: &str) -> String {
-    format!(
-        "pg_catalog.convert_from({}, 'UTF8')",
-        bytes(value.as_bytes())
-    )
-}
-
-/// Bytes as an expression of SQL.
-fn bytes(value: &[u8]) -> String {
-    let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("pg_catalog.decode('{digits}', 'hex')")
+/// Milliseconds, of which there are at most a century.
+fn signed(ms: u64) -> i64 {
+    i64::try_from(ms).unwrap_or(i64::MAX)
 }

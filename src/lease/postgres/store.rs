@@ -143,16 +143,24 @@ impl Leases for PostgresLeases {
         let deadline = after(request.wait);
         let mut pending = PendingAcquire::new(&self.functions, Request::new(resource, &request));
         let max_waiters = self.waiters.max_per_resource();
-        // The first time without a wait: most locks are free.
+        // The first time without a wait: most locks are free, unless others wait here already.
         let mut listener = None;
+        if !request.wait.is_zero()
+            && self.waiters.have_line(resource)
+            && pending.join(&self.waiters)
+        {
+            listener = self.listen(deadline).await?;
+        }
         let mut pause = SHORT_PAUSE;
         loop {
             // The end of the wait that is known, for the first in line.
             let mut look_at = None;
             match pending.ask(listener, max_waiters).await {
                 Ok(Asked::Granted { token, others_wait }) => {
+                    // Who joined behind it while it was granted is not among the others yet, and counts on it.
+                    let was_in_line = pending.seat.is_some();
                     pending.finish();
-                    if others_wait {
+                    if others_wait || was_in_line {
                         self.tell_the_first(resource);
                     }
                     return Ok(Lease::granted(

@@ -92,6 +92,11 @@ impl Waiters {
         })
     }
 
+    /// Whether somebody waits for this resource.
+    pub(super) fn have_line(&self, resource: &Resource) -> bool {
+        self.waiting().lines.contains_key(resource)
+    }
+
     /// Takes in what a function has notified: a ticket, and how long the resource stays closed.
     pub(super) fn deliver(&self, payload: &str) {
         let Some((ticket, closed_ms)) = payload.split_once(' ') else {

@@ -30,13 +30,18 @@ impl Scripts {
         arguments: &impl Arguments,
     ) -> Result<Answer, LeaseError> {
         self.memory().learn_source().await?;
-        let answer = self.attempts(script, resource, arguments).await?;
-        if let Answer::Granted(Granted { epoch, n, .. }) = answer {
-            self.memory()
-                .record_grant(partition_of(resource), epoch, n)
-                .await?;
+        let partition = partition_of(resource);
+        for _ in 0..ATTEMPTS {
+            let answer = self.attempts(script, resource, arguments).await?;
+            let Answer::Granted(Granted { epoch, n, .. }) = answer else {
+                return Ok(answer);
+            };
+            if self.memory().record_grant(partition, epoch, n).await? {
+                return Ok(answer);
+            }
+            // The epoch is over. The script grants anew, or says that the lease is lost.
         }
-        Ok(answer)
+        Err(unexpected())
     }
 
     /// Runs a script. Where that needs an epoch, begins one and runs it again.
@@ -74,6 +79,10 @@ impl Scripts {
                     self.server().find_again().await;
                     replaces_clock = true;
                 }
+                // A renewal that keeps its token asks no source, until its epoch turns out to be over.
+                (Answer::OtherSource(_), _) if self.memory().source().is_none() => {
+                    self.memory().learn_source().await?;
+                }
                 (Answer::OtherSource(theirs), _) => return Err(self.mismatch(partition, theirs)),
                 (answer, _) => return Ok(answer),
             }
@@ -95,7 +104,7 @@ impl Scripts {
             Answer::NeedsEpoch(_) | Answer::Behind | Answer::OtherSource(_) => {
                 // The lease has ended; the next in line needs an epoch first. Where that fails,
                 // `watch_lease_end` tries again.
-                let _ = self.tick(resource, "").await;
+                let _ = self.tick(resource, None).await;
                 Ok(true)
             }
             answer => Ok(matches!(answer, Answer::Released)),

@@ -39,9 +39,9 @@ pub(super) async fn watch_lease_end(
         let some_waiter = {
             let lines = waiters.lines();
             let ids = lines.get(&*key).and_then(|line| line.waiters.keys().next());
-            ids.cloned().unwrap_or_default()
+            ids.cloned()
         };
-        let next_look = match scripts.tick(&resource, &some_waiter).await {
+        let next_look = match scripts.tick(&resource, some_waiter.as_ref()).await {
             Ok(Answer::Watched { left, in_line }) => {
                 if !in_line {
                     // The waiter was passed over, or the line was lost.

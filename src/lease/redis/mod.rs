@@ -18,6 +18,8 @@
 //!    that has counted as far. One that came back from the past is lost to its holder, and keeps its
 //!    resource closed for the rest of its time.
 //!
+//! 5. Of a lease id Redis has a part of its SHA-256, so that whoever reads there can neither renew nor release.
+//!
 //! The line of waiters is in Redis. The script that releases grants to the first in line, token included,
 //! and publishes that to its issuer; see [`waiters`].
 
@@ -33,6 +35,7 @@ mod pending;
 mod scripts;
 mod server;
 mod store;
+mod stored_id;
 mod waiters;
 
 pub use self::{builder::RedisLeasesBuilder, store::RedisLeases};

@@ -9,6 +9,7 @@ use tokio::{
 
 use super::{
     lease_end::watch_lease_end,
+    stored_id::StoredId,
     waiters::{LONGEST_SLEEP, Line, Waiters},
 };
 use crate::{lease::LeaseId, token::Resource};
@@ -18,7 +19,7 @@ use crate::{lease::LeaseId, token::Resource};
 pub(super) struct PendingAcquire {
     waiters: Arc<Waiters>,
     resource: Resource,
-    id: LeaseId,
+    id: StoredId,
     key: Box<str>,
     wake: Arc<Notify>,
     seat: Option<OwnedSemaphorePermit>,
@@ -31,7 +32,7 @@ impl PendingAcquire {
         Self {
             waiters: Arc::clone(waiters),
             resource: resource.clone(),
-            id: id.clone(),
+            id: StoredId::of(id),
             key: waiters.scripts().lease_key(resource).into(),
             wake: Arc::default(),
             seat: None,
@@ -69,7 +70,7 @@ impl PendingAcquire {
                 ends,
             }
         });
-        let same_id = line.waiters.entry(self.id.expose().into()).or_default();
+        let same_id = line.waiters.entry(self.id.clone()).or_default();
         same_id.push(Arc::clone(&self.wake));
         line.count += 1;
         true
@@ -105,7 +106,7 @@ impl PendingAcquire {
         let Some(line) = lines.get_mut(&self.key) else {
             return false;
         };
-        let Some(same_id) = line.waiters.get_mut(self.id.expose()) else {
+        let Some(same_id) = line.waiters.get_mut(&self.id) else {
             return false;
         };
         let before = same_id.len();
@@ -114,7 +115,7 @@ impl PendingAcquire {
         if !same_id.is_empty() {
             return true;
         }
-        line.waiters.remove(self.id.expose());
+        line.waiters.remove(&self.id);
         if line.waiters.is_empty() {
             lines.remove(&self.key);
         }

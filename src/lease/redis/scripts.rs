@@ -10,6 +10,7 @@ use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 use super::{
     answer::{Answer, Granted, parse_ms, parse_token, unexpected},
     server::Server,
+    stored_id::StoredId,
 };
 use crate::{
     epochs::{Epoch, SourceId, partition_of},
@@ -84,6 +85,11 @@ impl Scripts {
         &self.memory
     }
 
+    /// There is a sign that the epoch of this resource's partition may be over.
+    pub(super) fn doubt_epoch(&self, resource: &Resource) {
+        self.memory.doubt(partition_of(resource));
+    }
+
     pub(super) const fn begin_epoch_script(&self) -> &Script {
         &self.begin_epoch
     }
@@ -120,9 +126,10 @@ impl Scripts {
         channel: &str,
         waiters: usize,
     ) -> Result<Answer, LeaseError> {
+        let id = StoredId::of(&request.lease_id);
         let arguments = |script: &mut ScriptInvocation<'_>| {
             script
-                .arg(request.lease_id.expose())
+                .arg(id.as_str())
                 .arg(ticket)
                 .arg(at_least_1_ms(request.ttl))
                 .arg(whole_ms(request.lock_delay))
@@ -140,9 +147,10 @@ impl Scripts {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Answer, LeaseError> {
+        let id = StoredId::of(id);
         let arguments = |script: &mut ScriptInvocation<'_>| {
             script
-                .arg(id.expose())
+                .arg(id.as_str())
                 .arg(at_least_1_ms(request.ttl))
                 .arg(u8::from(request.new_token))
                 .arg(request.at_least.map_or(0, Token::get));
@@ -153,7 +161,7 @@ impl Scripts {
         // What keeps its token goes on without a database.
         let answer = self.attempts(&self.renew, resource, &arguments).await?;
         if let Answer::Granted(Granted { epoch, n, .. }) = answer {
-            self.memory.record(partition_of(resource), epoch, n);
+            self.memory.record_renewal(partition_of(resource), epoch, n);
         }
         Ok(answer)
     }
@@ -162,11 +170,11 @@ impl Scripts {
     pub(super) async fn abandon(
         &self,
         resource: &Resource,
-        id: &LeaseId,
+        id: &StoredId,
         ticket: u64,
     ) -> Result<bool, LeaseError> {
         let mut script = self.invoke(&self.abandon, resource, false);
-        self.ending(script.arg(id.expose()).arg(ticket), resource)
+        self.ending(script.arg(id.as_str()).arg(ticket), resource)
             .await
     }
 
@@ -177,7 +185,8 @@ impl Scripts {
         id: &LeaseId,
     ) -> Result<bool, LeaseError> {
         let mut script = self.invoke(&self.release, resource, false);
-        self.ending(script.arg(id.expose()), resource).await
+        self.ending(script.arg(StoredId::of(id).as_str()), resource)
+            .await
     }
 
     /// Ends the lease without its id; true when it was held.
@@ -188,8 +197,13 @@ impl Scripts {
 
     /// Looks whether the lease has ended by itself, and hands it over; and whether a waiter is
     /// still in line.
-    pub(super) async fn tick(&self, resource: &Resource, id: &str) -> Result<Answer, LeaseError> {
-        let arguments = |script: &mut ScriptInvocation<'_>| _ = script.arg(id);
+    pub(super) async fn tick(
+        &self,
+        resource: &Resource,
+        waiter: Option<&StoredId>,
+    ) -> Result<Answer, LeaseError> {
+        let waiter = waiter.map_or("", StoredId::as_str);
+        let arguments = |script: &mut ScriptInvocation<'_>| _ = script.arg(waiter);
         self.granting(&self.tick, resource, &arguments).await
     }
 

@@ -191,6 +191,10 @@ impl Leases for RedisLeases {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Lease, LeaseError> {
+        if request.at_least.is_some() {
+            // The resource has seen a higher token than this store's.
+            self.scripts.doubt_epoch(resource);
+        }
         match self.scripts.renew(resource, id, request).await? {
             Answer::Granted(granted) => {
                 Ok(Lease::granted(resource, id, granted.token, request.ttl))

@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{answer::parse_ms, scripts::Scripts};
+use super::{answer::parse_ms, scripts::Scripts, stored_id::StoredId};
 use crate::lease::{LeaseId, WaiterLimits};
 
 /// The waiters of this issuer.
@@ -40,7 +40,7 @@ pub(super) struct Waiters {
 /// The waiters for one resource, by lease id.
 pub(super) struct Line {
     /// More than one where a request is repeated while the first one still waits.
-    pub(super) waiters: HashMap<Box<str>, Vec<Arc<Notify>>>,
+    pub(super) waiters: HashMap<StoredId, Vec<Arc<Notify>>>,
     /// How many these are.
     pub(super) count: usize,
     /// When the lease ends that is in the way.

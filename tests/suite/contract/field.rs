@@ -16,6 +16,7 @@ use tower_fence::{
     AllAdmitted, FenceLayer, InvalidResource, Resource,
     header::{self, FencingToken},
     layer::Rejection,
+    token_keys::KeyId,
 };
 
 use super::{json, problem, resource, vectors};
@@ -43,6 +44,7 @@ struct ValidHeader {
 struct Member {
     token: i64,
     resource: Option<String>,
+    key: Option<String>,
     mac: Option<String>,
 }
 
@@ -52,6 +54,7 @@ impl From<&FencingToken> for Member {
         Self {
             token: token.token.get(),
             resource: token.resource.as_ref().map(Resource::to_string),
+            key: token.key.as_ref().map(KeyId::to_string),
             mac: token.mac.as_deref().map(hex),
         }
     }

@@ -6,6 +6,8 @@ mod documentation;
 mod field;
 mod functions;
 mod rights;
+mod signed;
+mod signed_fuzz;
 mod tokens;
 
 use std::{fs, path::Path as FilePath};

@@ -12,13 +12,15 @@ use reqwest::Url;
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower::ServiceExt;
 use tower_fence::{
-    Fence, FenceLayer, Idempotency, Resource, TokenUse,
+    Fence, FenceLayer, Idempotency, Resource, TokenKey, TokenKeys, TokenUse,
     lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases, RedisLeases, Renew},
+    token_keys::KeyId,
 };
 
 use super::{admission::answer, grants, resource, token};
 use crate::support::{
     database::{Fresh, TestDatabase},
+    functions::add_token_key,
     redis::{fresh_prefix, shared_url},
 };
 
@@ -86,6 +88,17 @@ fn one_by_one(grants: &str) -> Vec<String> {
 async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool) -> Outcome) {
     let db = Postgres::fresh(1).await;
     let role = Role::create(&db).await;
+    each_right_is_needed_of(&role, documented, work).await;
+    role.drop().await;
+}
+
+/// The same of a role in a database that has what the work needs.
+async fn each_right_is_needed_of(
+    role: &Role<'_>,
+    documented: &str,
+    work: impl AsyncFn(PgPool) -> Outcome,
+) {
+    let db = role.db;
     let grants = grants(documented).replace(documented, &role.name);
     db.execute(&grants).await;
     // What the application's own statements need is not the fence's to say.
@@ -116,7 +129,16 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool) -> Ou
     }
     work(role.pool().await).await.unwrap();
     println!("{documented}: {} rights, each of them needed", rights.len());
-    role.drop().await;
+}
+
+/// As if the server was on another time line when this resource was used last.
+async fn forget(pool: &PgPool, name: &Resource) -> sqlx::Result<()> {
+    let forget = "UPDATE fence_resources SET history = '0' WHERE resource = $1";
+    sqlx::query(forget)
+        .bind(name.as_str())
+        .execute(pool)
+        .await?;
+    Ok(())
 }
 
 fn new_resource() -> Resource {
@@ -126,7 +148,7 @@ fn new_resource() -> Resource {
 #[tokio::test]
 async fn whoever_writes_with_the_crate_needs_these_rights() {
     each_right_is_needed("shop_writer", async |pool| {
-        let fence = Fence::new(pool);
+        let fence = Fence::new(pool.clone());
         fence.migrate().await?;
         let name = new_resource();
         let layer = FenceLayer::new(fence.clone(), {
@@ -158,6 +180,10 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
             .await
             .map_err(|error| format!("{error:?}"))?;
         assert_eq!(written.len(), 1);
+        // As if the server was promoted since.
+        forget(&pool, &name).await?;
+        let tx = fence.begin(&name, token(1_000_000_003), TokenUse::Reusable);
+        tx.await?.commit().await?;
         Ok(())
     })
     .await;
@@ -183,17 +209,62 @@ async fn whoever_writes_through_the_functions_needs_these_rights() {
 }
 
 #[tokio::test]
+async fn whoever_writes_with_signed_tokens_alone_needs_these_rights() {
+    let db = Postgres::fresh(1).await;
+    let (role, key) = (Role::create(&db).await, [7; 32]);
+    let mut owner = db.pool.acquire().await.unwrap();
+    add_token_key(&mut owner, "k1", &key, "").await.unwrap();
+    drop(owner);
+    let keys = TokenKey::new(KeyId::new("k1").unwrap(), key).unwrap();
+    let keys = TokenKeys::new([keys]).unwrap();
+    each_right_is_needed_of(&role, "shop_courier", async |pool| {
+        let (name, field) = (new_resource(), |name: &Resource, n| {
+            keys.sign(name, token(n)).to_string()
+        });
+        for (call, n) in [("fence_admit_signed", 5), ("fence_raise_signed", 8)] {
+            let call = sqlx::AssertSqlSafe(format!("SELECT {call}($1)"));
+            sqlx::query(call)
+                .bind(field(&name, n))
+                .execute(&pool)
+                .await?;
+        }
+        let max_token = sqlx::query_scalar("SELECT fence_max_token($1)").bind(name.as_str());
+        let max_token: i64 = max_token.fetch_one(&pool).await?;
+        assert_eq!(max_token, 7);
+        // What would let it make up a token.
+        for forbidden in [
+            "SELECT fence_admit('sku-1', 9)",
+            "SELECT fence_raise('sku-1', 9)",
+            "SELECT fence_add_token_key('k2', sha256('mine'))",
+            "SELECT fence_verify('9')",
+            "SELECT * FROM fence_token_keys",
+            "UPDATE fence_token_keys SET inner_block = ''",
+        ] {
+            let refused = sqlx::query(forbidden).execute(&pool).await.unwrap_err();
+            let refused = refused.into_database_error().unwrap();
+            assert_eq!(refused.code().as_deref(), Some("42501"), "{forbidden}");
+        }
+        Ok(())
+    })
+    .await;
+    role.drop().await;
+}
+
+#[tokio::test]
 async fn whoever_grants_leases_needs_these_rights() {
     each_right_is_needed("shop_issuer", async |pool| {
-        let fence = Fence::new(pool);
+        let fence = Fence::new(pool.clone());
         fence.migrate().await?;
         let leases = RedisLeases::builder(fence.clone()).key_prefix(fresh_prefix());
         let leases = leases.connect(&shared_url()).await?.announced_to(fence);
         let name = new_resource();
-        let lease = leases
-            .acquire(&name, Acquire::new(Duration::from_secs(30)))
-            .await?;
-        leases.release(&name, &lease.id).await?;
+        for _ in 0..2 {
+            let lease = leases
+                .acquire(&name, Acquire::new(Duration::from_secs(30)))
+                .await?;
+            leases.release(&name, &lease.id).await?;
+            forget(&pool, &name).await?;
+        }
         Ok(())
     })
     .await;
@@ -253,7 +324,13 @@ async fn whoever_operates_needs_these_rights() {
         let fence = Fence::new(pool.clone());
         let name = new_resource();
         fence.inspect(&name).await?;
-        fence.reset(&name, token(1_000_000_005)).await?;
+        // Above all epochs that this is about to use up.
+        fence.reset(&name, token(900_000_000_000_005)).await?;
+        fence.notice_failover(true).await?;
+        fence.after_failover().await?;
+        sqlx::query("SELECT fence_after_failover()")
+            .execute(&pool)
+            .await?;
         fence.remove_idle(Duration::from_secs(3_600), 10).await?;
         sqlx::query("SELECT fence_remove_idle('90 days', 1000)")
             .execute(&pool)

@@ -168,8 +168,8 @@ impl Epochs for EpochSource {
         Box::pin(async { Ok(self.epoch) })
     }
 
-    fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
-        Box::pin(async { Ok(()) })
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(seen) })
     }
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {

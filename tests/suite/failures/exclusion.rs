@@ -37,15 +37,16 @@ const STOCK: i64 = 1_000_000;
 const TTL_MS: u64 = 100;
 
 /// Acquires, decrements and releases until enough writes are acknowledged, and returns how many
-/// were: each by one.
-async fn workload(urls: &[String]) -> i64 {
+/// were: each by one. Who does not wait in line asks again and again.
+async fn workload(urls: &[String], wait_ms: u64) -> i64 {
     let (acknowledged, refused) = (AtomicI64::new(0), AtomicU64::new(0));
     let client = Client::new();
     let one = async |n: u64| {
         let url = &urls[n as usize % urls.len()];
         let lock = format!("{url}/locks/sku-1");
         while acknowledged.load(Relaxed) < WRITES {
-            let lease = Answer::to(client.post(&lock).json(&json!({ "ttl_ms": TTL_MS }))).await;
+            let body = json!({ "ttl_ms": TTL_MS, "wait_ms": wait_ms });
+            let lease = Answer::to(client.post(&lock).json(&body)).await;
             if lease.status != 201 {
                 // Or its announcement took longer than the lease.
                 if lease.status != 503 {
@@ -78,22 +79,30 @@ async fn workload(urls: &[String]) -> i64 {
     acknowledged.into_inner()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_processes_of_the_service_lose_nothing() {
-    let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
-    let variables = [
-        ("DATABASE_URL", db.url.as_str()),
-        ("REDIS_URL", &redis.url()),
-    ];
+/// Two processes of the example, with these variables besides that of the database.
+async fn two_processes_lose_nothing(variables: &[(&str, &str)], wait_ms: u64) {
+    let db = Postgres::fresh(2).await;
+    let variables = [&[("DATABASE_URL", db.url.as_str())], variables].concat();
     // One after the other: both create the tables where they are missing.
     let one = Inventory::start(&variables).await;
     let two = Inventory::start(&variables).await;
     db.execute(&format!("INSERT INTO inventory VALUES ('sku-1', {STOCK})"))
         .await;
-    let acknowledged = workload(&[one.url.clone(), two.url.clone()]).await;
+    let acknowledged = workload(&[one.url.clone(), two.url.clone()], wait_ms).await;
     assert!(acknowledged >= WRITES);
     let left = db.number("SELECT stock FROM inventory").await;
     assert_eq!(STOCK - left, acknowledged);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_of_the_service_lose_nothing() {
+    let redis = RedisServer::start(&[]).await;
+    two_processes_lose_nothing(&[("REDIS_URL", &redis.url())], 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_with_leases_in_postgres_lose_nothing() {
+    two_processes_lose_nothing(&[], 30_000).await;
 }
 
 /// Two servers in this process, each with a pool of its own, whose handlers take some time
@@ -120,7 +129,7 @@ async fn servers(db: &Fresh<Postgres>, app: impl Fn(Fence<Postgres>) -> Router) 
 
 async fn fell_by_what_was_acknowledged(db: &Fresh<Postgres>, servers: &[Server]) -> bool {
     let urls: Vec<_> = servers.iter().map(|server| server.url("")).collect();
-    let acknowledged = workload(&urls).await;
+    let acknowledged = workload(&urls, 0).await;
     let fell = STOCK - db.number("SELECT n FROM stock").await;
     println!("the stock fell by {fell}");
     fell == acknowledged

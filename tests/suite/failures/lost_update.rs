@@ -17,20 +17,22 @@ use futures_util::future::join_all;
 use sqlx::{PgPool, Postgres};
 use tokio::time::sleep;
 use tower_fence::{
-    Fence, FenceLayer, PathParam, PgFencedTx,
+    Fence, FenceLayer, PathParam, PgFencedTx, Resource,
     lease::{Acquire, LeaseError, Leases, PostgresLeases, RedisLeases},
 };
 
 use crate::support::{
     database::TestDatabase,
     http::{Answer, Server},
-    lease::sku,
     redis::{fresh_prefix, shared_url},
 };
 
 /// So long a lease lasts; thinking takes up to twice as long.
-const TTL: Duration = Duration::from_millis(6);
+const TTL: Duration = Duration::from_millis(20);
+/// Acknowledged increments, of all counters together.
 const ROUNDS: i64 = 1_000;
+/// Each has two holders. They mostly think, so that many can do so at once.
+const COUNTERS: usize = 12;
 
 async fn read(State(pool): State<PgPool>, Path(sku): Path<String>) -> String {
     let value: Option<i64> = sqlx::query_scalar("SELECT value FROM counters WHERE sku = $1")
@@ -53,16 +55,22 @@ async fn write(mut tx: PgFencedTx, Path(sku): Path<String>, value: String) {
 }
 
 /// One read, some thought, one write; whether the write was acknowledged.
-async fn increment<L: Leases>(leases: &L, server: &Server, fenced_read: bool) -> bool {
+async fn increment<L: Leases>(
+    leases: &L,
+    server: &Server,
+    counter: &Resource,
+    fenced_read: bool,
+) -> bool {
     let request = Acquire::new(TTL).wait(Duration::from_secs(30));
-    let lease = match leases.acquire(&sku(), request).await {
+    let lease = match leases.acquire(counter, request).await {
         Ok(lease) => lease,
         // Its announcement took longer than the lease.
         Err(LeaseError::Unavailable(_)) => return false,
         Err(error) => panic!("{error:?}"),
     };
     let token = lease.fencing_token().to_string();
-    let mut get = server.get("/sku-1");
+    let path = format!("/{counter}");
+    let mut get = server.get(&path);
     if fenced_read {
         get = get.header("Fencing-Token", &token);
     }
@@ -73,10 +81,10 @@ async fn increment<L: Leases>(leases: &L, server: &Server, fenced_read: bool) ->
     assert_eq!(answer.status, 200, "{answer:?}");
     let value: i64 = answer.text.parse().unwrap();
     sleep(TTL.mul_f64(rand::random::<f64>() * 2.0)).await;
-    let put = server.client.put(server.url("/sku-1"));
+    let put = server.client.put(server.url(&path));
     let put = put.header("Fencing-Token", &token);
     let answer = Answer::to(put.body((value + 1).to_string())).await;
-    let _ = leases.release(&sku(), &lease.id).await;
+    let _ = leases.release(counter, &lease.id).await;
     match answer.status {
         200 => true,
         412 => false,
@@ -96,7 +104,7 @@ enum Guard {
 
 /// How many acknowledged increments are missing, of a thousand.
 async fn lost_updates(guard: Guard) -> i64 {
-    let db = Postgres::fresh(8).await;
+    let db = Postgres::fresh(16).await;
     sqlx::raw_sql("CREATE TABLE counters (sku TEXT PRIMARY KEY, value BIGINT NOT NULL)")
         .execute(db.fence().get_pool())
         .await
@@ -115,21 +123,26 @@ async fn lost_updates(guard: Guard) -> i64 {
         PostgresLeases::new(Fence::new(other_pool)),
     ];
     let (acknowledged, refused) = (AtomicI64::new(0), AtomicI64::new(0));
-    let holder = async |in_postgres: &PostgresLeases| {
+    let holder = async |counter: &Resource, in_postgres: &PostgresLeases| {
         while acknowledged.load(Relaxed) < ROUNDS {
             let done = match guard {
-                Guard::Nothing => increment(&leases, &server, false).await,
-                Guard::AnnouncedGrants => increment(&with_a_word, &server, false).await,
-                Guard::FencedReads => increment(&leases, &server, true).await,
-                Guard::LeasesInPostgres => increment(in_postgres, &server, false).await,
+                Guard::Nothing => increment(&leases, &server, counter, false).await,
+                Guard::AnnouncedGrants => increment(&with_a_word, &server, counter, false).await,
+                Guard::FencedReads => increment(&leases, &server, counter, true).await,
+                Guard::LeasesInPostgres => increment(in_postgres, &server, counter, false).await,
             };
             let count = if done { &acknowledged } else { &refused };
             count.fetch_add(1, Relaxed);
         }
     };
-    let holders = in_postgres.iter().map(holder);
+    let counters = (0..COUNTERS).map(|n| Resource::new(format!("counter-{n}")).unwrap());
+    let counters: Vec<_> = counters.collect();
+    let holders = counters.iter().flat_map(|counter| {
+        let two = in_postgres.iter();
+        two.map(|in_postgres| holder(counter, in_postgres))
+    });
     join_all(holders).await;
-    let value: i64 = Answer::to(server.get("/sku-1")).await.text.parse().unwrap();
+    let value = db.number("SELECT sum(value)::bigint FROM counters").await;
     let lost = acknowledged.load(Relaxed) - value;
     println!("{guard:?}: lost {lost}, refused {refused:?}");
     assert!(refused.load(Relaxed) > 20, "no lease ran out in between");

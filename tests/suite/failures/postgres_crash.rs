@@ -6,12 +6,20 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, extract::Path, routing::post};
+use axum::{
+    Router,
+    body::Body,
+    extract::Path,
+    http::{Request, request::Parts},
+    routing::{get, post},
+};
 use futures_util::future::join_all;
-use sqlx::PgPool;
+use sqlx::{PgPool, Postgres};
 use tokio::time::sleep;
+use tower::ServiceExt;
 use tower_fence::{
-    Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token,
+    Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    announce::{Announce, LeaseDigest},
     epochs::{Epoch, Epochs},
     layer::DatabaseError,
 };
@@ -152,25 +160,83 @@ async fn crash_under_load() {
     }
 }
 
-#[tokio::test]
-async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
-    let lazy = ["synchronous_commit=off", "wal_writer_delay=10000"];
-    let mut server = PostgresServer::start(&lazy).await;
-    let url = server.url("postgres");
-    let fence = || async { Fence::new(PgPool::connect(&url).await.unwrap()) };
-    let before = fence().await;
-    before.migrate().await.unwrap();
-    let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
-    // Nothing waits for the disk on behalf of this.
-    let resource = Resource::new("lost").unwrap();
-    before.raise(&resource, Token::MIN).await.unwrap();
-    before.get_pool().close().await;
+/// A server that waits for its disk only when it is asked to.
+async fn lazy_server() -> PostgresServer {
+    PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
+}
+
+async fn fence_on(server: &PostgresServer) -> Fence<Postgres> {
+    Fence::new(PgPool::connect(&server.url("postgres")).await.unwrap())
+}
+
+fn named(name: &str) -> Resource {
+    Resource::new(name).unwrap()
+}
+
+/// Crashes, and sees that a write is lost for which nothing waits, as the application chose.
+async fn crash(server: &mut PostgresServer, fence: Fence<Postgres>) -> Fence<Postgres> {
+    let lost = named("lost");
+    let tx = fence.begin(&lost, Token::MIN, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    fence.get_pool().close().await;
     server.crash().await;
     server.restart().await;
-    let after = fence().await;
+    let after = fence_on(server).await;
+    let found = after.inspect(&lost).await.unwrap();
+    assert_eq!(found, None, "this crash loses nothing, so it shows nothing");
+    after
+}
+
+#[tokio::test]
+async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+    let mut server = lazy_server().await;
+    let before = fence_on(&server).await;
+    before.migrate().await.unwrap();
+    let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
+    let after = crash(&mut server, before).await;
     let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
     assert!(again > epoch, "{epoch} was handed out twice");
-    let lost = after.inspect(&resource).await.unwrap();
-    assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
     after.get_pool().close().await;
+}
+
+#[tokio::test]
+async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+    let mut server = lazy_server().await;
+    let mut fence = fence_on(&server).await;
+    fence.migrate().await.unwrap();
+    let (token, lease) = (
+        Token::new(9).unwrap(),
+        LeaseDigest::of("the-lease-that-is-granted"),
+    );
+    for known in [false, true] {
+        for raised in ["raise", "announcement", "fenced read"] {
+            let name = named(&format!("{raised}, {known}"));
+            if known {
+                fence.raise(&name, Token::new(5).unwrap()).await.unwrap();
+            }
+            match raised {
+                "raise" => fence.raise(&name, token).await.unwrap(),
+                "announcement" => fence.announce(&name, token, &lease).await.unwrap(),
+                _ => {
+                    let read = {
+                        let name = name.to_string();
+                        FenceLayer::new(fence.clone(), move |_: &Parts| Resource::new(&name))
+                    };
+                    let app: Router = Router::new()
+                        .route("/", get(async || "read"))
+                        .route_layer(read);
+                    let request = Request::get("/").header("Fencing-Token", token.get());
+                    let answer = app
+                        .oneshot(request.body(Body::empty()).unwrap())
+                        .await
+                        .unwrap();
+                    assert_eq!(answer.status(), 200);
+                }
+            }
+            fence = crash(&mut server, fence).await;
+            let dead = fence.inspect(&name).await.unwrap();
+            assert_eq!(dead, Some(8), "{name}: an older one writes again");
+        }
+    }
+    fence.get_pool().close().await;
 }

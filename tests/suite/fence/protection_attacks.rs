@@ -152,7 +152,7 @@ async fn default_privileges_give_nobody_what_is_for_operators() {
     let functions = format!(
         "SELECT count(*) FROM pg_proc WHERE proname LIKE 'fence\\_%' \
              AND has_function_privilege('{role}', oid, 'EXECUTE') \
-             AND proname NOT IN ('fence_admit', 'fence_raise', 'fence_max_token')"
+             AND proname NOT IN ('fence_admit', 'fence_raise', 'fence_max_token', 'fence_history')"
     );
     assert_eq!(db.number(&functions).await, 0);
     let tables = format!(

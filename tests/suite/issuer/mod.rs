@@ -4,3 +4,4 @@ mod calls;
 mod operators;
 mod refusals;
 mod service;
+mod signed;

@@ -16,6 +16,7 @@ mod path_names;
 mod protected;
 mod requests;
 mod several;
+mod signed;
 mod time_limit;
 mod tower_stack;
 mod turned_away;

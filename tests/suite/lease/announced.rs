@@ -17,7 +17,7 @@ use super::announced_above::forged;
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, is_lost, is_unavailable, sku},
+    lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
     redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
 };
 
@@ -233,7 +233,8 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let second = grant(&leases, &sku(), LONG).await;
     assert_eq!(second.token, doubled, "the test needs one token twice");
     gate.add_permits(10);
-    is_unavailable(first.await.unwrap());
+    // It asks anew, and meets the second.
+    is_held(first.await.unwrap());
     // The one that was answered is the one that counts.
     let fence = db.fence();
     let tx = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;

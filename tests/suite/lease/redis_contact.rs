@@ -97,7 +97,7 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
             Box::pin(async { Err(EpochError::Exhausted) })
         }
 
-        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
             Box::pin(async { Err(EpochError::Exhausted) })
         }
 

@@ -40,7 +40,7 @@ impl Epochs for Overtaken {
         })
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
         self.fence.bring_back(partition, seen)
     }
 

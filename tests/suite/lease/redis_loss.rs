@@ -169,7 +169,7 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
             Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
         }
 
-        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_, ()> {
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
             let cause = std::io::Error::other("down");
             Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
         }

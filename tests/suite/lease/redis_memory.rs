@@ -57,7 +57,7 @@ impl Epochs for Gated {
         })
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_, ()> {
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
         if self.brings_back {
             return self.fence.bring_back(partition, seen);
         }

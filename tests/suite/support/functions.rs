@@ -154,3 +154,27 @@ pub async fn in_transaction(conn: &mut PgConnection, sql: &str) -> Result<(), Re
     }
     ran
 }
+
+pub async fn add_token_key(
+    conn: &mut PgConnection,
+    id: &str,
+    secret: &[u8],
+    audience: &str,
+) -> Result<(), Refused> {
+    let added = sqlx::query("SELECT fence_add_token_key($1, $2, $3)")
+        .bind(id)
+        .bind(secret)
+        .bind(audience)
+        .execute(conn);
+    added.await.map(drop).map_err(Refused::of)
+}
+
+pub async fn admit_signed(conn: &mut PgConnection, field: &str) -> Result<i64, Refused> {
+    let admitted = sqlx::query_scalar("SELECT fence_admit_signed($1)").bind(field);
+    admitted.fetch_one(conn).await.map_err(Refused::of)
+}
+
+pub async fn raise_signed(conn: &mut PgConnection, field: &str) -> Result<i64, Refused> {
+    let raised = sqlx::query_scalar("SELECT fence_raise_signed($1)").bind(field);
+    raised.fetch_one(conn).await.map_err(Refused::of)
+}

@@ -10,6 +10,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;
+pub mod standby;
 pub mod store;
 
 use std::time::Duration;

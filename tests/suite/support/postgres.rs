@@ -5,7 +5,7 @@
 use std::{
     env,
     fs::{self, File},
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     os::unix::{fs::chown, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -30,22 +30,78 @@ pub struct PostgresServer {
 impl PostgresServer {
     /// Starts a server on a free port, with settings of the form `name=value`.
     pub async fn start(settings: &[&str]) -> Self {
-        let mut server = Self {
-            programs: programs().expect("postgresql is not installed: use tests/run"),
-            folder: tempfile::tempdir().unwrap(),
-            port: 0,
-            password: format!("{:032x}", rand::random::<u128>()),
-            settings: settings.iter().map(|&setting| setting.into()).collect(),
-            child: None,
-        };
+        let password = format!("{:032x}", rand::random::<u128>());
+        let settings = settings.iter().map(|&setting| setting.into()).collect();
+        let server = Self::in_new_folder(password, settings);
         server.make_cluster();
+        server.start_on_a_free_port().await
+    }
+
+    /// Copies the data of this server by `pg_basebackup`, which reaches it under `addr` and has these options
+    /// beside. The copy has the settings of this server, and is not started.
+    pub async fn copy(&self, addr: SocketAddr, options: &[&str]) -> Self {
+        let copy = Self::in_new_folder(self.password.clone(), self.settings.clone());
+        let source = format!(
+            "postgres://tests:{}@{addr}/?application_name=copy",
+            self.password
+        );
+        let mut command = copy.program("pg_basebackup");
+        command
+            .args([
+                "-D",
+                "data",
+                "-X",
+                "stream",
+                "--checkpoint=fast",
+                "--no-sync",
+            ])
+            .args(["-d", &source])
+            .args(options);
+        // Where it goes through this program, that goes on meanwhile.
+        let copied = tokio::task::spawn_blocking(move || command.output());
+        let copied = copied.await.unwrap().unwrap();
+        assert!(copied.status.success(), "{copied:?}");
+        copy
+    }
+
+    /// Has a copy that was made with `--write-recovery-conf` start as one that is restored from an archive, and finds
+    /// nothing more there.
+    pub fn restore_from_archive(&mut self) {
+        let data = self.folder.path().join("data");
+        let recovery = data.join("recovery.signal");
+        fs::rename(data.join("standby.signal"), recovery).unwrap();
+        self.settings.push("restore_command=false".into());
+    }
+
+    /// Starts a server whose folder has its data.
+    pub async fn start_on_a_free_port(mut self) -> Self {
         for _ in 0..10 {
-            server.port = free_port();
-            if server.try_start().await {
-                return server;
+            self.port = free_port();
+            if self.try_start().await {
+                return self;
             }
         }
-        panic!("postgres could not be started: {}", server.log());
+        panic!("postgres could not be started: {}", self.log());
+    }
+
+    fn in_new_folder(password: String, settings: Vec<String>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        if let Some((user, group)) = unprivileged() {
+            chown(folder.path(), Some(user), Some(group)).unwrap();
+        }
+        Self {
+            programs: programs().expect("postgresql is not installed: use tests/run"),
+            folder,
+            port: 0,
+            password,
+            settings,
+            child: None,
+        }
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
     }
 
     /// Where a database of this server is. `postgres` exists from the beginning.
@@ -79,9 +135,7 @@ impl PostgresServer {
         let password_file = folder.join("password");
         fs::write(&password_file, &self.password).unwrap();
         if let Some((user, group)) = unprivileged() {
-            for path in [folder, &password_file] {
-                chown(path, Some(user), Some(group)).unwrap();
-            }
+            chown(&password_file, Some(user), Some(group)).unwrap();
         }
         let made = self
             .program("initdb")
@@ -134,8 +188,8 @@ impl PostgresServer {
         panic!("postgres did not end: {}", self.log());
     }
 
-    /// A server program, run as somebody whom Postgres accepts.
-    fn program(&self, name: &str) -> Command {
+    /// A program of the server, run as somebody whom Postgres accepts, in the server's folder.
+    pub fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.programs.join(name));
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         // Settings of whoever runs this.

@@ -48,6 +48,8 @@ impl Process {
             .args(arguments)
             .env_remove("DATABASE_URL")
             .env_remove("REDIS_URL")
+            .env_remove("TOKEN_KEY")
+            .env_remove("TOKEN_KEY_FILE")
             .env_remove("RUST_LOG")
             .envs(variables.iter().copied());
         Self::run(command)

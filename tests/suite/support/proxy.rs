@@ -57,6 +57,7 @@ type Rule = Box<dyn FnMut(Sender, &[u8]) -> Passage + Send>;
 
 pub struct Proxy {
     pub addr: SocketAddr,
+    server: watch::Sender<SocketAddr>,
     link: watch::Sender<Link>,
     connections: Arc<AtomicU64>,
     task: JoinHandle<()>,
@@ -96,6 +97,7 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (link, watched) = watch::channel(Link::Whole);
+        let (server, leads_to) = watch::channel(server);
         let connections = Arc::<AtomicU64>::default();
         let counting = connections.clone();
         let task = tokio::spawn(async move {
@@ -106,11 +108,13 @@ impl Proxy {
                     delay,
                     rule: Mutex::new(Box::new(new_rule())),
                 };
-                tokio::spawn(async move { connection.run(client, server).await });
+                let leads_to = leads_to.clone();
+                tokio::spawn(async move { connection.run(client, leads_to).await });
             }
         });
         Self {
             addr,
+            server,
             link,
             connections,
             task,
@@ -119,6 +123,12 @@ impl Proxy {
 
     pub fn set(&self, link: Link) {
         self.link.send_replace(link);
+    }
+
+    /// Passes everything on to another server from now on. The connections to the one before are closed.
+    pub fn switch_to(&self, server: SocketAddr) {
+        self.server.send_replace(server);
+        self.set(Link::Whole);
     }
 
     /// How many connections were opened.
@@ -148,7 +158,8 @@ struct Connection {
 }
 
 impl Connection {
-    async fn run(&self, client: TcpStream, server: SocketAddr) {
+    async fn run(&self, client: TcpStream, mut leads_to: watch::Receiver<SocketAddr>) {
+        let server = *leads_to.borrow_and_update();
         let Ok(server) = TcpStream::connect(server).await else {
             return;
         };
@@ -159,6 +170,7 @@ impl Connection {
             () = self.pass(Sender::Client, from_client, to_server) => {}
             () = self.pass(Sender::Server, from_server, to_client) => {}
             _ = link.wait_for(|link| *link == Link::Cut) => {}
+            _ = leads_to.changed() => {}
         }
     }
 

@@ -5,6 +5,8 @@ local CONFIRM_MS = 1000
 -- Where the channel of its issuer is noted meanwhile, among the waiters. No lease id is empty.
 local UNCONFIRMED = ''
 
+-- What is called a lease id here, and in the arguments, is a part of its digest: see stored_id.rs.
+
 -- The lease as it stands, or nil. The key outlives the lease by its lock delay: `holds` tells
 -- whether the holder still has it, `left` how long the resource stays closed. The ticket is that
 -- of the request that asked under the lease's id, or `*` where more than one did. `epoch` and `n` are

@@ -1,4 +1,4 @@
-//! One line about stale writers a second, whatever storm of them comes.
+//! One line a second about stale writers, and one about forged tokens for each reason, whatever storm of them comes.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{problem::ProblemType, stale::StaleToken};
+use crate::{header::FencingToken, problem::ProblemType, stale::StaleToken, token_keys::Forged};
 
 /// The time from one line to the next.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
@@ -22,9 +22,14 @@ struct Sampled {
 
 /// Of the whole process: a log is read line by line, whichever layer wrote it.
 static STALE: Sampler = Sampler::new();
+static UNSIGNED: Sampler = Sampler::new();
+static INCOMPLETE: Sampler = Sampler::new();
+static UNKNOWN_KEY: Sampler = Sampler::new();
+static WRONG_MAC: Sampler = Sampler::new();
+static ACCEPTED: Sampler = Sampler::new();
 
 /// Writes a line about a refusal, unless one was written just now. Each is counted in the metrics.
-pub(super) fn refused(stale: &StaleToken) {
+pub(super) fn stale(stale: &StaleToken) {
     if let Some(suppressed) = STALE.next() {
         tracing::warn!(
             problem = ProblemType::StaleToken.name(),
@@ -33,6 +38,38 @@ pub(super) fn refused(stale: &StaleToken) {
             max_token = stale.max_token,
             suppressed,
             "refused a stale writer"
+        );
+    }
+}
+
+/// Says why, which the client is not told. A storm of one kind hides no other, such as a rotation that went wrong.
+pub(super) fn forged(token: &FencingToken, why: &Forged) {
+    let sampler = match why {
+        Forged::Unsigned => &UNSIGNED,
+        Forged::Incomplete => &INCOMPLETE,
+        Forged::UnknownKey(_) => &UNKNOWN_KEY,
+        Forged::WrongMac(_) => &WRONG_MAC,
+    };
+    if let Some(suppressed) = sampler.next() {
+        tracing::warn!(
+            problem = ProblemType::ForgedToken.name(),
+            resource = token.resource.as_ref().map(tracing::field::display),
+            presented_token = token.token.get(),
+            %why,
+            suppressed,
+            "refused a token that the issuer has not signed"
+        );
+    }
+}
+
+/// Says who still sends tokens without a signature, where they are accepted.
+pub(super) fn unsigned(token: &FencingToken) {
+    if let Some(suppressed) = ACCEPTED.next() {
+        tracing::info!(
+            resource = token.resource.as_ref().map(tracing::field::display),
+            presented_token = token.token.get(),
+            suppressed,
+            "accepted a token without a signature"
         );
     }
 }

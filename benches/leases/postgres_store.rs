@@ -1,0 +1,121 @@
+//! The leases in Postgres, in a database of their own on the server of the bench.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
+use tokio::runtime::Runtime;
+use tower_fence::{Fence, lease::PostgresLeases};
+
+use crate::{
+    advisory::AdvisoryLock,
+    contenders::{IN_POSTGRES, IN_POSTGRES_REUSE, MAX_WAITERS, TASKS},
+    support::{options::Options, postgres::PostgresServer, rounds::Outcome},
+};
+
+pub struct PostgresStore {
+    runtime: Arc<Runtime>,
+    /// For what is looked up between the tables.
+    pool: PgPool,
+    plain: PostgresLeases,
+    reusing: PostgresLeases,
+    advisory: AdvisoryLock,
+}
+
+impl PostgresStore {
+    pub fn start(runtime: Arc<Runtime>, server: &PostgresServer, options: &Options) -> Self {
+        // Who waits for an advisory lock may wait for a session first.
+        let pool = |database: &str| {
+            let pool = PgPoolOptions::new()
+                .max_connections(TASKS as u32)
+                .min_connections(TASKS as u32)
+                .acquire_timeout(Duration::from_secs(120))
+                .test_before_acquire(options.test_connections);
+            let pool = runtime.block_on(pool.connect(&server.url(database)));
+            pool.expect("postgres answers")
+        };
+        let create = async |pool: PgPool| {
+            let created = sqlx::raw_sql("CREATE DATABASE leases").execute(&pool).await;
+            created.expect("a database of its own");
+            pool.close().await;
+        };
+        runtime.block_on(create(pool("postgres")));
+        // Each contender has sessions of its own.
+        let [plain, reusing, by_hand] = [(); 3].map(|()| pool("leases"));
+        let fence = Fence::new(plain.clone());
+        runtime
+            .block_on(fence.migrate())
+            .expect("the fence's tables");
+        let leases = |fence| PostgresLeases::new(fence).max_waiters_per_resource(MAX_WAITERS);
+        let fence_of_reusing = Fence::new(reusing).reuse_connections(true);
+        // What `leases` spawns.
+        let _runtime = runtime.enter();
+        Self {
+            plain: leases(fence),
+            reusing: leases(fence_of_reusing),
+            advisory: AdvisoryLock::new(by_hand),
+            pool: plain,
+            runtime: Arc::clone(&runtime),
+        }
+    }
+
+    /// The contenders with leases in Postgres: as it is by default, and with connections reused.
+    pub fn both(&self) -> [(&'static str, PostgresLeases); 2] {
+        [
+            (IN_POSTGRES, self.plain.clone()),
+            (IN_POSTGRES_REUSE, self.reusing.clone()),
+        ]
+    }
+
+    pub fn advisory(&self) -> AdvisoryLock {
+        self.advisory.clone()
+    }
+
+    fn number(&self, sql: &'static str) -> i64 {
+        let number = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool);
+        self.runtime.block_on(number).expect("postgres answers")
+    }
+
+    /// How many transactions were committed so far in this database.
+    pub fn transactions(&self) -> u64 {
+        // Sessions tell of theirs within a second.
+        std::thread::sleep(Duration::from_millis(1_500));
+        let sum = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
+        u64::try_from(self.number(sum)).expect("a count")
+    }
+
+    /// How many leases were granted so far: tokens of a resource go up by one, from the beginning of the first epoch.
+    pub fn granted(&self) -> u64 {
+        let granted = "SELECT coalesce(sum(token - 1000000000), 0)::bigint FROM fence_leases";
+        u64::try_from(self.number(granted)).expect("tokens are above the first epoch")
+    }
+
+    /// As many leases were granted since as the outcomes say.
+    pub fn assert_granted_since(&self, before: u64, outcomes: &[Outcome]) {
+        let ours = outcomes
+            .iter()
+            .filter(|outcome| [IN_POSTGRES, IN_POSTGRES_REUSE].contains(&&*outcome.name));
+        let done: u64 = ours.map(Outcome::done).sum();
+        assert_eq!(self.granted() - before, done);
+    }
+
+    /// Nothing is held, and nobody waits. Each grant was announced to the fence.
+    pub fn assert_all_free(&self) {
+        for (what, count) in [
+            ("held", "SELECT count(*) FROM fence_held_leases"),
+            ("waits", "SELECT count(*) FROM fence_waiters"),
+            (
+                "unannounced",
+                "SELECT count(*) FROM fence_leases AS l JOIN fence_resources AS f USING (resource) \
+                 WHERE f.announced <> l.token OR f.max_token <> l.token - 1",
+            ),
+            (
+                // Those with which issuers listen go on.
+                "locked by hand",
+                "SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) \
+                 WHERE l.locktype = 'advisory' AND a.query LIKE '%hashtextextended($1%'",
+            ),
+        ] {
+            assert_eq!(self.number(count), 0, "{what}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+-- For operators: what to do where a server cannot tell that it may have lost what it confirmed, as after a copy of
+-- its disks was put back, or a dump was loaded.
+
+-- Makes all tokens of one partition dead, and ends its leases. Returns its failover floor.
+CREATE FUNCTION fence_after_failover_of(partition smallint)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := fence_history();
+    dead bigint;
+BEGIN
+    -- Rows that are older than that column.
+    UPDATE fence_resources AS f SET partition = fence_partition(f.resource) WHERE f.partition IS NULL;
+    PERFORM FROM fence_floors AS l WHERE l.partition = fence_after_failover_of.partition FOR UPDATE;
+    dead := fence_move_up(fence_after_failover_of.partition, 1);
+    UPDATE fence_floors AS l SET history = here WHERE l.partition = fence_after_failover_of.partition;
+    UPDATE fence_resources AS f SET
+        max_token = fence_dead_after(f.partition, f.max_token, f.announced, coalesce(dead, 0)),
+        history = here
+    WHERE f.partition = fence_after_failover_of.partition;
+    PERFORM fence_end_outranked(f.resource) FROM fence_resources AS f
+    WHERE f.partition = fence_after_failover_of.partition
+        AND EXISTS (SELECT FROM fence_leases AS l WHERE l.resource = f.resource AND l.lease IS NOT NULL);
+    RETURN dead;
+END
+$fence$;
+
+-- The same for all partitions, each of which has to be done before anything is admitted there again.
+CREATE FUNCTION fence_after_failover()
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+BEGIN
+    FOR number IN 0 .. 255 LOOP
+        PERFORM fence_after_failover_of(number::smallint);
+    END LOOP;
+END
+$fence$;
+
+-- Whether a changed time line makes tokens dead by itself, which is so from the beginning. Without that, whoever
+-- promotes a server that may have lost something has to call fence_after_failover before it is written to.
+CREATE FUNCTION fence_notice_failover(enabled boolean)
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+BEGIN
+    UPDATE fence_epoch_source AS s SET notices_failover = fence_notice_failover.enabled
+    WHERE fence_notice_failover.enabled IS NOT NULL;
+END
+$fence$;
+
+DO $fence$
+DECLARE
+    made regprocedure;
+BEGIN
+    FOREACH made IN ARRAY ARRAY[
+        'fence_after_failover_of(smallint)',
+        'fence_after_failover()',
+        'fence_notice_failover(boolean)'
+    ]::regprocedure[] LOOP
+        EXECUTE format(
+            'ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', made, current_schema()
+        );
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
+    END LOOP;
+END
+$fence$;

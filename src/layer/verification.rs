@@ -1,0 +1,126 @@
+//! [`Verification`]: which tokens a layer takes for the issuer's.
+
+use super::{refusal_log, rejection::Rejection};
+use crate::{
+    header::FencingToken,
+    metrics,
+    token_keys::{Forged, SignedToken, TokenKeys},
+};
+
+/// How a layer verifies tokens: for [`FenceLayer::verify_with`](super::FenceLayer::verify_with).
+///
+/// To move a service over to signed tokens: the layers verify what is signed, and the issuers begin to sign; when no unsigned
+/// token comes any more, which `tower_fence_unsigned_tokens_total` tells, they are required. Until then nobody is kept from
+/// making up a token: it is sent without a signature.
+///
+/// ```
+/// use tower_fence::{TokenKey, TokenKeys, layer::Verification};
+///
+/// let keys = TokenKeys::new([TokenKey::random("k1")?])?;
+/// let for_now = Verification::optional(keys.clone());
+/// let then = Verification::required(keys); // or the keys themselves
+/// # let _ = (for_now, then);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Verification {
+    keys: TokenKeys,
+    required: bool,
+}
+
+impl Verification {
+    /// Every token is signed. What is not is refused.
+    #[must_use]
+    pub const fn required(keys: TokenKeys) -> Self {
+        Self {
+            keys,
+            required: true,
+        }
+    }
+
+    /// A token may be signed. One that has neither a key nor a MAC is counted and accepted; every other one is verified.
+    #[must_use]
+    pub const fn optional(keys: TokenKeys) -> Self {
+        Self {
+            keys,
+            required: false,
+        }
+    }
+
+    /// Verifies each member of the field.
+    pub(super) fn verify(&self, tokens: &[FencingToken]) -> Result<(), Rejection> {
+        for token in tokens {
+            let signed = SignedToken::try_from(token.clone());
+            match signed.and_then(|signed| signed.verify(&self.keys)) {
+                Ok(()) => {}
+                Err(Forged::Unsigned) if !self.required => {
+                    metrics::count("tower_fence_unsigned_tokens_total");
+                    refusal_log::unsigned(token);
+                }
+                Err(why) => {
+                    if matches!(why, Forged::UnknownKey(_)) {
+                        metrics::count("tower_fence_unknown_token_keys_total");
+                    }
+                    refusal_log::forged(token, &why);
+                    return Err(Rejection::Forged(why));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<TokenKeys> for Verification {
+    fn from(keys: TokenKeys) -> Self {
+        Self::required(keys)
+    }
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+    use crate::{
+        token::{Resource, Token},
+        token_keys::TokenKey,
+    };
+
+    #[test]
+    fn unknown_keys_and_unsigned_tokens_are_counted_apart() {
+        let keys = |id| TokenKeys::new([TokenKey::random(id).unwrap()]).unwrap();
+        let (known, unknown) = (keys("k1"), keys("k2"));
+        let signed = |by: &TokenKeys| by.sign(&Resource::new("a").unwrap(), Token::MIN).into();
+        let unsigned = FencingToken::new(Token::MIN);
+        let tokens = [
+            signed(&known),
+            signed(&unknown),
+            signed(&keys("k1")),
+            unsigned,
+        ];
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let accepted = |verification: Verification| {
+            let verify =
+                |token: &FencingToken| verification.verify(std::slice::from_ref(token)).is_ok();
+            ::metrics::with_local_recorder(&recorder, || tokens.each_ref().map(verify))
+        };
+        assert_eq!(
+            accepted(Verification::required(known.clone())),
+            [true, false, false, false]
+        );
+        assert_eq!(
+            accepted(Verification::optional(known)),
+            [true, false, false, true]
+        );
+        let rendered = recorder.handle().render();
+        for line in [
+            "tower_fence_unknown_token_keys_total 2",
+            "tower_fence_unsigned_tokens_total 1",
+        ] {
+            assert!(
+                rendered.lines().any(|one| one == line),
+                "{line}: {rendered}"
+            );
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Leases whose tokens are signed as they are answered.
+
+use std::{fmt, sync::Arc};
+
+use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew};
+use crate::{token::Resource, token_keys::TokenKeys};
+
+/// Leases of the store `L`, with each token signed. Cheap to clone.
+///
+/// [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) does this for what goes over HTTP. By hand it is for holders
+/// in the process of the store; it goes around everything else, [`Announced`](super::Announced) leases among it.
+///
+/// # Example
+///
+/// ```
+/// # tokio::runtime::Runtime::new()?.block_on(async {
+/// use tower_fence::{Fence, TokenKey, TokenKeys, client::Holder};
+/// use tower_fence::lease::{EmbeddedLeases, Signed};
+///
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new()
+/// #     .max_connections(1)
+/// #     .connect("sqlite::memory:")
+/// #     .await?;
+/// # let fence = Fence::new(pool);
+/// # fence.migrate().await?;
+/// let keys = TokenKeys::new([TokenKey::random("k1")?])?;
+/// let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence);
+/// let lease = Holder::new(Signed::new(leases, keys)).acquire("sku-1").await?;
+/// assert!(lease.fencing_token().mac.is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Signed<L> {
+    leases: Arc<L>,
+    keys: TokenKeys,
+}
+
+impl<L> Signed<L> {
+    /// Signs the tokens of `leases`.
+    pub fn new(leases: L, keys: TokenKeys) -> Self {
+        Self::over(Arc::new(leases), keys)
+    }
+
+    pub(crate) const fn over(leases: Arc<L>, keys: TokenKeys) -> Self {
+        Self { leases, keys }
+    }
+
+    fn sign(&self, mut lease: Lease) -> Lease {
+        lease.signed = Some(self.keys.sign(&lease.resource, lease.token));
+        lease
+    }
+}
+
+impl<L: Leases> Leases for Signed<L> {
+    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        let lease = self.leases.acquire(resource, request).await?;
+        Ok(self.sign(lease))
+    }
+
+    /// With the key that signs by now.
+    async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        request: Renew,
+    ) -> Result<Lease, LeaseError> {
+        let lease = self.leases.renew(resource, id, request).await?;
+        Ok(self.sign(lease))
+    }
+
+    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        self.leases.release(resource, id).await
+    }
+
+    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        self.leases.inspect(resource).await
+    }
+}
+
+impl<L: Operate> Operate for Signed<L> {
+    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+        self.leases.list(limit, cursor).await
+    }
+
+    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
+        self.leases.break_lease(resource).await
+    }
+}
+
+impl<L> Clone for Signed<L> {
+    fn clone(&self) -> Self {
+        Self {
+            leases: Arc::clone(&self.leases),
+            keys: self.keys.clone(),
+        }
+    }
+}
+
+impl<L: fmt::Debug> fmt::Debug for Signed<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signed")
+            .field("leases", &self.leases)
+            .field("keys", &self.keys)
+            .finish()
+    }
+}

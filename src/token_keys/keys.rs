@@ -1,0 +1,170 @@
+//! [`TokenKeys`]: the keys of a process, one of which signs.
+
+use std::{
+    collections::HashSet,
+    fmt, hint,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use super::{
+    error::InvalidTokenKeys,
+    key::{MAC_BYTES, TokenKey},
+};
+use crate::{
+    key_id::KeyId,
+    token::{Resource, Token},
+};
+
+/// The keys that sign tokens and verify them: the first one signs, all of them verify. A handle: clones share the keys,
+/// and [`replace`](Self::replace) changes them for all. See the [module](super) for how to rotate.
+///
+/// `Debug` shows the ids of the keys alone.
+#[derive(Clone)]
+pub struct TokenKeys {
+    /// At least one.
+    keys: Arc<RwLock<Arc<[TokenKey]>>>,
+    audience: Arc<str>,
+}
+
+impl TokenKeys {
+    /// These keys. The first one signs.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidTokenKeys`] when there is none, or when two have the same id.
+    pub fn new(keys: impl IntoIterator<Item = TokenKey>) -> Result<Self, InvalidTokenKeys> {
+        let keys: Arc<[TokenKey]> = keys.into_iter().collect();
+        let mut ids = HashSet::new();
+        for key in &*keys {
+            if !ids.insert(key.id()) {
+                return Err(InvalidTokenKeys::SameId(key.id().clone()));
+            }
+        }
+        if keys.is_empty() {
+            return Err(InvalidTokenKeys::None);
+        }
+        Ok(Self {
+            keys: Arc::new(RwLock::new(keys)),
+            audience: Arc::from(""),
+        })
+    }
+
+    /// Whom the tokens are for, so that two deployments with one key do not accept each other's: issuers and fences must
+    /// say the same. Default: nobody in particular. To be set before the handle is cloned.
+    #[must_use]
+    pub fn audience(mut self, audience: impl Into<Arc<str>>) -> Self {
+        self.audience = audience.into();
+        self
+    }
+
+    /// Signs and verifies with the keys that `other` has now, from now on, in all clones of this handle. Calls under way
+    /// end with the keys with which they began. The audience stays.
+    ///
+    /// ```
+    /// use tower_fence::{TokenKey, TokenKeys};
+    ///
+    /// let (old, new) = (TokenKey::random("k1")?, TokenKey::random("k2")?);
+    /// let keys = TokenKeys::new([old.clone()])?;
+    /// // Given to issuer and layer; then, at any time:
+    /// keys.replace(&TokenKeys::new([new, old])?);
+    /// assert_eq!(format!("{keys:?}"), r#"TokenKeys { keys: ["k2", "k1"], audience: "" }"#);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn replace(&self, other: &Self) {
+        let keys = other.current();
+        // Nothing panics while the lock is held.
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+    }
+
+    /// The ids of the keys, that of the one that signs first.
+    #[must_use]
+    pub fn ids(&self) -> Vec<KeyId> {
+        self.current().iter().map(|key| key.id().clone()).collect()
+    }
+
+    fn current(&self) -> Arc<[TokenKey]> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The MAC of a token, and the key that has made it.
+    pub(super) fn mac(&self, resource: &Resource, token: Token) -> (KeyId, [u8; MAC_BYTES]) {
+        let keys = self.current();
+        // There is at least one.
+        let key = &keys[0];
+        (key.id().clone(), key.sign(&self.audience, resource, token))
+    }
+
+    /// Takes as long for a key that nobody knows as for one that is known.
+    pub(super) fn verify(
+        &self,
+        id: &KeyId,
+        resource: &Resource,
+        token: Token,
+        mac: &[u8; MAC_BYTES],
+    ) -> Result<(), Unverified> {
+        let keys = self.current();
+        let known = keys.iter().find(|key| key.id() == id);
+        let key = known.unwrap_or(&keys[0]);
+        let verified = hint::black_box(key.verifies(&self.audience, resource, token, mac));
+        match known {
+            None => Err(Unverified::UnknownKey),
+            Some(_) if verified => Ok(()),
+            Some(_) => Err(Unverified::WrongMac),
+        }
+    }
+}
+
+/// Why a MAC is not one of these keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unverified {
+    UnknownKey,
+    WrongMac,
+}
+
+impl fmt::Debug for TokenKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ids = self.ids();
+        let ids: Vec<_> = ids.iter().map(KeyId::as_str).collect();
+        f.debug_struct("TokenKeys")
+            .field("keys", &ids)
+            .field("audience", &self.audience)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str) -> TokenKey {
+        TokenKey::random(id).unwrap()
+    }
+
+    #[test]
+    fn there_is_one_and_no_two_have_a_name() {
+        assert!(matches!(TokenKeys::new([]), Err(InvalidTokenKeys::None)));
+        let twice = TokenKeys::new([key("k1"), key("k2"), key("k1")]);
+        assert!(matches!(twice, Err(InvalidTokenKeys::SameId(id)) if id.as_str() == "k1"));
+    }
+
+    #[test]
+    fn clones_follow_a_rotation_and_the_audience_stays() {
+        let (old, new) = (key("k1"), key("k2"));
+        let (sku, token) = (Resource::new("sku-1").unwrap(), Token::MIN);
+        let keys = TokenKeys::new([old.clone()]).unwrap().audience("shop");
+        let clone = keys.clone();
+        let (id, mac) = clone.mac(&sku, token);
+        assert_eq!(id.as_str(), "k1");
+        keys.replace(&TokenKeys::new([new.clone(), old]).unwrap());
+        assert_eq!(clone.verify(&id, &sku, token, &mac), Ok(()));
+        let (later, mac_later) = clone.mac(&sku, token);
+        assert_eq!(later.as_str(), "k2");
+        keys.replace(&TokenKeys::new([new]).unwrap());
+        assert_eq!(clone.verify(&later, &sku, token, &mac_later), Ok(()));
+        let gone = clone.verify(&id, &sku, token, &mac);
+        assert_eq!(gone, Err(Unverified::UnknownKey));
+        let elsewhere = keys.clone().audience("warehouse");
+        let refused = elsewhere.verify(&later, &sku, token, &mac_later);
+        assert_eq!(refused, Err(Unverified::WrongMac));
+    }
+}

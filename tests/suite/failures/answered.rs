@@ -1,0 +1,215 @@
+//! Holders that take leases in Postgres and write under them, and what they were answered, against what is
+//! there afterwards.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use axum::{Router, extract::Path, routing::post};
+use futures_util::future::{join, join_all};
+use sqlx::{PgPool, postgres::PgPoolOptions};
+use tokio::time::{sleep, timeout};
+use tower_fence::{
+    AdmitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, TokenUse,
+    layer::DatabaseError,
+    lease::{Acquire, Leases, PostgresLeases},
+};
+
+use crate::support::{
+    eventually, fence::token, http::Server, postgres::PostgresServer, standby::execute,
+};
+
+const RESOURCES: usize = 4;
+const HOLDERS: usize = 8;
+const TTL: Duration = Duration::from_millis(500);
+
+/// A server with the tables that the holders write to.
+pub async fn server() -> PostgresServer {
+    let server = PostgresServer::start(&[]).await;
+    execute(&server, "CREATE TABLE written (sku TEXT, entry BIGINT)").await;
+    fence(&server).await.migrate().await.unwrap();
+    server
+}
+
+pub async fn fence(server: &PostgresServer) -> Fence<sqlx::Postgres> {
+    Fence::new(PgPool::connect(&server.url("postgres")).await.unwrap())
+}
+
+fn resource(number: usize) -> Resource {
+    Resource::new(format!("sku-{number}")).unwrap()
+}
+
+/// An acknowledged write.
+pub struct Write {
+    pub resource: Resource,
+    pub token: i64,
+    pub entry: i64,
+}
+
+/// The holders, until they are stopped, and what they were answered.
+pub struct Holders {
+    service: Server,
+    pub leases: PostgresLeases,
+    stop: AtomicBool,
+    /// The highest token of each resource whose grant was answered.
+    granted: [Mutex<i64>; RESOURCES],
+    pub acknowledged: Mutex<Vec<Write>>,
+    /// Grants that were not above all that were answered before they were asked for.
+    repeated: AtomicUsize,
+}
+
+/// What became of that which was answered.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Acknowledged writes that are not there.
+    pub lost: usize,
+    /// Writes that are there twice.
+    pub doubled: usize,
+    /// Acknowledged writes whose tokens are admitted again.
+    pub forgotten: usize,
+    /// Grants that were not above those that were answered before.
+    pub repeated: usize,
+}
+
+async fn write(
+    mut tx: PgFencedTx,
+    Path((sku, entry)): Path<(String, i64)>,
+) -> Result<(), DatabaseError> {
+    sqlx::query("INSERT INTO written VALUES ($1, $2)")
+        .bind(sku)
+        .bind(entry)
+        .execute(&mut *tx)
+        .await?;
+    Ok(())
+}
+
+/// Has holders at work on the server that is reached under `url` while `events` take their course, and
+/// judges what they were answered by the server that is there in the end.
+pub async fn outcome(url: &str, events: impl AsyncFnOnce(&Holders) -> PostgresServer) -> Outcome {
+    let holders = Holders::on(url).await;
+    let events = async {
+        holders.go_on().await;
+        let server = events(&holders).await;
+        holders.go_on().await;
+        holders.stop.store(true, Relaxed);
+        server
+    };
+    let at_work = join_all((0..HOLDERS).map(|holder| holders.hold_and_write(holder)));
+    let in_time = timeout(Duration::from_secs(60), join(events, at_work)).await;
+    let (server, _) = in_time.expect("the holders do not go on");
+    holders.judge(&server).await
+}
+
+impl Holders {
+    async fn on(url: &str) -> Self {
+        let pool = PgPoolOptions::new().max_connections(6);
+        let pool = pool.acquire_timeout(Duration::from_secs(2));
+        let fence = Fence::new(pool.connect(url).await.unwrap());
+        let app = Router::new()
+            .route("/{sku}/{entry}", post(write))
+            .route_layer(FenceLayer::new(fence.clone(), PathParam("sku")));
+        Self {
+            service: Server::start(app).await,
+            leases: PostgresLeases::new(fence),
+            stop: AtomicBool::new(false),
+            granted: Default::default(),
+            acknowledged: Mutex::default(),
+            repeated: AtomicUsize::new(0),
+        }
+    }
+
+    /// Waits until so many more writes were acknowledged that what is lost now is a loss.
+    pub async fn go_on(&self) {
+        let acknowledged = || self.acknowledged.lock().unwrap().len();
+        let before = acknowledged();
+        eventually("writes go on", async || acknowledged() > before + 100).await;
+    }
+
+    async fn hold_and_write(&self, holder: usize) {
+        for turn in holder.. {
+            if self.stop.load(Relaxed) {
+                return;
+            }
+            let highest = &self.granted[turn % RESOURCES];
+            let resource = resource(turn % RESOURCES);
+            let before = *highest.lock().unwrap();
+            let Ok(lease) = self.leases.acquire(&resource, Acquire::new(TTL)).await else {
+                sleep(Duration::from_millis(5)).await;
+                continue;
+            };
+            let token = lease.token.get();
+            self.repeated
+                .fetch_add(usize::from(token <= before), Relaxed);
+            {
+                let mut highest = highest.lock().unwrap();
+                *highest = token.max(*highest);
+            }
+            self.write(&resource, token).await;
+            let _ = self.leases.release(&resource, &lease.id).await;
+        }
+    }
+
+    /// The same write again, until its answer is final.
+    async fn write(&self, resource: &Resource, token: i64) {
+        let entry = rand::random_range(0..i64::MAX);
+        loop {
+            match self.try_write(resource, token, entry).await {
+                200 => {
+                    let resource = resource.clone();
+                    let mut acknowledged = self.acknowledged.lock().unwrap();
+                    return acknowledged.push(Write {
+                        resource,
+                        token,
+                        entry,
+                    });
+                }
+                // Written by an attempt whose answer was lost; or outranked meanwhile.
+                412 => return,
+                503 if self.stop.load(Relaxed) => return,
+                503 => sleep(Duration::from_millis(5)).await,
+                status => panic!("{status}"),
+            }
+        }
+    }
+
+    /// The status of the answer.
+    pub async fn try_write(&self, resource: &Resource, token: i64, entry: i64) -> u16 {
+        let path = format!("/{resource}/{entry}");
+        self.service.write(&path, token).await.status
+    }
+
+    async fn judge(&self, server: &PostgresServer) -> Outcome {
+        let fence = fence(server).await;
+        let entries = entries(fence.get_pool()).await;
+        let acknowledged = std::mem::take(&mut *self.acknowledged.lock().unwrap());
+        let lost = |write: &&Write| !entries.contains_key(&write.entry);
+        let mut outcome = Outcome {
+            lost: acknowledged.iter().filter(lost).count(),
+            doubled: entries.values().filter(|&&times| times > 1).count(),
+            forgotten: 0,
+            repeated: self.repeated.load(Relaxed),
+        };
+        for write in &acknowledged {
+            let again = fence.begin(&write.resource, token(write.token), TokenUse::SingleUse);
+            match again.await {
+                Err(AdmitError::Stale(_)) => {}
+                Err(error) => panic!("{error:?}"),
+                Ok(_) => outcome.forgotten += 1,
+            }
+        }
+        println!("{} acknowledged: {outcome:?}", acknowledged.len());
+        outcome
+    }
+}
+
+/// How often each entry is there.
+pub async fn entries(pool: &PgPool) -> HashMap<i64, i64> {
+    let entries = sqlx::query_as("SELECT entry, count(*) FROM written GROUP BY entry");
+    let entries: Vec<(i64, i64)> = entries.fetch_all(pool).await.unwrap();
+    entries.into_iter().collect()
+}

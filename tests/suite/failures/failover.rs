@@ -1,0 +1,147 @@
+//! A Postgres server that is killed under load, and a standby that goes on in its place: writes and leases
+//! that were answered are there, or are lost together.
+
+use sqlx::Postgres;
+use tower_fence::{
+    AdmitError, Fence, Resource, TokenUse,
+    lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases, Renew},
+};
+
+use super::answered::{Holders, Outcome, entries, fence, outcome, server};
+use crate::support::{
+    lease::{LONG, grant},
+    postgres::PostgresServer,
+    proxy::{Link, Proxy},
+    standby::{Replication, Standby, number},
+};
+
+/// Loses the primary under load, and goes on with the standby, where the fence notices it or does not.
+async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
+    let mut primary = server().await;
+    let notice = fence(&primary).await.notice_failover(noticed).await;
+    notice.unwrap();
+    let standby = Standby::of(&primary, replication).await;
+    let address = Proxy::to(primary.addr()).await;
+    let url = address.url(&primary.url("postgres"));
+    outcome(&url, async |holders| {
+        if replication == Replication::Asynchronous {
+            standby.hold_back();
+            holders.go_on().await;
+        }
+        let held = Resource::new("held").unwrap();
+        let lease = grant(&holders.leases, &held, LONG).await;
+        primary.crash().await;
+        // Whoever finds the standby before it is promoted writes nothing.
+        address.switch_to(standby.server.addr());
+        assert_eq!(holders.try_write(&held, lease.token.get(), 0).await, 503);
+        address.set(Link::Cut);
+        let promoted = standby.promote().await;
+        are_lost_together(&promoted, holders).await;
+        match (replication, noticed) {
+            (Replication::Synchronous, false) => is_still_held(&promoted, &held, &lease).await,
+            (Replication::Synchronous, true) => has_ended(&promoted, &held, &lease).await,
+            (Replication::Asynchronous, false) => is_forgotten(&promoted, &held, &lease).await,
+            (Replication::Asynchronous, true) => {
+                is_forgotten(&promoted, &held, &lease).await;
+                has_ended(&promoted, &held, &lease).await;
+            }
+        }
+        address.set(Link::Whole);
+        promoted
+    })
+    .await
+}
+
+/// Each write is there together with its `max_token` and its lease, or is lost together with its `max_token`.
+async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
+    let fence = fence(promoted).await;
+    let entries = entries(fence.get_pool()).await;
+    let tokens: Vec<(String, i64, i64)> = sqlx::query_as(
+        "SELECT f.resource, f.max_token, l.token FROM fence_resources AS f JOIN fence_leases AS l USING (resource)",
+    )
+    .fetch_all(fence.get_pool())
+    .await
+    .unwrap();
+    for write in &*holders.acknowledged.lock().unwrap() {
+        let row = tokens
+            .iter()
+            .find(|(name, ..)| name == write.resource.as_str());
+        let &(_, max_token, lease) = row.unwrap();
+        let is_there = entries.contains_key(&write.entry);
+        assert_eq!(is_there, max_token >= write.token, "{}", write.token);
+        assert!(lease >= write.token || !is_there, "{}", write.token);
+    }
+}
+
+/// Nobody else gets the lease; its holder renews it, and writes.
+async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
+    let fence = fence(promoted).await;
+    let leases = PostgresLeases::new(fence.clone());
+    let other = leases.acquire(resource, Acquire::new(LONG)).await;
+    assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
+    let renewed = leases.renew(resource, &lease.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, lease.token);
+    let tx = fence
+        .begin(resource, lease.token, TokenUse::SingleUse)
+        .await;
+    tx.unwrap().commit().await.unwrap();
+}
+
+/// What its holder had read may be out of date, as far as the fence can know.
+async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
+    let fence = fence(promoted).await;
+    is_lost(&fence, resource, lease).await;
+    let tx = fence
+        .begin(resource, lease.token, TokenUse::SingleUse)
+        .await;
+    assert!(matches!(tx, Err(AdmitError::Stale(_))), "it was admitted");
+    let leases = PostgresLeases::new(fence);
+    assert!(grant(&leases, resource, LONG).await.token > lease.token);
+}
+
+/// The lease, its token, and the first epoch of its partition.
+async fn is_forgotten(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
+    let fence = fence(promoted).await;
+    assert_eq!(fence.inspect(resource).await.unwrap(), None);
+    let epochs = "SELECT count(*) FROM fence_epochs WHERE partition = fence_partition('held')";
+    assert_eq!(number(promoted, epochs).await, 0);
+    is_lost(&fence, resource, lease).await;
+}
+
+async fn is_lost(fence: &Fence<Postgres>, resource: &Resource, lease: &Lease) {
+    let leases = PostgresLeases::new(fence.clone());
+    let renewed = leases.renew(resource, &lease.id, Renew::new(LONG)).await;
+    assert!(
+        matches!(renewed, Err(LeaseError::Lost { .. })),
+        "{renewed:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_synchronous_standby_has_all_that_was_answered() {
+    for noticed in [true, false] {
+        let outcome = fail_over(Replication::Synchronous, noticed).await;
+        assert_eq!(outcome, Outcome::default());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
+    let outcome = fail_over(Replication::Asynchronous, false).await;
+    assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
+    assert_eq!(outcome.doubled, 0);
+    assert!(outcome.repeated > 0, "{outcome:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_asynchronous_standby_has_lost_is_outranked() {
+    let outcome = fail_over(Replication::Asynchronous, true).await;
+    assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
+    let Outcome {
+        doubled,
+        forgotten,
+        repeated,
+        ..
+    } = outcome;
+    assert_eq!([doubled, forgotten, repeated], [0; 3]);
+}

@@ -1,0 +1,120 @@
+//! A Postgres server that crashes and starts again, or is put back to a backup, under load.
+
+use std::process::Command;
+
+use super::answered::{Outcome, fence, outcome, server};
+use crate::support::{
+    postgres::PostgresServer,
+    proxy::{Link, Proxy},
+    standby::execute,
+};
+
+#[derive(Clone, Copy, Debug)]
+enum Backup {
+    /// `pg_basebackup`: the files of the server, started as they are.
+    Files,
+    /// The same, restored with an archive.
+    Archive,
+    /// `pg_dump`, of the fence together with what it protects.
+    Dump,
+}
+
+/// Loses the server under load, and goes on with a backup that was made under load; with or without what
+/// operators have to do then.
+async fn restore(backup: Backup, cured: bool) -> Outcome {
+    let mut lost = server().await;
+    let address = Proxy::to(lost.addr()).await;
+    let url = address.url(&lost.url("postgres"));
+    outcome(&url, async |holders| {
+        // What comes back by itself has forgotten nothing.
+        lost.crash().await;
+        lost.restart().await;
+        holders.go_on().await;
+        let copy = match backup {
+            Backup::Files => Some(lost.copy(lost.addr(), &[]).await),
+            Backup::Archive => {
+                let mut copy = lost.copy(lost.addr(), &["--write-recovery-conf"]).await;
+                copy.restore_from_archive();
+                Some(copy)
+            }
+            Backup::Dump => {
+                dump(&lost).await;
+                None
+            }
+        };
+        holders.go_on().await;
+        address.set(Link::Cut);
+        let restored = match copy {
+            Some(copy) => {
+                lost.crash().await;
+                copy.start_on_a_free_port().await
+            }
+            None => {
+                undump(&lost).await;
+                lost
+            }
+        };
+        if cured {
+            let cure = fence(&restored).await.after_failover().await;
+            cure.unwrap();
+        }
+        address.switch_to(restored.addr());
+        restored
+    })
+    .await
+}
+
+async fn dump(server: &PostgresServer) {
+    let mut command = server.program("pg_dump");
+    command.args(["--format=custom", "--file=dump", "--dbname"]);
+    run(command, server).await;
+}
+
+async fn undump(server: &PostgresServer) {
+    execute(server, "DROP SCHEMA public CASCADE; CREATE SCHEMA public").await;
+    let mut command = server.program("pg_restore");
+    command.args(["--exit-on-error", "dump", "--dbname"]);
+    run(command, server).await;
+}
+
+/// Runs a program on the database of the server, while the holders go on.
+async fn run(mut command: Command, server: &PostgresServer) {
+    command.arg(server.url("postgres"));
+    let ran = tokio::task::spawn_blocking(move || command.output());
+    let ran = ran.await.unwrap().unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backup_without_its_archive_repeats_what_it_has_forgotten() {
+    for backup in [Backup::Files, Backup::Dump] {
+        let outcome = restore(backup, false).await;
+        assert!(
+            outcome.lost > 50,
+            "{backup:?}: a loss that shows nothing: {outcome:?}"
+        );
+        assert!(outcome.repeated > 0, "{backup:?}: {outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_backup_has_forgotten_is_outranked() {
+    for (backup, cured) in [
+        (Backup::Files, true),
+        (Backup::Dump, true),
+        (Backup::Archive, false),
+    ] {
+        let outcome = restore(backup, cured).await;
+        assert!(
+            outcome.lost > 50,
+            "{backup:?}: a loss that shows nothing: {outcome:?}"
+        );
+        let Outcome {
+            doubled,
+            forgotten,
+            repeated,
+            ..
+        } = outcome;
+        assert_eq!([doubled, forgotten, repeated], [0; 3], "{backup:?}");
+    }
+}

@@ -1,0 +1,87 @@
+//! A synchronous standby that is out of reach: the primary's commits wait for it, and nobody is told that they
+//! are done.
+
+use std::time::Duration;
+
+use axum::{Router, extract::Path, routing::post};
+use reqwest::RequestBuilder;
+use tokio::time::sleep;
+use tower_fence::{
+    Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource,
+    layer::DatabaseError,
+    lease::{Acquire, LeaseId, Leases, PostgresLeases},
+};
+
+use super::answered::{fence, server};
+use crate::support::{
+    http::{Answer, Server},
+    lease::{LONG, is_unavailable},
+    postgres::PostgresServer,
+    standby::{Replication, Standby, number},
+};
+
+const LIMIT: Duration = Duration::from_millis(200);
+
+async fn write(mut tx: PgFencedTx, Path(sku): Path<String>) -> Result<(), DatabaseError> {
+    sqlx::query("INSERT INTO written VALUES ($1, 1)")
+        .bind(sku)
+        .execute(&mut *tx)
+        .await?;
+    Ok(())
+}
+
+async fn service(fence: Fence<sqlx::Postgres>) -> Server {
+    let keys = Idempotency::optional().wait(LIMIT);
+    let layer = FenceLayer::new(fence, PathParam("sku")).idempotent(keys);
+    Server::start(
+        Router::new()
+            .route("/{sku}", post(write))
+            .route_layer(layer),
+    )
+    .await
+}
+
+/// A write under a key.
+fn keyed(server: &Server) -> RequestBuilder {
+    let request = server.post("/sku-2").header("Fencing-Token", "1");
+    request.header("Idempotency-Key", "\"key\"")
+}
+
+async fn written(server: &PostgresServer) -> i64 {
+    number(server, "SELECT count(*) FROM written").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_acknowledged_that_a_synchronous_standby_has_not_got() {
+    let mut primary = server().await;
+    let limited = fence(&primary).await.answer_wait(LIMIT).lock_wait(LIMIT);
+    let limited = limited.hold_limit(LIMIT);
+    let leases = PostgresLeases::new(limited.clone());
+    let service = service(limited).await;
+    let standby = Standby::of(&primary, Replication::Synchronous).await;
+    let (leased, id) = (Resource::new("leased").unwrap(), LeaseId::random());
+    let acquire = async || {
+        let request = Acquire::new(LONG).lease_id(id.clone());
+        leases.acquire(&leased, request).await
+    };
+    standby.hold_back();
+    let unknown = service.write("/sku-1", 1).await;
+    unknown.is_problem(503, "outcome-unknown");
+    is_unavailable(acquire().await);
+    // Whose client does not wait for the answer.
+    keyed(&service).timeout(LIMIT).send().await.unwrap_err();
+    // What is abandoned is ended after a second, but not this.
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(written(&primary).await, 0);
+    let again = service.write("/sku-1", 1).await;
+    again.is_problem(503, "fence-busy");
+    is_unavailable(acquire().await);
+    assert_eq!(Answer::to(keyed(&service)).await.status, 409);
+    primary.crash().await;
+    let promoted = standby.promote().await;
+    assert_eq!(written(&promoted).await, 0);
+    let service = self::service(fence(&promoted).await).await;
+    assert_eq!(service.write("/sku-1", 1).await.status, 200);
+    assert_eq!(Answer::to(keyed(&service)).await.status, 200);
+    assert_eq!(written(&promoted).await, 2);
+}

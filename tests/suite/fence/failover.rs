@@ -1,0 +1,495 @@
+//! The fence on a database that says that it was promoted, or restored: what may have been forgotten is dead.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{Request, request::Parts},
+    routing::post,
+};
+use sqlx::Postgres;
+use tower::ServiceExt;
+use tower_fence::{
+    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, Resource, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
+    epochs::{Epoch, Epochs},
+    fence::WriteError,
+    lease::{
+        Acquire, EmbeddedLeases, Lease, LeaseError, Leases, PostgresLeases, RedisLeases, Renew,
+    },
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    eventually,
+    fence::{is_stale, sku, token, write},
+    functions,
+    redis::{fresh_prefix, shared_url},
+};
+
+on_both_databases!(
+    what_was_handed_out_is_dead_after_a_failover,
+    tokens_of_other_issuers_live_through_a_failover,
+    an_issuer_learns_that_its_epoch_is_over,
+);
+
+/// The partition of `sku-1`.
+const PARTITION: u8 = 0x6e;
+
+/// The last token of epoch 1,001: what is dead after one failover in epoch 1.
+const DEAD: i64 = 1_001_999_999_999;
+
+/// A database whose epoch 1 was handed out for `sku-1`, in which token 1,000,000,005 has written.
+async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
+    let db = DB::fresh(4).await;
+    let fence = db.fence();
+    fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    write(&fence, 1_000_000_005).await.unwrap();
+    (db, fence)
+}
+
+/// As if the server was on this time line until now.
+async fn was_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
+    db.execute(&format!(
+        "UPDATE fence_resources SET history = '{time_line}'; UPDATE fence_floors SET history = '{time_line}'"
+    ))
+    .await;
+}
+
+async fn what_was_handed_out_is_dead_after_a_failover<DB: TestDatabase>() {
+    let (db, fence) = in_epoch_1::<DB>().await;
+    fence.after_failover().await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(DEAD));
+    is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
+    // One that may have been handed out in the part that is lost.
+    is_stale(write(&db.fence(), DEAD).await, DEAD, DEAD);
+    // In the same partition, without a row: one that was written may be lost.
+    let other = &in_the_same_partition();
+    let refused = fence
+        .begin(other, token(1_000_000_007), TokenUse::SingleUse)
+        .await;
+    assert!(
+        matches!(&refused, Err(AdmitError::Stale(stale)) if stale.max_token == DEAD && stale.by_floor),
+        "{refused:?}"
+    );
+    let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    assert_eq!(next, Epoch::new(1_002).unwrap());
+    write(&fence, 1_002_000_000_001).await.unwrap();
+}
+
+/// A resource beside `sku-1`.
+fn in_the_same_partition() -> Resource {
+    let mut names = (2..).map(|n| format!("sku-{n}"));
+    let same = names.find(|name| crc32fast::hash(name.as_bytes()).to_le_bytes()[0] == PARTITION);
+    Resource::new(same.unwrap()).unwrap()
+}
+
+async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    write(&fence, 5).await.unwrap();
+    fence.after_failover().await.unwrap();
+    write(&fence, 6).await.unwrap();
+    // Not where this database has handed out epochs as well.
+    fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    fence.after_failover().await.unwrap();
+    is_stale(write(&fence, 7).await, 7, DEAD);
+}
+
+async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
+    let (_db, fence) = in_epoch_1::<DB>().await;
+    let seen = Epoch::new(7).unwrap();
+    assert_eq!(fence.bring_back(PARTITION, seen).await.unwrap(), seen);
+    fence.after_failover().await.unwrap();
+    let alive = fence.bring_back(PARTITION, seen).await.unwrap();
+    assert_eq!(alive, Epoch::new(1_008).unwrap());
+    let begun = fence.next_epoch(PARTITION, alive).await.unwrap();
+    assert_eq!(fence.bring_back(PARTITION, begun).await.unwrap(), begun);
+}
+
+/// The ways to write.
+const WAYS: [&str; 6] = [
+    "begin",
+    "begin early",
+    "one statement",
+    "a transaction of the caller's",
+    "the function",
+    "under a key",
+];
+
+/// A database whose epoch 1 was handed out, and a resource for each way, in which token 1,000,000,005 has written.
+async fn ways_in_epoch_1() -> Fresh<Postgres> {
+    let db = Postgres::fresh(4).await;
+    db.execute(
+        "CREATE TABLE log (token bigint); INSERT INTO fence_epochs SELECT generate_series(0, 255), 1",
+    )
+    .await;
+    for way in WAYS {
+        let (name, token) = (Resource::new(way).unwrap(), token(1_000_000_005));
+        let first = db.fence().begin(&name, token, TokenUse::SingleUse).await;
+        first.unwrap().commit().await.unwrap();
+    }
+    db
+}
+
+/// Writes in one of the ways, to the resource of that name. What was refused says what is dead.
+async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<(), i64> {
+    let (name, presented) = (Resource::new(way).unwrap(), token(value));
+    let stale = |error: AdmitError| match error {
+        AdmitError::Stale(stale) => stale.max_token,
+        other => panic!("{way}: {other:?}"),
+    };
+    let fence = match way {
+        "begin early" => db.reusing_fence(),
+        _ => db.fence(),
+    };
+    let insert = "INSERT INTO log SELECT $1 FROM fence RETURNING token";
+    match way {
+        "begin" | "begin early" => {
+            // Where connections are reused, its end begins the next transaction.
+            let other = Resource::new(format!("{:x}", rand::random::<u128>())).unwrap();
+            let first = fence.begin(&other, token(999_000_000_000_000), TokenUse::Reusable);
+            first.await.unwrap().commit().await.unwrap();
+            let tx = fence.begin(&name, presented, TokenUse::SingleUse).await;
+            tx.map_err(stale)?.commit().await.unwrap();
+        }
+        "one statement" => {
+            let insert = sqlx::query(insert).bind(value);
+            let written = fence
+                .write(&name, presented, TokenUse::SingleUse, insert)
+                .await;
+            let written: Vec<(i64,)> = written.map_err(|error| match error {
+                WriteError::Admit(error) => stale(error),
+                other => panic!("{other:?}"),
+            })?;
+            assert_eq!(written, [(value,)]);
+        }
+        "a transaction of the caller's" => {
+            let mut tx = db.pool.begin().await.unwrap();
+            let admitted = fence
+                .admit(&mut tx, &name, presented, TokenUse::SingleUse)
+                .await;
+            admitted.map_err(stale)?;
+            tx.commit().await.unwrap();
+        }
+        "the function" => {
+            let mut conn = db.pool.acquire().await.unwrap();
+            let admitted = functions::admit(&mut conn, way, value).await;
+            admitted.map_err(|refused| refused.problem["max_token"].as_i64().unwrap())?;
+        }
+        "under a key" => {
+            let layer = FenceLayer::new(fence, move |_: &Parts| Resource::new(way))
+                .idempotent(Idempotency::required());
+            let write = async |_: FencedTx<Postgres>| "written";
+            let app: Router = Router::new().route("/", post(write)).route_layer(layer);
+            let request = Request::post("/")
+                .header("Fencing-Token", value)
+                .header(
+                    "Idempotency-Key",
+                    format!("\"{:x}\"", rand::random::<u128>()),
+                )
+                .body(Body::empty());
+            let answer = app.oneshot(request.unwrap()).await.unwrap();
+            if answer.status() != 200 {
+                let body = to_bytes(answer.into_body(), 10_000).await.unwrap();
+                let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                return Err(problem["max_token"].as_i64().unwrap());
+            }
+        }
+        _ => unreachable!(),
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_is_admitted_on_another_time_line_that_was_admissible_there() {
+    let db = ways_in_epoch_1().await;
+    was_on_time_line(&db, "00000000").await;
+    for way in WAYS {
+        assert_eq!(attempt(&db, way, 1_000_000_006).await, Err(DEAD), "{way}");
+        assert_eq!(attempt(&db, way, DEAD).await, Err(DEAD), "{way}");
+        attempt(&db, way, DEAD + 2).await.unwrap();
+    }
+    // Without a row, by the partition.
+    db.execute(
+        "DELETE FROM fence_resources; UPDATE fence_floors SET floor = 0, failover_floor = 0",
+    )
+    .await;
+    was_on_time_line(&db, "0000000F").await;
+    for way in WAYS {
+        let refused = attempt(&db, way, DEAD + 3).await;
+        assert_eq!(refused, Err(2_001_999_999_999), "{way}");
+    }
+}
+
+#[tokio::test]
+async fn a_row_of_another_time_line_writes_on_under_a_new_epoch() {
+    let db = ways_in_epoch_1().await;
+    was_on_time_line(&db, "00000000").await;
+    for way in WAYS {
+        attempt(&db, way, DEAD + 2).await.unwrap();
+        let name = Resource::new(way).unwrap();
+        assert_eq!(
+            db.fence().inspect(&name).await.unwrap(),
+            Some(DEAD + 2),
+            "{way}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_notice_a_changed_time_line_changes_nothing() {
+    let db = ways_in_epoch_1().await;
+    let fence = db.fence();
+    fence.notice_failover(false).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    for way in WAYS {
+        attempt(&db, way, 1_000_000_006).await.unwrap();
+    }
+    // What nobody has noticed then, nobody notices later on.
+    fence.notice_failover(true).await.unwrap();
+    for way in WAYS {
+        attempt(&db, way, 1_000_000_007).await.unwrap();
+    }
+    was_on_time_line(&db, "0000000F").await;
+    for way in WAYS {
+        assert_eq!(attempt(&db, way, 1_000_000_008).await, Err(DEAD), "{way}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_of_other_issuers_do_not_notice_a_promotion() {
+    let db = Postgres::fresh(4).await;
+    db.execute("CREATE TABLE log (token bigint)").await;
+    for presented in [5, 6] {
+        for way in WAYS {
+            attempt(&db, way, presented).await.unwrap();
+            assert_eq!(attempt(&db, way, presented).await, Err(presented), "{way}");
+        }
+        was_on_time_line(&db, "00000000").await;
+    }
+}
+
+#[tokio::test]
+async fn many_writers_at_once_move_a_partition_up_once() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    let writers = (0..32).map(|n| {
+        let (fence, name) = (db.fence(), Resource::new(format!("new-{n}")).unwrap());
+        tokio::spawn(async move {
+            fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+            let dead = fence
+                .begin(&sku(), token(1_000_000_006), TokenUse::SingleUse)
+                .await;
+            is_stale(dead, 1_000_000_006, DEAD);
+            fence
+                .begin(&name, token(5_000_000_000_000), TokenUse::Reusable)
+                .await
+                .unwrap();
+        })
+    });
+    futures_util::future::join_all(writers)
+        .await
+        .into_iter()
+        .for_each(Result::unwrap);
+    let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    assert_eq!(next, Epoch::new(1_001 + 32 + 1).unwrap());
+}
+
+#[tokio::test]
+async fn a_refused_request_leaves_the_partition_moved() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
+    let moved = "SELECT max(epoch) FROM fence_epochs";
+    assert_eq!(db.number(moved).await, 1_001);
+    is_stale(write(&db.fence(), DEAD).await, DEAD, DEAD);
+    assert_eq!(db.number(moved).await, 1_001);
+}
+
+#[tokio::test]
+async fn a_grant_of_before_is_announced_above_what_is_dead() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    let lease = LeaseDigest::of("of-a-lease-that-is-granted-now");
+    let announced = fence.announce(&sku(), token(1_000_000_006), &lease).await;
+    match announced {
+        Err(AnnounceError::Outranked {
+            next,
+            was_last: false,
+        }) => assert_eq!(next, token(DEAD + 1)),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A lease store on a database, and how to make it grant.
+async fn acquire<L: Leases>(leases: &L) -> Lease {
+    let acquire = Acquire::new(Duration::from_secs(600));
+    leases.acquire(&sku(), acquire).await.unwrap()
+}
+
+async fn plain_renewal<L: Leases>(leases: &L, lease: &Lease) -> Result<Lease, LeaseError> {
+    let renew = Renew::new(Duration::from_secs(600));
+    leases.renew(&sku(), &lease.id, renew).await
+}
+
+#[tokio::test]
+async fn a_lease_in_postgres_is_lost_with_its_time_line() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let before = acquire(&leases).await;
+    plain_renewal(&leases, &before).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    let lost = plain_renewal(&leases, &before).await;
+    assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
+    // It is free again at once.
+    let after = acquire(&leases).await;
+    assert_eq!(after.token, token(1_002_000_000_001));
+    write(&db.fence(), after.token.get()).await.unwrap();
+
+    let (fence, other) = (db.fence(), Resource::new("sku-2").unwrap());
+    let held = leases
+        .acquire(&other, Acquire::new(Duration::from_secs(600)))
+        .await
+        .unwrap();
+    fence.after_failover().await.unwrap();
+    assert!(leases.inspect(&other).await.unwrap().is_none());
+    let lost = leases
+        .renew(&other, &held.id, Renew::new(Duration::from_secs(600)))
+        .await;
+    assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
+    async fn grants_above<L: Leases>(db: &Fresh<Postgres>, leases: L, learned: impl AsyncFn()) {
+        let before = acquire(&leases).await;
+        leases.release(&sku(), &before.id).await.unwrap();
+        was_on_time_line(db, "00000000").await;
+        learned().await;
+        let after = acquire(&leases).await;
+        assert!(after.token.get() > DEAD, "{after:?}");
+        write(&db.fence(), after.token.get()).await.unwrap();
+    }
+    // Where grants are announced, the fence says so at once.
+    let db = Postgres::fresh(4).await;
+    let prefix = fresh_prefix();
+    let redis = async |db: &Fresh<Postgres>| {
+        let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
+        builder.connect(&shared_url()).await.unwrap()
+    };
+    let announced = redis(&db).await.announced_to(db.fence());
+    grants_above(&db, announced, async || {}).await;
+    let db = Postgres::fresh(4).await;
+    let announced = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    grants_above(&db, announced, async || {}).await;
+}
+
+#[tokio::test]
+async fn a_process_that_comes_later_grants_above_a_failover() {
+    let db = Postgres::fresh(4).await;
+    let prefix = fresh_prefix();
+    let connect = async || {
+        let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
+        builder.connect(&shared_url()).await.unwrap()
+    };
+    let leases = connect().await;
+    let before = acquire(&leases).await;
+    was_on_time_line(&db, "00000000").await;
+    // It brings the epoch back before its first grant, and hears that it is over: with the leases under it.
+    let restarted = connect().await;
+    let request = Acquire::new(Duration::from_secs(600));
+    let other = restarted.acquire(&in_the_same_partition(), request).await;
+    assert_eq!(other.unwrap().token, token(1_002_000_000_001));
+    let lost = plain_renewal(&restarted, &before).await;
+    assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
+}
+
+#[tokio::test]
+async fn grants_above_a_forged_token_are_dead_as_well() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    let forged = 700_000_000_000_000;
+    write(&fence, forged).await.unwrap();
+    let leases = PostgresLeases::new(db.fence());
+    let before = acquire(&leases).await;
+    assert_eq!(before.token, token(forged + 1));
+    leases.release(&sku(), &before.id).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    // One that was granted in the part that is lost, for example.
+    let lost = forged + 2;
+    is_stale(write(&fence, lost).await, lost, forged + 1_000_001);
+    let after = acquire(&leases).await;
+    assert_eq!(after.token, token(forged + 1_000_002));
+    write(&fence, after.token.get()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_a_failover_has_ended_is_free_for_others() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    acquire(&leases).await;
+    was_on_time_line(&db, "00000000").await;
+    // Whoever comes first: also one who writes.
+    write(&db.fence(), 999_000_000_000_000).await.unwrap();
+    assert!(leases.inspect(&sku()).await.unwrap().is_none());
+    acquire(&leases).await;
+}
+
+#[tokio::test]
+async fn tables_that_were_restored_in_part_are_an_error() {
+    let db = Postgres::fresh(4).await;
+    db.execute("DELETE FROM fence_floors").await;
+    let leases = PostgresLeases::new(db.fence());
+    let granted = leases
+        .acquire(&sku(), Acquire::new(Duration::from_secs(9)))
+        .await;
+    assert!(
+        matches!(granted, Err(LeaseError::Unavailable(_))),
+        "{granted:?}"
+    );
+    let admitted = write(&db.fence(), 5).await;
+    assert!(
+        matches!(admitted, Err(AdmitError::Unavailable(_))),
+        "{admitted:?}"
+    );
+    let mut conn = db.pool.acquire().await.unwrap();
+    let refused = functions::admit(&mut conn, "sku-1", 5).await.unwrap_err();
+    assert_eq!(refused.code, "55000");
+}
+
+#[tokio::test]
+async fn a_renewal_that_keeps_its_token_hears_that_it_is_dead() {
+    let db = Postgres::fresh(4).await;
+    let prefix = fresh_prefix();
+    let connect = async || {
+        let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
+        builder.connect(&shared_url()).await.unwrap()
+    };
+    let before = acquire(&connect().await).await;
+    was_on_time_line(&db, "00000000").await;
+    // A process that has not asked within the last minute.
+    let leases = connect().await;
+    eventually("the renewal is refused", async || {
+        matches!(
+            plain_renewal(&leases, &before).await,
+            Err(LeaseError::Lost { .. })
+        )
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_row_that_an_older_version_has_made_since_goes_on() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    write(&fence, epoch.token(5).unwrap().get()).await.unwrap();
+    // Version 0.2 knows of no history, nor does a failover that nobody is to notice.
+    db.execute("UPDATE fence_resources SET history = NULL")
+        .await;
+    write(&fence, epoch.token(6).unwrap().get()).await.unwrap();
+    fence.notice_failover(false).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    write(&fence, epoch.token(7).unwrap().get()).await.unwrap();
+}

@@ -1,0 +1,109 @@
+//! `Issuer::sign_with`: what is answered, and what a holder makes of it.
+
+use axum::{Router, routing::post};
+use serde_json::json;
+use sqlx::Sqlite;
+use tower_fence::{
+    FenceLayer, PathParam, SignedToken, TokenKey, TokenKeys,
+    client::{Holder, HttpLeases},
+    issuer::Issuer,
+    lease::EmbeddedLeases,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::Server,
+};
+
+fn keys(id: &str) -> TokenKeys {
+    TokenKeys::new([TokenKey::random(id).unwrap()]).unwrap()
+}
+
+/// An issuer that signs, and a fence that verifies.
+async fn start(db: &Fresh<Sqlite>, keys: &TokenKeys) -> Server {
+    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).verify_with(keys.clone());
+    let issuer = Issuer::new(leases).sign_with(keys.clone());
+    let app = Router::new()
+        .route("/{r}", post(|| async {}))
+        .route_layer(layer)
+        .nest("/locks", issuer.operator_router());
+    Server::start(app).await
+}
+
+#[tokio::test]
+async fn grants_and_renewals_are_signed_and_nobody_else_is_told() {
+    let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
+    let server = start(&db, &keys).await;
+    let granted = server.acquire("/locks/caf%C3%A9", json!({})).await;
+    assert_eq!(granted.status, 201);
+    let body = granted.json();
+    let id = body["lease_id"].as_str().unwrap();
+    let field = body["fencing_token"].as_str().unwrap();
+    assert_eq!(granted.headers["fencing-token"], field);
+    let signed: SignedToken = field.parse().unwrap();
+    signed.verify(&keys).unwrap();
+    assert_eq!(
+        (signed.resource().as_str(), signed.token().get()),
+        ("café", body["token"].as_i64().unwrap())
+    );
+
+    // A lease that is renewed has the signature of the key that signs by now.
+    let later = TokenKey::random("k2").unwrap();
+    keys.replace(&TokenKeys::new([later]).unwrap());
+    let renewed = server.renew("/locks/caf%C3%A9", id, json!({})).await;
+    let again: SignedToken = renewed.json()["fencing_token"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(
+        (again.token(), again.key().as_str()),
+        (signed.token(), "k2")
+    );
+    assert_eq!(renewed.headers["fencing-token"], again.to_string());
+    again.verify(&keys).unwrap();
+    signed.verify(&keys).unwrap_err();
+
+    // Neither who looks nor who lists gets a signature.
+    for path in ["/locks/caf%C3%A9", "/locks"] {
+        let seen = server.inspect(path).await.to_string();
+        assert!(
+            seen.contains(&signed.token().to_string()) && !seen.contains("mac"),
+            "{seen}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
+    let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
+    let server = start(&db, &keys).await;
+    let holder = Holder::new(HttpLeases::new(&server.url("/locks")).unwrap());
+    let lease = holder.acquire("a").await.unwrap();
+    let write = async |headers: http::HeaderMap| {
+        let sent = server.client.post(server.url("/a")).headers(headers).send();
+        sent.await.unwrap().status()
+    };
+    assert_eq!(write(lease.headers()).await, 200);
+    assert_eq!(write(lease.headers()).await, 412);
+    let field = lease.renew_with_new_token().await.unwrap().to_string();
+    assert_eq!(lease.headers()["fencing-token"], field);
+    assert_eq!(
+        field,
+        keys.sign(lease.resource(), lease.token()).to_string()
+    );
+    assert_eq!(write(lease.headers()).await, 200);
+
+    // A rotation reaches it with its next renewal, also under the same token.
+    let short = holder.ttl(std::time::Duration::from_millis(600));
+    let lease = short.acquire("b").await.unwrap();
+    let old = lease.headers()["fencing-token"].clone();
+    keys.replace(&TokenKeys::new([TokenKey::random("k2").unwrap()]).unwrap());
+    crate::support::eventually("it is renewed", async || {
+        lease.headers()["fencing-token"] != old
+    })
+    .await;
+    assert_eq!(lease.fencing_token().key.unwrap().as_str(), "k2");
+    lease.check().unwrap();
+}

@@ -1,0 +1,301 @@
+//! `FenceLayer::verify_with`: each way in which a number out of the blue closes a resource, without keys and with them; and that
+//! nothing is asked before a token is verified.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, StatusCode, request::Parts},
+    routing::{any, post},
+};
+use futures_util::{future::pending, stream};
+use tokio::time::timeout;
+use tower::ServiceExt;
+use tower_fence::{
+    FenceLayer, FencedTx, Idempotency, InvalidResource, PathParam, PendingWrite, Resource, Token,
+    TokenKey, TokenKeys,
+    layer::{Rejection, Verification},
+    token_keys::Forged,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    http::{Answer, Server},
+};
+
+on_both_databases!(
+    no_number_out_of_the_blue_closes_a_resource,
+    verification_comes_before_everything_else,
+    a_repetition_whose_key_is_gone_is_answered_under_a_new_lease,
+    unsigned_tokens_are_accepted_until_they_are_not,
+);
+
+const LAST: i64 = Token::MAX.get();
+
+fn keys(id: &str) -> TokenKeys {
+    TokenKeys::new([TokenKey::random(id).unwrap()]).unwrap()
+}
+
+fn resource(name: &str) -> Resource {
+    Resource::new(name).unwrap()
+}
+
+fn signed(keys: &TokenKeys, name: &str, token: i64) -> String {
+    let token = Token::new(token).unwrap();
+    keys.sign(&resource(name), token).to_string()
+}
+
+async fn deferred<DB: TestDatabase>(pending: PendingWrite<DB>) {
+    let mut tx = pending.begin().await.unwrap();
+    DB::execute(&mut tx, "INSERT INTO ledger VALUES (1)")
+        .await
+        .unwrap();
+}
+
+async fn at_once<DB: TestDatabase>(pending: PendingWrite<DB>) {
+    let insert = "INSERT INTO ledger SELECT 2 FROM fence RETURNING entry";
+    pending.write::<()>(insert).await.unwrap();
+}
+
+/// A service with each mode of the layer, which verifies or does not.
+async fn start<DB: TestDatabase>(db: &Fresh<DB>, keys: Option<&TokenKeys>) -> Server {
+    let one = |layer: FenceLayer<DB, PathParam>| match keys {
+        Some(keys) => layer.verify_with(keys.clone()),
+        None => layer,
+    };
+    let several = FenceLayer::new(db.fence(), [PathParam("a"), PathParam("b")]);
+    let several = match keys {
+        Some(keys) => several.verify_with(keys.clone()),
+        None => several,
+    };
+    let layer = one(FenceLayer::new(db.fence(), PathParam("a")));
+    let app = Router::new()
+        .route("/write/{a}", post(|_: FencedTx<DB>| async {}))
+        .route("/failure/{a}", post(|| async { StatusCode::NOT_FOUND }))
+        .route("/read/{a}", any(|| async {}))
+        .route_layer(layer.clone())
+        .merge(
+            Router::new()
+                .route("/deferred/{a}", post(deferred::<DB>))
+                .route("/at-once/{a}", post(at_once::<DB>))
+                .route_layer(layer.clone().deferred()),
+        )
+        .merge(
+            Router::new()
+                .route("/reusable/{a}", post(|| async {}))
+                .route_layer(layer.clone().reusable()),
+        )
+        .merge(
+            Router::new()
+                .route("/keys/{a}", post(|| async {}))
+                .route_layer(layer.idempotent(Idempotency::required())),
+        )
+        .merge(
+            Router::new()
+                .route("/several/{a}/{b}", post(|| async {}))
+                .route_layer(several),
+        );
+    Server::start(app).await
+}
+
+/// Those of the documentation of `verify_with`, each with the resource that somebody wants to close.
+const ROUTES: [(&str, &str, &str); 8] = [
+    ("POST", "/write/", "a1"),
+    ("POST", "/failure/", "a2"),
+    ("GET", "/read/", "a3"),
+    ("POST", "/deferred/", "a4"),
+    ("POST", "/at-once/", "a5"),
+    ("POST", "/reusable/", "a6"),
+    ("POST", "/keys/", "a7"),
+    ("POST", "/several/own/", "a8"),
+];
+
+async fn no_number_out_of_the_blue_closes_a_resource<DB: TestDatabase>() {
+    let issuer = keys("k1");
+    for verifies in [false, true] {
+        let db = DB::fresh(2).await;
+        let server = start(&db, verifies.then_some(&issuer)).await;
+        for (method, path, name) in ROUTES {
+            let send = async |field: &str| {
+                let own = signed(&issuer, "own", 1_000);
+                let field = match path {
+                    "/several/own/" => format!("{own}, {field}"),
+                    _ => field.to_owned(),
+                };
+                let url = server.url(&format!("{path}{name}"));
+                let request = server.client.request(method.parse().unwrap(), url);
+                let request = request.header("Fencing-Token", field);
+                Answer::to(request.header("Idempotency-Key", "\"k\"")).await
+            };
+            let granted = signed(&issuer, name, 5);
+            let out_of_the_blue = [
+                format!("{LAST};resource=\"{name}\""),
+                // What a holder can make of what it has.
+                granted.replace("5;", &format!("{LAST};")),
+                signed(&issuer, "own", LAST).replace("own", name),
+                // With a key of one's own, under any name.
+                signed(&keys("k1"), name, LAST),
+                signed(&keys("mine"), name, LAST),
+                signed(&issuer.clone().audience("elsewhere"), name, LAST),
+            ];
+            for field in &out_of_the_blue {
+                let answer = send(field).await;
+                if verifies {
+                    answer.is_problem(403, "forged-token");
+                    assert_eq!(db.fence().inspect(&resource(name)).await.unwrap(), None);
+                } else {
+                    // One is enough.
+                    assert!(answer.status < 500, "{path}: {answer:?}");
+                    break;
+                }
+            }
+            // Whoever has the lease writes, or does not any more.
+            let write = server.write(&format!("/write/{name}"), &granted).await;
+            if verifies {
+                assert_eq!(write.status, 200, "{path}: {write:?}");
+            } else {
+                let problem = write.is_problem(412, "stale-token");
+                assert!(problem["max_token"].as_i64().unwrap() >= LAST - 1, "{path}");
+            }
+        }
+    }
+}
+
+/// Counts how often somebody asks for the resource.
+fn counting(
+    asked: &Arc<AtomicUsize>,
+) -> impl Fn(&Parts) -> Result<Resource, InvalidResource> + Clone + use<> {
+    let asked = Arc::clone(asked);
+    move |_| {
+        asked.fetch_add(1, Ordering::SeqCst);
+        Resource::new("a")
+    }
+}
+
+async fn verification_comes_before_everything_else<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let (issuer, asked) = (keys("k1"), Arc::new(AtomicUsize::new(0)));
+    let layer = FenceLayer::new(db.fence(), counting(&asked))
+        .verify_with(issuer.clone())
+        .idempotent(Idempotency::optional());
+    let app: Router = Router::new()
+        .route("/", any(|| async {}))
+        .route_layer(layer);
+    let send = async |method: &str, field: &str, body: Body| {
+        let request = Request::builder()
+            .method(method)
+            .header("Fencing-Token", field);
+        let request = request
+            .header("Idempotency-Key", "\"k\"")
+            .body(body)
+            .unwrap();
+        let sent = timeout(Duration::from_secs(5), app.clone().oneshot(request));
+        sent.await.expect("it waits for something").unwrap()
+    };
+    let genuine = signed(&issuer, "a", 5);
+    assert_eq!(send("POST", &genuine, Body::empty()).await.status(), 200);
+    // Now there is no database, and there never is an end of a body.
+    db.pool.close().await;
+    let before = asked.load(Ordering::SeqCst);
+    for (field, why) in [
+        (genuine.replace("5;", "6;"), "WrongMac"),
+        (genuine.replace("k1", "k2"), "UnknownKey"),
+        (genuine.replace(";key=\"k1\"", ""), "Incomplete"),
+        // Known to be stale, and to have been answered.
+        ("5;resource=\"a\"".into(), "Unsigned"),
+        ("5".into(), "Unsigned"),
+        // One of several.
+        (format!("{genuine}, 7;resource=\"b\""), "Unsigned"),
+    ] {
+        for method in ["POST", "GET"] {
+            let endless = stream::once(pending::<Result<Vec<u8>, std::io::Error>>());
+            let response = send(method, &field, Body::from_stream(endless)).await;
+            assert_eq!(response.status(), 403, "{method} {field}");
+            let reason = match response.extensions().get::<Rejection>() {
+                Some(Rejection::Forged(reason)) => format!("{reason:?}"),
+                other => panic!("{other:?}"),
+            };
+            assert!(reason.starts_with(why), "{field}: {reason}");
+        }
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), before);
+    // A genuine one goes on to all of these.
+    let next = signed(&issuer, "a", 6);
+    assert_eq!(send("POST", &next, Body::empty()).await.status(), 503);
+    assert_eq!(asked.load(Ordering::SeqCst), before + 1);
+    assert!(!format!("{:?}", Forged::Unsigned).is_empty());
+}
+
+async fn a_repetition_whose_key_is_gone_is_answered_under_a_new_lease<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let issuer = keys("k1");
+    let server = start(&db, Some(&issuer)).await;
+    let send = async |field: &str| {
+        let request = server.post("/keys/a").header("Fencing-Token", field);
+        Answer::to(request.header("Idempotency-Key", "\"k\"")).await
+    };
+    let first = signed(&issuer, "a", 5);
+    assert_eq!(send(&first).await.status, 200);
+    assert_eq!(send(&first).await.headers["idempotent-replayed"], "true");
+    issuer.replace(&keys("k2"));
+    send(&first).await.is_problem(403, "forged-token");
+    let again = send(&signed(&issuer, "a", 6)).await;
+    assert_eq!(
+        (again.status, &again.headers["idempotent-replayed"]),
+        (200, &"true".parse().unwrap())
+    );
+    // The token of the new lease was not used up.
+    let write = server.write("/write/a", signed(&issuer, "a", 6)).await;
+    assert_eq!(write.status, 200);
+}
+
+async fn unsigned_tokens_are_accepted_until_they_are_not<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let issuer = keys("k1");
+    let start = async |verification: Verification| {
+        let layer = FenceLayer::new(db.fence(), PathParam("a")).verify_with(verification);
+        let route = Router::new()
+            .route("/{a}", post(|| async {}))
+            .route_layer(layer);
+        Server::start(route).await
+    };
+    let moving = start(Verification::optional(issuer.clone())).await;
+    let strict = start(issuer.clone().into()).await;
+    for (token, field) in [(1, "1".to_owned()), (2, "2;resource=\"a\"".into())] {
+        strict
+            .write("/a", &field)
+            .await
+            .is_problem(403, "forged-token");
+        assert_eq!(moving.write("/a", &field).await.status, 200, "{token}");
+    }
+    let genuine = signed(&issuer, "a", 3);
+    for forged in [
+        genuine.replace("3;", "4;"),
+        genuine.replace("k1", "k2"),
+        genuine.split(";mac").next().unwrap().into(),
+        genuine.replace(";key=\"k1\"", ""),
+    ] {
+        for server in [&moving, &strict] {
+            server
+                .write("/a", &forged)
+                .await
+                .is_problem(403, "forged-token");
+        }
+    }
+    assert_eq!(moving.write("/a", &genuine).await.status, 200);
+    assert_eq!(
+        strict.write("/a", signed(&issuer, "a", 4)).await.status,
+        200
+    );
+    strict
+        .write("/a", &genuine)
+        .await
+        .is_problem(412, "stale-token");
+}

@@ -1,0 +1,216 @@
+//! The line of waiters over two processes, each of which knows of the other by way of Postgres alone.
+
+use std::{collections::HashMap, time::Duration};
+
+use reqwest::Client;
+use serde_json::{Value, json};
+use sqlx::Postgres;
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::Answer,
+    process::Inventory,
+};
+
+/// So many join at once, and the next ones after them.
+const AT_ONCE: usize = 50;
+
+/// A waiter that has had its turn.
+struct Turn {
+    waiter: usize,
+    token: i64,
+    granted_at: Instant,
+}
+
+/// Two processes of the example, and a lease that is held.
+struct Processes {
+    db: Fresh<Postgres>,
+    services: [Inventory; 2],
+    client: Client,
+    held: Value,
+}
+
+impl Processes {
+    async fn start() -> Self {
+        let db = Postgres::fresh(2).await;
+        let variables = [("DATABASE_URL", db.url.as_str())];
+        let one = Inventory::start(&variables).await;
+        let mut two = Inventory::start(&variables).await;
+        two.prints("leases:          Postgres", 1).await;
+        let client = Client::new();
+        let held = client.post(one.url("/locks/sku-1")).json(&json!({}));
+        Self {
+            db,
+            held: Answer::to(held).await.json(),
+            services: [one, two],
+            client,
+        }
+    }
+
+    /// Has so many wait in line, at the one process and the other by turns. Each takes its turn: it tells of it,
+    /// and releases where it was granted. Ends when all are in line.
+    async fn line_up(
+        &self,
+        count: usize,
+        ttl_ms: u64,
+        turns: &mpsc::UnboundedSender<Turn>,
+    ) -> [JoinSet<reqwest::Result<()>>; 2] {
+        let mut tasks = [JoinSet::new(), JoinSet::new()];
+        for waiter in 0..count {
+            let (turns, client) = (turns.clone(), self.client.clone());
+            let url = self.services[waiter % 2].url("/locks/sku-1");
+            tasks[waiter % 2].spawn(async move {
+                let body = json!({
+                    "ttl_ms": ttl_ms, "wait_ms": 60_000, "owner": waiter.to_string(),
+                });
+                let answer = client.post(&url).json(&body).send().await?;
+                let granted_at = Instant::now();
+                let status = answer.status();
+                let lease: Value = answer.json().await?;
+                assert_eq!(status, 201, "{lease}");
+                let turn = Turn {
+                    waiter,
+                    token: lease["token"].as_i64().unwrap(),
+                    granted_at,
+                };
+                turns.send(turn).unwrap();
+                let id = lease["lease_id"].as_str().unwrap();
+                let release = client.delete(url).header("Lease-Id", id).send().await?;
+                assert_eq!(release.status(), 204, "{}", release.text().await?);
+                Ok(())
+            });
+            if (waiter + 1) % AT_ONCE == 0 {
+                eventually("they are in line", async || {
+                    let waiting = self.db.number("SELECT count(*) FROM fence_waiters").await;
+                    waiting == waiter as i64 + 1
+                })
+                .await;
+            }
+        }
+        tasks
+    }
+
+    /// The place of each waiter in line.
+    async fn places(&self) -> HashMap<usize, usize> {
+        let line = "SELECT owner FROM fence_waiters ORDER BY place, ticket";
+        let line: Vec<String> = sqlx::query_scalar(line)
+            .fetch_all(&self.db.pool)
+            .await
+            .unwrap();
+        let places = line.iter().enumerate();
+        let places = places.map(|(place, owner)| (owner.parse().unwrap(), place));
+        places.collect()
+    }
+
+    /// Ends the lease that was held from the start.
+    async fn release(&self) {
+        let release = self.client.delete(self.services[0].url("/locks/sku-1"));
+        let release = release.header("Lease-Id", self.held["lease_id"].as_str().unwrap());
+        assert_eq!(Answer::to(release).await.status, 204);
+    }
+}
+
+async fn all_served(tasks: &mut JoinSet<reqwest::Result<()>>) {
+    let all = async {
+        while let Some(served) = tasks.join_next().await {
+            served.unwrap().unwrap();
+        }
+    };
+    timeout(Duration::from_secs(60), all)
+        .await
+        .expect("somebody was never served");
+}
+
+/// In the order of their places, with tokens that go up, and so nobody twice.
+fn are_in_order(turns: &[Turn], places: &HashMap<usize, usize>) {
+    for pair in turns.windows(2) {
+        let place = |turn: &Turn| places[&turn.waiter];
+        assert!(place(&pair[0]) < place(&pair[1]), "somebody was overtaken");
+        assert!(pair[0].token < pair[1].token, "the token did not go up");
+    }
+}
+
+/// How long it took from each grant to the next, in the order of length.
+fn steps(turns: &[Turn]) -> Vec<Duration> {
+    let steps = turns.windows(2);
+    let mut steps: Vec<_> = steps
+        .map(|pair| pair[1].granted_at - pair[0].granted_at)
+        .collect();
+    steps.sort_unstable();
+    steps
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
+    const WAITERS: usize = 1_000;
+    let processes = Processes::start().await;
+    let (told, mut turns) = mpsc::unbounded_channel();
+    let mut tasks = processes.line_up(WAITERS, 30_000, &told).await;
+    let places = processes.places().await;
+    // Whoever came while another one was in line already stands behind that one.
+    let mut batches: Vec<_> = places.iter().collect();
+    batches.sort_unstable_by_key(|(_, place)| **place);
+    assert!(batches.is_sorted_by_key(|(waiter, _)| *waiter / AT_ONCE));
+
+    processes.release().await;
+    for tasks in &mut tasks {
+        all_served(tasks).await;
+    }
+    let mut served = vec![];
+    turns.recv_many(&mut served, WAITERS + 1).await;
+    assert_eq!(served.len(), WAITERS);
+    are_in_order(&served, &places);
+    let crossed = served.windows(2).filter(|pair| {
+        let [one, two] = [&pair[0], &pair[1]].map(|turn| turn.waiter % 2);
+        one != two
+    });
+    assert!(crossed.count() > WAITERS / 5, "it stayed in one process");
+    let left = processes.db.number("SELECT count(*) FROM fence_waiters");
+    assert_eq!(left.await, 0);
+    let steps = steps(&served);
+    let longest = steps.last();
+    println!(
+        "grant to grant: p50 {:?}, longest {longest:?}",
+        steps[WAITERS / 2]
+    );
+}
+
+/// Killed while the line moves: it may be calling, granting, or about to be called.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_wait_at_a_process_that_is_killed_are_passed_over() {
+    const WAITERS: usize = 600;
+    let processes = Processes::start().await;
+    let (told, mut turns) = mpsc::unbounded_channel();
+    let [mut living, mut doomed] = processes.line_up(WAITERS, 1_000, &told).await;
+    let places = processes.places().await;
+    processes.release().await;
+    let mut served = vec![];
+    while served.len() < WAITERS / 3 {
+        served.extend(turns.recv().await);
+    }
+    processes.services[1].signal("-KILL");
+    all_served(&mut living).await;
+    // All connections have ended with their process.
+    let mut cut_off = 0;
+    while let Some(outcome) = doomed.join_next().await {
+        cut_off += usize::from(outcome.unwrap().is_err());
+    }
+    drop(told);
+    turns.recv_many(&mut served, WAITERS).await;
+    are_in_order(&served, &places);
+    let alive = served.iter().filter(|turn| turn.waiter % 2 == 0);
+    assert_eq!(alive.count(), WAITERS / 2);
+    assert!(cut_off > WAITERS / 6, "it was killed too late: {cut_off}");
+    let left = processes.db.number("SELECT count(*) FROM fence_waiters");
+    assert_eq!(left.await, 0);
+    let longest = steps(&served).pop().unwrap();
+    println!("{cut_off} were cut off; the longest step: {longest:?}");
+    // The lease that nobody knows of, the turn of whoever was called and is dead, and some time for a busy machine.
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
+}
