@@ -52,6 +52,8 @@ mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
+mod quorum;
+#[cfg(feature = "redis")]
 mod redis;
 mod release_guard;
 mod request;
@@ -65,6 +67,8 @@ pub(crate) mod time;
 pub use self::embedded::EmbeddedLeases;
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresLeases;
+#[cfg(feature = "redis")]
+pub use self::quorum::{QuorumLeases, QuorumLeasesBuilder};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;

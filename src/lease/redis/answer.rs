@@ -86,16 +86,16 @@ impl Answer {
     }
 }
 
-pub(super) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
+pub(in crate::lease) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
     Token::new(parse_number(digits)?).map_err(|_| unexpected())
 }
 
-fn parse_number(digits: &str) -> Result<i64, LeaseError> {
+pub(in crate::lease) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
 }
 
 /// The error for keys that another program has written.
-pub(super) fn unexpected() -> LeaseError {
+pub(in crate::lease) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,
         "the script's answer makes no sense",
@@ -103,6 +103,6 @@ pub(super) fn unexpected() -> LeaseError {
 }
 
 /// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
-pub(super) fn parse_ms(ms: &str) -> Duration {
+pub(in crate::lease) fn parse_ms(ms: &str) -> Duration {
     Duration::from_millis(ms.parse().unwrap_or(0))
 }

@@ -9,7 +9,7 @@ use redis::{
 
 /// A connection for commands. Clones share it.
 #[derive(Clone)]
-pub(super) enum Connection {
+pub(in crate::lease) enum Connection {
     Node(MultiplexedConnection),
     Cluster(ClusterConnection),
 }

@@ -70,20 +70,12 @@ impl Scripts {
         count: usize,
     ) -> Result<(Option<Cursor>, Vec<String>), LeaseError> {
         self.check_once().await?;
-        let prefix = self.key_prefix();
-        // The prefix is literal, whatever Redis's patterns make of its characters.
-        let mut pattern = String::new();
-        for c in prefix.chars() {
-            if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-                pattern.push('\\');
-            }
-            pattern.push(c);
-        }
+        let begin = format!("{}:{{", self.key_prefix());
         let mut command = redis::cmd("SCAN");
         let command = &*command
             .arg(at.scan)
             .arg("MATCH")
-            .arg(format!("{pattern}:{{*}}:lease:*"))
+            .arg(key_pattern(&begin))
             .arg("COUNT")
             .arg(count.max(1));
         let scan = |mut connection: Connection| async move {
@@ -107,16 +99,31 @@ impl Scripts {
             scan,
             after: String::new(),
         });
-        let names = keys.into_iter().filter_map(|key| {
-            let key = String::from_utf8(key).ok()?;
-            let (digits, name) = key
-                .strip_prefix(prefix)?
-                .strip_prefix(":{")?
-                .split_once("}:lease:")?;
-            // Names may hold anything; a queue of such a name is no lease.
-            let resource = Resource::new(name).ok()?;
-            (partition_of(&resource).to_string() == digits).then(|| name.to_owned())
-        });
+        let names = keys
+            .into_iter()
+            .filter_map(|key| Some(resource_of_key(&begin, key)?.as_str().to_owned()));
         Ok((next, names.collect()))
     }
+}
+
+/// The pattern of lease keys. What they begin with, up to the partition's brace, is literal, whatever Redis's patterns
+/// make of its characters.
+pub(in crate::lease) fn key_pattern(begin: &str) -> String {
+    let mut pattern = String::new();
+    for c in begin.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern + "*}:lease:*"
+}
+
+/// The resource of a lease key.
+pub(in crate::lease) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
+    let key = String::from_utf8(key).ok()?;
+    let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;
+    // Names may hold anything; a queue of such a name is no lease.
+    let resource = Resource::new(name).ok()?;
+    (partition_of(&resource).to_string() == partition).then_some(resource)
 }

@@ -38,4 +38,11 @@ mod store;
 mod stored_id;
 mod waiters;
 
+// What the nodes of a quorum have in common with a server that is used alone.
+pub(super) use self::{
+    answer::{parse_ms, parse_number, parse_token, unexpected},
+    list::{key_pattern, resource_of_key},
+    server::Server,
+    stored_id::StoredId,
+};
 pub use self::{builder::RedisLeasesBuilder, store::RedisLeases};

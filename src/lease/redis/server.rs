@@ -17,7 +17,7 @@ use tokio::{
 use super::connection::{Connection, Subscriber};
 use crate::lease::{LeaseError, time::after};
 
-pub(super) struct Server {
+pub(in crate::lease) struct Server {
     source: Source,
     /// Where the server is, for error messages. No password.
     address: Arc<str>,
@@ -34,7 +34,7 @@ enum Source {
 }
 
 impl Server {
-    pub(super) fn alone(url: &str, command_wait: Duration) -> RedisResult<Self> {
+    pub(in crate::lease) fn alone(url: &str, command_wait: Duration) -> RedisResult<Self> {
         let client = Client::open(url)?;
         let address = client.get_connection_info().addr().to_string();
         let source = Source::Alone(Box::new(client));
@@ -70,13 +70,18 @@ impl Server {
         }
     }
 
+    /// Where it is. No password.
+    pub(in crate::lease) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// How long one command may take, its connection included.
     pub(super) const fn command_wait(&self) -> Duration {
         self.command_wait
     }
 
     /// The error of a store whose server has failed so.
-    pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
+    pub(in crate::lease) fn unavailable(&self, error: RedisError) -> LeaseError {
         LeaseError::unavailable(ServerError {
             address: Arc::clone(&self.address),
             source: error,
@@ -109,7 +114,7 @@ impl Server {
 
     /// The number of the database, which keys know and channels do not. A cluster has one, and the
     /// master that sentinels name is talked to in its first.
-    pub(super) fn database(&self) -> i64 {
+    pub(in crate::lease) fn database(&self) -> i64 {
         match &self.source {
             Source::Alone(client) => client.get_connection_info().redis_settings().db(),
             Source::Sentinels(_) | Source::Cluster(_) => 0,
@@ -138,7 +143,10 @@ impl Server {
     }
 
     /// Runs a command, within the time limit.
-    pub(super) async fn run<T, F>(&self, command: impl Fn(Connection) -> F) -> RedisResult<T>
+    pub(in crate::lease) async fn run<T, F>(
+        &self,
+        command: impl Fn(Connection) -> F,
+    ) -> RedisResult<T>
     where
         F: Future<Output = RedisResult<T>>,
     {

@@ -14,10 +14,10 @@ const BYTES: usize = 16;
 /// A part of the SHA-256 of a lease id, in hexadecimal digits behind a `#`. No lease id has that character, so what
 /// is read in Redis can be presented as one nowhere, not even to an issuer that stores the ids themselves.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) struct StoredId(Box<str>);
+pub(in crate::lease) struct StoredId(Box<str>);
 
 impl StoredId {
-    pub(super) fn of(id: &LeaseId) -> Self {
+    pub(in crate::lease) fn of(id: &LeaseId) -> Self {
         let digest = LeaseDigest::of(id.expose());
         let mut text = String::with_capacity(1 + 2 * BYTES);
         text.push('#');
@@ -28,7 +28,7 @@ impl StoredId {
         Self(text.into())
     }
 
-    pub(super) fn as_str(&self) -> &str {
+    pub(in crate::lease) fn as_str(&self) -> &str {
         &self.0
     }
 }

@@ -5,3 +5,4 @@ mod operators;
 mod refusals;
 mod service;
 mod signed;
+mod waiting;

@@ -6,15 +6,15 @@ use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Renew};
+use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Owner, Renew};
 
 use crate::support::{
     eventually,
     lease::{LONG, SHORT, grant, granted, is_held, is_lost, sku, wait, waiters},
-    store::{TestStore, on_every_store},
+    store::{TestStore, on_every_store_with_a_line},
 };
 
-on_every_store!(
+on_every_store_with_a_line!(
     a_waiter_is_granted_when_the_lease_is_released,
     a_waiter_is_granted_when_the_lease_ends_by_itself,
     a_wait_that_runs_out_leaves_the_line,
@@ -26,6 +26,7 @@ on_every_store!(
     a_broken_lease_goes_to_the_next_in_line,
     a_repeated_request_keeps_its_place_and_its_lease,
     a_shorter_lease_is_known_to_whoever_is_first_now,
+    a_repetition_in_line_keeps_the_owner,
 );
 
 async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
@@ -258,4 +259,32 @@ async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
         .unwrap();
     leaves.abort();
     granted(stays).await;
+}
+
+async fn a_repetition_in_line_keeps_the_owner<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let owner = |name: &str| Some(Owner::new(name).unwrap());
+    for repeated in [None, owner("worker-8")] {
+        let held = grant(&one, &sku(), LONG).await;
+        let id = LeaseId::random();
+        let waits = |leases: &S::Leases, owner: Option<Owner>| {
+            let mut request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
+            request.owner = owner;
+            let leases = leases.clone();
+            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+        };
+        let first = waits(&one, owner("worker-7"));
+        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        let second = waits(&two, repeated);
+        // A store that counts requests, and not lease ids, tells of the second one.
+        sleep(SHORT).await;
+        // What remains is the repetition, which takes the place of the first request.
+        first.abort();
+        sleep(SHORT).await;
+        one.release(&sku(), &held.id).await.unwrap();
+        granted(second).await;
+        let held = one.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!(held.owner, owner("worker-7"));
+        one.release(&sku(), &id).await.unwrap();
+    }
 }

@@ -7,14 +7,10 @@ use tower_fence::{
     lease::{Acquire, LeaseId, Leases, Owner},
 };
 
-use crate::support::{
-    eventually,
-    store::{TestStore, on_every_store},
-};
+use crate::support::store::{TestStore, on_every_store};
 
 on_every_store!(
     a_repetition_keeps_the_owner,
-    a_repetition_in_line_keeps_the_owner,
     a_repetition_names_an_owner_where_there_was_none,
 );
 
@@ -48,34 +44,6 @@ async fn a_repetition_keeps_the_owner<S: TestStore>() {
         let again = two.acquire(&sku(), request(&id, repeated)).await;
         assert_eq!(again.unwrap().token, token);
         assert_eq!(told(&one).await, owner("worker-7"));
-    }
-}
-
-async fn a_repetition_in_line_keeps_the_owner<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    for repeated in [None, owner("worker-8")] {
-        let held = one.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
-        let id = LeaseId::random();
-        let waits = |leases: &S::Leases, owner| {
-            let (leases, request) = (leases.clone(), request(&id, owner).wait(LONG));
-            tokio::spawn(async move { leases.acquire(&sku(), request).await })
-        };
-        let in_line = async |least: u64| {
-            let waiters = one.inspect(&sku()).await.unwrap().unwrap().waiters;
-            waiters >= least
-        };
-        let first = waits(&one, owner("worker-7"));
-        eventually("it is in line", async || in_line(1).await).await;
-        let second = waits(&two, repeated);
-        // A store that counts requests, and not lease ids, tells of the second one.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        // What remains is the repetition, which takes the place of the first request.
-        first.abort();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        one.release(&sku(), &held.id).await.unwrap();
-        second.await.unwrap().unwrap();
-        assert_eq!(told(&one).await, owner("worker-7"));
-        one.release(&sku(), &id).await.unwrap();
     }
 }
 

@@ -96,3 +96,10 @@ impl Answer {
         body
     }
 }
+
+/// Takes `ttl_ms` out of what tells a lease. A quorum tells what is left of the time that was asked for.
+#[track_caller]
+pub fn lasts_ms(lease: &mut Value, asked: u64) {
+    let ttl = lease["ttl_ms"].take().as_u64().unwrap();
+    assert!(ttl <= asked && ttl > asked * 9 / 10, "{ttl}");
+}

@@ -18,6 +18,12 @@ pub fn shared_cluster_url() -> String {
     super::variable("TEST_REDIS_CLUSTER_URL")
 }
 
+/// Three shared servers that know nothing of each other, for a quorum.
+pub fn shared_node_urls() -> Vec<String> {
+    let urls = super::variable("TEST_REDIS_NODE_URLS");
+    urls.split(' ').map(str::to_owned).collect()
+}
+
 /// A prefix that nobody else uses.
 pub fn fresh_prefix() -> String {
     format!("test-{:016x}", rand::random::<u64>())

@@ -8,14 +8,14 @@ use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{Acquire, EmbeddedLeases, Leases, Operate, PostgresLeases, RedisLeases},
+    lease::{Acquire, EmbeddedLeases, Leases, Operate, PostgresLeases, QuorumLeases, RedisLeases},
 };
 
 use super::{
     database::TestDatabase,
     http::Server,
     lease::{LONG, SHORT},
-    redis::{fresh_prefix, shared_cluster_url, shared_url},
+    redis::{fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
 };
 
 /// A store, and what must not be dropped before it.
@@ -23,6 +23,8 @@ pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
 
 pub trait TestStore {
     type Leases: Operate + Clone;
+    /// Whether waiters are counted, and served in the order in which they came.
+    const HAS_LINE: bool = true;
 
     /// A store of its own, seen from two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>>;
@@ -107,6 +109,27 @@ impl TestStore for Cluster {
     }
 }
 
+/// Three servers that know nothing of each other.
+pub struct Quorum;
+
+impl TestStore for Quorum {
+    type Leases = QuorumLeases;
+    const HAS_LINE: bool = false;
+
+    async fn fresh() -> Fresh<QuorumLeases> {
+        let db = Sqlite::fresh(4).await;
+        let (prefix, urls) = (fresh_prefix(), shared_node_urls());
+        let connect = || async {
+            // Where tests are many, an answer may be late.
+            let builder = QuorumLeases::builder(db.fence()).key_prefix(&prefix);
+            let builder = builder.node_wait(Duration::from_secs(2)).command_wait(LONG);
+            let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+            builder.connect(&urls).await.unwrap()
+        };
+        (connect().await, connect().await, Box::new(db))
+    }
+}
+
 /// An issuer, over HTTP.
 pub struct Http;
 
@@ -126,11 +149,19 @@ impl TestStore for Http {
 /// Runs each of these functions, generic over the store, as one test per store.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
-        $crate::support::store::on_every_store!(on_postgres: Postgres, $($name),*);
-        $crate::support::store::on_every_store!(on_redis: Redis, $($name),*);
-        $crate::support::store::on_every_store!(on_a_cluster: Cluster, $($name),*);
-        $crate::support::store::on_every_store!(embedded: Embedded, $($name),*);
-        $crate::support::store::on_every_store!(over_http: Http, $($name),*);
+        $crate::support::store::on_every_store_with_a_line!($($name),*);
+        $crate::support::store::on_every_store_with_a_line!(on_a_quorum: Quorum, $($name),*);
+    };
+}
+
+/// The same over those that serve waiters in the order in which they came.
+macro_rules! on_every_store_with_a_line {
+    ($($name:ident),* $(,)?) => {
+        $crate::support::store::on_every_store_with_a_line!(on_postgres: Postgres, $($name),*);
+        $crate::support::store::on_every_store_with_a_line!(on_redis: Redis, $($name),*);
+        $crate::support::store::on_every_store_with_a_line!(on_a_cluster: Cluster, $($name),*);
+        $crate::support::store::on_every_store_with_a_line!(embedded: Embedded, $($name),*);
+        $crate::support::store::on_every_store_with_a_line!(over_http: Http, $($name),*);
     };
     ($module:ident: $store:ident, $($name:ident),*) => {
         mod $module {
@@ -142,4 +173,4 @@ macro_rules! on_every_store {
     };
 }
 
-pub(crate) use on_every_store;
+pub(crate) use {on_every_store, on_every_store_with_a_line};

@@ -1,0 +1,177 @@
+//! What the scripts of a node answer.
+
+use std::time::Duration;
+
+use crate::{
+    epochs::Epoch,
+    lease::{
+        LeaseError, Owner,
+        redis::{parse_ms, parse_number, parse_token, unexpected},
+    },
+    token::Token,
+};
+
+/// What a script of a node answers.
+#[derive(Clone, Debug)]
+pub(super) enum Answer {
+    Taken(Taken),
+    Held {
+        left: Duration,
+        id: String,
+    },
+    /// A newer attempt of the same lease was here, with this number.
+    Older {
+        number: u64,
+    },
+    Lost,
+    Sealed,
+    Refused,
+    Renewed {
+        token: Token,
+        clock: Clock,
+    },
+    Found(Found),
+    None,
+    Ended,
+    Node {
+        run_id: String,
+        clustered: bool,
+        eviction: String,
+    },
+    /// The node cannot be used.
+    Unfit(Unfit),
+}
+
+/// A key that is set, and not sealed yet.
+#[derive(Clone, Debug)]
+pub(super) struct Taken {
+    pub(super) stamp: Stamp,
+    pub(super) clock: Clock,
+    /// What was stored under an earlier attempt.
+    pub(super) stored: Option<Token>,
+}
+
+/// What a node gave a lease when its key was set.
+#[derive(Clone, Debug)]
+pub(super) struct Stamp {
+    pub(super) history: String,
+    pub(super) incarnation: String,
+    pub(super) serial: String,
+}
+
+/// How far a clock has counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    /// Whether it has an epoch. Otherwise this is the one that was known last.
+    pub(super) usable: bool,
+    pub(super) epoch: i64,
+    pub(super) n: i64,
+}
+
+impl Clock {
+    /// As it is compared.
+    pub(super) const fn counted(self) -> (i64, i64) {
+        (self.epoch, self.n)
+    }
+}
+
+/// A lease as one node has it.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    /// What is stored.
+    pub(super) value: String,
+    pub(super) id: String,
+    /// Where there is one that counts.
+    pub(super) token: Option<Token>,
+    pub(super) owner: Option<Owner>,
+    /// What is left of the lease; `None` in its lock delay.
+    pub(super) left: Option<Duration>,
+}
+
+/// Why a node cannot be used.
+#[derive(Clone, Debug)]
+pub(super) enum Unfit {
+    NoHistory,
+    Replicated,
+    OtherSource(String),
+    OtherNodes(String),
+}
+
+impl Answer {
+    pub(super) fn parse(words: Vec<String>) -> Result<Self, LeaseError> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(match words[..] {
+            [
+                "taken",
+                history,
+                incarnation,
+                serial,
+                usable,
+                epoch,
+                n,
+                token,
+            ] => Self::Taken(Taken {
+                stamp: Stamp {
+                    history: history.into(),
+                    incarnation: incarnation.into(),
+                    serial: serial.into(),
+                },
+                clock: parse_clock(usable, epoch, n)?,
+                stored: parse_optional_token(token)?,
+            }),
+            ["held", left, id] => Self::Held {
+                left: parse_ms(left),
+                id: id.into(),
+            },
+            ["older", number] => Self::Older {
+                number: number.parse().map_err(|_| unexpected())?,
+            },
+            ["lost"] => Self::Lost,
+            ["sealed"] => Self::Sealed,
+            ["refused"] => Self::Refused,
+            ["renewed", token, usable, epoch, n] => Self::Renewed {
+                token: parse_token(token)?,
+                clock: parse_clock(usable, epoch, n)?,
+            },
+            ["found", value, id, token, owner, left] => Self::Found(Found {
+                value: value.into(),
+                id: id.into(),
+                token: parse_optional_token(token)?,
+                owner: Owner::new(owner)
+                    .ok()
+                    .filter(|owner| !owner.as_str().is_empty()),
+                left: (!left.starts_with('-')).then(|| parse_ms(left)),
+            }),
+            ["none"] => Self::None,
+            ["ended"] => Self::Ended,
+            ["node", run_id, clustered, eviction] => Self::Node {
+                run_id: run_id.into(),
+                clustered: clustered == "1",
+                eviction: eviction.into(),
+            },
+            ["history"] => Self::Unfit(Unfit::NoHistory),
+            ["replicated"] => Self::Unfit(Unfit::Replicated),
+            ["source", theirs] => Self::Unfit(Unfit::OtherSource(theirs.into())),
+            ["nodes", theirs] => Self::Unfit(Unfit::OtherNodes(theirs.into())),
+            _ => return Err(unexpected()),
+        })
+    }
+}
+
+fn parse_optional_token(digits: &str) -> Result<Option<Token>, LeaseError> {
+    if digits.is_empty() {
+        return Ok(None);
+    }
+    parse_token(digits).map(Some)
+}
+
+fn parse_clock(usable: &str, epoch: &str, n: &str) -> Result<Clock, LeaseError> {
+    let (epoch, n) = (parse_number(epoch)?, parse_number(n)?);
+    // A number that is out of range is another program's.
+    Epoch::new(epoch).map_err(|_| unexpected())?;
+    Ok(Clock {
+        usable: usable == "1",
+        epoch,
+        n,
+    })
+}

@@ -1,0 +1,233 @@
+//! The nodes together: asking all of them, and what a majority of them says.
+
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use redis::RedisResult;
+
+use super::{
+    answer::{Answer, Unfit},
+    node::Node,
+    scripts::{Call, Scripts},
+};
+use crate::lease::LeaseError;
+
+pub(super) struct Nodes {
+    nodes: Box<[Arc<Node>]>,
+    scripts: Scripts,
+}
+
+impl Nodes {
+    pub(super) fn new(urls: &[&str], wait: Duration, key_prefix: &str) -> RedisResult<Self> {
+        let nodes = urls.iter().map(|url| Node::new(url, wait).map(Arc::new));
+        let nodes: Box<[_]> = nodes.collect::<RedisResult<_>>()?;
+        let mut names: Vec<_> = nodes.iter().map(|node| node.name()).collect();
+        names.sort_unstable();
+        Ok(Self {
+            nodes,
+            scripts: Scripts::new(key_prefix, &names.join(" ")),
+        })
+    }
+
+    /// Whether two of them have the same name.
+    pub(super) fn has_twins(&self) -> bool {
+        let names: HashSet<_> = self.nodes.iter().map(|node| node.name()).collect();
+        names.len() < self.nodes.len()
+    }
+
+    /// Checks all nodes that answer.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] when one of them cannot be a node, or no majority answers.
+    pub(super) async fn check(&self) -> Result<(), LeaseError> {
+        let checks = self.nodes.iter().map(async |node| {
+            let checked = self.ask_node(node, "", self.scripts.check("")).await;
+            (checked, node.is_late())
+        });
+        let mut answers = Answers::new(self.nodes.len());
+        for (n, (checked, is_away)) in join_all(checks).await.into_iter().enumerate() {
+            match checked {
+                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(unfit)),
+                Ok(answer) => answers.given.push((n, answer)),
+                Err(error) if is_away => answers.first_error = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        match answers.are_enough() {
+            true => Ok(()),
+            false => Err(answers.no_majority()),
+        }
+    }
+
+    pub(super) const fn scripts(&self) -> &Scripts {
+        &self.scripts
+    }
+
+    pub(super) fn all(&self) -> &[Arc<Node>] {
+        &self.nodes
+    }
+
+    /// More than half of them.
+    pub(super) fn majority(&self) -> usize {
+        self.nodes.len() / 2 + 1
+    }
+
+    /// Sends each node its call, and waits until all have answered, each for its time at most. Who did not answer the
+    /// last time is left out, where the others are a majority, and asked in the background whether it answers again.
+    pub(super) async fn ask(
+        &self,
+        source: &str,
+        call: impl Fn(usize) -> Option<Call>,
+    ) -> Result<Answers, LeaseError> {
+        let late = self.nodes.iter().filter(|node| node.is_late()).count();
+        let leaves_out = self.nodes.len() - late >= self.majority();
+        let mut asked = FuturesUnordered::new();
+        for (n, node) in self.nodes.iter().enumerate() {
+            if leaves_out && node.is_late() {
+                node.probe(self.scripts.check(source));
+                continue;
+            }
+            if let Some(call) = call(n) {
+                asked.push(async move { (n, self.ask_node(node, source, call).await) });
+            }
+        }
+        let mut answers = Answers::new(self.nodes.len());
+        while let Some((n, answer)) = asked.next().await {
+            match answer {
+                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(unfit)),
+                Ok(answer) => answers.given.push((n, answer)),
+                Err(error) => answers.first_error = answers.first_error.or(Some(error)),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Sends one node a call, which is checked before where it never was.
+    pub(super) async fn ask_node(
+        &self,
+        node: &Node,
+        source: &str,
+        call: Call,
+    ) -> Result<Answer, LeaseError> {
+        if node.run_id().is_none()
+            && let unfit @ Answer::Unfit(_) = node.check(self.scripts.check(source)).await?
+        {
+            return Ok(unfit);
+        }
+        let same = |other: &&Arc<Node>| other.run_id() == node.run_id();
+        if self.nodes.iter().filter(same).count() > 1 {
+            return Err(node.unfit("another node is the same server"));
+        }
+        node.run(call).await
+    }
+
+    /// The clocks belong to another application, or to other nodes.
+    fn other_owner(&self, unfit: Unfit) -> LeaseError {
+        let key_prefix = self.scripts.key_prefix().into();
+        match unfit {
+            Unfit::OtherNodes(theirs) => LeaseError::unavailable(OtherOwner::Nodes {
+                key_prefix,
+                ours: self.scripts.nodes().into(),
+                theirs,
+            }),
+            Unfit::OtherSource(theirs) => {
+                LeaseError::unavailable(OtherOwner::Source { key_prefix, theirs })
+            }
+            // A node says so itself.
+            Unfit::NoHistory | Unfit::Replicated => crate::lease::redis::unexpected(),
+        }
+    }
+}
+
+/// What the nodes have answered.
+pub(super) struct Answers {
+    nodes: usize,
+    pub(super) given: Vec<(usize, Answer)>,
+    first_error: Option<LeaseError>,
+}
+
+impl Answers {
+    const fn new(nodes: usize) -> Self {
+        Self {
+            nodes,
+            given: vec![],
+            first_error: None,
+        }
+    }
+
+    /// What is the same at a majority of all nodes.
+    pub(super) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
+        let mut counts = HashMap::new();
+        for value in self.given.iter().filter_map(|(_, answer)| of(answer)) {
+            *counts.entry(value).or_insert(0) += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        (most.1 > self.nodes / 2).then_some(most.0)
+    }
+
+    pub(super) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {
+        self.given.iter().filter(|(_, answer)| is(answer)).count()
+    }
+
+    /// Whether nodes of which this is true keep the others from being a majority, whatever those say that did not
+    /// answer.
+    pub(super) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
+        self.nodes - self.count(is) <= self.nodes / 2
+    }
+
+    /// Whether a majority has answered.
+    pub(super) fn are_enough(&self) -> bool {
+        self.given.len() > self.nodes / 2
+    }
+
+    /// The error where there is no majority.
+    pub(super) fn no_majority(self) -> LeaseError {
+        let answered = self.given.len();
+        let nodes = self.nodes;
+        LeaseError::unavailable(NoMajority {
+            answered,
+            nodes,
+            source: self.first_error,
+        })
+    }
+}
+
+/// Too few nodes have answered, or they do not agree.
+#[derive(Debug, thiserror::Error)]
+#[error("{answered} of {nodes} nodes have answered, and there is no majority that agrees")]
+struct NoMajority {
+    answered: usize,
+    nodes: usize,
+    #[source]
+    source: Option<LeaseError>,
+}
+
+/// Whose the clocks of a node are.
+#[derive(Debug, thiserror::Error)]
+enum OtherOwner {
+    #[error(
+        "the clocks under the key prefix `{key_prefix}` belong to a quorum of the nodes `{theirs}`, and this issuer's \
+         are `{ours}`: to change the nodes, stop all issuers, delete the keys `{key_prefix}:quorum:*` on all old and \
+         new nodes, and start the issuers with the new ones"
+    )]
+    Nodes {
+        key_prefix: Box<str>,
+        ours: Box<str>,
+        theirs: String,
+    },
+    #[error(
+        "the clocks under the key prefix `{key_prefix}` belong to the source of epochs `{theirs}`, which is not this \
+         issuer's: choose a key prefix for each database (`key_prefix`), or, where the database was made anew, stop all \
+         issuers and delete the keys `{key_prefix}:quorum:*` on all nodes"
+    )]
+    Source {
+        key_prefix: Box<str>,
+        theirs: String,
+    },
+}
