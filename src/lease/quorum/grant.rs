@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     epochs::{Epoch, SourceId, partition_of},
-    lease::{LeaseError, memory::Memory, redis::unexpected},
+    lease::{LeaseError, memory::Memory, redis::unexpected, single_flight::Flight},
     metrics,
     token::{Resource, Token},
 };
@@ -84,6 +84,9 @@ pub(super) async fn attempt(
         let answers = nodes.ask(source, take).await?;
         let taken = taken(&answers);
         if taken.len() < nodes.majority() {
+            if answers.are_all(|answer| matches!(answer, Answer::Held { .. })) {
+                leftover.sets_nothing();
+            }
             return refusal(answers, nodes);
         }
         let highest = taken.iter().map(|(_, taken)| taken.clock.counted()).max();
@@ -95,6 +98,7 @@ pub(super) async fn attempt(
         });
         if let Some(token) = stored.filter(|_| usable && !wish.take.only_mine) {
             // A repetition of a request that was granted.
+            flight = None;
             let epoch = Epoch::new(highest.0).map_err(LeaseError::unavailable)?;
             if memory.record_grant(partition, epoch, highest.1).await? {
                 return Ok(in_time(token, wish, began));
@@ -109,7 +113,10 @@ pub(super) async fn attempt(
             flight = Some(memory.flight(partition).await?);
             continue;
         } else {
-            let epoch = memory.next_epoch(partition, highest.0.max(seen.0)).await?;
+            let epoch = match memory.next_epoch(partition, highest.0.max(seen.0)).await {
+                Ok(epoch) => epoch,
+                Err(error) => return Err(share(flight, error)),
+            };
             metrics::count("tower_fence_epochs_begun_total");
             tracing::info!(partition, %epoch, "began an epoch");
             (epoch.get(), 1)
@@ -136,6 +143,14 @@ pub(super) async fn attempt(
         // The epoch is over. Taken again, the key gets a token of another one.
     }
     Err(unexpected())
+}
+
+/// A failure, which is shared with the requests that wait for this one.
+fn share(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
+    match flight {
+        Some(flight) => flight.fail(error),
+        None => error,
+    }
 }
 
 fn taken(answers: &Answers) -> Vec<(usize, Taken)> {

@@ -98,6 +98,7 @@ impl Nodes {
             }
         }
         let mut answers = Answers::new(self.nodes.len());
+        answers.asked = asked.len();
         while let Some((n, answer)) = asked.next().await {
             match answer {
                 Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(unfit)),
@@ -148,6 +149,7 @@ impl Nodes {
 /// What the nodes have answered.
 pub(super) struct Answers {
     nodes: usize,
+    asked: usize,
     pub(super) given: Vec<(usize, Answer)>,
     first_error: Option<LeaseError>,
 }
@@ -156,6 +158,7 @@ impl Answers {
     const fn new(nodes: usize) -> Self {
         Self {
             nodes,
+            asked: 0,
             given: vec![],
             first_error: None,
         }
@@ -179,6 +182,11 @@ impl Answers {
     /// answer.
     pub(super) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
         self.nodes - self.count(is) <= self.nodes / 2
+    }
+
+    /// Whether all who were asked have answered so.
+    pub(super) fn are_all(&self, is: impl Fn(&Answer) -> bool) -> bool {
+        self.count(is) == self.asked
     }
 
     /// Whether a majority has answered.

@@ -25,6 +25,11 @@ impl Left {
     pub(super) fn chooses(&mut self, token: Token) {
         self.token = Some(token);
     }
+
+    /// It has set no key.
+    pub(super) fn sets_nothing(&mut self) {
+        *self = Self::default();
+    }
 }
 
 /// A request for a lease that is under way. Dropped before it is [finished](Self::finish), it takes back what it has

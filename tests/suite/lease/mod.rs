@@ -12,6 +12,8 @@ mod postgres_idle;
 mod postgres_line;
 mod postgres_locks;
 mod postgres_processes;
+mod quorum_nodes;
+mod quorum_waiting;
 mod redis_cluster;
 mod redis_contact;
 mod redis_epochs;

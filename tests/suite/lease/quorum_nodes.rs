@@ -1,0 +1,269 @@
+//! Which servers can be the nodes of a quorum, and what happens where one of them fails or answers late.
+
+use std::{error::Error, time::Duration};
+
+use futures_util::future::join_all;
+use sqlx::Sqlite;
+use tokio::time::Instant;
+use tower_fence::lease::{
+    Acquire, LeaseError, Leases, Operate, QuorumLeases, QuorumLeasesBuilder, Renew,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::{LONG, SHORT, grant, is_unavailable, sku},
+    proxy::{Link, Proxy},
+    redis::{RedisServer, fresh_prefix, shared_cluster_url, shared_node_urls},
+};
+
+/// Settings in which an answer is not late where tests are many.
+fn builder(db: &Fresh<Sqlite>) -> QuorumLeasesBuilder {
+    let builder = QuorumLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    builder.node_wait(Duration::from_secs(2))
+}
+
+async fn connect(
+    builder: QuorumLeasesBuilder,
+    urls: &[String],
+) -> Result<QuorumLeases, LeaseError> {
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    builder.connect(&urls).await
+}
+
+/// All that an error says.
+fn text(error: &LeaseError) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn a_quorum_has_three_different_nodes_or_five() {
+    let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
+    let [a, b, c] = [0, 1, 2].map(|n| urls[n].clone());
+    let invalid = [
+        vec![],
+        vec![a.clone()],
+        vec![a.clone(), b.clone()],
+        vec![a.clone(), b.clone(), c.clone(), format!("{a}/1")],
+        vec![a.clone(), b.clone(), b.clone()],
+    ];
+    for urls in invalid {
+        let refused = connect(builder(&db), &urls).await;
+        assert!(
+            matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes"),
+            "{urls:?}: {refused:?}"
+        );
+    }
+    let braces = builder(&db).key_prefix("{a}");
+    let refused = connect(braces, &urls).await;
+    assert!(matches!(refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix"));
+    // The same server by another name.
+    let other_name = b.replace("127.0.0.1", "localhost");
+    for twin in [other_name, format!("{b}/3")] {
+        let refused = connect(builder(&db), &[a.clone(), b.clone(), twin]).await;
+        let text = text(&refused.unwrap_err());
+        assert!(text.contains("another node is the same server"), "{text}");
+    }
+    let five = [
+        a.clone(),
+        b,
+        c,
+        "redis://127.0.0.1:1".into(),
+        "redis://127.0.0.1:2".into(),
+    ];
+    let leases = connect(builder(&db), &five).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+}
+
+#[tokio::test]
+async fn a_server_that_others_may_replace_is_no_node() {
+    let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
+    let with = |third: String| [urls[0].clone(), urls[1].clone(), third];
+    let refused = connect(builder(&db), &with(shared_cluster_url())).await;
+    let said = text(&refused.unwrap_err());
+    assert!(said.contains("part of a cluster"), "{said}");
+
+    let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
+    // It had no replica when it was checked.
+    let leases = connect(builder(&db), &with(master.url())).await.unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    let port = master.addr().port().to_string();
+    replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+    eventually("the replica is there", async || {
+        let info = replica.info("INFO replication").await;
+        info.contains("master_link_status:up")
+    })
+    .await;
+    for third in [master.url(), replica.url()] {
+        let refused = connect(builder(&db), &with(third)).await;
+        let said = text(&refused.unwrap_err());
+        assert!(said.contains("stand alone"), "{said}");
+    }
+    // The others are a majority; it is none of them any more.
+    leases
+        .renew(&sku(), &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn other_nodes_and_another_source_of_epochs_are_refused() {
+    let (db, urls) = (Sqlite::fresh(4).await, shared_node_urls());
+    let fourth = RedisServer::start(&[]).await;
+    let prefix = fresh_prefix();
+    let builder_of = |db: &Fresh<Sqlite>| builder(db).key_prefix(&prefix);
+    let leases = connect(builder_of(&db), &urls).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    // In another order they are the same.
+    let reversed: Vec<_> = urls.iter().rev().cloned().collect();
+    let same = connect(builder_of(&db), &reversed).await.unwrap();
+    assert!(same.inspect(&sku()).await.unwrap().is_some());
+
+    let changed = [urls[0].clone(), urls[1].clone(), fourth.url()];
+    let leases = connect(builder_of(&db), &changed).await.unwrap();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let said = text(&refused.unwrap_err());
+    assert!(
+        said.contains("to change the nodes, stop all issuers"),
+        "{said}"
+    );
+    let addresses: Vec<_> = urls.iter().map(|url| url.replace("redis://", "")).collect();
+    assert!(
+        addresses.iter().all(|address| said.contains(address)),
+        "{said}"
+    );
+
+    let other = Sqlite::fresh(4).await;
+    let leases = connect(builder_of(&other), &urls).await.unwrap();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let said = text(&refused.unwrap_err());
+    assert!(said.contains("which is not this issuer's"), "{said}");
+}
+
+/// What the documentation says about changing the nodes.
+#[tokio::test]
+async fn nodes_are_changed_with_everything_stopped() {
+    let db = Sqlite::fresh(4).await;
+    let servers = join_all((0..4).map(|_| RedisServer::start(&[]))).await;
+    let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    let prefix = fresh_prefix();
+    let leases = connect(builder(&db).key_prefix(&prefix), &urls[..3])
+        .await
+        .unwrap();
+    let before = grant(&leases, &sku(), SHORT).await;
+    drop(leases);
+    for server in &servers {
+        let keys = server
+            .command(&["KEYS", &format!("{prefix}:quorum:*")])
+            .await;
+        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
+        for key in keys {
+            server.command(&["DEL", &key]).await;
+        }
+    }
+    let leases = connect(builder(&db).key_prefix(&prefix), &urls[1..])
+        .await
+        .unwrap();
+    assert!(grant(&leases, &sku(), LONG).await.token > before.token);
+}
+
+#[tokio::test]
+async fn a_minority_may_be_away_and_a_majority_may_not() {
+    let db = Sqlite::fresh(4).await;
+    let mut proxies = vec![];
+    for url in shared_node_urls() {
+        proxies.push(Proxy::to(url.replace("redis://", "").parse().unwrap()).await);
+    }
+    let urls: Vec<_> = proxies
+        .iter()
+        .map(|proxy| format!("redis://{}", proxy.addr))
+        .collect();
+    let settings = || builder(&db).node_wait(Duration::from_millis(500));
+    let leases = connect(settings(), &urls).await.unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    for away in [Link::Cut, Link::Silent] {
+        proxies[0].set(away);
+        // Also an issuer that begins now.
+        connect(settings(), &urls).await.unwrap();
+        let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+        assert_eq!(renewed.unwrap().token, lease.token);
+        let other = tower_fence::Resource::new("sku-2").unwrap();
+        let other_lease = grant(&leases, &other, LONG).await;
+        let (mut listed, mut cursor) = (vec![], None);
+        loop {
+            let page = leases.list(1, cursor.as_deref()).await.unwrap();
+            listed.extend(page.leases.into_iter().map(|(resource, _)| resource));
+            cursor = page.cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        listed.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        assert_eq!(listed, [sku(), other.clone()]);
+        leases.release(&other, &other_lease.id).await.unwrap();
+
+        // Two of three.
+        proxies[1].set(away);
+        let asked_at = Instant::now();
+        is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+        is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        is_unavailable(leases.inspect(&sku()).await);
+        is_unavailable(leases.break_lease(&sku()).await);
+        is_unavailable(connect(settings(), &urls).await);
+        leases.list(10, None).await.unwrap_err();
+        assert!(asked_at.elapsed() < Duration::from_secs(20), "bounded");
+        for proxy in &proxies[..2] {
+            proxy.set(Link::Whole);
+        }
+        eventually("they are back", async || {
+            leases
+                .renew(&sku(), &lease.id, Renew::new(LONG))
+                .await
+                .is_ok()
+        })
+        .await;
+    }
+    leases.release(&sku(), &lease.id).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+}
+
+/// A node that is silent costs its time limit once, and not each request.
+#[tokio::test]
+async fn a_node_that_is_silent_is_left_out_until_it_answers() {
+    let db = Sqlite::fresh(4).await;
+    let mut urls = shared_node_urls();
+    let proxy = Proxy::to(urls[2].replace("redis://", "").parse().unwrap()).await;
+    urls[2] = format!("redis://{}", proxy.addr);
+    let wait = Duration::from_secs(1);
+    let prefix = fresh_prefix();
+    let builder = builder(&db).key_prefix(&prefix).node_wait(wait);
+    let leases = connect(builder, &urls).await.unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    proxy.set(Link::Silent);
+    let asked_at = Instant::now();
+    for _ in 0..50 {
+        leases
+            .renew(&sku(), &lease.id, Renew::new(LONG))
+            .await
+            .unwrap();
+    }
+    // Fifty times its time would be much longer.
+    assert!(asked_at.elapsed() < 20 * wait, "{:?}", asked_at.elapsed());
+    proxy.set(Link::Whole);
+    // From some time on it has the leases that are granted.
+    eventually("it has leases again", async || {
+        leases.break_lease(&sku()).await.unwrap();
+        grant(&leases, &sku(), LONG).await;
+        let client = redis::Client::open(urls[2].as_str()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(format!("{prefix}:quorum:{{110}}:lease:sku-1"));
+        exists.query_async::<bool>(&mut connection).await.unwrap()
+    })
+    .await;
+}

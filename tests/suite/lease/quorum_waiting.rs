@@ -1,0 +1,182 @@
+//! Waiting for a lease on a quorum: without a line, by asking again.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::Sqlite;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout},
+};
+use tower_fence::lease::{Acquire, LeaseError, LeaseId, Leases, Operate, QuorumLeases, Renew};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    lease::{LONG, SHORT, grant, granted, is_held, is_lost, sku},
+    redis::{fresh_prefix, shared_node_urls},
+    store::{Quorum, TestStore},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_granted_when_the_lease_ends() {
+    let (one, two, _db) = Quorum::fresh().await;
+    let waits = |leases: &QuorumLeases| {
+        let leases = leases.clone();
+        tokio::spawn(async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await })
+    };
+    let first = grant(&one, &sku(), LONG).await;
+    let waiting = waits(&two);
+    sleep(SHORT).await;
+    one.release(&sku(), &first.id).await.unwrap();
+    let second = granted(waiting).await;
+    assert!(second.token > first.token);
+    // By its time.
+    let waiting = waits(&one);
+    two.renew(&sku(), &second.id, Renew::new(2 * SHORT))
+        .await
+        .unwrap();
+    let third = granted(waiting).await;
+    assert!(third.token > second.token);
+    // By force.
+    let waiting = waits(&two);
+    sleep(SHORT).await;
+    assert!(two.break_lease(&sku()).await.unwrap());
+    assert!(granted(waiting).await.token > third.token);
+    is_lost(one.renew(&sku(), &third.id, Renew::new(LONG)).await);
+}
+
+#[tokio::test]
+async fn a_wait_ends_in_time() {
+    let (one, two, _db) = Quorum::fresh().await;
+    let lease = grant(&one, &sku(), LONG).await;
+    let asked_at = Instant::now();
+    let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG).wait(SHORT)).await);
+    assert!(asked_at.elapsed() >= SHORT && retry_after > LONG / 2);
+    one.release(&sku(), &lease.id).await.unwrap();
+    assert_eq!(one.inspect(&sku()).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_is_served_one_after_the_other() {
+    let (one, two, _db) = Quorum::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let served = Mutex::new(vec![first.token]);
+    let crowd = (0..20).map(async |n| {
+        let leases = [&one, &two][n % 2];
+        let lease = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+        let lease = lease.unwrap();
+        // Under the lease, so in the order of the grants.
+        served.lock().await.push(lease.token);
+        leases.release(&sku(), &lease.id).await.unwrap();
+    });
+    let release = async {
+        sleep(SHORT).await;
+        one.release(&sku(), &first.id).await.unwrap();
+    };
+    let served_all = async { tokio::join!(join_all(crowd), release) };
+    timeout(LONG, served_all).await.unwrap();
+    let served = served.into_inner();
+    assert_eq!(served.len(), 21);
+    assert!(served.is_sorted_by(|a, b| a < b), "{served:?}");
+}
+
+/// Requests that end in every phase leave nothing on the nodes: the resource is free at once, though each of them
+/// asked for a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_goes_away_gives_back_what_it_was_granted() {
+    let (one, two, _db) = Quorum::fresh().await;
+    for n in 0..60 {
+        let id = LeaseId::random();
+        let mut request = Acquire::new(LONG).wait(LONG);
+        if n % 2 == 0 {
+            request = request.lease_id(id);
+        }
+        let limit = Duration::from_micros(150 * n);
+        if let Ok(granted) = timeout(limit, one.acquire(&sku(), request)).await {
+            one.release(&sku(), &granted.unwrap().id).await.unwrap();
+        }
+        eventually("it is free", async || {
+            let lease = two.acquire(&sku(), Acquire::new(LONG)).await;
+            match lease {
+                Ok(lease) => two.release(&sku(), &lease.id).await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+    }
+}
+
+/// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its first request
+/// takes nothing from the second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_request_keeps_its_lease() {
+    let (one, two, _db) = Quorum::fresh().await;
+    for other in [&one, &two] {
+        let first = grant(&one, &sku(), LONG).await;
+        let id = LeaseId::random();
+        let ask = |leases: &QuorumLeases| {
+            let (leases, id) = (leases.clone(), id.clone());
+            let request = Acquire::new(LONG).wait(LONG).lease_id(id);
+            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+        };
+        let (given_up, again) = (ask(&one), ask(other));
+        sleep(SHORT).await;
+        one.release(&sku(), &first.id).await.unwrap();
+        let lease = granted(again).await;
+        given_up.abort();
+        let given_up = given_up.await;
+        sleep(SHORT).await;
+        let held = one.inspect(&sku()).await.unwrap();
+        let held = held.expect("the lease is lost");
+        assert_eq!(held.token, lease.token);
+        if let Ok(given_up) = given_up {
+            assert_eq!(given_up.unwrap().token, lease.token);
+        }
+        one.release(&sku(), &id).await.unwrap();
+    }
+}
+
+/// However often a lease is asked for under one id, at once and over two processes, it is one lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_who_ask_under_one_id_have_the_same_lease() {
+    let (one, two, _db) = Quorum::fresh().await;
+    for _ in 0..5 {
+        let id = LeaseId::random();
+        let asking = (0..6).map(async |n| {
+            let leases = [&one, &two][n % 2];
+            let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
+            leases.acquire(&sku(), request).await
+        });
+        let answers = timeout(LONG, join_all(asking)).await.unwrap();
+        let held = one.inspect(&sku()).await.unwrap().unwrap();
+        let highest = answers.iter().flatten().map(|lease| lease.token).max();
+        assert_eq!(highest, Some(held.token), "{answers:?}");
+        two.release(&sku(), &id).await.unwrap();
+        is_lost(one.release(&sku(), &id).await);
+    }
+}
+
+#[tokio::test]
+async fn so_many_may_wait() {
+    let db = Sqlite::fresh(2).await;
+    let urls = shared_node_urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let builder = QuorumLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let builder = builder.node_wait(Duration::from_secs(2)).max_waiters(2);
+    let leases = builder.connect(&urls).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    let waits = async || {
+        let request = Acquire::new(LONG).wait(2 * SHORT);
+        leases.acquire(&sku(), request).await
+    };
+    let outcomes = join_all([waits(), waits(), waits()]).await;
+    let refused =
+        |outcome: &Result<_, _>| matches!(outcome, Err(LeaseError::TooManyWaiters { .. }));
+    assert_eq!(
+        outcomes.iter().filter(|outcome| refused(outcome)).count(),
+        1
+    );
+    // A seat is free again afterwards.
+    is_held(waits().await);
+}
