@@ -59,7 +59,7 @@ pub fn race(store: &Store, postgres: &PostgresStore, options: &Options, report: 
 }
 
 /// The tasks that lock in a store of this crate.
-fn ours<'a, L: Leases + Clone>(
+pub fn ours<'a, L: Leases + Clone>(
     runtime: &'a Runtime,
     leases: &L,
 ) -> impl FnMut(Window) -> Sample + use<'a, L> {

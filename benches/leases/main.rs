@@ -8,6 +8,7 @@ mod in_process;
 mod memory;
 mod over_http;
 mod postgres_store;
+mod quorum;
 mod store;
 #[allow(dead_code, reason = "each bench uses a part of it")]
 #[path = "../support/mod.rs"]
@@ -36,6 +37,7 @@ fn main() {
         println!("etcd is not installed, and left out (Debian: apt-get install etcd-server)");
     }
     in_process::race(&store, &in_postgres, &options, &mut report);
+    quorum::race(&store, &options, &mut report);
     over_http::race(&store, &in_postgres, etcd.as_ref(), &options, &mut report);
     // Whoever waits has to have the lock once, at the end of each turn.
     let fewer = Options {

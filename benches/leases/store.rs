@@ -45,6 +45,19 @@ impl Store {
         format!("redis://{}", self.redis.addr)
     }
 
+    /// What hands out the epochs.
+    pub fn fence(&self) -> Fence<sqlx::Postgres> {
+        self.fence.clone()
+    }
+
+    /// A connection to another Redis.
+    pub fn connect(&self, redis: &Program) -> MultiplexedConnection {
+        let client = redis::Client::open(format!("redis://{}", redis.addr));
+        let client = client.expect("a URL");
+        let connection = client.get_multiplexed_async_connection();
+        self.runtime.block_on(connection).expect("redis answers")
+    }
+
     pub fn leases(&self, prefix: &str) -> RedisLeases {
         let builder = RedisLeases::builder(self.fence.clone())
             .key_prefix(prefix)

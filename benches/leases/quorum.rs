@@ -1,0 +1,104 @@
+//! Acquire and release on a quorum of Redis nodes, beside one node and beside Redlock without tokens: 16 tasks at
+//! once, none in the way of another.
+
+use std::{ops::Range, sync::Arc};
+
+use futures_util::future::join_all;
+use tower_fence::lease::QuorumLeases;
+
+use crate::{
+    contenders::{OURS, TASKS, TTL, names},
+    in_process::ours,
+    store::Store,
+    support::{
+        options::Options,
+        program::Program,
+        report::Report,
+        rounds::{self, Contender},
+        tasks::{self, Operation, Outcome},
+    },
+    usual::UsualLock,
+};
+
+const REDLOCK: &str = "Redlock, 3 nodes";
+
+pub fn race(store: &Store, options: &Options, report: &mut Report) {
+    let title = "Acquire and release, 16 tasks, on a quorum";
+    if !options.wants(title) {
+        return;
+    }
+    let nodes: Vec<_> = (0..5).map(|_| Program::redis()).collect();
+    let (three, five) = (&nodes[..3], &nodes[..]);
+    let redlock = |nodes: &[Program]| {
+        let redlock = Redlock::connect(store, nodes);
+        let tasks = (0..TASKS).map(|task| Task::new(&redlock, task)).collect();
+        tasks::turns::<Task>(&store.runtime, tasks)
+    };
+    let quorum = |nodes: &[Program], prefix| ours(&store.runtime, &leases(store, nodes, prefix));
+    let contenders = vec![
+        Contender::new(REDLOCK, redlock(three)),
+        Contender::new("Redlock, 5 nodes", redlock(five)),
+        Contender::new("tower-fence, 3 nodes", quorum(three, "three")),
+        Contender::new("tower-fence, 5 nodes", quorum(five, "five")),
+        Contender::new(OURS, ours(&store.runtime, &store.leases("one"))),
+    ];
+    let outcomes = rounds::run(title, REDLOCK, contenders, options);
+    store.assert_all_free();
+    report.contenders(title, REDLOCK, &outcomes);
+}
+
+fn leases(store: &Store, nodes: &[Program], prefix: &str) -> QuorumLeases {
+    let urls: Vec<_> = nodes
+        .iter()
+        .map(|node| format!("redis://{}", node.addr))
+        .collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let builder = QuorumLeases::builder(store.fence()).key_prefix(prefix);
+    // The nodes share two cores with all else.
+    let builder = builder.node_wait(std::time::Duration::from_secs(2));
+    let leases = store.runtime.block_on(builder.connect(&urls));
+    leases.expect("the nodes answer")
+}
+
+/// The usual lock on a majority of nodes, as Redlock does it: no token.
+struct Redlock(Vec<UsualLock>);
+
+impl Redlock {
+    fn connect(store: &Store, nodes: &[Program]) -> Arc<Self> {
+        let connections = nodes.iter().map(|node| store.connect(node));
+        Arc::new(Self(connections.map(UsualLock::new).collect()))
+    }
+}
+
+struct Task {
+    nodes: Arc<Redlock>,
+    names: Vec<String>,
+    next: std::iter::Cycle<Range<usize>>,
+}
+
+impl Task {
+    fn new(nodes: &Arc<Redlock>, task: usize) -> Self {
+        let names = names(task);
+        Self {
+            nodes: Arc::clone(nodes),
+            next: (0..names.len()).cycle(),
+            names,
+        }
+    }
+}
+
+impl Operation for Task {
+    async fn run(&mut self) -> Outcome {
+        let name = &self.names[self.next.next().expect("it never ends")];
+        let nodes = &self.nodes.0;
+        let ids = join_all(nodes.iter().map(|node| node.try_lock(name, TTL))).await;
+        let held = ids.iter().flatten().count();
+        assert!(held > nodes.len() / 2, "it is free");
+        let unlocking = nodes
+            .iter()
+            .zip(ids)
+            .filter_map(|(node, id)| Some((node, id?)));
+        join_all(unlocking.map(|(node, id)| node.unlock(name, id))).await;
+        Outcome::Done
+    }
+}
