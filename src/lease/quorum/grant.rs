@@ -121,7 +121,9 @@ pub(super) async fn attempt(
             tracing::info!(partition, %epoch, "began an epoch");
             (epoch.get(), 1)
         };
-        let Some(choice) = choose(epoch, n, wish.at_least) else {
+        // A lease's own tokens go up, whatever they were counted by.
+        let stored = taken.iter().filter_map(|(_, taken)| taken.stored).max();
+        let Some(choice) = choose(epoch, n, stored, wish.at_least) else {
             return Ok(Outcome::Exhausted);
         };
         leftover.chooses(choice.token);
@@ -161,10 +163,14 @@ fn taken(answers: &Answers) -> Vec<(usize, Taken)> {
     taken.collect()
 }
 
-/// The token by this count, or the lowest one that will do where that is higher. The clock does not follow then: where
-/// the resource has seen a token from elsewhere, this concerns its lease alone.
-fn choose(epoch: i64, n: i64, at_least: Option<Token>) -> Option<Choice> {
-    let token = Epoch::new(epoch).ok()?.token(n)?;
+/// The token by this count, or the lowest one that will do where that is higher: above the one that the lease has, and
+/// not below what is asked for. The clock does not follow then: where the resource has seen a token from elsewhere, this
+/// concerns its lease alone.
+fn choose(epoch: i64, n: i64, above: Option<Token>, at_least: Option<Token>) -> Option<Choice> {
+    let mut token = Epoch::new(epoch).ok()?.token(n)?;
+    if let Some(above) = above {
+        token = token.max(Token::new(above.get() + 1).ok()?);
+    }
     let token = at_least.map_or(token, |least| least.max(token));
     Some(Choice { token, epoch, n })
 }

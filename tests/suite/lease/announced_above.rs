@@ -15,6 +15,7 @@ use crate::support::{
     http::{Answer, Server},
     lease::{LONG, grant, highest_epoch, sku},
     redis::{fresh_prefix, shared_url},
+    store::Quorum,
 };
 
 /// Of the partition of `sku-1`.
@@ -84,6 +85,12 @@ async fn a_forged_token_concerns_its_resource_alone_on_redis() {
     let db = Sqlite::fresh(2).await;
     let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
+    a_forged_token_concerns_its_resource_alone(store, db).await;
+}
+
+#[tokio::test]
+async fn a_forged_token_concerns_its_resource_alone_on_a_quorum() {
+    let (store, _, db) = Quorum::of(Sqlite::fresh(2).await).await;
     a_forged_token_concerns_its_resource_alone(store, db).await;
 }
 

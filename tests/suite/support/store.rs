@@ -12,7 +12,7 @@ use tower_fence::{
 };
 
 use super::{
-    database::TestDatabase,
+    database::{Fresh as FreshDatabase, TestDatabase},
     http::Server,
     lease::{LONG, SHORT},
     redis::{fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
@@ -117,7 +117,16 @@ impl TestStore for Quorum {
     const HAS_LINE: bool = false;
 
     async fn fresh() -> Fresh<QuorumLeases> {
-        let db = Sqlite::fresh(4).await;
+        let (one, two, db) = Self::of(Sqlite::fresh(4).await).await;
+        (one, two, Box::new(db))
+    }
+}
+
+impl Quorum {
+    /// Two issuers with the epochs of this database.
+    pub async fn of(
+        db: FreshDatabase<Sqlite>,
+    ) -> (QuorumLeases, QuorumLeases, FreshDatabase<Sqlite>) {
         let (prefix, urls) = (fresh_prefix(), shared_node_urls());
         let connect = || async {
             // Where tests are many, an answer may be late.
@@ -126,7 +135,7 @@ impl TestStore for Quorum {
             let urls: Vec<_> = urls.iter().map(String::as_str).collect();
             builder.connect(&urls).await.unwrap()
         };
-        (connect().await, connect().await, Box::new(db))
+        (connect().await, connect().await, db)
     }
 }
 
