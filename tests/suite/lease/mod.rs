@@ -12,6 +12,7 @@ mod postgres_idle;
 mod postgres_line;
 mod postgres_locks;
 mod postgres_processes;
+mod quorum_epochs;
 mod quorum_nodes;
 mod quorum_waiting;
 mod redis_cluster;

@@ -1,0 +1,223 @@
+//! When a quorum takes an epoch from the database, and when it goes on without it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use sqlx::Sqlite;
+use tower_fence::{
+    Fence, Resource,
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
+    lease::{Acquire, Lease, Leases, QuorumLeases, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::{LONG, grant, highest_epoch, is_lost, is_unavailable, sku},
+    redis::{RedisServer, fresh_prefix},
+};
+
+/// Of the partition of `sku-1`.
+const NEIGHBOURS: [&str; 5] = ["sku-124", "sku-378", "sku-456", "sku-821", "sku-1047"];
+
+struct Site {
+    db: Fresh<Sqlite>,
+    nodes: Vec<RedisServer>,
+    prefix: String,
+}
+
+impl Site {
+    async fn new() -> Self {
+        Self {
+            db: Sqlite::fresh(4).await,
+            nodes: join_all((0..3).map(|_| RedisServer::start(&[]))).await,
+            prefix: fresh_prefix(),
+        }
+    }
+
+    /// An issuer that remembers nothing.
+    async fn issuer(&self) -> QuorumLeases {
+        self.issuer_with(self.db.fence()).await
+    }
+
+    async fn issuer_with(&self, epochs: impl Epochs + 'static) -> QuorumLeases {
+        let urls: Vec<_> = self.nodes.iter().map(RedisServer::url).collect();
+        let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+        let builder = QuorumLeases::builder(epochs).key_prefix(&self.prefix);
+        let builder = builder.node_wait(Duration::from_secs(2));
+        builder.connect(&urls).await.unwrap()
+    }
+
+    async fn set_clocks(&self, n: i64) {
+        let clock = format!("{}:quorum:{{110}}:clock", self.prefix);
+        for node in &self.nodes {
+            node.command(&["HSET", &clock, "n", &n.to_string()]).await;
+        }
+    }
+
+    async fn restart_empty(&mut self, node: usize) {
+        self.nodes[node].kill();
+        self.nodes[node].start_again().await;
+    }
+}
+
+fn epoch(lease: &Lease) -> i64 {
+    lease.token.get() / Epoch::SIZE
+}
+
+async fn grant_and_release(leases: &QuorumLeases) -> Lease {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease
+}
+
+#[tokio::test]
+async fn requests_that_need_an_epoch_at_once_share_one() {
+    let site = Site::new().await;
+    let leases = site.issuer().await;
+    let resources = NEIGHBOURS.map(|name| Resource::new(name).unwrap());
+    let granted = join_all(
+        resources
+            .iter()
+            .map(|resource| grant(&leases, resource, LONG)),
+    )
+    .await;
+    assert!(granted.iter().all(|lease| epoch(lease) == 1), "{granted:?}");
+    assert_eq!(highest_epoch(&site.db).await, 1);
+}
+
+#[tokio::test]
+async fn an_epoch_begins_when_a_node_has_lost_its_history_and_when_its_numbers_are_used_up() {
+    let mut site = Site::new().await;
+    let leases = site.issuer().await;
+    let mut last = grant_and_release(&leases).await;
+    for node in [0, 1, 2, 0] {
+        site.restart_empty(node).await;
+        let epoch_before = epoch(&last);
+        // The others go on without it until it is found to answer again.
+        eventually("it is one of them again", async || {
+            let next = grant_and_release(&leases).await;
+            assert!(next.token > last.token);
+            last = next;
+            epoch(&last) > epoch_before
+        })
+        .await;
+        assert_eq!(epoch(&last), epoch_before + 1);
+        let next = grant_and_release(&leases).await;
+        assert_eq!(next.token.get(), last.token.get() + 1, "only then");
+        last = next;
+    }
+    // FLUSHALL, which keeps the history.
+    site.nodes[1].command(&["FLUSHALL"]).await;
+    let next = grant_and_release(&leases).await;
+    assert_eq!(epoch(&next), epoch(&last) + 1);
+
+    site.set_clocks(Epoch::SIZE - 2).await;
+    let last = grant_and_release(&leases).await;
+    assert_eq!(last.token.get() % Epoch::SIZE, Epoch::SIZE - 1);
+    let next = grant_and_release(&leases).await;
+    assert_eq!(
+        (epoch(&next), next.token.get() % Epoch::SIZE),
+        (epoch(&last) + 1, 1)
+    );
+}
+
+#[tokio::test]
+async fn clocks_that_were_put_back_are_not_followed_by_who_has_seen_more() {
+    let site = Site::new().await;
+    let leases = site.issuer().await;
+    for _ in 0..5 {
+        grant_and_release(&leases).await;
+    }
+    let held = grant(&leases, &sku(), LONG).await;
+    site.set_clocks(2).await;
+    is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
+    leases.release(&sku(), &held.id).await.unwrap();
+    let next = grant(&leases, &sku(), LONG).await;
+    assert!(next.token > held.token);
+    assert_eq!(epoch(&next), epoch(&held) + 1);
+}
+
+#[tokio::test]
+async fn an_epoch_that_the_database_calls_over_is_left() {
+    let site = Site::new().await;
+    let leases = site.issuer().await;
+    let last = grant_and_release(&leases).await;
+    site.db.fence().after_failover().await.unwrap();
+    // An issuer that has not asked the database for a minute, or never.
+    let next = grant_and_release(&site.issuer().await).await;
+    assert!(epoch(&next) > epoch(&last) + 1, "{next:?}");
+    // From then on all issuers count there.
+    let after = grant_and_release(&leases).await;
+    assert_eq!(after.token.get(), next.token.get() + 1);
+}
+
+/// A source of epochs that is away from time to time.
+struct Away {
+    epochs: Fence<Sqlite>,
+    is_away: Arc<AtomicBool>,
+}
+
+impl Away {
+    fn or<'a, T: 'a>(&self, answer: EpochFuture<'a, T>) -> EpochFuture<'a, T> {
+        match self.is_away.load(SeqCst) {
+            true => Box::pin(async { Err(EpochError::Unreachable("it is away".into())) }),
+            false => answer,
+        }
+    }
+}
+
+impl Epochs for Away {
+    fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
+        self.or(self.epochs.next_epoch(partition, at_least))
+    }
+
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+        self.or(self.epochs.bring_back(partition, seen))
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        self.or(self.epochs.source_id())
+    }
+}
+
+#[tokio::test]
+async fn without_the_database_leases_go_on_until_a_node_has_lost_its_history() {
+    let mut site = Site::new().await;
+    let is_away = Arc::<AtomicBool>::default();
+    let leases = site
+        .issuer_with(Away {
+            epochs: site.db.fence(),
+            is_away: Arc::clone(&is_away),
+        })
+        .await;
+    let held = grant(&leases, &sku(), LONG).await;
+    is_away.store(true, SeqCst);
+    let neighbour = Resource::new(NEIGHBOURS[0]).unwrap();
+    let other = grant(&leases, &neighbour, LONG).await;
+    leases.release(&neighbour, &other.id).await.unwrap();
+    site.restart_empty(2).await;
+    // The lease is on the other two.
+    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    eventually("it is one of them again", async || {
+        match leases.acquire(&neighbour, Acquire::new(LONG)).await {
+            Ok(lease) => leases.release(&neighbour, &lease.id).await.is_err(),
+            refused => {
+                is_unavailable(refused);
+                true
+            }
+        }
+    })
+    .await;
+    // It left nothing behind that another request would have to wait for.
+    is_away.store(false, SeqCst);
+    let next = grant(&leases, &neighbour, LONG).await;
+    assert_eq!(epoch(&next), epoch(&other) + 1);
+}
