@@ -48,7 +48,7 @@ impl Cursor {
     }
 }
 
-/// How many times to look on while a page is empty: other keys may lie between the leases.
+/// How many times to look on until a page is full: other keys may lie between the leases.
 const SCANS_PER_PAGE: usize = 100;
 
 /// Lists held leases, as [`Operate::list`](crate::lease::Operate::list) does. What a majority has is on each node but a
@@ -71,7 +71,7 @@ pub(super) async fn list(
                 found.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
                 found.dedup();
                 found.retain(|resource| resource.as_str() > at.after.as_str());
-                let rest = found.split_off(found.len().min(limit));
+                let rest = found.split_off(found.len().min(limit - page.leases.len()));
                 let last = found.last().map(|resource| resource.as_str().to_owned());
                 for resource in found {
                     list_one(quorum, resource, &at, &mut page).await?;
@@ -98,7 +98,7 @@ pub(super) async fn list(
         }
         let more = at.node < nodes.all().len();
         page.cursor = more.then(|| format!("{}-{}-{}-{}", at.node, at.scan, at.skipped, at.after));
-        if !more || !page.leases.is_empty() {
+        if !more || page.leases.len() == limit {
             break;
         }
     }
