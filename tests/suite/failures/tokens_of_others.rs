@@ -62,7 +62,7 @@ async fn write_unfenced(
     Path(sku): Path<String>,
     Json(new): Json<Stock>,
 ) {
-    set(&mut *pool.acquire().await.unwrap(), sku, new.stock).await;
+    set(&mut pool.acquire().await.unwrap(), sku, new.stock).await;
 }
 
 impl Inventory {
@@ -129,7 +129,8 @@ pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Hold
     let inventory = Inventory::start().await;
     let story = async |path: &str, sku: &str| {
         let url = inventory.server.url(path);
-        let mut first = holder(sku, &url, 1.0);
+        // It thinks for as long as its session lasts without it.
+        let mut first = holder(sku, &url, 2.0);
         let first_token = first.token().await;
         first.freeze();
         let (second_token, second) = holder(sku, &url, 0.0).finish().await;

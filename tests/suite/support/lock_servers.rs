@@ -143,7 +143,7 @@ impl ZooKeeper {
         command
             .arg(sku)
             .env("ZOOKEEPER_HOSTS", self.hosts())
-            .env("SESSION", "1")
+            .env("SESSION", "2")
             .env("INVENTORY_URL", inventory)
             .env("THINKING", thinking.to_string());
         Holder(Process::run(command))
@@ -197,7 +197,7 @@ impl Etcd {
             .args(["--listen-peer-urls", &peer_url])
             .args(["--initial-advertise-peer-urls", &peer_url])
             .args(["--initial-cluster", &format!("default={peer_url}")])
-            // With these a lease may be as short as a second.
+            // With these a lease may be as short as two seconds.
             .args(["--heartbeat-interval", "50", "--election-timeout", "300"])
             .current_dir(self.folder.path());
         self.child = start(command, async || self.revision().await.is_some()).await;
@@ -258,7 +258,7 @@ impl Etcd {
     pub fn holder_above(&self, offset: i64, sku: &str, inventory: &str, thinking: f64) -> Holder {
         let mut command = self.ctl();
         command
-            .args(["lock", "--ttl", "1", sku, "--", "examples/etcd.sh", sku])
+            .args(["lock", "--ttl", "2", sku, "--", "examples/etcd.sh", sku])
             .env("INVENTORY_URL", inventory)
             .env("THINKING", thinking.to_string())
             .env("TOKEN_OFFSET", offset.to_string());
