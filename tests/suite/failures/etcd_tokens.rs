@@ -81,6 +81,9 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     let (token, status) = etcd.holder("sku-1", &url, 0.0).finish().await;
     assert!(token > before.0 && token <= highest, "handed out again");
     assert_eq!(status, 412);
+    // Where the fence has seen nothing, who was granted more before outranks who is granted less now.
+    assert_eq!(inventory.write("sku-2", token).await.status, 200);
+    assert_eq!(inventory.write("sku-2", highest).await.status, 200);
     let stock = inventory.stock("sku-1").await;
     // The step: the tokens of all holders begin above the highest.
     let again = etcd
@@ -89,8 +92,11 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
         .await;
     assert!(again.0 > highest && again.1 == 200);
     assert_eq!(inventory.stock("sku-1").await, stock - 1);
-    let dead = inventory.write("sku-1", highest).await;
-    dead.is_problem(412, "stale-token");
+    assert_eq!(inventory.write("sku-3", again.0).await.status, 200);
+    for sku in ["sku-1", "sku-3"] {
+        let dead = inventory.write(sku, highest).await;
+        dead.is_problem(412, "stale-token");
+    }
 }
 
 /// A service trusts etcd, then this crate's issuer.
