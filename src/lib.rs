@@ -150,7 +150,7 @@ mod wire;
 
 pub use self::live_tokens::LiveTokens;
 pub use self::stale::StaleToken;
-pub use self::token::{InvalidResource, InvalidToken, Resource, Token};
+pub use self::token::{InvalidResource, InvalidToken, InvalidZxid, Resource, Token};
 pub use self::token_keys::{SignedToken, TokenKey, TokenKeys};
 #[cfg(feature = "_fence")]
 pub use self::{

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// The upper bound, 999 999 999 999 999, is that of an [RFC 9651] Integer; it also fits an `i64`
 /// and a JavaScript number. Any issuer of increasing integers can make tokens: this crate's, etcd
-/// revisions, ZooKeeper zxids.
+/// revisions, [ZooKeeper zxids](Token::from_zxid), and [others](crate::guide#25-tokens-of-other-lock-servers).
 ///
 /// ```
 /// use tower_fence::Token;
@@ -43,6 +43,32 @@ impl Token {
             return Err(InvalidToken { value });
         }
         Ok(Self(value))
+    }
+
+    /// The token of a lock in ZooKeeper: the `czxid` of the node that holds it, as it is.
+    ///
+    /// A zxid is the leader's epoch in the upper 32 bits, and a counter in the lower ones. All of them are
+    /// tokens up to leader epoch 232,829, and those of epoch 232,830 up to the counter 2,764,472,319. Each
+    /// election of a leader takes one epoch.
+    ///
+    /// ```
+    /// use tower_fence::Token;
+    ///
+    /// let czxid = 0x1_0000_0004; // `Stat.czxid`: the fourth transaction of the first leader
+    /// assert_eq!(Token::from_zxid(czxid)?.get(), 4_294_967_300);
+    /// assert!(Token::from_zxid(232_831 << 32).is_err());
+    /// # Ok::<(), tower_fence::InvalidZxid>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidZxid`] above that, and below 1. What to do then:
+    /// [the guide](crate::guide#when-its-numbers-go-back), since an ensemble that was made anew begins at epoch 1.
+    pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
+        match Self::new(zxid) {
+            Ok(token) => Ok(token),
+            Err(InvalidToken { value }) => Err(InvalidZxid { zxid: value }),
+        }
     }
 
     /// The integer.
@@ -79,6 +105,19 @@ impl fmt::Display for Token {
 pub struct InvalidToken {
     /// The integer that was refused.
     pub value: i64,
+}
+
+/// A zxid of ZooKeeper that is no [`Token`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "zxid {zxid:#x}, of leader epoch {}, is no fencing token: they go from 1 to 999999999999999, which is in leader \
+     epoch 232830",
+    .zxid.cast_unsigned() >> 32
+)]
+#[non_exhaustive]
+pub struct InvalidZxid {
+    /// The zxid that was refused.
+    pub zxid: i64,
 }
 
 /// The name of the thing that is protected: 1 to 255 bytes of UTF-8 without control characters.
@@ -187,6 +226,36 @@ mod tests {
         assert!(Token::new(1).is_ok() && Token::new(999_999_999_999_999).is_ok());
         for value in [i64::MIN, -1, 0, 1_000_000_000_000_000, i64::MAX] {
             assert_eq!(Token::new(value), Err(InvalidToken { value }));
+        }
+    }
+
+    #[test]
+    fn a_zxid_is_a_token_up_to_leader_epoch_232830() {
+        const LAST: i64 = 232_830;
+        for (epoch, counter) in [
+            (0, 1),
+            (1, 0),
+            (1, 4),
+            (LAST - 1, u32::MAX),
+            (LAST, 2_764_472_319),
+        ] {
+            let zxid = (epoch << 32) | i64::from(counter);
+            assert_eq!(Token::from_zxid(zxid).map(Token::get), Ok(zxid));
+        }
+        for (epoch, counter) in [
+            (0, 0_u32),
+            (LAST, 2_764_472_320),
+            (LAST + 1, 0),
+            (1 << 31, 0),
+        ] {
+            let zxid = (epoch << 32) | i64::from(counter);
+            let refused = Token::from_zxid(zxid).unwrap_err();
+            assert_eq!(refused.zxid, zxid);
+            let text = refused.to_string();
+            assert!(
+                text.contains(&format!("of leader epoch {epoch},")),
+                "{text}"
+            );
         }
     }
 

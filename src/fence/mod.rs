@@ -108,7 +108,7 @@ use self::{
 };
 pub(crate) use self::{
     fault::{Fault, HandlerFault},
-    local::Permit,
+    local::{HighMark, Permit},
     ops::{KeyedRequest, Once, OnceError, ToRaise, Written, typed},
     sql::{RecordId, Statement, StoredResponse},
     tx::{Slot, SlotEnd, Transaction},

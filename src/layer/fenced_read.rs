@@ -74,7 +74,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         body: Body,
     ) -> Result<(Bytes, AllAdmitted, Option<ToRaise>), Rejection> {
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
-        if let Some(unknown) = self.unknown_epoch(claims).await? {
+        if let Some(unknown) = self.never_granted(claims).await? {
             return Err(unknown);
         }
         let (admitted, to_raise) = self.fence.look(claims).await?;

@@ -79,7 +79,8 @@
 //! holder may change any more. A redirect is a success and commits: where an extractor sends strangers
 //! to a page to log in, put it outside of the layer. A client with rights can close a resource by a
 //! number out of the blue all the same, unless the layer takes [signed tokens](FenceLayer::verify_with) alone; where
-//! the tokens are this crate's own, [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that.
+//! the tokens are this crate's own, [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that;
+//! where they are those of another lock server, [`granted_up_to`](FenceLayer::granted_up_to).
 //!
 //! # Fenced reads
 //!
@@ -128,6 +129,7 @@ mod claims;
 mod extract;
 mod failure;
 mod fenced_read;
+mod granted;
 mod idempotency;
 mod on_begin;
 mod path;
@@ -190,6 +192,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 idempotency: None,
                 deferred: false,
                 known_epochs: false,
+                granted: None,
                 verification: None,
                 on_begin: None,
             },
@@ -221,7 +224,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Default: any integer counts, whichever issuer made it.
     ///
     /// For tokens of this crate's issuers over the same database (`RedisLeases`, `EmbeddedLeases`
-    /// with this fence for their epochs), and no others: what another issuer has made is refused.
+    /// with this fence for their epochs), and no others: what another issuer has made is refused, unless it looks like
+    /// one of an epoch that was handed out. For those of others there is [`granted_up_to`](Self::granted_up_to).
     /// It bounds what a forged token can do: it outranks no later epoch.
     ///
     /// The epochs are remembered. Only a token above them makes the layer look, at most once a
@@ -386,6 +390,7 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("idempotency", &self.config.idempotency)
             .field("deferred", &self.config.deferred)
             .field("known_epochs", &self.config.known_epochs)
+            .field("granted_up_to", &self.config.granted.is_some())
             .field("verification", &self.config.verification)
             .field("on_begin", &self.config.on_begin.is_some())
             .finish_non_exhaustive()

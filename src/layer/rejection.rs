@@ -1,6 +1,6 @@
 //! Why the layer refused a request, and how that is answered.
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 
@@ -66,6 +66,14 @@ pub enum Rejection {
     /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
     #[error("this database never handed out the epoch of token {} for {}", .0.token, .0.resource)]
     UnknownEpoch(Claim),
+    /// The token is above all that its issuer has granted; see
+    /// [`FenceLayer::granted_up_to`](super::FenceLayer::granted_up_to).
+    #[error("the issuer has not granted token {} for {}, nor a higher one", .0.token, .0.resource)]
+    NeverGranted(Claim),
+    /// The issuer could not tell what it has granted; see
+    /// [`FenceLayer::granted_up_to`](super::FenceLayer::granted_up_to).
+    #[error("the issuer of the tokens could not be asked what it has granted")]
+    IssuerUnavailable(#[source] Arc<dyn Error + Send + Sync>),
     /// Another `FenceLayer` has admitted this request already; this one would wait for its lock.
     #[error("there are two fences around this handler; a request passes one `FenceLayer`")]
     TwoLayers,
@@ -133,7 +141,8 @@ impl Rejection {
                 ResourceError::Unavailable => ProblemType::StoreUnavailable,
             },
             Self::Forged(_) => ProblemType::ForgedToken,
-            Self::UnknownEpoch(_) => ProblemType::UnknownEpoch,
+            Self::UnknownEpoch(_) | Self::NeverGranted(_) => ProblemType::UnknownEpoch,
+            Self::IssuerUnavailable(_) => ProblemType::StoreUnavailable,
             Self::OnBegin(error) => of_statement(error),
             Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
             Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
@@ -218,7 +227,7 @@ impl From<&Rejection> for Problem {
                 problem.member("field", "resource")
             }
             Rejection::Resource(ResourceError::Unparsed(name)) => problem.member("field", *name),
-            Rejection::UnknownEpoch(claim) => problem
+            Rejection::UnknownEpoch(claim) | Rejection::NeverGranted(claim) => problem
                 .member("resource", claim.resource.as_str())
                 .member("presented_token", claim.token.get()),
             Rejection::Resource(ResourceError::NotOneHeader(name)) => {

@@ -23,6 +23,7 @@ use tracing::{Instrument, Span, field::Empty};
 use super::{
     claims::claims,
     extract::{FencedBy, PlainRead},
+    granted::GrantedTokens,
     idempotency::Idempotency,
     on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
@@ -49,6 +50,7 @@ pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) idempotency: Option<Arc<Idempotency>>,
     pub(super) deferred: bool,
     pub(super) known_epochs: bool,
+    pub(super) granted: Option<Arc<GrantedTokens>>,
     pub(super) verification: Option<Verification>,
     pub(super) on_begin: Option<Hook<DB>>,
 }
@@ -60,6 +62,7 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
             resource_from: self.resource_from.clone(),
             header: self.header.clone(),
             idempotency: self.idempotency.clone(),
+            granted: self.granted.clone(),
             on_begin: self.on_begin.clone(),
             verification: self.verification.clone(),
             ..*self
@@ -218,7 +221,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         }
         let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
         let began = Instant::now();
-        let unknown = self.unknown_epoch(&claims).await?;
+        let unknown = self.never_granted(&claims).await?;
         let Some((keys, id)) = record else {
             if let Some(unknown) = unknown {
                 return Err(unknown);
@@ -251,10 +254,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     }
 
     /// The refusal of a token that was never handed out, where that is to be checked.
-    pub(super) async fn unknown_epoch(
+    pub(super) async fn never_granted(
         &self,
         claims: &Claims,
-    ) -> Result<Option<Rejection>, AdmitError> {
+    ) -> Result<Option<Rejection>, Rejection> {
+        if let Some(granted) = &self.granted
+            && let Some(never) = granted
+                .check(claims, self.fence.limits().answer_wait)
+                .await?
+        {
+            return Ok(Some(never));
+        }
         if !self.known_epochs {
             return Ok(None);
         }

@@ -126,6 +126,14 @@
 //! | | `failures::old_reads::a_failover_that_nobody_notices_loses_a_write_that_was_acknowledged_after_it` |
 //! | | `failures::old_reads::after_a_failover_that_is_noticed_nobody_writes_from_an_old_read` |
 //! | | `fence::failover::nothing_is_admitted_on_another_time_line_that_was_admissible_there` |
+//! | tokens of other lock servers | `contract::tokens::a_zxid_is_a_token_where_it_is_in_range` |
+//! | | `failures::etcd_tokens::a_change_from_etcd_needs_no_step_and_each_layer_refuses_the_other_issuer` |
+//! | | `failures::etcd_tokens::a_paused_holder_of_a_lock_in_etcd_is_refused` |
+//! | | `failures::etcd_tokens::a_restored_etcd_is_refused_until_its_tokens_begin_above` |
+//! | | `failures::zookeeper_tokens::a_change_from_zookeeper_needs_no_step_where_grants_are_announced_and_one_where_not` |
+//! | | `failures::zookeeper_tokens::a_paused_holder_of_a_lock_in_zookeeper_is_refused` |
+//! | | `failures::zookeeper_tokens::zxids_go_up_through_restarts_and_a_zookeeper_that_was_wiped_is_refused_until_a_reset` |
+//! | | `layer::granted::what_was_never_granted_is_refused` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |

@@ -1,12 +1,14 @@
-//! What one process knows by itself: the queues of its writes, and what it has seen refused.
+//! What one process knows by itself: the queues of its writes, what it has seen refused, and what was handed out.
 
 mod epochs;
+mod high_mark;
 mod queue;
 mod stale;
 
-pub(crate) use self::queue::Permit;
 pub(super) use self::{
-    epochs::{BETWEEN_LOOKS, HandedOutEpochs},
+    epochs::HandedOutEpochs,
+    high_mark::BETWEEN_LOOKS,
     queue::{QueueKey, Queues},
     stale::StaleTokens,
 };
+pub(crate) use self::{high_mark::HighMark, queue::Permit};

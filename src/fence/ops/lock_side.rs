@@ -61,6 +61,37 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
+    /// Has the epochs of this database's issuers begin above `token`, in all partitions: for resources that took the
+    /// tokens of another lock server, and are to take those of this crate's issuers, whose grants are
+    /// [not announced](crate::guide#changing-the-issuer).
+    ///
+    /// `token` is the highest that the other one has granted. It has to grant no more, and this call to come before the
+    /// first grant here: an issuer that counts already goes on in its epoch. Leases in Postgres, and announced grants, need
+    /// none of this.
+    ///
+    /// # Errors
+    ///
+    /// [`EpochError::Exhausted`] where there is no epoch above; [`EpochError::Unreachable`] when the database was busy, or could
+    /// not be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, it has either happened or not.
+    pub async fn begin_epochs_above(&self, token: Token) -> Result<(), EpochError> {
+        // Below the first epoch there is nothing to outrank.
+        let Some(highest) = Epoch::of(token) else {
+            return Ok(());
+        };
+        Epoch::new(highest.get() + 1)?;
+        self.durably(async |conn, tables| {
+            for partition in 0..=u8::MAX {
+                DB::bring_back(conn, tables, partition, highest.get()).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
     /// Runs statements in a transaction whose COMMIT is on the disk when it is confirmed.
     async fn durably<T>(
         &self,

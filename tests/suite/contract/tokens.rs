@@ -60,6 +60,7 @@ struct TokenVectors {
     partitions: Vec<PartitionOf>,
     tokens: Vec<TokenOf>,
     epochs: Vec<EpochOf>,
+    zxids: Vec<Zxid>,
     issued: Vec<Issued>,
 }
 
@@ -83,6 +84,13 @@ struct TokenOf {
 struct EpochOf {
     token: i64,
     epoch: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Zxid {
+    zxid: i64,
+    token: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -113,6 +121,14 @@ fn a_token_is_an_epoch_and_a_number() {
     } in vectors.epochs
     {
         assert_eq!(Epoch::of(token(value)).map(Epoch::get), epoch, "{value}");
+    }
+}
+
+#[test]
+fn a_zxid_is_a_token_where_it_is_in_range() {
+    let vectors: TokenVectors = vectors("tokens.json");
+    for Zxid { zxid, token } in vectors.zxids {
+        assert_eq!(Token::from_zxid(zxid).ok().map(Token::get), token, "{zxid}");
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod answered;
 mod cancellation;
+mod etcd_tokens;
 mod exclusion;
 mod failover;
 mod lost_answers;
@@ -16,4 +17,6 @@ mod repeated;
 mod restored;
 mod rotation;
 mod secrets;
+mod tokens_of_others;
 mod unreplicated;
+mod zookeeper_tokens;

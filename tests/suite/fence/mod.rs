@@ -6,6 +6,7 @@ mod begin_hook;
 mod commit;
 mod connections;
 mod database;
+mod epochs_above;
 mod failover;
 mod floors;
 mod floors_load;

@@ -4,6 +4,7 @@ mod deferred;
 mod deferred_settings;
 mod false_success;
 mod fenced_read;
+mod granted;
 mod handlers;
 mod idempotency;
 mod idempotency_records;

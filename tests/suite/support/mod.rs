@@ -6,6 +6,7 @@ pub mod fence;
 pub mod functions;
 pub mod http;
 pub mod lease;
+pub mod lock_servers;
 pub mod postgres;
 pub mod process;
 pub mod proxy;

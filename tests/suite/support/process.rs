@@ -92,6 +92,10 @@ impl Process {
         panic!("never printed {text:?}: {}{}", self.stdout(), self.log());
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: &str) {
         send_signal(self.child.id(), signal);
     }

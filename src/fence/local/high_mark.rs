@@ -1,0 +1,139 @@
+//! The highest number that a source has handed out, as far as it is known: what is above it was made by nobody.
+//!
+//! 1. It only grows, so what is not above it needs no look at the source.
+//! 2. What is above it is judged by a look that began after the request came, which all who wait share.
+//! 3. After a look in vain the next one begins a second later: a flood of forged tokens is no flood of looks, and
+//!    nobody is refused for a number that was handed out just before.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep_until},
+};
+
+/// The time from a look in vain to the next one.
+pub(in crate::fence) const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+
+pub(crate) struct HighMark<E> {
+    /// 0 before the first look.
+    highest: AtomicI64,
+    /// The lock is held during a look.
+    last: Mutex<Option<Look<E>>>,
+}
+
+struct Look<E> {
+    began: Instant,
+    outcome: Result<(), E>,
+    /// It has failed, or not found what was asked for.
+    in_vain: bool,
+}
+
+impl<E> Default for HighMark<E> {
+    fn default() -> Self {
+        Self {
+            highest: AtomicI64::new(0),
+            last: Mutex::new(None),
+        }
+    }
+}
+
+impl<E: Clone> HighMark<E> {
+    /// Whether a number was handed out, as far as is known or `look` finds: it tells the highest one.
+    pub(crate) async fn has(
+        &self,
+        number: i64,
+        look: impl AsyncFnOnce() -> Result<i64, E>,
+    ) -> Result<bool, E> {
+        let known = || number <= self.highest.load(Relaxed);
+        if known() {
+            return Ok(true);
+        }
+        let arrived = Instant::now();
+        let mut last = self.last.lock().await;
+        if !known() && last.as_ref().is_none_or(|look| look.began <= arrived) {
+            if let Some(before) = last.as_ref().filter(|look| look.in_vain) {
+                sleep_until(before.began + BETWEEN_LOOKS).await;
+            }
+            let began = Instant::now();
+            let outcome = look().await.map(|highest| {
+                self.highest.fetch_max(highest, Relaxed);
+            });
+            *last = Some(Look {
+                began,
+                outcome,
+                in_vain: !known(),
+            });
+        }
+        match &*last {
+            _ if known() => Ok(true),
+            Some(Look {
+                outcome: Err(error),
+                ..
+            }) => Err(error.clone()),
+            _ => Ok(false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_forged_tokens_is_no_flood_of_looks() {
+        let mark = Arc::new(HighMark::<()>::default());
+        let (looks, highest) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(7)));
+        let has = |number| {
+            let (mark, looks, highest) = (mark.clone(), looks.clone(), highest.clone());
+            tokio::spawn(async move {
+                let look = async || {
+                    looks.fetch_add(1, Relaxed);
+                    Ok(highest.load(Relaxed))
+                };
+                mark.has(number, look).await.unwrap()
+            })
+        };
+        assert!(has(7).await.unwrap());
+        assert!(has(1).await.unwrap());
+        assert_eq!(looks.load(Relaxed), 1);
+        let began = Instant::now();
+        let forged: Vec<_> = (0..1_000).map(|n| has(8 + n)).collect();
+        // One is handed out, while all of these wait to be judged.
+        tokio::time::advance(BETWEEN_LOOKS / 2).await;
+        highest.store(8, Relaxed);
+        let eighth = has(8);
+        let refused = futures_util::future::join_all(forged).await;
+        let refused = refused.iter().filter(|has| matches!(has, Ok(false)));
+        assert!((999..=1_000).contains(&refused.count()));
+        assert!(eighth.await.unwrap());
+        assert!(looks.load(Relaxed) <= 4, "{looks:?}");
+        assert!(began.elapsed() < 3 * BETWEEN_LOOKS);
+    }
+
+    /// Each grant of an issuer of integers is above all that was known: it is no reason to wait.
+    #[tokio::test(start_paused = true)]
+    async fn who_is_found_keeps_nobody_waiting() {
+        let mark = HighMark::<()>::default();
+        let began = Instant::now();
+        for number in 1..=100 {
+            assert!(mark.has(number, async || Ok(number)).await.unwrap());
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(!mark.has(101, async || Ok(100)).await.unwrap());
+        assert!(mark.has(101, async || Ok(101)).await.unwrap());
+        assert_eq!(began.elapsed(), BETWEEN_LOOKS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_fails_refuses_nobody_for_good() {
+        let mark = HighMark::default();
+        assert_eq!(mark.has(1, async || Err("away")).await, Err("away"));
+        assert_eq!(mark.has(1, async || Ok(1)).await, Ok(true));
+    }
+}

@@ -1,0 +1,42 @@
+//! `Fence::begin_epochs_above`: the first grant of each partition outranks what another lock server has granted.
+
+use tower_fence::{
+    Token,
+    epochs::{Epoch, EpochError, Epochs},
+};
+
+use crate::support::database::{TestDatabase, on_both_databases};
+
+on_both_databases!(
+    every_partition_begins_above,
+    where_there_is_no_epoch_above_nothing_changes,
+);
+
+async fn every_partition_begins_above<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let next = async |partition| {
+        let epoch = fence.next_epoch(partition, Epoch::FIRST).await;
+        epoch.unwrap().get()
+    };
+    // Below the first epoch, as etcd's revisions are, there is nothing to do.
+    let below = Token::new(999_999_999).unwrap();
+    fence.begin_epochs_above(below).await.unwrap();
+    assert_eq!(next(1).await, 1);
+    fence.bring_back(2, Epoch::new(9).unwrap()).await.unwrap();
+    let highest = Token::from_zxid(0x1_0000_0004).unwrap();
+    fence.begin_epochs_above(highest).await.unwrap();
+    for (partition, epoch) in [(0, 5), (1, 5), (2, 10), (110, 5), (255, 5)] {
+        assert_eq!(next(partition).await, epoch, "partition {partition}");
+    }
+    let first = Epoch::new(5).unwrap().token(1).unwrap();
+    assert!(first > highest);
+}
+
+async fn where_there_is_no_epoch_above_nothing_changes<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let exhausted = fence.begin_epochs_above(Token::MAX).await;
+    assert!(matches!(exhausted, Err(EpochError::Exhausted)));
+    assert_eq!(db.number("SELECT count(*) FROM fence_epochs").await, 0);
+}
