@@ -3,6 +3,8 @@
 mod abandoned;
 mod admission;
 mod begin_hook;
+mod capabilities;
+mod collisions;
 mod commit;
 mod connections;
 mod database;
