@@ -178,14 +178,11 @@ impl Backend for Postgres {
     ) -> sqlx::Result<Option<RowVersion>> {
         const LOOK: &str =
             "SELECT max_token, xmin::text FROM {schema}.fence_resources WHERE resource = $1";
-        let row: Option<(i64, String)> = sqlx::query_as(tables.sql(LOOK))
+        let row: Option<(i64, Option<String>)> = sqlx::query_as(tables.sql(LOOK))
             .bind(resource.as_str())
             .fetch_optional(conn)
             .await?;
-        Ok(row.map(|(max_token, xmin)| RowVersion {
-            max_token,
-            version: Some(xmin),
-        }))
+        Ok(row.map(|(max_token, version)| RowVersion { max_token, version }))
     }
 
     async fn raise_if_unwritten(

@@ -1,15 +1,23 @@
 //! What a fence does on a database that speaks the protocol of Postgres and is none.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tokio::time::{Instant, timeout};
-use tower_fence::{AdmitError, Fence, Resource, TokenUse};
+use tower_fence::{
+    AdmitError, Fence, Resource, TokenUse,
+    announce::{Announce, LeaseDigest},
+};
 
 use crate::support::{
     database::TestDatabase,
     eventually,
     fence::{begin, sku, token, write},
+    proxy::{Passage, Proxy, Sender},
     variant::Variant,
 };
 
@@ -131,4 +139,72 @@ async fn what_an_older_version_lacks_is_looked_for_again() {
     db.execute("ALTER TABLE fence_resources RENAME later TO history")
         .await;
     write(&fence, 1).await.unwrap();
+}
+
+/// What the crate's own statements call is in the documentation of what it needs of a database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_function_that_a_request_calls_is_documented() {
+    const TEXT: &str = include_str!("../../../src/deployment.md");
+    // In every SQL, or behind it: words that stand in front of a parenthesis.
+    const PLAIN: &str = " select values exists update insert as and in cast coalesce case then where from fence work on \
+        unnest literal returning count current_schemas version has_function_privilege nspname name ";
+    let (_, section) = TEXT
+        .split_once("# What the fence needs of a database")
+        .unwrap();
+    let (section, _) = section.split_once("## Citus").unwrap();
+    let db = Postgres::fresh(2).await;
+    let sent = Arc::<Mutex<String>>::default();
+    let proxy = {
+        let sent = Arc::clone(&sent);
+        Proxy::judging(db.addr(), move || {
+            let sent = Arc::clone(&sent);
+            move |sender: Sender, message: &[u8]| {
+                if sender == Sender::Client {
+                    let text = String::from_utf8_lossy(message);
+                    sent.lock().unwrap().push_str(&text.to_ascii_lowercase());
+                }
+                Passage::Whole
+            }
+        })
+    };
+    let proxy = proxy.await;
+    let pool = PgPoolOptions::new().max_connections(2);
+    let fence = Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap());
+    let sku = sku();
+    for value in 1..3 {
+        write(&fence, 10 * value).await.unwrap();
+        fence.raise(&sku, token(10 * value + 2)).await.unwrap();
+        let digest = LeaseDigest::of("the id of a lease");
+        fence
+            .announce(&sku, token(10 * value + 3), &digest)
+            .await
+            .unwrap();
+        let sql = format!("INSERT INTO ledger SELECT {value} FROM fence RETURNING entry");
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql));
+        let written =
+            fence.write::<(i64,)>(&sku, token(10 * value + 4), TokenUse::SingleUse, query);
+        assert_eq!(written.await.unwrap(), [(value,)]);
+    }
+    let sent = sent.lock().unwrap();
+    assert!(
+        sent.contains("f.xmin") && sent.contains("for share"),
+        "it was recorded"
+    );
+    let called: BTreeSet<_> = sent
+        .match_indices('(')
+        .filter_map(|(place, _)| {
+            let is_name = |letter: char| letter.is_ascii_lowercase() || letter == '_';
+            let name = sent[..place].rsplit(|letter| !is_name(letter)).next()?;
+            (!name.is_empty()).then_some(name)
+        })
+        .collect();
+    assert!(
+        called.contains("pg_try_advisory_xact_lock_shared"),
+        "{called:?}"
+    );
+    let undocumented = called.iter().filter(|name| {
+        let is_plain = PLAIN.split_whitespace().any(|plain| plain == **name);
+        !is_plain && !name.starts_with("fence_") && !section.contains(&format!("`{name}"))
+    });
+    assert_eq!(undocumented.collect::<Vec<_>>(), Vec::<&&str>::new());
 }

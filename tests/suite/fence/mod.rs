@@ -13,6 +13,7 @@ mod floors;
 mod floors_load;
 mod functions;
 mod migration;
+mod partitions;
 mod pool_hooks;
 mod pressure;
 mod protection;
