@@ -185,7 +185,7 @@ async fn each_function_that_a_request_calls_is_documented() {
             fence.write::<(i64,)>(&sku, token(10 * value + 4), TokenUse::SingleUse, query);
         assert_eq!(written.await.unwrap(), [(value,)]);
     }
-    let sent = sent.lock().unwrap();
+    let sent = sent.lock().unwrap().clone();
     assert!(
         sent.contains("f.xmin") && sent.contains("for share"),
         "it was recorded"
