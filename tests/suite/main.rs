@@ -126,6 +126,13 @@
 //! | | `failures::old_reads::a_failover_that_nobody_notices_loses_a_write_that_was_acknowledged_after_it` |
 //! | | `failures::old_reads::after_a_failover_that_is_noticed_nobody_writes_from_an_old_read` |
 //! | | `fence::failover::nothing_is_admitted_on_another_time_line_that_was_admissible_there` |
+//! | other databases with Postgres' protocol | `fence::capabilities::a_role_that_may_not_end_sessions_writes_all_the_same` |
+//! | | `fence::capabilities::check_and_write_are_one_statement_only_where_rows_have_versions` |
+//! | | `fence::capabilities::where_no_session_can_be_ended_its_connection_is_closed` |
+//! | | `fence::collisions::a_handler_whose_transaction_collides_is_answered_503_and_claims_nothing` |
+//! | | `fence::collisions::an_admission_is_repeated` |
+//! | | `fence::collisions::nothing_is_repeated_behind_the_admission` |
+//! | a table in partitions | `fence::partitions::nothing_is_lost_and_nothing_dead_comes_alive_while_it_is_divided` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |

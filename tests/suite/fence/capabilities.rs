@@ -141,6 +141,31 @@ async fn what_an_older_version_lacks_is_looked_for_again() {
     write(&fence, 1).await.unwrap();
 }
 
+/// The statements in messages of a client, in small letters.
+fn statements(mut messages: &[u8]) -> String {
+    let mut statements = String::new();
+    // A kind, a length that counts itself, and the rest.
+    while let [kind, length @ ..] = messages
+        && let Some(length) = length.first_chunk()
+        && let Some((message, rest)) =
+            messages[1..].split_at_checked(u32::from_be_bytes(*length) as usize)
+        && let Some(message) = message.get(4..)
+    {
+        let mut texts = message.split(|byte| *byte == 0);
+        let statement = match kind {
+            b'Q' => texts.next(),
+            // Behind the name of what is prepared.
+            b'P' => texts.nth(1),
+            _ => None,
+        };
+        let statement = String::from_utf8_lossy(statement.unwrap_or_default());
+        statements.push_str(&statement.to_ascii_lowercase());
+        statements.push('\n');
+        messages = rest;
+    }
+    statements
+}
+
 /// What the crate's own statements call is in the documentation of what it needs of a database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_function_that_a_request_calls_is_documented() {
@@ -160,8 +185,7 @@ async fn each_function_that_a_request_calls_is_documented() {
             let sent = Arc::clone(&sent);
             move |sender: Sender, message: &[u8]| {
                 if sender == Sender::Client {
-                    let text = String::from_utf8_lossy(message);
-                    sent.lock().unwrap().push_str(&text.to_ascii_lowercase());
+                    sent.lock().unwrap().push_str(&statements(message));
                 }
                 Passage::Whole
             }
