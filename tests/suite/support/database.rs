@@ -106,7 +106,7 @@ impl Fresh<Postgres> {
     }
 
     /// The same database, as another kind of Postgres.
-    async fn as_variant(mut self, variant: Variant, max_connections: u32) -> Self {
+    async fn into_variant(mut self, variant: Variant, max_connections: u32) -> Self {
         variant
             .prepare(&mut self.pool.acquire().await.unwrap())
             .await;
@@ -219,7 +219,7 @@ impl TestDatabase for Postgres {
             _guard: Guard::Postgres { name },
         };
         let fresh = fresh.prepare().await;
-        let fresh = fresh.as_variant(Variant::here(), max_connections).await;
+        let fresh = fresh.into_variant(Variant::here(), max_connections).await;
         match std::env::var("TEST_PGBOUNCER_PORT") {
             Ok(port) => {
                 fresh
