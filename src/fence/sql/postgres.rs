@@ -313,6 +313,9 @@ impl Backend for Postgres {
         tables: &Tables,
         resource: &Resource,
     ) -> sqlx::Result<bool> {
+        if !tables.capabilities.history {
+            return Ok(false);
+        }
         sqlx::query_scalar(tables.sql("SELECT {schema}.fence_catch_up($1)"))
             .bind(resource.as_str())
             .fetch_one(conn)
@@ -324,6 +327,9 @@ impl Backend for Postgres {
         tables: &Tables,
         partition: u8,
     ) -> sqlx::Result<()> {
+        if !tables.capabilities.history {
+            return Ok(());
+        }
         sqlx::query(tables.sql("SELECT {schema}.fence_catch_up_partition($1)"))
             .bind(i16::from(partition))
             .execute(conn)
