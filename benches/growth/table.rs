@@ -84,12 +84,21 @@ impl Table {
 
     /// Makes so many rows, as if each resource had been written to just now.
     pub async fn fill(&mut self, rows: usize) {
+        self.fill_with(rows, ["", ""]).await;
+    }
+
+    /// The same with the partition of each, by which idle rows are found; any does.
+    pub async fn fill_all_partitions(&mut self, rows: usize) {
+        self.fill_with(rows, [", partition", ", n % 256"]).await;
+    }
+
+    async fn fill_with(&mut self, rows: usize, [columns, values]: [&str; 2]) {
         let pool = self.pool().await;
-        sqlx::query(
-            "INSERT INTO fence_resources (resource, max_token) \
-             SELECT 'resource-' || n, 1 + floor(random() * $2)::bigint \
-             FROM generate_series(0, $1 - 1) n",
-        )
+        sqlx::query(AssertSqlSafe(format!(
+            "INSERT INTO fence_resources (resource, max_token{columns}) \
+             SELECT 'resource-' || n, 1 + floor(random() * $2)::bigint{values} \
+             FROM generate_series(0, $1 - 1) n"
+        )))
         .bind(i64::try_from(rows).expect("not so many"))
         .bind(HIGHEST_AT_FIRST as f64)
         .execute(&pool)
@@ -136,10 +145,12 @@ impl Table {
         let conn = PgConnection::connect(&self.url).await;
         let mut conn = conn.expect("postgres answers");
         let row = sqlx::query(
-            "SELECT pg_table_size(relid) / 1048576.0::float8, \
-                    pg_indexes_size(relid) / 1048576.0::float8, \
-                    n_dead_tup, n_tup_upd, n_tup_hot_upd, autovacuum_count \
-             FROM pg_stat_user_tables WHERE relname = 'fence_resources'",
+            "SELECT sum(pg_table_size(relid)) / 1048576.0::float8, \
+                    sum(pg_indexes_size(relid)) / 1048576.0::float8, \
+                    sum(n_dead_tup)::bigint, sum(n_tup_upd)::bigint, sum(n_tup_hot_upd)::bigint, \
+                    sum(autovacuum_count)::bigint \
+             FROM pg_stat_user_tables WHERE relname = 'fence_resources' \
+                 OR relid IN (SELECT t.relid FROM pg_partition_tree('fence_resources') AS t)",
         )
         .fetch_one(&mut conn)
         .await

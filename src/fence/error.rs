@@ -34,7 +34,7 @@ pub enum AdmitError {
 impl From<Failure> for AdmitError {
     fn from(Failure { fault, cause }: Failure) -> Self {
         match fault {
-            Fault::Contention => Self::Busy(cause),
+            Fault::Contention | Fault::Collision => Self::Busy(cause),
             Fault::Missing => Self::NotMigrated(cause),
             Fault::Unsupported
             | Fault::Unfenced
@@ -82,7 +82,7 @@ impl CommitError {
     /// What the failure of COMMIT means.
     pub(super) fn at_commit(Failure { fault, cause }: Failure) -> Self {
         match fault {
-            Fault::Contention => Self::Busy(cause),
+            Fault::Contention | Fault::Collision => Self::Busy(cause),
             Fault::Unfenced => Self::Unfenced(cause),
             Fault::Unsupported | Fault::Missing | Fault::Refused | Fault::Ended => {
                 Self::Aborted(cause)
@@ -134,7 +134,7 @@ impl WriteError {
     /// What a failed statement means in an open transaction.
     pub(super) fn in_transaction(Failure { fault, cause }: Failure) -> Self {
         match fault {
-            Fault::Contention => AdmitError::Busy(cause).into(),
+            Fault::Contention | Fault::Collision => AdmitError::Busy(cause).into(),
             Fault::Unsupported => Self::Unsupported(cause),
             Fault::Unfenced | Fault::Missing | Fault::Refused | Fault::Ended => {
                 Self::Statement(cause)

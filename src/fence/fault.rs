@@ -15,9 +15,11 @@ use std::{
     expect(dead_code, reason = "only Postgres says some")
 )]
 pub(crate) enum Fault {
-    /// A lock, a deadlock, a collision, or a pool that is full: it had no effect, and another try may
-    /// find the way free.
+    /// A lock, or a pool that is full: it had no effect, and another try may find the way free.
     Contention,
+    /// A deadlock, or a serialization failure: another transaction went first, and this one is over. It had no
+    /// effect, and another try may find the way free at once.
+    Collision,
     /// The database does not run a data-modifying statement inside another one. It had no effect.
     Unsupported,
     /// A table, a column or a function is not there. It had no effect.
@@ -67,9 +69,10 @@ impl Fault {
     fn of_postgres(error: &sqlx::postgres::PgDatabaseError) -> Self {
         use sqlx::postgres::PgSeverity::{Fatal, Panic};
         match error.code() {
-            // lock_not_available, deadlock_detected, serialization_failure, query_canceled (by
-            // statement_timeout)
-            "55P03" | "40P01" | "40001" | "57014" => Self::Contention,
+            // lock_not_available, query_canceled (by statement_timeout)
+            "55P03" | "57014" => Self::Contention,
+            // deadlock_detected, serialization_failure
+            "40P01" | "40001" => Self::Collision,
             // feature_not_supported
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function
@@ -124,7 +127,7 @@ pub(crate) enum HandlerFault {
 impl Fault {
     pub(crate) const fn of_handler(self) -> HandlerFault {
         match self {
-            Self::Contention => HandlerFault::Busy,
+            Self::Contention | Self::Collision => HandlerFault::Busy,
             Self::Lost | Self::Silent => HandlerFault::Unavailable,
             Self::Unfenced => HandlerFault::Unfenced,
             Self::Unsupported | Self::Missing | Self::Refused | Self::Ended => HandlerFault::Own,

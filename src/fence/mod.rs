@@ -129,6 +129,8 @@ pub struct Fence<DB: FenceDatabase> {
     limits: Limits,
     queues: Arc<Queues>,
     stale: Arc<StaleTokens>,
+    /// Where the tables are to be, if somebody has said so.
+    schema: Option<Arc<str>>,
     /// Known from the first use on.
     tables: Arc<OnceLock<Arc<Tables>>>,
     hook: Hook<DB>,
@@ -143,6 +145,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             limits: Limits::default(),
             queues: Arc::default(),
             stale: Arc::default(),
+            schema: None,
             tables: Arc::default(),
             hook: Hook::default(),
             handed_out: Arc::default(),
@@ -162,6 +165,7 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             limits: self.limits,
             queues: Arc::clone(&self.queues),
             stale: Arc::clone(&self.stale),
+            schema: self.schema.clone(),
             tables: Arc::clone(&self.tables),
             hook: self.hook.clone(),
             handed_out: Arc::clone(&self.handed_out),

@@ -134,6 +134,13 @@
 //! | | `failures::zookeeper_tokens::a_paused_holder_of_a_lock_in_zookeeper_is_refused` |
 //! | | `failures::zookeeper_tokens::zxids_go_up_through_restarts_and_a_zookeeper_that_was_wiped_is_refused_until_a_reset` |
 //! | | `layer::granted::what_was_never_granted_is_refused` |
+//! | other databases with Postgres' protocol | `fence::capabilities::a_role_that_may_not_end_sessions_writes_all_the_same` |
+//! | | `fence::capabilities::check_and_write_are_one_statement_only_where_rows_have_versions` |
+//! | | `fence::capabilities::where_no_session_can_be_ended_its_connection_is_closed` |
+//! | | `fence::collisions::a_handler_whose_transaction_collides_is_answered_503_and_claims_nothing` |
+//! | | `fence::collisions::an_admission_is_repeated` |
+//! | | `fence::collisions::nothing_is_repeated_behind_the_admission` |
+//! | a table in partitions | `fence::partitions::nothing_is_lost_and_nothing_dead_comes_alive_while_it_is_divided` |
 //! | hooks and tenants | `fence::begin_hook::it_runs_in_each_mode_and_ends_with_the_transaction` |
 //! | | `fence::connections::hooks_of_the_pool_see_each_use` |
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |

@@ -3,8 +3,11 @@
 use std::{collections::HashSet, env, process::Command};
 
 /// The modules that hold one test for each database or lease store.
-const OVER_EACH: [&str; 6] = [
+const OVER_EACH: [&str; 9] = [
     "on_postgres",
+    "partitioned",
+    "without_versions",
+    "bare",
     "on_sqlite",
     "on_redis",
     "on_a_cluster",

@@ -120,6 +120,16 @@ impl<DB: Backend> Connections<DB> {
             self.terminations.terminate(self.pool(), lock, within).await;
         }
     }
+
+    /// Ends no session from now on: the server knows no way.
+    pub(super) fn leave_sessions(&self) {
+        self.terminations.leave_all();
+    }
+
+    /// Whether a statement that is out of reach can be ended, or else ends by itself.
+    pub(super) fn ends_sessions(&self) -> bool {
+        self.terminations.ends_any()
+    }
 }
 
 impl<DB: Backend> Clone for Connections<DB> {

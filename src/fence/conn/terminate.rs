@@ -5,9 +5,11 @@
 //! 2. There is one at a time, however many sessions are to be ended.
 //! 3. Numbers of server processes come again, and a session goes on to other transactions. It is
 //!    found by the advisory lock of the very transaction that is to end, or not at all.
+//! 4. Where the server knows no way, or the role may not, the connection is closed, and the statement ends by
+//!    its own time limit.
 
 use std::{
-    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     time::Duration,
 };
 
@@ -25,6 +27,7 @@ use crate::{
 pub(super) struct Terminations<DB: Backend> {
     connection: Mutex<Option<DB::Connection>>,
     under_way: AtomicUsize,
+    leaves_all: AtomicBool,
 }
 
 impl<DB: Backend> Terminations<DB> {
@@ -32,11 +35,23 @@ impl<DB: Backend> Terminations<DB> {
         Self {
             connection: Mutex::default(),
             under_way: AtomicUsize::new(0),
+            leaves_all: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn leave_all(&self) {
+        self.leaves_all.store(true, SeqCst);
+    }
+
+    pub(super) fn ends_any(&self) -> bool {
+        !self.leaves_all.load(SeqCst)
     }
 
     /// Ends a session, or logs that this could not be done in time.
     pub(super) async fn terminate(&self, pool: &Pool<DB>, lock: AdvisoryLock, within: Duration) {
+        if !self.ends_any() {
+            return;
+        }
         let ended = match timeout(within, self.end(pool, lock)).await {
             Ok(ended) => ended.map_err(Failure::from),
             Err(_) => Err(Failure::silent()),

@@ -7,13 +7,13 @@
 
 use tokio::time::Instant;
 
-use super::failover::ATTEMPTS;
+use super::retry::Tries;
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
         claims::{Claim, Claims},
         error::{AdmitError, StaleToken},
-        fault::Failure,
+        fault::{Failure, Fault},
         local::{Permit, QueueKey},
         settings::{Limits, deadline},
         sql::{Admission, Admit, AdvisoryLock, FenceDatabase, Tables},
@@ -175,22 +175,24 @@ impl<DB: FenceDatabase> Fence<DB> {
         permits: Vec<Permit>,
         limits: Limits,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        for _ in 0..ATTEMPTS {
-            let transaction = Transaction::begin(&self.connections, limits).await?;
-            if let Some(transaction) = self.admit_all(transaction, &claims, token_use).await? {
+        let mut tries = Tries::new(limits);
+        loop {
+            let transaction = Transaction::begin(&self.connections, tries.limits()).await?;
+            let admitted = self.admit_all(transaction, &claims, token_use, &mut tries);
+            if let Some(transaction) = admitted.await? {
                 return Ok(FencedTx::new(transaction, claims, permits));
             }
         }
-        Err(Failure::in_use().into())
     }
 
-    /// Admits in an open transaction, row lock by row lock. `None` where the fence had to catch up with a failover
-    /// first: once more, then.
+    /// Admits in an open transaction, row lock by row lock. `None` where it collided with another one, or the fence
+    /// had to catch up with a failover first: once more, then.
     pub(super) async fn admit_all(
         &self,
         mut transaction: Transaction<DB>,
         claims: &Claims,
         token_use: TokenUse,
+        tries: &mut Tries,
     ) -> Result<Option<Transaction<DB>>, AdmitError> {
         let tables = self.tables(&mut transaction).await?;
         if transaction.began_early {
@@ -201,6 +203,11 @@ impl<DB: FenceDatabase> Fence<DB> {
                     return Ok(Some(transaction));
                 }
                 Ok(false) => transaction.restart_after(began.elapsed()).await?,
+                Err(failure) if failure.fault == Fault::Collision => {
+                    drop(transaction);
+                    tries.after(failure).await?;
+                    return Ok(None);
+                }
                 // It had died since it was used last, and nothing was written.
                 Err(failure) if failure.fault.is_gone() => {
                     transaction.discard();
@@ -214,7 +221,15 @@ impl<DB: FenceDatabase> Fence<DB> {
             let admit = Admit::new(claim, token_use, transaction.lock());
             let admission = transaction
                 .run(async |conn| DB::admit(conn, &tables, admit).await)
-                .await?;
+                .await;
+            let admission = match admission {
+                Ok(admission) => admission,
+                Err(failure) => {
+                    drop(transaction);
+                    tries.after(failure).await?;
+                    return Ok(None);
+                }
+            };
             match admission {
                 Admission::Admitted => {}
                 Admission::Stale(dead) => {
@@ -228,6 +243,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
                 Admission::Behind => {
                     drop(transaction);
+                    tries.caught_up()?;
                     self.catch_up(claims).await?;
                     return Ok(None);
                 }

@@ -20,9 +20,6 @@ use crate::{
     metrics,
 };
 
-/// How often a request begins anew: each time after the first means that the database has failed over.
-pub(super) const ATTEMPTS: usize = 3;
-
 impl<DB: FenceDatabase> Fence<DB> {
     /// Makes every token dead that was handed out so far, and every one that the database may have forgotten:
     /// for operators, after the database may have lost what it had confirmed, and **before anybody writes

@@ -11,13 +11,14 @@
 //!    read may be older than such a write, and the read must be repeated; now that the fence
 //!    is raised, nobody older writes any more.
 
-use super::raise::commit;
+use super::{raise::commit, retry::Tries};
 use crate::{
     epochs::partition_of,
     fence::{
         Fence, TokenUse,
         claims::{AllAdmitted, Claim, Claims},
         error::AdmitError,
+        fault::Fault,
         sql::{Dead, FenceDatabase},
         tx::Transaction,
     },
@@ -84,12 +85,22 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
                 Ok(true)
             })
-            .await?;
-        if unwritten {
-            commit(transaction).await?;
-        } else {
-            self.raise_on(transaction, claims).await?;
+            .await;
+        match unwritten {
+            Ok(true) => {
+                commit(transaction).await?;
+                return Ok(true);
+            }
+            Ok(false) => {
+                let mut tries = Tries::new(self.limits);
+                if self.raise_on(transaction, claims, &mut tries).await? {
+                    return Ok(false);
+                }
+            }
+            Err(failure) if failure.fault == Fault::Collision => drop(transaction),
+            Err(failure) => return Err(failure.into()),
         }
-        Ok(unwritten)
+        self.raise_all(claims).await?;
+        Ok(false)
     }
 }

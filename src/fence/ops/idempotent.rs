@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::failover::ATTEMPTS;
+use super::retry::Tries;
 use crate::fence::{
     Fence, FencedTx, TokenUse,
     claims::Claims,
@@ -117,9 +117,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
         let within = wait.saturating_add(self.limits.answer_wait);
-        for _ in 0..ATTEMPTS {
+        let mut tries = Tries::new(self.limits);
+        loop {
+            let limits = tries.limits();
             let mut transaction =
-                Transaction::begin_for_key(&self.connections, self.limits, Some(wait)).await?;
+                Transaction::begin_for_key(&self.connections, limits, Some(wait)).await?;
             let tables = self.tables(&mut transaction).await?;
             let lock = transaction.lock();
             let claimed = transaction
@@ -131,8 +133,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Ok(Some(role)) => {
                     let id = id.clone();
                     transaction.claimed = Some(Box::new(Claimed { id, tables, role }));
-                    let admitted = self.admit_all(transaction, &claims, token_use).await?;
-                    if let Some(transaction) = admitted {
+                    let admitted = self.admit_all(transaction, &claims, token_use, &mut tries);
+                    if let Some(transaction) = admitted.await? {
                         return Ok(Once::First(FencedTx::new(transaction, claims, permits)));
                     }
                 }
@@ -144,10 +146,12 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Err(failure) if failure.fault == Fault::Contention => {
                     return Err(OnceError::InFlight);
                 }
-                Err(failure) => return Err(failure.into()),
+                Err(failure) => {
+                    drop(transaction);
+                    tries.after(failure).await?;
+                }
             }
         }
-        Err(Failure::in_use().into())
     }
 
     async fn find(

@@ -1,6 +1,6 @@
 //! What the lock side asks of a fence: epochs that survive its store, and word of each grant.
 
-use super::{failover::ATTEMPTS, raise::commit};
+use super::{raise::commit, retry::Tries};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
@@ -8,7 +8,6 @@ use crate::{
         Fence,
         claims::Claims,
         error::AdmitError,
-        fault::Failure,
         sql::{Announcement, FenceDatabase, Tables},
         tx::Transaction,
     },
@@ -128,32 +127,36 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
             let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
-            for _ in 0..ATTEMPTS {
-                let mut transaction = Transaction::begin(&self.connections, self.limits)
+            let mut tries = Tries::new(self.limits);
+            loop {
+                let mut transaction = Transaction::begin(&self.connections, tries.limits())
                     .await
                     .map_err(unannounced)?;
                 let tables = self.tables(&mut transaction).await.map_err(unannounced)?;
                 let announcement = transaction
                     .run(async |conn| DB::announce(conn, &tables, resource, token, lease).await)
-                    .await
-                    .map_err(unannounced)?;
+                    .await;
                 match announcement {
-                    Announcement::Announced => {
+                    Err(failure) => {
+                        drop(transaction);
+                        tries.after(failure).await.map_err(unannounced)?;
+                    }
+                    Ok(Announcement::Announced) => {
                         return commit(transaction).await.map_err(unannounced);
                     }
-                    Announcement::Outranked { highest, was_last } => {
+                    Ok(Announcement::Outranked { highest, was_last }) => {
                         return Err(match Token::new(highest + 1) {
                             Ok(next) => AnnounceError::Outranked { next, was_last },
                             Err(_) => AnnounceError::Exhausted { max_token: highest },
                         });
                     }
-                    Announcement::Behind => {
+                    Ok(Announcement::Behind) => {
                         drop(transaction);
+                        tries.caught_up().map_err(unannounced)?;
                         self.catch_up(&one).await.map_err(unannounced)?;
                     }
                 }
             }
-            Err(unannounced(Failure::in_use()))
         })
     }
 }

@@ -12,6 +12,7 @@ mod lock_side;
 mod raise;
 mod remove_idle;
 mod reset;
+mod retry;
 mod tables;
 mod write;
 

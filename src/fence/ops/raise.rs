@@ -1,5 +1,6 @@
 //! Raising the fence: everyone older is dead, and nothing is written.
 
+use super::retry::Tries;
 use crate::{
     fence::{
         Fence,
@@ -27,8 +28,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let one = Claims::one(resource.clone(), token);
         self.check_stale(&one)?;
         let _permits = self.wait_in_queues(&one).await?;
-        let transaction = Transaction::begin(&self.connections, self.limits).await?;
-        self.raise_on(transaction, &one).await
+        self.raise_all(&one).await
     }
 
     /// Rolls back what was written under admitted tokens, and raises the fence instead, so
@@ -39,27 +39,43 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &Claims,
     ) -> Result<(), AdmitError> {
         if transaction.restart().await.is_ok() {
-            return outranked_or(self.raise_on(transaction, claims).await);
+            let mut tries = Tries::new(self.limits);
+            match self.raise_on(transaction, claims, &mut tries).await {
+                Ok(false) => {}
+                raised => return outranked_or(raised.map(drop)),
+            }
+        } else {
+            // The connection was lost with its transaction; another one may do.
+            drop(transaction);
         }
-        // The connection was lost with its transaction; another one may do.
-        drop(transaction);
         self.fail_lost(claims).await
     }
 
     /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
     pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
         // Out of turn: the transaction that is out of reach may still have it.
-        let transaction = Transaction::begin(&self.connections, self.limits).await?;
-        outranked_or(self.raise_on(transaction, claims).await)
+        outranked_or(self.raise_all(claims).await)
+    }
+
+    /// Raises in a transaction of its own.
+    pub(super) async fn raise_all(&self, claims: &Claims) -> Result<(), AdmitError> {
+        let mut tries = Tries::new(self.limits);
+        loop {
+            let transaction = Transaction::begin(&self.connections, tries.limits()).await?;
+            if self.raise_on(transaction, claims, &mut tries).await? {
+                return Ok(());
+            }
+        }
     }
 
     /// Raises several resources in one transaction. Where one turns out to be stale, the others are
-    /// raised all the same.
+    /// raised all the same. False where it collided with another one: once more, then.
     pub(super) async fn raise_on(
         &self,
         mut transaction: Transaction<DB>,
         claims: &Claims,
-    ) -> Result<(), AdmitError> {
+        tries: &mut Tries,
+    ) -> Result<bool, AdmitError> {
         let tables = self.tables(&mut transaction).await?;
         let outranked = transaction
             .run(async |conn| {
@@ -72,9 +88,17 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
                 Ok(outranked)
             })
-            .await?;
+            .await;
+        let outranked = match outranked {
+            Ok(outranked) => outranked,
+            Err(failure) => {
+                drop(transaction);
+                tries.after(failure).await?;
+                return Ok(false);
+            }
+        };
         commit(transaction).await?;
-        outranked.map_or(Ok(()), |stale| Err(self.refused(stale).into()))
+        outranked.map_or(Ok(true), |stale| Err(self.refused(stale).into()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the fence's tables are, and what is in them.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use sqlx::migrate::MigrateError;
 
@@ -9,7 +9,7 @@ use crate::{
         Fence,
         error::AdmitError,
         fault::Failure,
-        sql::{AdvisoryLock, FenceDatabase, Tables},
+        sql::{AdvisoryLock, Capabilities, FenceDatabase, Found, Tables, quoted},
         tx::Transaction,
     },
     token::Resource,
@@ -31,19 +31,19 @@ impl<DB: FenceDatabase> Fence<DB> {
             // Its search path is set to the schema.
             conn.close_on_drop();
         }
-        if self.tables.get().is_none() {
-            self.look_for_tables(&mut conn).await?;
-        }
-        DB::migrate(&mut conn, self.tables.get().map(Arc::as_ref)).await?;
-        if self.tables.get().is_none() {
-            self.look_for_tables(&mut conn).await?;
-        }
-        Ok(())
-    }
-
-    async fn look_for_tables(&self, conn: &mut DB::Connection) -> sqlx::Result<()> {
-        if let Some(schema) = DB::find_schema(conn).await? {
-            self.tables.get_or_init(|| Arc::new(Tables::new(&schema)));
+        let schema = match (self.tables.get(), &self.schema) {
+            (Some(tables), _) => Some(tables.schema().to_owned()),
+            (None, Some(schema)) => Some(quoted(schema)),
+            (None, None) => {
+                let found = DB::find_tables(&mut conn, None).await?;
+                found.map(|found| quoted(&found.schema))
+            }
+        };
+        DB::migrate(&mut conn, schema.as_deref()).await?;
+        if self.tables.get().is_none()
+            && let Some(found) = DB::find_tables(&mut conn, self.schema.as_deref()).await?
+        {
+            self.found(found);
         }
         Ok(())
     }
@@ -73,7 +73,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// fence of its own, too.
     #[must_use]
     pub fn schema(mut self, name: &str) -> Self {
-        self.tables = Arc::new(OnceLock::from(Arc::new(Tables::new(name))));
+        self.schema = Some(name.into());
+        self.tables = Arc::default();
         self
     }
 
@@ -92,7 +93,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(dead.await?.map(|dead| dead.max_token))
     }
 
-    /// Where the tables are, for a transaction; looked up once.
+    /// Where the tables are and what the server can do, for a transaction; looked up once.
     pub(super) async fn tables(
         &self,
         transaction: &mut Transaction<DB>,
@@ -100,8 +101,10 @@ impl<DB: FenceDatabase> Fence<DB> {
         if let Some(tables) = self.tables.get() {
             return Ok(Arc::clone(tables));
         }
-        let schema = transaction.run(async |conn| DB::find_schema(conn).await);
-        self.found(schema.await?)
+        let schema = self.schema.as_deref();
+        let found = transaction.run(async |conn| DB::find_tables(conn, schema).await);
+        let found = found.await?.and_then(|found| self.found(found));
+        found.ok_or_else(Failure::not_migrated)
     }
 
     /// The same on a connection of the caller's.
@@ -112,7 +115,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         if let Some(tables) = self.tables.get() {
             return Ok(Arc::clone(tables));
         }
-        self.found(DB::find_schema(conn).await?)
+        let found = DB::find_tables(conn, self.schema.as_deref()).await?;
+        let found = found.and_then(|found| self.found(found));
+        found.ok_or_else(Failure::not_migrated)
     }
 
     /// The same without a transaction.
@@ -124,10 +129,26 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(self.tables(&mut transaction).await?)
     }
 
-    fn found(&self, schema: Option<String>) -> Result<Arc<Tables>, Failure> {
-        let schema = schema.ok_or_else(Failure::not_migrated)?;
-        let found = || Arc::new(Tables::new(&schema));
-        Ok(Arc::clone(self.tables.get_or_init(found)))
+    /// Keeps what was found, unless the tables are those of an older version: what they lack now says nothing
+    /// about what they will have.
+    fn found(
+        &self,
+        Found {
+            schema,
+            capabilities,
+        }: Found,
+    ) -> Option<Arc<Tables>> {
+        let capabilities = capabilities?;
+        let tables = self.tables.get_or_init(|| {
+            if DB::HAS_SERVER && capabilities != Capabilities::ALL {
+                tracing::warn!(%schema, "the database is not Postgres in full: {capabilities}");
+            }
+            if !capabilities.ends_sessions {
+                self.connections.leave_sessions();
+            }
+            Arc::new(Tables::new(&schema, capabilities))
+        });
+        Some(Arc::clone(tables))
     }
 
     /// Ends a transaction that is out of reach.

@@ -18,7 +18,7 @@ use crate::{
         Fence, FencedTx, TokenUse,
         claims::Claims,
         error::{AdmitError, WriteError},
-        sql::{Admit, FenceDatabase, Statement},
+        sql::{Admit, FenceDatabase, Statement, Tables},
         tx::StandaloneStatement,
     },
     token::{Resource, Token},
@@ -74,7 +74,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// second run: such a statement belongs into a [`FencedTx`], after
     /// [`begin`](Self::begin).
     ///
-    /// With a hook ([`on_begin`](Self::on_begin)) it runs in an open transaction at once.
+    /// With a hook ([`on_begin`](Self::on_begin)) it runs in an open transaction at once, and so it does on a
+    /// database that speaks the protocol of Postgres, but has no `xmin`.
     ///
     /// Not possible: tables whose rules rewrite the statement (Postgres), a leading `WITH` (SQLite),
     /// statements that write inside of a `WITH` (Postgres), a comment behind a semicolon. A `$` with
@@ -136,10 +137,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         let permits = self.wait_in_queues(&claims).await?;
         let mut limits = self.limits;
         if let [claim] = &claims[..]
-            && self.writes_at_once()
+            && let Some(tables) = self.tables_at_once().await?
         {
             let began = Instant::now();
-            let tables = self.known_tables().await?;
             let alone = StandaloneStatement::ready(&self.connections, limits).await;
             let alone = alone.map_err(AdmitError::from)?;
             let (wait, own) = (limits.lock_wait, &mut statement);
@@ -158,10 +158,15 @@ impl<DB: FenceDatabase> Fence<DB> {
         tx.await?.write_and_commit(statement).await
     }
 
-    /// Whether check and write can be one statement: not with a pooler in between, which may prepare
-    /// it on one server and execute it on another, nor with a hook, which needs a transaction.
-    fn writes_at_once(&self) -> bool {
-        DB::AT_ONCE && !self.connections.transaction_pooling && !self.hook.is_set()
+    /// Where the tables are, if check and write can be one statement: not with a pooler in between, which may
+    /// prepare it on one server and execute it on another, nor with a hook, which needs a transaction, nor
+    /// where rows have no versions.
+    async fn tables_at_once(&self) -> Result<Option<Arc<Tables>>, AdmitError> {
+        if !DB::AT_ONCE || self.connections.transaction_pooling || self.hook.is_set() {
+            return Ok(None);
+        }
+        let tables = self.known_tables().await?;
+        Ok(tables.capabilities.write_at_once().then_some(tables))
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) const POSTGRES: &[Step] = steps! {
     "0008", 8, "failover";
     "0009", 9, "signed";
     "0010", 10, "removal";
+    "0011", 11, "partitions";
 };
 
 #[cfg(feature = "sqlite")]

@@ -3,6 +3,7 @@
 mod admission;
 #[cfg(feature = "postgres")]
 mod at_once;
+mod capabilities;
 mod migrations;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -26,8 +27,9 @@ pub(crate) use self::{
     statement::Statement,
 };
 pub(in crate::fence) use self::{
+    capabilities::Capabilities,
     records::{Claimed, Record, Records},
-    tables::Tables,
+    tables::{Found, Tables, quoted},
 };
 use super::settings::TransactionLimits;
 use crate::{
@@ -81,10 +83,12 @@ pub(crate) trait Backend: Database {
         limits: TransactionLimits,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Finds the schema of the fence's tables; `None` where there are none.
-    fn find_schema(
+    /// Finds the fence's tables, in this schema or else in the first one of the search path that has them, and
+    /// what the server can do; `None` where there are none.
+    fn find_tables(
         conn: &mut Self::Connection,
-    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+        schema: Option<&str>,
+    ) -> impl Future<Output = sqlx::Result<Option<Found>>> + Send;
 
     /// Rolls back a [`Backend::begin`] that did not return.
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -106,11 +110,11 @@ pub(crate) trait Backend: Database {
         lock: AdvisoryLock,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Brings the tables of a schema up to date, or, where none is named, of the one in which the
+    /// Brings the tables of a schema (an identifier as SQL has it) up to date, or, where none is named, of the one in which the
     /// connection would make them. The connection is not to be used for anything else.
     fn migrate(
         conn: &mut Self::Connection,
-        tables: Option<&Tables>,
+        schema: Option<&str>,
     ) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
 
     /// All that it would bring to an empty database, as one script.

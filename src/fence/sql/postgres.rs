@@ -10,9 +10,9 @@ use sqlx::{
 };
 
 use super::{
-    Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Claimed, Committed, Dead,
-    Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse, Tables,
-    TransactionManager,
+    Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Capabilities, Claimed,
+    Committed, Dead, Found, Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse,
+    Tables, TransactionManager,
     at_once::{NOTHING, at_once},
     migrations,
     records::records,
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     announce::LeaseDigest,
+    calls::literal_text,
     epochs::{Epoch, partition_of},
     fence::{settings::TransactionLimits, token_use::TokenUse},
     token::{Resource, Token},
@@ -60,17 +61,27 @@ impl Backend for Postgres {
         PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    async fn find_schema(conn: &mut PgConnection) -> sqlx::Result<Option<String>> {
-        // Not what the session sees first, which may be a temporary table.
-        const FIND: &str = "SELECT n.nspname::text \
-             FROM unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY AS s (name, place) \
-             JOIN pg_catalog.pg_namespace AS n ON n.nspname = s.name \
-             JOIN pg_catalog.pg_class AS c \
-                 ON c.relnamespace = n.oid AND c.relname = 'fence_resources' \
-             ORDER BY s.place LIMIT 1";
+    async fn find_tables(
+        conn: &mut PgConnection,
+        schema: Option<&str>,
+    ) -> sqlx::Result<Option<Found>> {
         // One message, which needs no transaction where a pooler stands in between.
-        let row = conn.fetch_optional(FIND).await?;
-        row.map(|row| row.try_get(0)).transpose()
+        let row = conn.fetch_optional(AssertSqlSafe(find(schema))).await?;
+        let Some(row) = row else {
+            return Ok(None);
+        };
+        let capabilities = Capabilities {
+            row_versions: row.try_get("row_versions")?,
+            advisory_locks: row.try_get("advisory_locks")?,
+            ends_sessions: row.try_get("ends_sessions")?,
+            transaction_ids: row.try_get("transaction_ids")?,
+            history: row.try_get("history")?,
+        };
+        let is_current: bool = row.try_get("is_current")?;
+        Ok(Some(Found {
+            schema: row.try_get("schema")?,
+            capabilities: is_current.then_some(capabilities),
+        }))
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -129,13 +140,13 @@ impl Backend for Postgres {
         Ok(())
     }
 
-    async fn migrate(conn: &mut PgConnection, tables: Option<&Tables>) -> Result<(), MigrateError> {
+    async fn migrate(conn: &mut PgConnection, schema: Option<&str>) -> Result<(), MigrateError> {
         const HISTORY: &str = "SELECT 1 FROM pg_catalog.pg_class AS c \
              JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace \
              WHERE c.relname = '_tower_fence_migrations' \
                  AND n.nspname = pg_catalog.current_schema()";
-        if let Some(tables) = tables {
-            let set = format!("SET search_path = {}", tables.schema());
+        if let Some(schema) = schema {
+            let set = format!("SET search_path = {schema}");
             conn.execute(AssertSqlSafe(set)).await?;
         }
         let has_history = conn.fetch_optional(HISTORY).await?.is_some();
@@ -167,14 +178,11 @@ impl Backend for Postgres {
     ) -> sqlx::Result<Option<RowVersion>> {
         const LOOK: &str =
             "SELECT max_token, xmin::text FROM {schema}.fence_resources WHERE resource = $1";
-        let row: Option<(i64, String)> = sqlx::query_as(tables.sql(LOOK))
+        let row: Option<(i64, Option<String>)> = sqlx::query_as(tables.sql(LOOK))
             .bind(resource.as_str())
             .fetch_optional(conn)
             .await?;
-        Ok(row.map(|(max_token, xmin)| RowVersion {
-            max_token,
-            version: Some(xmin),
-        }))
+        Ok(row.map(|(max_token, version)| RowVersion { max_token, version }))
     }
 
     async fn raise_if_unwritten(
@@ -305,6 +313,9 @@ impl Backend for Postgres {
         tables: &Tables,
         resource: &Resource,
     ) -> sqlx::Result<bool> {
+        if !tables.capabilities.history {
+            return Ok(false);
+        }
         sqlx::query_scalar(tables.sql("SELECT {schema}.fence_catch_up($1)"))
             .bind(resource.as_str())
             .fetch_one(conn)
@@ -316,6 +327,9 @@ impl Backend for Postgres {
         tables: &Tables,
         partition: u8,
     ) -> sqlx::Result<()> {
+        if !tables.capabilities.history {
+            return Ok(());
+        }
         sqlx::query(tables.sql("SELECT {schema}.fence_catch_up_partition($1)"))
             .bind(i16::from(partition))
             .execute(conn)
@@ -351,6 +365,50 @@ impl Backend for Postgres {
             " AND f.history = excluded.history",
         ]
     );
+}
+
+/// Where the tables are, and what the server can do, by its catalogs: what fails in a transaction ends that.
+///
+/// Only what is not there counts as missing. A right that was taken away does not, but for that to end sessions.
+fn find(schema: Option<&str>) -> String {
+    // Not what the session sees first, which may be a temporary table.
+    let schemas = match schema {
+        Some(schema) => format!("ARRAY[{}]::name[]", literal_text(schema)),
+        None => "pg_catalog.current_schemas(false)".into(),
+    };
+    let has_function = |name: &str, also: &str| {
+        format!(
+            "EXISTS (SELECT 1 FROM pg_catalog.pg_proc AS p WHERE p.proname = '{name}' \
+             AND p.pronamespace = s.oid{also})"
+        )
+    };
+    let has_column = |name: &str| {
+        format!(
+            "EXISTS (SELECT 1 FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = '{name}')"
+        )
+    };
+    let [is_current, xmin] = ["history", "xmin"].map(has_column);
+    let advisory_locks = has_function("pg_try_advisory_xact_lock_shared", "");
+    let may_execute = " AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')";
+    let terminates = has_function("pg_terminate_backend", may_execute);
+    let transaction_ids = has_function("pg_current_xact_id", "");
+    // A view has none, a foreign table none that says anything, and YugabyteDB has it in this catalog alone.
+    format!(
+        "SELECT n.nspname::text AS schema, {is_current} AS is_current, \
+             {xmin} AND c.relkind IN ('r', 'p') AND pg_catalog.version() NOT LIKE '%-YB-%' AS row_versions, \
+             {advisory_locks} AS advisory_locks, \
+             {advisory_locks} AND {terminates} AS ends_sessions, \
+             {transaction_ids} AS transaction_ids, \
+             EXISTS (SELECT 1 FROM pg_catalog.pg_proc AS p \
+                 WHERE p.proname = 'fence_history' AND p.pronamespace = n.oid) AS history \
+         FROM unnest({schemas}) WITH ORDINALITY AS o (name, place) \
+         JOIN pg_catalog.pg_namespace AS n ON n.nspname = o.name \
+         JOIN pg_catalog.pg_class AS c \
+             ON c.relnamespace = n.oid AND c.relname = 'fence_resources' \
+         CROSS JOIN pg_catalog.pg_namespace AS s \
+         WHERE s.nspname = 'pg_catalog' \
+         ORDER BY o.place LIMIT 1"
+    )
 }
 
 /// How much longer than the process the server waits: it ends the connection as well, which is for

@@ -13,9 +13,9 @@ use sqlx::{
 };
 
 use super::{
-    Admission, Admit, AdvisoryLock, Announcement, Backend, Claimed, Committed, Dead, Idle, Record,
-    RecordId, Records, RowVersion, Statement, StoredResponse, Tables, TransactionManager,
-    migrations, records::records, savepoint, statements::statements,
+    Admission, Admit, AdvisoryLock, Announcement, Backend, Capabilities, Claimed, Committed, Dead,
+    Found, Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse, Tables,
+    TransactionManager, migrations, records::records, savepoint, statements::statements,
 };
 use crate::{
     announce::LeaseDigest,
@@ -40,9 +40,15 @@ impl Backend for Sqlite {
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
-    async fn find_schema(_: &mut SqliteConnection) -> sqlx::Result<Option<String>> {
+    async fn find_tables(
+        _: &mut SqliteConnection,
+        schema: Option<&str>,
+    ) -> sqlx::Result<Option<Found>> {
         // The file of the connection, not one that is attached to it, nor a temporary table.
-        Ok(Some("main".into()))
+        Ok(Some(Found {
+            schema: schema.unwrap_or("main").into(),
+            capabilities: Some(Capabilities::ALL),
+        }))
     }
 
     async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
@@ -68,7 +74,7 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn migrate(conn: &mut SqliteConnection, _: Option<&Tables>) -> Result<(), MigrateError> {
+    async fn migrate(conn: &mut SqliteConnection, _: Option<&str>) -> Result<(), MigrateError> {
         const HISTORY: &str =
             "SELECT 1 FROM main.sqlite_master WHERE name = '_tower_fence_migrations'";
         let has_history = conn.fetch_optional(HISTORY).await?.is_some();

@@ -2,7 +2,7 @@
 //!
 //! Every statement names their schema. An application may change `search_path` in its transactions,
 //! or leave it changed on a connection, or have a temporary table of the same name: none of that
-//! leads a check to other rows.
+//! leads a check to other rows. What the server cannot do is left out of them.
 
 use std::{
     collections::HashMap,
@@ -11,19 +11,31 @@ use std::{
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
+use super::Capabilities;
+
+/// What a database answers when it is asked for the tables.
+pub(crate) struct Found {
+    /// The schema, or, in SQLite, the database file.
+    pub(in crate::fence) schema: String,
+    /// Nothing where the tables are those of an older version.
+    pub(in crate::fence) capabilities: Option<Capabilities>,
+}
+
 /// The schema of the fence's tables, and the texts of the statements on them.
 pub(crate) struct Tables {
     /// As an identifier in double quotes.
     schema: Box<str>,
+    pub(in crate::fence) capabilities: Capabilities,
     /// By the address of the template, which is that of a constant.
     texts: RwLock<HashMap<usize, Arc<str>>>,
 }
 
 impl Tables {
     /// The tables in this schema, or, in SQLite, in this database file.
-    pub(in crate::fence) fn new(schema: &str) -> Self {
+    pub(in crate::fence) fn new(schema: &str, capabilities: Capabilities) -> Self {
         Self {
             schema: quoted(schema).into(),
+            capabilities,
             texts: RwLock::default(),
         }
     }
@@ -43,18 +55,18 @@ impl Tables {
     }
 
     fn qualify(&self, template: &str) -> String {
-        template.replace("{schema}", &self.schema)
+        let statement = self.capabilities.adapt(template);
+        statement.replace("{schema}", &self.schema)
     }
 
     /// The schema, ready to be put into a statement.
-    #[cfg(feature = "postgres")]
     pub(in crate::fence) fn schema(&self) -> &str {
         &self.schema
     }
 }
 
 /// An identifier of SQL, whatever its characters.
-pub(super) fn quoted(name: &str) -> String {
+pub(in crate::fence) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
@@ -64,7 +76,7 @@ mod tests {
 
     #[test]
     fn every_table_is_qualified_and_odd_names_are_quoted() {
-        let tables = Tables::new("we\"ird");
+        let tables = Tables::new("we\"ird", Capabilities::ALL);
         const TEMPLATE: &str = "SELECT 1 FROM {schema}.fence_a, {schema}.fence_b";
         let expected = "SELECT 1 FROM \"we\"\"ird\".fence_a, \"we\"\"ird\".fence_b";
         for _ in 0..2 {

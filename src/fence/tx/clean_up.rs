@@ -44,7 +44,8 @@ impl<DB: Backend> CleanUp<DB> {
             conn.ping().await
         };
         let mut outcome = timeout(GRACE, rolled_back).await;
-        if outcome.is_err() {
+        // Where no session can be ended, the connection is closed at once.
+        if outcome.is_err() && self.connections.ends_sessions() {
             // A statement is still under way. With the row lock, it must not keep others waiting;
             // without, it waits for that lock, no longer than for its limit. The pool would wait for
             // its answer without a limit.

@@ -10,6 +10,7 @@ use crate::support::{
     database::{TestDatabase, on_both_databases},
     eventually,
     fence::{begin, insert, is_stale, sku, token, write},
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
@@ -21,6 +22,15 @@ on_both_databases!(
     a_wait_for_the_lock_ends_with_busy,
     a_wait_for_a_connection_ends_with_busy,
     a_limit_without_end_is_a_limit_all_the_same,
+    admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens,
+);
+
+on_other_postgres!(
+    <DB>
+    a_newer_token_is_admitted_and_its_write_is_there,
+    a_used_token_and_an_older_one_are_refused_with_both_numbers,
+    a_reusable_token_writes_again_and_outranks_everyone_older,
+    a_waiting_writer_is_judged_by_what_its_predecessor_committed,
     admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens,
 );
 

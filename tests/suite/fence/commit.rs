@@ -10,6 +10,7 @@ use crate::support::{
     database::{Nested, TestDatabase, is_autocommitted, on_both_databases},
     eventually,
     fence::{begin, insert, is_stale, sku, token, write},
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
@@ -22,6 +23,13 @@ on_both_databases!(
     a_nested_rollback_leaves_the_outer_transaction_whole,
     a_forgotten_nested_transaction_is_refused_and_leaks_nothing,
     admit_joins_the_callers_own_transaction,
+    a_future_dropped_at_any_moment_leaves_no_lock,
+);
+
+on_other_postgres!(
+    <DB>
+    a_swallowed_error_is_never_a_false_success,
+    a_deferred_constraint_that_fails_at_commit_writes_nothing,
     a_future_dropped_at_any_moment_leaves_no_lock,
 );
 

@@ -13,9 +13,12 @@ use crate::support::{
     database::{TestDatabase, on_both_databases},
     fence::{begin, sku, token, write},
     redis::free_port,
+    variant::on_other_postgres,
 };
 
 on_both_databases!(epochs_go_up_whoever_asks, migrating_twice_changes_nothing,);
+
+on_other_postgres!(<DB> epochs_go_up_whoever_asks);
 
 async fn epochs_go_up_whoever_asks<DB: TestDatabase>() {
     let db = DB::fresh(4).await;

@@ -16,6 +16,7 @@ use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     fence::{is_stale, sku, token, write},
     functions,
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
@@ -31,6 +32,14 @@ on_both_databases!(
     a_refusal_by_the_floor_is_remembered_as_one,
     a_reset_outranks_the_floor,
     a_holder_below_the_floor_renews_and_writes,
+);
+
+on_other_postgres!(
+    <DB>
+    what_was_dead_stays_dead_without_its_row,
+    a_raise_below_the_floor_makes_no_row,
+    a_grant_below_the_floor_is_outranked_by_it,
+    a_row_in_use_is_left,
 );
 
 const NOW: Duration = Duration::ZERO;

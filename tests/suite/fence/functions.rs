@@ -13,7 +13,16 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, sku, token, write},
     functions::{admit, is_refused, max_token, raise},
+    variant::on_other_postgres,
 };
+
+on_other_postgres!(
+    [on_postgres Plain, partitioned Partitioned]
+    [
+        an_admission_that_waits_is_judged_by_what_its_predecessor_committed,
+        functions_and_the_fence_wait_for_each_other
+    ]
+);
 
 async fn execute(conn: &mut PgConnection, sql: &str) -> sqlx::Result<()> {
     Postgres::execute(conn, sql).await
@@ -23,7 +32,6 @@ async fn fence_row(db: &Fresh<Postgres>) -> Option<i64> {
     db.fence().inspect(&sku()).await.unwrap()
 }
 
-#[tokio::test]
 async fn an_admission_that_waits_is_judged_by_what_its_predecessor_committed() {
     let db = Postgres::fresh(4).await;
     // Without a row, and with one.
@@ -53,7 +61,6 @@ async fn an_admission_that_waits_is_judged_by_what_its_predecessor_committed() {
     }
 }
 
-#[tokio::test]
 async fn functions_and_the_fence_wait_for_each_other() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();

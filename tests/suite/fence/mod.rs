@@ -3,6 +3,8 @@
 mod abandoned;
 mod admission;
 mod begin_hook;
+mod capabilities;
+mod collisions;
 mod commit;
 mod connections;
 mod database;
@@ -12,6 +14,7 @@ mod floors;
 mod floors_load;
 mod functions;
 mod migration;
+mod partitions;
 mod pool_hooks;
 mod pressure;
 mod protection;

@@ -11,7 +11,17 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, sku, token},
     functions::{Refused, admit, execute, in_transaction, is_refused},
+    variant::on_other_postgres,
 };
+
+on_other_postgres!(
+    [on_postgres Plain, partitioned Partitioned]
+    [
+        each_write_needs_the_admission_of_each_resource,
+        an_admission_is_one_of_the_same_transaction_and_came_first,
+        each_way_to_write_through_the_crate_is_an_admission
+    ]
+);
 
 /// Protected, in one piece and in partitions, and without protection.
 pub const TABLES: &str = "
@@ -120,7 +130,6 @@ const WRITES: &[(&str, &str)] = &[
     ("DO $$ BEGIN DELETE FROM {t} WHERE sku = 'b'; END $$", "b"),
 ];
 
-#[tokio::test]
 async fn each_write_needs_the_admission_of_each_resource() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
@@ -210,7 +219,6 @@ async fn what_writes_nothing_needs_none() {
 const WRITE_A: &str =
     "UPDATE whole SET n = n + 1 WHERE sku = 'a'; UPDATE parts SET n = n + 1 WHERE sku = 'a'";
 
-#[tokio::test]
 async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
@@ -306,7 +314,6 @@ async fn a_raise_a_grant_and_a_fenced_read_admit_nothing() {
     assert_eq!(db.number(admitted_by).await, 0);
 }
 
-#[tokio::test]
 async fn each_way_to_write_through_the_crate_is_an_admission() {
     let db = with_tables().await;
     let write =

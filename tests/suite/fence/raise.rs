@@ -7,9 +7,16 @@ use tokio::time::sleep;
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     fence::{begin, is_stale, sku, token, write},
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
+    raising_kills_older_tokens_and_leaves_the_token_usable,
+    raising_waits_for_a_write_in_flight,
+);
+
+on_other_postgres!(
+    <DB>
     raising_kills_older_tokens_and_leaves_the_token_usable,
     raising_waits_for_a_write_in_flight,
 );

@@ -21,6 +21,7 @@ use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     eventually,
     http::Server,
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
@@ -36,6 +37,15 @@ on_both_databases!(
     what_is_written_stays_whatever_the_handler_answers,
     a_write_is_used_up_by_its_first_use,
     a_write_that_escapes_is_no_success,
+);
+
+on_other_postgres!(
+    <DB>
+    one_statement_writes_once_and_a_stale_one_is_refused,
+    a_statement_without_a_row_keeps_its_token_and_kills_older_ones,
+    a_transaction_that_the_handler_begins_is_the_layers,
+    a_failed_statement_kills_older_ones,
+    a_commit_that_fails_is_no_success,
 );
 
 pub const INSERT: &str = "INSERT INTO ledger SELECT 5 FROM fence RETURNING entry";

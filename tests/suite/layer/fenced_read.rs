@@ -25,6 +25,7 @@ use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     eventually,
     http::{Answer, Server},
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
@@ -33,6 +34,13 @@ on_both_databases!(
     nothing_older_lands_behind_a_read,
     where_everyone_older_is_dead_it_reads_once,
     it_holds_no_connection_while_it_reads,
+);
+
+on_other_postgres!(
+    <DB>
+    a_write_that_comes_in_while_it_reads_is_seen,
+    a_write_under_way_while_it_reads_is_seen,
+    nothing_older_lands_behind_a_read,
 );
 
 struct Plan<DB: TestDatabase> {

@@ -13,6 +13,7 @@ use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     eventually,
     http::{Answer, Server},
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
@@ -22,6 +23,12 @@ on_both_databases!(
     a_wait_that_runs_out_is_told,
     each_wrong_key_has_its_answer,
     a_write_without_a_key_is_as_before,
+);
+
+on_other_postgres!(
+    <DB>
+    a_repeated_write_happens_once_and_is_answered_the_same,
+    the_second_of_two_waits_for_the_first_and_replays_it,
 );
 
 async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase>() {

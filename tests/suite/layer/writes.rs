@@ -11,6 +11,7 @@ use super::handlers::{Plan, app, max_token, nothing_but_the_fence_has_moved, sta
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     http::{Answer, Server},
+    variant::on_other_postgres,
 };
 
 on_both_databases!(
@@ -23,6 +24,13 @@ on_both_databases!(
     reusable_tokens_write_again,
     a_fenced_read_kills_older_writers_and_a_plain_read_does_not,
     a_busy_fence_says_when_to_come_back,
+);
+
+on_other_postgres!(
+    <DB>
+    a_write_commits_with_the_fence_and_a_stale_one_is_refused,
+    a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones,
+    a_handler_over_its_time_is_ended_and_kills_older_ones,
 );
 
 async fn a_write_commits_with_the_fence_and_a_stale_one_is_refused<DB: TestDatabase>() {

@@ -9,6 +9,8 @@ use sqlx::{
 };
 use tower_fence::{Fence, fence::FenceDatabase};
 
+use super::{proxy::Proxy, variant::Variant};
+
 /// A database that the suites run over.
 pub trait TestDatabase: FenceDatabase {
     /// Whether the failure of a statement aborts its transaction.
@@ -57,6 +59,7 @@ pub const TABLES: &str = "
 pub struct Fresh<DB: FenceDatabase> {
     pub pool: Pool<DB>,
     pub url: String,
+    _proxy: Option<Proxy>,
     _guard: Guard,
 }
 
@@ -100,6 +103,22 @@ impl Fresh<Postgres> {
     pub fn addr(&self) -> SocketAddr {
         let url = reqwest::Url::parse(&self.url).unwrap();
         url.socket_addrs(|| Some(5432)).unwrap()[0]
+    }
+
+    /// The same database, as another kind of Postgres.
+    async fn into_variant(mut self, variant: Variant, max_connections: u32) -> Self {
+        variant
+            .prepare(&mut self.pool.acquire().await.unwrap())
+            .await;
+        if let Some(proxy) = variant.proxy(self.addr()).await {
+            self.pool.close().await;
+            self.url = proxy.url(&self.url);
+            let pool = PgPoolOptions::new().max_connections(max_connections);
+            let pool = pool.acquire_timeout(Duration::from_secs(20));
+            self.pool = pool.connect(&self.url).await.unwrap();
+            self._proxy = Some(proxy);
+        }
+        self
     }
 
     /// The same database, by way of PgBouncer in transaction mode.
@@ -196,9 +215,11 @@ impl TestDatabase for Postgres {
         let fresh = Fresh {
             pool,
             url: url.into(),
+            _proxy: None,
             _guard: Guard::Postgres { name },
         };
         let fresh = fresh.prepare().await;
+        let fresh = fresh.into_variant(Variant::here(), max_connections).await;
         match std::env::var("TEST_PGBOUNCER_PORT") {
             Ok(port) => {
                 fresh
@@ -230,6 +251,7 @@ impl TestDatabase for Sqlite {
         let fresh = Fresh {
             pool,
             url: format!("sqlite://{}", file.display()),
+            _proxy: None,
             _guard: Guard::Sqlite { _folder: folder },
         };
         fresh.prepare().await

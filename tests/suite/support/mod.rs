@@ -13,6 +13,7 @@ pub mod proxy;
 pub mod redis;
 pub mod standby;
 pub mod store;
+pub mod variant;
 
 use std::time::Duration;
 

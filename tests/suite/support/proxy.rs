@@ -40,10 +40,12 @@ pub enum Sender {
 }
 
 /// What happens to one message.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Passage {
     /// It is passed on.
     Whole,
+    /// Another one is passed on in its place.
+    Instead(Vec<u8>),
     /// It is forgotten, and the connection stays open.
     Dropped,
     /// The connection is closed after so many of its bytes.
@@ -200,10 +202,11 @@ impl Connection {
             }
             let message = &buffer[..length];
             let passage = (self.rule.lock().unwrap())(sender, message);
-            let part = match passage {
+            let part = match &passage {
                 Passage::Whole | Passage::CutLater(_) => message,
+                Passage::Instead(other) => other,
                 Passage::Dropped => continue,
-                Passage::CutAfter(count) => &message[..count],
+                Passage::CutAfter(count) => &message[..*count],
             };
             if to.write_all(part).await.is_err() {
                 return;
@@ -211,7 +214,7 @@ impl Connection {
             match passage {
                 Passage::CutAfter(_) => return,
                 Passage::CutLater(later) => return sleep(later).await,
-                Passage::Whole | Passage::Dropped => {}
+                Passage::Whole | Passage::Instead(_) | Passage::Dropped => {}
             }
         }
     }

@@ -1,0 +1,180 @@
+//! Transactions that collide with others (40001, 40P01): what is repeated, and what is not.
+
+use std::time::Duration;
+
+use axum::{Router, http::StatusCode, routing::post};
+use sqlx::Postgres;
+use tokio::time::Instant;
+use tower_fence::{
+    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, TokenUse,
+    announce::{Announce, LeaseDigest},
+    fence::CommitError,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::{begin, insert, sku, token, write},
+    http::{Answer, Server},
+};
+
+/// The next `count` writes to a table fail with this code, and then no more. A sequence is not rolled back.
+async fn collide(db: &Fresh<Postgres>, table: &str, at: &str, code: &str, count: u32) {
+    db.execute(&format!(
+        "DROP TRIGGER IF EXISTS collide ON {table};
+         DROP SEQUENCE IF EXISTS collisions CASCADE;
+         CREATE SEQUENCE collisions;
+         CREATE OR REPLACE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF nextval('public.collisions') <= {count} THEN
+                 RAISE EXCEPTION 'another transaction went first' USING ERRCODE = '{code}';
+             END IF;
+             RETURN NEW;
+         END $$;
+         CREATE {at} ON {table}{deferred} FOR EACH ROW EXECUTE FUNCTION collide()",
+        deferred = if at.contains("CONSTRAINT") {
+            " DEFERRABLE INITIALLY DEFERRED"
+        } else {
+            ""
+        },
+    ))
+    .await;
+}
+
+const BEFORE: &str = "TRIGGER collide BEFORE INSERT OR UPDATE";
+const AT_COMMIT: &str = "CONSTRAINT TRIGGER collide AFTER INSERT OR UPDATE";
+
+/// How many writes the trigger has seen.
+async fn tries(db: &Fresh<Postgres>) -> i64 {
+    db.number("SELECT last_value FROM collisions").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_admission_is_repeated() {
+    let db = Postgres::fresh(2).await;
+    for (value, fence) in [(10, db.fence()), (20, db.reusing_fence())] {
+        // Without a row and with one, and, where connections are reused, in a transaction that began early.
+        for (step, code) in [(1, "40001"), (2, "40P01"), (3, "40001")] {
+            collide(&db, "fence_resources", BEFORE, code, 3).await;
+            write(&fence, value + step).await.unwrap();
+            assert_eq!(tries(&db).await, 4);
+            assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(value + step));
+        }
+    }
+    assert_eq!(db.entries().await, 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_admissions_are_repeated_from_the_first() {
+    let db = Postgres::fresh(2).await;
+    let both = [
+        (sku(), token(5)),
+        (Resource::new("other").unwrap(), token(6)),
+    ];
+    collide(&db, "fence_resources", BEFORE, "40001", 0).await;
+    // The second of the two collides, and the first is rolled back with it.
+    db.execute("ALTER SEQUENCE collisions START -1 MINVALUE -1 RESTART; \
+         CREATE OR REPLACE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF nextval('public.collisions') = 0 THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; \
+             RETURN NEW; END $$")
+        .await;
+    let tx = db.fence().begin_all(&both, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    for (resource, token) in both {
+        let dead = db.fence().inspect(&resource).await.unwrap();
+        assert_eq!(dead, Some(token.get()));
+    }
+    assert_eq!(tries(&db).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_raise_and_an_announcement_are_repeated() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    collide(&db, "fence_resources", BEFORE, "40001", 2).await;
+    fence.raise(&sku(), token(5)).await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
+    collide(&db, "fence_resources", BEFORE, "40001", 2).await;
+    let lease = LeaseDigest::of("the id of a lease");
+    fence.announce(&sku(), token(9), &lease).await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repetitions_end_with_the_wait_for_the_lock() {
+    let db = Postgres::fresh(2).await;
+    collide(&db, "fence_resources", BEFORE, "40001", u32::MAX).await;
+    let limit = Duration::from_millis(400);
+    let fence = db.fence().lock_wait(limit);
+    let began = Instant::now();
+    let refused = fence.begin(&sku(), token(5), TokenUse::SingleUse).await;
+    assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
+    assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
+    assert!(tries(&db).await > 3);
+    // In a transaction of the caller's there is nothing to repeat.
+    let before = tries(&db).await;
+    let mut tx = db.pool.begin().await.unwrap();
+    let sku = sku();
+    let refused = fence.admit(&mut tx, &sku, token(5), TokenUse::SingleUse);
+    assert!(matches!(refused.await, Err(AdmitError::Busy(_))));
+    assert_eq!(tries(&db).await, before + 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_repeated_behind_the_admission() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    collide(&db, "ledger", AT_COMMIT, "40001", 1).await;
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 5).await;
+    let outcome = tx.commit().await;
+    assert!(matches!(outcome, Err(CommitError::Busy(_))), "{outcome:?}");
+    assert_eq!((tries(&db).await, db.entries().await), (1, 0));
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
+}
+
+/// A handler that has run is not run again: the answer says that it may be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_whose_transaction_collides_is_answered_503_and_claims_nothing() {
+    async fn handler(mut tx: PgFencedTx) -> Result<&'static str, StatusCode> {
+        let written = sqlx::query("INSERT INTO ledger VALUES (5)").execute(&mut *tx);
+        written.await.map_err(|_| StatusCode::CONFLICT)?;
+        Ok("written")
+    }
+    fn app(fence: Fence<Postgres>) -> Router {
+        let layer = FenceLayer::new(fence, PathParam("r")).idempotent(Idempotency::optional());
+        Router::new()
+            .route("/{r}", post(handler))
+            .route_layer(layer)
+    }
+    for keyed in [false, true] {
+        let db = Postgres::fresh(2).await;
+        let server = Server::start(app(db.fence())).await;
+        let write = async || {
+            let mut request = server.post("/sku-1").header("Fencing-Token", "5");
+            if keyed {
+                request = request.header("Idempotency-Key", "\"k\"");
+            }
+            Answer::to(request).await
+        };
+        for at in [BEFORE, AT_COMMIT] {
+            collide(&db, "ledger", at, "40001", 1).await;
+            let answer = write().await;
+            if at == AT_COMMIT {
+                answer.is_problem(503, "fence-busy");
+            } else {
+                // What this handler makes of its error.
+                assert_eq!(answer.status, 409, "{answer:?}");
+            }
+            assert_eq!((tries(&db).await, db.entries().await), (1, 0), "{at}");
+            assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(4));
+        }
+        // The admission, the raise behind a failed handler, and, with a key, its record.
+        for table in ["fence_resources", "fence_idempotency_keys"] {
+            if table == "fence_resources" || keyed {
+                collide(&db, table, BEFORE, "40001", 2).await;
+            }
+        }
+        let answer = write().await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(db.entries().await, 1);
+    }
+}
