@@ -118,7 +118,12 @@ pub mod announce;
 mod body;
 #[cfg(feature = "postgres")]
 mod calls;
-#[cfg(any(feature = "_axum", feature = "redis", feature = "embedded"))]
+#[cfg(any(
+    feature = "_axum",
+    feature = "redis",
+    feature = "etcd",
+    feature = "embedded"
+))]
 mod chain;
 #[cfg(feature = "client")]
 pub mod client;

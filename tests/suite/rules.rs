@@ -3,11 +3,12 @@
 use std::{collections::HashSet, env, process::Command};
 
 /// The modules that hold one test for each database or lease store.
-const OVER_EACH: [&str; 6] = [
+const OVER_EACH: [&str; 7] = [
     "on_postgres",
     "on_sqlite",
     "on_redis",
     "on_a_cluster",
+    "on_etcd",
     "embedded",
     "over_http",
 ];

@@ -35,7 +35,6 @@ mod pending;
 mod scripts;
 mod server;
 mod store;
-mod stored_id;
 mod waiters;
 
 pub use self::{builder::RedisLeasesBuilder, store::RedisLeases};

@@ -8,11 +8,14 @@ use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{Acquire, EmbeddedLeases, Leases, Operate, PostgresLeases, RedisLeases},
+    lease::{
+        Acquire, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, RedisLeases,
+    },
 };
 
 use super::{
     database::TestDatabase,
+    etcd,
     http::Server,
     lease::{LONG, SHORT},
     redis::{fresh_prefix, shared_cluster_url, shared_url},
@@ -23,6 +26,9 @@ pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
 
 pub trait TestStore {
     type Leases: Operate + Clone;
+
+    /// The shortest time to live that is worth a test.
+    const SHORT: Duration = SHORT;
 
     /// A store of its own, seen from two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>>;
@@ -107,6 +113,25 @@ impl TestStore for Cluster {
     }
 }
 
+/// The shared etcd.
+pub struct Etcd;
+
+impl TestStore for Etcd {
+    type Leases = EtcdLeases;
+
+    const SHORT: Duration = Duration::from_secs(1);
+
+    async fn fresh() -> Fresh<EtcdLeases> {
+        let db = Sqlite::fresh(4).await;
+        let prefix = fresh_prefix();
+        let connect = || async {
+            let builder = EtcdLeases::builder(db.fence()).key_prefix(&prefix);
+            builder.connect(&[etcd::shared_url()]).await.unwrap()
+        };
+        (connect().await, connect().await, Box::new(db))
+    }
+}
+
 /// An issuer, over HTTP.
 pub struct Http;
 
@@ -129,6 +154,7 @@ macro_rules! on_every_store {
         $crate::support::store::on_every_store!(on_postgres: Postgres, $($name),*);
         $crate::support::store::on_every_store!(on_redis: Redis, $($name),*);
         $crate::support::store::on_every_store!(on_a_cluster: Cluster, $($name),*);
+        $crate::support::store::on_every_store!(on_etcd: Etcd, $($name),*);
         $crate::support::store::on_every_store!(embedded: Embedded, $($name),*);
         $crate::support::store::on_every_store!(over_http: Http, $($name),*);
     };
