@@ -118,7 +118,9 @@ impl PendingAcquire {
         let stored = self.stored(look, clock, held.as_ref());
         let etcd_lease = random_id();
         // A lease that this very request was granted is still unknown to everybody else.
-        let is_repeated = held.as_ref().is_some_and(|held| self.unused != Some(held.etcd_lease));
+        let is_repeated = held
+            .as_ref()
+            .is_some_and(|held| self.unused != Some(held.etcd_lease));
         if !is_repeated {
             self.unused = Some(etcd_lease);
         }

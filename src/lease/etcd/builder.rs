@@ -118,7 +118,10 @@ impl EtcdLeasesBuilder {
     ///   has a colon.
     /// - [`LeaseError::Unavailable`] when no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
-        if self.key_prefix.contains(|c: char| c == ':' || c.is_control()) {
+        if self
+            .key_prefix
+            .contains(|c: char| c == ':' || c.is_control())
+        {
             return Err(LeaseError::Invalid {
                 field: "key_prefix".into(),
                 detail: "a key prefix has no colons and no control characters".into(),

@@ -91,9 +91,7 @@ impl ClockState {
             && !life.is_later_than(revision, clock.lead);
         let n = header.revision.saturating_sub(revision);
         match Epoch::new(clock.epoch) {
-            Ok(epoch)
-                if own && clock.begun && (clock.epoch, n) >= seen && n + 1 < Epoch::SIZE =>
-            {
+            Ok(epoch) if own && clock.begun && (clock.epoch, n) >= seen && n + 1 < Epoch::SIZE => {
                 Self::Usable(Clock {
                     epoch,
                     base: revision,
@@ -155,7 +153,8 @@ impl Etcd {
                     begun: false,
                 };
                 let compare = written_at(&key, clock.revision);
-                let body = json!({ "compare": [compare], "success": [put(&key, &value(&blank), 0)] });
+                let body =
+                    json!({ "compare": [compare], "success": [put(&key, &value(&blank), 0)] });
                 let written: TxnAnswer = self.gateway().call("/v3/kv/txn", &body).await?;
                 if !written.succeeded || written.header.cluster_id != blank.history {
                     return Ok(());
@@ -242,9 +241,8 @@ mod tests {
 
     #[test]
     fn a_clock_counts_under_its_own_history_and_life_only() {
-        let is_usable = |clock: &StoredClock, revision, seen| {
-            judge(clock, revision, seen).usable().is_some()
-        };
+        let is_usable =
+            |clock: &StoredClock, revision, seen| judge(clock, revision, seen).usable().is_some();
         assert!(is_usable(&clock(), 100, (0, 0)));
         let other_history = StoredClock {
             history: 8,
@@ -288,6 +286,9 @@ mod tests {
             source: "theirs".into(),
             ..clock()
         };
-        assert!(matches!(judge(&theirs, 100, (0, 0)), ClockState::OtherSource(_)));
+        assert!(matches!(
+            judge(&theirs, 100, (0, 0)),
+            ClockState::OtherSource(_)
+        ));
     }
 }

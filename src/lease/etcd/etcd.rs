@@ -15,7 +15,8 @@ use super::{
     life::{Contact, Life},
     look::Look,
     messages::{
-        Header, KeyValue, LeaseAnswer, RangeAnswer, StatusAnswer, Streamed, TxnAnswer, base64, count, get,
+        Header, KeyValue, LeaseAnswer, RangeAnswer, StatusAnswer, Streamed, TxnAnswer, base64,
+        count, get,
     },
     stored::{FoundLease, FoundPlace},
 };
@@ -161,7 +162,10 @@ impl Etcd {
 
     /// Starts the time of etcd leases anew, and returns what each of them has left; 0 for one that has ended.
     pub(super) async fn keep_alive(&self, ids: &[i64]) -> Result<Vec<i64>, EtcdError> {
-        let requests: Vec<_> = ids.iter().map(|id| json!({ "ID": id.to_string() })).collect();
+        let requests: Vec<_> = ids
+            .iter()
+            .map(|id| json!({ "ID": id.to_string() }))
+            .collect();
         let kept = self.gateway.call_stream("/v3/lease/keepalive", &requests);
         let kept: Vec<Streamed<LeaseAnswer>> = kept.await?;
         Ok(kept.into_iter().map(|kept| kept.result.ttl).collect())

@@ -185,7 +185,8 @@ impl Gateway {
         url.set_path(path);
         let mut request = self.client.post(url).body(body);
         if let Some(token) = token {
-            let mut value = http::HeaderValue::from_str(&token).map_err(|_| Failure::Meaningless)?;
+            let mut value =
+                http::HeaderValue::from_str(&token).map_err(|_| Failure::Meaningless)?;
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
@@ -256,7 +257,10 @@ async fn read(mut response: Response) -> Result<Vec<u8>, Failure> {
 }
 
 fn lines(requests: &[Value]) -> String {
-    requests.iter().map(|request| format!("{request}\n")).collect()
+    requests
+        .iter()
+        .map(|request| format!("{request}\n"))
+        .collect()
 }
 
 /// Whether it is the token that is refused, and another one may do.

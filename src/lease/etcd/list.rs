@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 
-use super::{etcd::Etcd, messages::{RangeAnswer, base64}};
+use super::{
+    etcd::Etcd,
+    messages::{RangeAnswer, base64},
+};
 use crate::{
     lease::{Held, LeaseError, ListError, Page},
     token::Resource,

@@ -28,9 +28,9 @@ impl Look {
     /// outranked then.
     pub(super) fn counts(&self, lease: &FoundLease) -> bool {
         let stored = &lease.stored;
-        self.clock.usable().is_some_and(|clock| {
-            (stored.epoch, stored.clock) == (clock.epoch.get(), clock.base)
-        })
+        self.clock
+            .usable()
+            .is_some_and(|clock| (stored.epoch, stored.clock) == (clock.epoch.get(), clock.base))
     }
 
     /// How far the clock has counted.

@@ -218,7 +218,11 @@ mod tests {
             (header.cluster_id, header.member_id, header.revision),
             (14_089_571_842_301_612_623, 0, 7)
         );
-        for wrong in [r#"{"revision":"x"}"#, r#"{"revision":1.5}"#, r#"{"revision":[]}"#] {
+        for wrong in [
+            r#"{"revision":"x"}"#,
+            r#"{"revision":1.5}"#,
+            r#"{"revision":[]}"#,
+        ] {
             serde_json::from_str::<Header>(wrong).unwrap_err();
         }
         let kv: KeyValue = serde_json::from_str(r#"{"key":"YQ==","lease":"-1"}"#).unwrap();

@@ -58,7 +58,11 @@ impl Etcd {
             if !takes_token {
                 // What keeps its token goes on without a database.
                 self.memory().record_renewal(partition, clock.epoch, n);
-            } else if !self.memory().record_grant(partition, clock.epoch, n).await? {
+            } else if !self
+                .memory()
+                .record_grant(partition, clock.epoch, n)
+                .await?
+            {
                 // The epoch is over, so the next look says that the lease is lost.
                 continue;
             }
@@ -68,11 +72,7 @@ impl Etcd {
     }
 
     /// The lease under this id, where it is held and counts.
-    async fn counting(
-        &self,
-        look: &Look,
-        id: &StoredId,
-    ) -> Result<Option<FoundLease>, LeaseError> {
+    async fn counting(&self, look: &Look, id: &StoredId) -> Result<Option<FoundLease>, LeaseError> {
         match &look.lease {
             Some(lease) if lease.is_of(id) && look.counts(lease) && self.is_held(lease).await? => {
                 Ok(Some(lease.clone()))
@@ -105,7 +105,9 @@ impl Etcd {
         };
         // The time of an etcd lease cannot be changed, so the key moves to another one.
         let etcd_lease = random_id();
-        let granted = self.make_lease(etcd_lease, ttl.saturating_add(delay)).await?;
+        let granted = self
+            .make_lease(etcd_lease, ttl.saturating_add(delay))
+            .await?;
         let keys = self.keys();
         let (clock_key, key) = (keys.clock(partition_of(resource)), keys.lease(resource));
         let stored = StoredLease {
@@ -159,7 +161,9 @@ impl Etcd {
             }
             has_tried = true;
             let compare = vec![written_at(&key, closed_by.mod_revision)];
-            let now = self.transact(resource, None, compare, vec![delete(&key)]).await?;
+            let now = self
+                .transact(resource, None, compare, vec![delete(&key)])
+                .await?;
             let is_there = now
                 .closed_by
                 .is_some_and(|now| now.create_revision == closed_by.create_revision);

@@ -253,7 +253,7 @@ async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
     let first = grant(&one, &sku(), LONG).await;
     let leaves = wait(&two, LONG).await;
     let stays = wait(&one, LONG).await;
-    one.renew(&sku(), &first.id, Renew::new(10 * S::SHORT))
+    one.renew(&sku(), &first.id, Renew::new(Duration::from_secs(2)))
         .await
         .unwrap();
     leaves.abort();

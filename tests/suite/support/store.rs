@@ -8,9 +8,7 @@ use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{
-        Acquire, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, RedisLeases,
-    },
+    lease::{Acquire, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, RedisLeases},
 };
 
 use super::{
