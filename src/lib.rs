@@ -94,6 +94,7 @@
 //! |---|---|---|
 //! | `postgres` | yes | the fence in Postgres, and the lease store beside it |
 //! | `redis` | yes | the lease store in Redis |
+//! | `etcd` | | the lease store in etcd, over its HTTP gateway |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |

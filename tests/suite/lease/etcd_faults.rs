@@ -7,8 +7,8 @@ use serde_json::json;
 use sqlx::Sqlite;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
-    issuer,
-    lease::{Acquire, EtcdLeases, Leases, Renew},
+    Resource, issuer,
+    lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew},
 };
 
 use super::grant_load::{Issuer, Load, are_in_order_where_ours};
@@ -16,10 +16,7 @@ use crate::support::{
     database::TestDatabase,
     etcd::EtcdCluster,
     http::{Answer, Server},
-    lease::{
-        LONG, grant, granted, highest_epoch, is_held, is_lost, is_unavailable, next_grant, sku,
-        wait,
-    },
+    lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
     proxy::{Link, Proxy},
 };
 
@@ -34,7 +31,9 @@ async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
     let Issuer::InEtcd(leases) = &issuer else {
         unreachable!()
     };
-    let held = grant(leases, &sku(), LONG).await;
+    // The load is on others.
+    let resource = Resource::new("held").unwrap();
+    let held = grant(leases, &resource, LONG).await;
     let load = Load::start(&issuer);
     load.more(20).await;
     let epochs = highest_epoch(&db).await;
@@ -42,7 +41,7 @@ async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
     let leader = cluster.leader().await;
     cluster.kill(leader);
     load.more(10).await;
-    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    let renewed = leases.renew(&resource, &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
     cluster.start_node(leader);
     load.more(10).await;
@@ -53,7 +52,11 @@ async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
     let leader = cluster.leader().await;
     cluster.signal(leader, "-STOP");
     load.more(10).await;
-    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    let refused = leases.acquire(&resource, Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Held { .. })),
+        "{refused:?}"
+    );
     cluster.signal(leader, "-CONT");
     load.more(10).await;
 
