@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{
     etcd::Etcd,
-    life::Life,
+    life::Log,
     look::Look,
     messages::{Header, KeyValue, TxnAnswer, has_value, put, written_at},
     stored::value,
@@ -67,7 +67,7 @@ impl ClockState {
     pub(super) fn judge(
         found: Option<&KeyValue>,
         header: &Header,
-        life: &Life,
+        log: Log,
         seen: (i64, i64),
         source: Option<&SourceId>,
     ) -> Self {
@@ -87,8 +87,8 @@ impl ClockState {
         if source.is_some_and(|source| source.as_str() != clock.source) {
             return Self::OtherSource(clock.source);
         }
-        let own = [header.cluster_id, life.cluster_id] == [clock.history; 2]
-            && !life.is_later_than(revision, clock.lead);
+        let own =
+            clock.history == header.cluster_id && !log.is_later_than(clock.lead, header.revision);
         let n = header.revision.saturating_sub(revision);
         match Epoch::new(clock.epoch) {
             Ok(epoch) if own && clock.begun && (clock.epoch, n) >= seen && n + 1 < Epoch::SIZE => {
@@ -121,11 +121,15 @@ impl Etcd {
         let flight = self.memory().flight(partition_of(resource)).await?;
         // Whoever was first has begun the epoch perhaps.
         let prepared = async {
-            let Look { clock, life, .. } = self.look(resource, None).await?;
+            let Look {
+                header, log, clock, ..
+            } = self.look(resource, None).await?;
             match clock {
                 ClockState::Usable(_) => Ok(()),
                 ClockState::OtherSource(theirs) => Err(self.mismatch(resource, theirs)),
-                ClockState::NeedsEpoch(clock) => self.begin_epoch(resource, clock, &life).await,
+                ClockState::NeedsEpoch(clock) => {
+                    self.begin_epoch(resource, clock, &header, log).await
+                }
             }
         };
         prepared.await.map_err(|error| flight.fail(error))
@@ -136,7 +140,8 @@ impl Etcd {
         &self,
         resource: &Resource,
         clock: UnusableClock,
-        life: &Life,
+        header: &Header,
+        log: Log,
     ) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
         let key = self.keys().clock(partition);
@@ -146,9 +151,9 @@ impl Etcd {
                 let source = self.memory().source();
                 let blank = StoredClock {
                     source: source.map_or(String::new(), ToString::to_string),
-                    history: life.cluster_id,
+                    history: header.cluster_id,
                     incarnation: rand::random(),
-                    lead: life.lead.map(|(lowest, _)| lowest),
+                    lead: log.lead_reached(self.status().await?.header.revision),
                     epoch: clock.epoch,
                     begun: false,
                 };
@@ -205,12 +210,9 @@ struct SourceMismatch {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::messages::Bytes, *};
-
-    const LIFE: Life = Life {
-        cluster_id: 7,
-        revision: 90,
-        lead: Some((3, 4)),
+    use super::{
+        super::messages::{Bytes, StatusAnswer},
+        *,
     };
 
     fn clock() -> StoredClock {
@@ -236,7 +238,13 @@ mod tests {
             revision,
         };
         let source = SourceId::new("ours").unwrap();
-        ClockState::judge(Some(&kv), &header, &LIFE, seen, Some(&source))
+        // The log is always 4 longer.
+        let status = StatusAnswer {
+            header,
+            applied: revision + 4,
+        };
+        let log = Log::read(&header, &status).unwrap();
+        ClockState::judge(Some(&kv), &header, log, seen, Some(&source))
     }
 
     #[test]

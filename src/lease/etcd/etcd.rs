@@ -1,18 +1,14 @@
 //! What the store asks of etcd: transactions on a resource, and etcd leases.
 
-use std::{
-    sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
 
 use super::{
     clock::ClockState,
     gateway::{EtcdError, Gateway},
     keys::Keys,
-    life::{Contact, Life},
+    life::Log,
     look::Look,
     messages::{
         Header, KeyValue, LeaseAnswer, RangeAnswer, StatusAnswer, Streamed, TxnAnswer, base64,
@@ -26,17 +22,14 @@ use crate::{
     token::Resource,
 };
 
-/// How often the life of a cluster is read before that gives up: each time means that two members have answered, as
-/// behind a load balancer.
-const CONTACTS: usize = 8;
+/// How often the length of the log is asked for before it goes without: each time means that another member has
+/// answered, as behind a load balancer.
+const STATUSES: usize = 4;
 
 pub(super) struct Etcd {
     gateway: Gateway,
     memory: Arc<Memory>,
     keys: Keys,
-    contact: StdMutex<Option<Contact>>,
-    /// One request at a time makes a contact.
-    contacting: Mutex<()>,
 }
 
 impl Etcd {
@@ -45,8 +38,6 @@ impl Etcd {
             gateway,
             memory,
             keys,
-            contact: StdMutex::default(),
-            contacting: Mutex::default(),
         }
     }
 
@@ -64,7 +55,11 @@ impl Etcd {
 
     /// Makes sure that etcd answers.
     pub(super) async fn check(&self) -> Result<(), EtcdError> {
-        self.contact().await.map(drop)
+        let body = json!({ "key": base64(self.keys.clock(0)) });
+        self.gateway
+            .call::<RangeAnswer>("/v3/kv/range", &body)
+            .await
+            .map(drop)
     }
 
     /// Looks at a resource, and at the place in line of a lease id.
@@ -85,7 +80,6 @@ impl Etcd {
         compare: Vec<Value>,
         mut writes: Vec<Value>,
     ) -> Result<Look, EtcdError> {
-        let asked = self.contact().await?;
         let partition = partition_of(resource);
         let seen = self.memory.highest(partition);
         let line = self.keys.line(resource);
@@ -99,17 +93,7 @@ impl Etcd {
         let body = json!({ "compare": compare, "success": writes, "failure": reads });
         let answer: TxnAnswer = self.gateway.call("/v3/kv/txn", &body).await?;
         let header = answer.header;
-        let life = match self.hear(&header, &asked) {
-            true => asked.life,
-            false => {
-                tracing::warn!(
-                    cluster_id = header.cluster_id,
-                    revision = header.revision,
-                    "etcd has another history than before"
-                );
-                self.contact().await?.life
-            }
-        };
+        let log = self.log_after(&header).await?;
         let mut reads = answer.reads().into_iter();
         let mut read = || reads.next().unwrap_or_default();
         let mut key = || read().kvs.into_iter().next();
@@ -118,12 +102,12 @@ impl Etcd {
         let place = read().kvs.first().map(FoundPlace::read);
         let source = self.memory.source();
         Ok(Look {
-            clock: ClockState::judge(clock.as_ref(), &header, &life, seen, source),
+            clock: ClockState::judge(clock.as_ref(), &header, log, seen, source),
             lease: closed_by.as_ref().and_then(FoundLease::read),
             closed_by,
             waiting: waiting.unsigned_abs(),
             place,
-            life,
+            log,
             header,
         })
     }
@@ -195,69 +179,24 @@ impl Etcd {
         Ok(lease.stored.delay == 0 || self.held_for(lease).await?.is_some())
     }
 
-    /// The life that goes on.
-    async fn contact(&self) -> Result<Contact, EtcdError> {
-        if let Some(known) = self.known() {
-            return Ok(known);
-        }
-        let _one_at_a_time = self.contacting.lock().await;
-        if let Some(known) = self.known() {
-            return Ok(known);
-        }
-        let contact = Contact::new(self.read_life().await?);
-        *self.lock() = Some(contact);
-        Ok(contact)
-    }
-
-    async fn read_life(&self) -> Result<Life, EtcdError> {
-        let nothing = json!({});
-        let path = "/v3/maintenance/status";
-        let status = || self.gateway.call::<StatusAnswer>(path, &nothing);
-        let mut header = Header::default();
-        for _ in 0..CONTACTS {
-            // A read that no member answers before it has caught up: of its index, too.
-            let body = json!({ "key": base64(self.keys.clock(0)) });
-            let read: RangeAnswer = self.gateway.call("/v3/kv/range", &body).await?;
-            header = read.header;
-            match (status().await, status().await) {
-                (Ok(first), Ok(second)) if first.header.member_id == header.member_id => {
-                    if let Some(life) = Life::read(&first, &second) {
-                        return Ok(life);
+    /// How long the log is, told by the member that has given an answer, after it has.
+    pub(super) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
+        for _ in 0..STATUSES {
+            match self.status().await {
+                Ok(status) => {
+                    if let Some(log) = Log::read(answered, &status) {
+                        return Ok(log);
                     }
                 }
-                (Ok(_), Ok(_)) => {}
-                (Err(error), _) | (_, Err(error)) => {
-                    if !error.is_refusal() {
-                        return Err(error);
-                    }
-                    break;
-                }
+                Err(error) if error.is_refusal() => break,
+                Err(error) => return Err(error),
             }
         }
-        Ok(Life {
-            cluster_id: header.cluster_id,
-            revision: header.revision,
-            lead: None,
-        })
+        Ok(Log::default())
     }
 
-    fn known(&self) -> Option<Contact> {
-        self.lock().filter(Contact::is_recent)
-    }
-
-    /// Takes in an answer. False where it is from another life, and that of before is forgotten.
-    fn hear(&self, header: &Header, asked: &Contact) -> bool {
-        let mut contact = self.lock();
-        let known = contact.as_mut();
-        let heard = known.is_some_and(|contact| contact.hear(header, asked));
-        if !heard {
-            *contact = None;
-        }
-        heard
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Contact>> {
-        // Nothing panics while the lock is held.
-        self.contact.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) async fn status(&self) -> Result<StatusAnswer, EtcdError> {
+        let nothing = json!({});
+        self.gateway.call("/v3/maintenance/status", &nothing).await
     }
 }

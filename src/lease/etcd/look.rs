@@ -2,7 +2,7 @@
 
 use super::{
     clock::ClockState,
-    life::Life,
+    life::Log,
     messages::{Header, KeyValue},
     stored::{FoundLease, FoundPlace},
 };
@@ -11,7 +11,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) header: Header,
-    pub(super) life: Life,
+    /// How long the log was afterwards.
+    pub(super) log: Log,
     pub(super) clock: ClockState,
     /// What closes the resource: a lease, or what another program has put there.
     pub(super) closed_by: Option<KeyValue>,

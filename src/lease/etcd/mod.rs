@@ -4,7 +4,7 @@
 //!    none, and where nobody waits who came before.
 //! 2. A token is `epoch * 1_000_000_000 + n`, where n counts the revisions of etcd since the clock of the partition
 //!    was begun: the revision in which the lease's key was put, less that of the clock's. Nothing has to be counted.
-//! 3. A clock is for one history: one cluster id, and one life of it; see [`life`]. A clock of another history, one that is
+//! 3. A clock is for one history: one cluster id, and one life of it, see [`life`]. A clock of another history, one that is
 //!    missing, or has counted less far than this process has seen, grants nothing. A blank clock with a fresh
 //!    incarnation is put in its place; an epoch is taken then, from [`Epochs`](crate::epochs::Epochs), and begins on
 //!    that very clock or not at all; see [`clock`].

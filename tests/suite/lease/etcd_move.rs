@@ -74,6 +74,8 @@ impl Load {
                 "{:?} {before}",
                 lease.token
             );
+            // It thinks before its first write.
+            sleep(Duration::from_millis(50)).await;
             for _ in 0..10 {
                 sleep(Duration::from_millis(20)).await;
                 let newest = self.answered.load(SeqCst);
@@ -135,7 +137,7 @@ async fn moved(
 }
 
 /// Redis, etcd and Postgres, the first two of them with their grants announced or not.
-async fn stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn AnyLeases>> {
+async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn AnyLeases>> {
     let prefix = fresh_prefix();
     let redis = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
     let redis = redis.connect(&shared_url()).await.unwrap();
@@ -155,7 +157,7 @@ async fn stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn AnyLeas
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holders_live_through_moves_from_store_to_store_and_back() {
     let db = Postgres::fresh(12).await;
-    let stores = stores(&db.fence(), true).await;
+    let stores = new_stores(&db.fence(), true).await;
     let moves = [0, 1, 2, 0, 1, 0, 2, 1, 0];
     let (too_late, refused) = moved(db.fence(), stores, &moves).await;
     assert_eq!(too_late, 0);
@@ -165,8 +167,13 @@ async fn holders_live_through_moves_from_store_to_store_and_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_announcements_an_older_holder_writes_after_a_move() {
     let db = Postgres::fresh(12).await;
-    let stores = stores(&db.fence(), false).await;
-    // From a store to one that begins an epoch: the way back needs the fence's word.
-    let (too_late, _) = moved(db.fence(), stores, &[0, 1]).await;
+    let mut stores = vec![];
+    for _ in 0..6 {
+        let two = new_stores(&db.fence(), false).await.into_iter().take(2);
+        stores.extend(two);
+    }
+    // From each store to one that begins an epoch: the way back needs the fence's word.
+    let moves: Vec<usize> = (0..stores.len()).collect();
+    let (too_late, _) = moved(db.fence(), stores, &moves).await;
     assert!(too_late > 0, "the load does not find what comes too late");
 }
