@@ -76,10 +76,11 @@ impl PendingAcquire {
             };
             match self.grant(&look, clock, held).await? {
                 Written::Granted(lease) => return Ok(Asked::Granted(lease)),
-                Written::NotFirst if waits => match self.join(&look).await? {
-                    Some(joined) => return Ok(joined),
-                    None => {}
-                },
+                Written::NotFirst if waits => {
+                    if let Some(joined) = self.join(&look).await? {
+                        return Ok(joined);
+                    }
+                }
                 Written::NotFirst => return Ok(Asked::Held { left: HAND_OVER }),
                 Written::Again => {}
             }

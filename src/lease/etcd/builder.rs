@@ -6,9 +6,9 @@ use reqwest::{Client, Url, redirect::Policy};
 use zeroize::Zeroizing;
 
 use super::{
-    etcd::Etcd,
     gateway::{Credentials, Gateway},
     keys::Keys,
+    server::Etcd,
     store::EtcdLeases,
 };
 use crate::{

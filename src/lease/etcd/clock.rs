@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{
-    etcd::Etcd,
     life::Log,
     look::Look,
     messages::{Header, KeyValue, TxnAnswer, has_value, put, written_at},
+    server::Etcd,
     stored::value,
 };
 use crate::{

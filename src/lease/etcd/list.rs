@@ -6,8 +6,8 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 
 use super::{
-    etcd::Etcd,
     messages::{RangeAnswer, base64},
+    server::Etcd,
 };
 use crate::{
     lease::{Held, LeaseError, ListError, Page},

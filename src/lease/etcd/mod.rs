@@ -20,7 +20,6 @@
 mod acquire;
 mod builder;
 mod clock;
-mod etcd;
 mod gateway;
 mod keys;
 mod life;
@@ -30,6 +29,7 @@ mod look;
 mod messages;
 mod pending;
 mod renew;
+mod server;
 mod store;
 mod stored;
 mod waiters;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    etcd::Etcd,
+    server::Etcd,
     waiters::{Seat, Waiters},
 };
 use crate::{

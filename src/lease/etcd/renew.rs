@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     acquire::{ATTEMPTS, TooMuchChange, random_id, seconds},
-    etcd::Etcd,
     look::Look,
     messages::{delete, put, written_at},
+    server::Etcd,
     stored::{FoundLease, StoredLease, StoredToken, value},
 };
 use crate::{

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{acquire::Asked, etcd::Etcd, pending::PendingAcquire, waiters::Waiters};
+use super::{acquire::Asked, pending::PendingAcquire, server::Etcd, waiters::Waiters};
 use crate::{
     announce::Announce,
     lease::{

@@ -22,10 +22,10 @@ use tokio::{
 
 use super::{
     acquire::random_id,
-    etcd::Etcd,
     gateway::EtcdError,
     line::Line,
     messages::{Streamed, TxnAnswer, WatchAnswer, base64, get, get_range},
+    server::Etcd,
 };
 use crate::{
     lease::{WaiterLimits, stored_id::StoredId},

@@ -37,6 +37,11 @@ async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     let cut_off_at = Instant::now();
+    // As long as it has its place, nobody overtakes: no newcomer, and nobody who gives up waiting.
+    is_held(near.acquire(&sku(), Acquire::new(LONG)).await);
+    let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
+    is_held(near.acquire(&sku(), short_wait).await);
+    assert!(cut_off_at.elapsed() < Duration::from_secs(3));
     let second = tokio::time::timeout(Duration::from_secs(10), next).await;
     let second = second.expect("it was never passed over").unwrap().unwrap();
     assert!(
