@@ -94,6 +94,7 @@
 //! |---|---|---|
 //! | `postgres` | yes | the fence in Postgres, and the lease store beside it |
 //! | `redis` | yes | the lease store in Redis |
+//! | `etcd` | | the lease store in etcd, over its HTTP gateway |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |
@@ -118,7 +119,12 @@ pub mod announce;
 mod body;
 #[cfg(feature = "postgres")]
 mod calls;
-#[cfg(any(feature = "_axum", feature = "redis", feature = "embedded"))]
+#[cfg(any(
+    feature = "_axum",
+    feature = "redis",
+    feature = "etcd",
+    feature = "embedded"
+))]
 mod chain;
 #[cfg(feature = "client")]
 pub mod client;

@@ -55,14 +55,24 @@ impl LeaseError {
         Self::Unavailable(Arc::new(cause))
     }
 
-    #[cfg(any(feature = "postgres", feature = "redis", feature = "embedded"))]
+    #[cfg(any(
+        feature = "postgres",
+        feature = "redis",
+        feature = "etcd",
+        feature = "embedded"
+    ))]
     pub(super) fn lost(resource: &Resource) -> Self {
         Self::Lost {
             resource: resource.clone(),
         }
     }
 
-    #[cfg(any(feature = "postgres", feature = "redis", feature = "embedded"))]
+    #[cfg(any(
+        feature = "postgres",
+        feature = "redis",
+        feature = "etcd",
+        feature = "embedded"
+    ))]
     pub(super) fn too_many_waiters(resource: &Resource) -> Self {
         Self::TooManyWaiters {
             resource: resource.clone(),

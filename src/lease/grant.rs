@@ -27,7 +27,7 @@ pub struct Lease {
 
 impl Lease {
     /// What a store has granted.
-    #[cfg(any(feature = "postgres", feature = "redis"))]
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "etcd"))]
     pub(super) fn granted(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Self {
         Self {
             resource: resource.clone(),

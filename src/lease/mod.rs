@@ -44,9 +44,11 @@ mod announced;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod error;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod grant;
 mod id;
-#[cfg(any(feature = "redis", feature = "embedded"))]
+#[cfg(any(feature = "redis", feature = "embedded", feature = "etcd"))]
 mod memory;
 mod operate;
 #[cfg(feature = "postgres")]
@@ -58,13 +60,17 @@ mod redis;
 mod release_guard;
 mod request;
 mod signed;
-#[cfg(any(feature = "redis", feature = "embedded"))]
+#[cfg(any(feature = "redis", feature = "embedded", feature = "etcd"))]
 mod single_flight;
 mod store;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod stored_id;
 pub(crate) mod time;
 
 #[cfg(feature = "embedded")]
 pub use self::embedded::EmbeddedLeases;
+#[cfg(feature = "etcd")]
+pub use self::etcd::{EtcdLeases, EtcdLeasesBuilder};
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresLeases;
 #[cfg(feature = "redis")]
@@ -72,7 +78,12 @@ pub use self::quorum::{QuorumLeases, QuorumLeasesBuilder};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "embedded"))]
+#[cfg(any(
+    feature = "postgres",
+    feature = "redis",
+    feature = "etcd",
+    feature = "embedded"
+))]
 use self::request::WaiterLimits;
 pub use self::{
     announced::Announced,

@@ -111,14 +111,24 @@ impl Renew {
 }
 
 /// How many may wait.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "embedded"))]
+#[cfg(any(
+    feature = "postgres",
+    feature = "redis",
+    feature = "etcd",
+    feature = "embedded"
+))]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaiterLimits {
     pub(super) per_resource: usize,
     pub(super) in_all: usize,
 }
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "embedded"))]
+#[cfg(any(
+    feature = "postgres",
+    feature = "redis",
+    feature = "etcd",
+    feature = "embedded"
+))]
 impl WaiterLimits {
     /// A seat for each that may wait, whatever for.
     pub(super) fn seats(self) -> std::sync::Arc<tokio::sync::Semaphore> {
@@ -127,7 +137,12 @@ impl WaiterLimits {
     }
 }
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "embedded"))]
+#[cfg(any(
+    feature = "postgres",
+    feature = "redis",
+    feature = "etcd",
+    feature = "embedded"
+))]
 impl Default for WaiterLimits {
     fn default() -> Self {
         Self {

@@ -44,6 +44,10 @@
 //! | 6. tokens never repeat and never go back | `failures::failover::what_an_asynchronous_standby_has_lost_is_outranked` |
 //! | | `failures::postgres_crash::an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk` |
 //! | | `failures::restored::what_a_backup_has_forgotten_is_outranked` |
+//! | | `lease::etcd_history::a_process_that_starts_after_a_restore_outranks_what_was_granted_before` |
+//! | | `lease::etcd_history::a_snapshot_that_is_restored_as_another_cluster` |
+//! | | `lease::etcd_history::a_snapshot_that_is_restored_under_the_same_names` |
+//! | | `lease::etcd_history::clocks_that_are_deleted` |
 //! | | `lease::grants::tokens_go_up_in_the_order_of_the_grants` |
 //! | | `lease::postgres_durable::tokens_go_up_through_crashes_under_load` |
 //! | | `lease::postgres_idle::tokens_go_up_while_idle_rows_are_removed_all_the_time` |
@@ -62,6 +66,7 @@
 //! | 8. no database, no write; no Redis, no new lease | `example::inventory::writes_go_on_without_redis_but_no_lease_is_granted` |
 //! | | `failures::outages::a_database_that_comes_back_needs_no_restart` |
 //! | | `fence::database::a_database_that_is_not_there_is_unavailable` |
+//! | | `lease::etcd_faults::without_a_majority_nothing_is_granted_and_leases_survive_it` |
 //! | | `lease::redis_loss::a_redis_that_is_away_is_unavailable_within_the_limit` |
 //! | | `lease::redis_loss::without_epochs_no_new_history_is_trusted_and_held_leases_go_on` |
 //! | 9. every wait has a limit | `client::http_leases::an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit` |
@@ -89,6 +94,7 @@
 //! | | `lease::announced::a_grant_waits_for_a_write_in_flight` |
 //! | | `lease::announced::of_two_leases_with_one_token_one_is_answered` |
 //! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_redis` |
+//! | moves from store to store | `lease::etcd_move::holders_live_through_moves_from_store_to_store_and_back` |
 //! | signed tokens | `contract::signed::another_implementation_makes_the_same_vectors` |
 //! | | `contract::signed::the_functions_take_and_refuse_the_same` |
 //! | | `contract::signed::what_is_not_the_issuers_is_refused_with_one_answer` |
@@ -100,6 +106,8 @@
 //! | | `layer::signed::verification_comes_before_everything_else` |
 //! | secrets | `failures::secrets::nothing_that_is_logged_has_a_secret` |
 //! | | `failures::secrets::nothing_that_the_example_logs_has_a_secret` |
+//! | | `lease::etcd_secrets::a_user_needs_its_prefix_only_and_its_token_is_renewed` |
+//! | | `lease::etcd_secrets::no_lease_id_reaches_etcd_and_what_is_there_is_none` |
 //! | | `lease::postgres_durable::no_lease_id_of_the_store_is_in_the_log_of_the_server` |
 //! | | `lease::redis_secrets::no_lease_id_reaches_redis_and_what_is_there_is_none` |
 //! | the fence as SQL functions | `contract::functions::functions_admit_the_same_sequences` |
@@ -146,7 +154,10 @@
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |
 //! | | `fence::pool_hooks::what_a_request_sets_is_reset_before_the_next_one` |
 //! | | `layer::on_begin::each_tenant_writes_its_own_rows_in_each_mode` |
-//! | waiting in line | `lease::line::a_newcomer_does_not_overtake` |
+//! | waiting in line | `lease::etcd_line::lines_leave_nothing_behind` |
+//! | | `lease::etcd_line::only_the_first_in_line_asks` |
+//! | | `lease::etcd_line::waiters_of_a_process_that_is_cut_off_are_passed_over` |
+//! | | `lease::line::a_newcomer_does_not_overtake` |
 //! | | `lease::line::a_thousand_waiters_are_served_in_order_though_half_of_them_go_away` |
 //! | | `lease::line::waiters_are_served_in_the_order_in_which_they_came` |
 //! | | `lease::postgres_line::a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment` |

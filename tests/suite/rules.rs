@@ -3,7 +3,7 @@
 use std::{collections::HashSet, env, process::Command};
 
 /// The modules that hold one test for each database or lease store.
-const OVER_EACH: [&str; 9] = [
+const OVER_EACH: [&str; 11] = [
     "on_postgres",
     "partitioned",
     "without_versions",
@@ -11,6 +11,8 @@ const OVER_EACH: [&str; 9] = [
     "on_sqlite",
     "on_redis",
     "on_a_cluster",
+    "on_a_quorum",
+    "on_etcd",
     "embedded",
     "over_http",
 ];

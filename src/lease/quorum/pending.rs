@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{attempt::Attempt, store::Quorum};
 use crate::{
-    lease::redis::StoredId,
+    lease::stored_id::StoredId,
     token::{Resource, Token},
 };
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     epochs::partition_of,
     lease::{
-        redis::StoredId,
+        stored_id::StoredId,
         time::{at_least_1_ms, whole_ms},
     },
     token::{Resource, Token},

@@ -20,10 +20,7 @@ use crate::{
     epochs::{Epoch, SourceId, partition_of},
     lease::{
         Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Owner,
-        Page, Renew,
-        memory::Memory,
-        redis::{StoredId, unexpected},
-        time::after,
+        Page, Renew, memory::Memory, redis::unexpected, stored_id::StoredId, time::after,
     },
     token::{Resource, Token},
 };

@@ -35,7 +35,6 @@ mod pending;
 mod scripts;
 mod server;
 mod store;
-mod stored_id;
 mod waiters;
 
 // What the nodes of a quorum have in common with a server that is used alone.
@@ -43,6 +42,5 @@ pub(super) use self::{
     answer::{parse_ms, parse_number, parse_token, unexpected},
     list::{key_pattern, resource_of_key},
     server::Server,
-    stored_id::StoredId,
 };
 pub use self::{builder::RedisLeasesBuilder, store::RedisLeases};

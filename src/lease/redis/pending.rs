@@ -9,10 +9,12 @@ use tokio::{
 
 use super::{
     lease_end::watch_lease_end,
-    stored_id::StoredId,
     waiters::{LONGEST_SLEEP, Line, Waiters},
 };
-use crate::{lease::LeaseId, token::Resource};
+use crate::{
+    lease::{LeaseId, stored_id::StoredId},
+    token::Resource,
+};
 
 /// A request that is under way. Dropped before it is [finished](Self::finish), it leaves the line
 /// and releases what was granted to it, in Redis too.

@@ -10,7 +10,6 @@ use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 use super::{
     answer::{Answer, Granted, parse_ms, parse_token, unexpected},
     server::Server,
-    stored_id::StoredId,
 };
 use crate::{
     epochs::{Epoch, SourceId, partition_of},
@@ -18,6 +17,7 @@ use crate::{
         Acquire, Held, LeaseError, LeaseId, Owner, Renew,
         memory::Memory,
         single_flight::SingleFlight,
+        stored_id::StoredId,
         time::{at_least_1_ms, whole_ms},
     },
     token::{Resource, Token},

@@ -22,8 +22,8 @@ use tokio::{
     time::Instant,
 };
 
-use super::{answer::parse_ms, scripts::Scripts, stored_id::StoredId};
-use crate::lease::{LeaseId, WaiterLimits};
+use super::{answer::parse_ms, scripts::Scripts};
+use crate::lease::{LeaseId, WaiterLimits, stored_id::StoredId};
 
 /// The waiters of this issuer.
 pub(super) struct Waiters {

@@ -11,14 +11,20 @@ use std::{
 
 use futures_util::future::join_all;
 use redis::{aio::ConnectionLike, cluster_async::ClusterConnection};
+use serde_json::{Value, json};
 use sqlx::Sqlite;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
     Resource,
-    lease::{Acquire, Leases, RedisLeases},
+    lease::{Acquire, EtcdLeases, Leases, RedisLeases},
 };
 
-use crate::support::{database::Fresh, eventually, redis::RedisServer};
+use crate::support::{
+    database::Fresh,
+    etcd::{EtcdCluster, base64},
+    eventually,
+    redis::RedisServer,
+};
 
 pub const RESOURCES: usize = 3;
 
@@ -29,6 +35,9 @@ pub enum Issuer {
     /// `SET NX PX` and `INCR`: a clock that trusts its key.
     Naive(redis::aio::ConnectionManager),
     NaiveInCluster(ClusterConnection),
+    InEtcd(EtcdLeases),
+    /// A key with a lease, and the revision of etcd as the token.
+    NaiveInEtcd(Vec<String>),
 }
 
 impl Issuer {
@@ -48,20 +57,55 @@ impl Issuer {
         )
     }
 
+    pub async fn in_etcd(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> Self {
+        Self::InEtcd(
+            EtcdLeases::connect(&cluster.urls(), db.fence())
+                .await
+                .unwrap(),
+        )
+    }
+
     /// Acquires and releases; no token where that fails, or somebody else holds the lease.
     pub async fn grant(&self, resource: usize) -> Option<i64> {
         let ttl = Duration::from_millis(500);
         match self {
-            Self::Ours(leases) => {
-                let resource = Resource::new(format!("sku-{resource}")).unwrap();
-                let lease = leases.acquire(&resource, Acquire::new(ttl)).await.ok()?;
-                let _ = leases.release(&resource, &lease.id).await;
-                Some(lease.token.get())
-            }
+            Self::Ours(leases) => our_grant(leases, resource, ttl).await,
+            Self::InEtcd(leases) => our_grant(leases, resource, ttl).await,
+            Self::NaiveInEtcd(urls) => naive_grant_in_etcd(urls, resource).await,
             Self::Naive(connection) => naive_grant(connection.clone(), resource).await,
             Self::NaiveInCluster(connection) => naive_grant(connection.clone(), resource).await,
         }
     }
+}
+
+async fn our_grant<L: Leases>(leases: &L, resource: usize, ttl: Duration) -> Option<i64> {
+    let resource = Resource::new(format!("sku-{resource}")).unwrap();
+    let lease = leases.acquire(&resource, Acquire::new(ttl)).await.ok()?;
+    let _ = leases.release(&resource, &lease.id).await;
+    Some(lease.token.get())
+}
+
+async fn naive_grant_in_etcd(urls: &[String], resource: usize) -> Option<i64> {
+    let http = reqwest::Client::new();
+    let url = &urls[0];
+    let call = async |path: &str, body: Value| -> Option<Value> {
+        let request = http.post(format!("{url}{path}")).json(&body);
+        let answer = request
+            .timeout(Duration::from_millis(500))
+            .send()
+            .await
+            .ok()?;
+        answer.json().await.ok()
+    };
+    let lease = call("/v3/lease/grant", json!({ "TTL": 1 })).await?;
+    let key = base64(&format!("lock-{resource}"));
+    let compare = json!({ "key": key, "target": "CREATE", "create_revision": "0" });
+    let put = json!({ "request_put": { "key": key, "lease": lease["ID"] } });
+    let put = json!({ "compare": [compare], "success": [put] });
+    let granted = call("/v3/kv/txn", put).await?;
+    call("/v3/lease/revoke", json!({ "ID": lease["ID"] })).await?;
+    let token = granted["header"]["revision"].as_str()?.parse().ok()?;
+    (granted["succeeded"] == true).then_some(token)
 }
 
 pub async fn naive_grant(mut connection: impl ConnectionLike, resource: usize) -> Option<i64> {

@@ -14,7 +14,7 @@ use tower_fence::{
 
 use crate::support::{
     eventually,
-    lease::{LONG, SHORT, grant, is_held, is_lost, lasts, next_grant, sku},
+    lease::{LONG, grant, is_held, is_lost, lasts, next_grant, sku},
     store::{TestStore, on_every_store},
 };
 
@@ -54,8 +54,8 @@ async fn a_grant_excludes_others_until_it_is_released<S: TestStore>() {
 
 async fn a_lease_ends_by_itself_and_the_next_token_is_higher<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), SHORT).await;
-    is_held(two.acquire(&sku(), Acquire::new(SHORT)).await);
+    let first = grant(&one, &sku(), S::SHORT).await;
+    is_held(two.acquire(&sku(), Acquire::new(S::SHORT)).await);
     let second = next_grant(&two, LONG).await;
     assert!(second.token > first.token);
     is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
@@ -63,12 +63,12 @@ async fn a_lease_ends_by_itself_and_the_next_token_is_higher<S: TestStore>() {
 
 async fn asking_again_with_the_same_id_returns_the_same_grant<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), SHORT).await;
+    let first = grant(&one, &sku(), S::SHORT).await;
     let again = Acquire::new(LONG).lease_id(first.id.clone());
     let again = two.acquire(&sku(), again).await.unwrap();
     lasts(&again, LONG);
     assert_eq!((again.token, again.id), (first.token, first.id));
-    sleep(2 * SHORT).await;
+    sleep(2 * S::SHORT).await;
     is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
@@ -88,10 +88,10 @@ async fn only_the_lease_id_renews_and_releases<S: TestStore>() {
 
 async fn a_late_release_or_renewal_does_not_touch_the_successor<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), SHORT).await;
+    let first = grant(&one, &sku(), S::SHORT).await;
     let second = next_grant(&two, LONG).await;
     is_lost(one.release(&sku(), &first.id).await);
-    is_lost(one.renew(&sku(), &first.id, Renew::new(SHORT)).await);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(S::SHORT)).await);
     let held = one.inspect(&sku()).await.unwrap().unwrap();
     assert_eq!(held.token, second.token);
     assert!(held.ttl > LONG / 2, "{held:?}");
@@ -100,17 +100,17 @@ async fn a_late_release_or_renewal_does_not_touch_the_successor<S: TestStore>() 
 
 async fn renewal_starts_the_time_anew_and_keeps_the_token<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    let lease = grant(&one, &sku(), SHORT).await;
+    let lease = grant(&one, &sku(), S::SHORT).await;
     let renewed = two
         .renew(&sku(), &lease.id, Renew::new(LONG))
         .await
         .unwrap();
     lasts(&renewed, LONG);
     assert_eq!((renewed.token, &renewed.id), (lease.token, &lease.id));
-    sleep(2 * SHORT).await;
+    sleep(2 * S::SHORT).await;
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
     // Shorter works as well.
-    one.renew(&sku(), &lease.id, Renew::new(SHORT))
+    one.renew(&sku(), &lease.id, Renew::new(S::SHORT))
         .await
         .unwrap();
     let next = next_grant(&two, LONG).await;
@@ -131,7 +131,7 @@ async fn inspection_tells_the_holder_but_not_the_id<S: TestStore>() {
         assert!(!format!("{held:?}").contains(lease.id.expose()));
         one.release(&sku(), &lease.id).await.unwrap();
     }
-    grant(&one, &sku(), SHORT).await;
+    grant(&one, &sku(), S::SHORT).await;
     eventually("the lease ends", async || {
         one.inspect(&sku()).await.unwrap().is_none()
     })
@@ -208,7 +208,7 @@ async fn resources_do_not_know_each_other<S: TestStore>() {
 
 async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    let delayed = || Acquire::new(SHORT).lock_delay(5 * SHORT);
+    let delayed = || Acquire::new(S::SHORT).lock_delay(5 * S::SHORT);
     let lease = one.acquire(&sku(), delayed()).await.unwrap();
     one.release(&sku(), &lease.id).await.unwrap();
     let lease = one.acquire(&sku(), delayed()).await.unwrap();
@@ -221,11 +221,11 @@ async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<S: Tes
     is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     is_lost(one.release(&sku(), &lease.id).await);
     let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
-    assert!(retry_after <= 5 * SHORT, "{retry_after:?}");
+    assert!(retry_after <= 5 * S::SHORT, "{retry_after:?}");
     two.acquire(&sku(), Acquire::new(LONG).wait(LONG))
         .await
         .unwrap();
-    assert!(granted_at.elapsed() >= 6 * SHORT - Duration::from_millis(5));
+    assert!(granted_at.elapsed() >= 6 * S::SHORT - Duration::from_millis(5));
 }
 
 async fn a_renewal_may_take_a_new_token<S: TestStore>() {

@@ -10,7 +10,7 @@ use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Owner, Renew};
 
 use crate::support::{
     eventually,
-    lease::{LONG, SHORT, grant, granted, is_held, is_lost, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, is_lost, sku, wait, waiters},
     store::{TestStore, on_every_store_with_a_line},
 };
 
@@ -58,12 +58,12 @@ async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
     assert!(second.token > first.token);
     // A renewal to a shorter time moves the end for those who wait.
     let waiting = wait(&one, LONG).await;
-    two.renew(&sku(), &second.id, Renew::new(SHORT))
+    two.renew(&sku(), &second.id, Renew::new(S::SHORT))
         .await
         .unwrap();
     let third = granted(waiting).await;
     // So does a holder with a shorter time that comes in between.
-    let (short, last) = (wait(&two, SHORT).await, wait(&one, LONG).await);
+    let (short, last) = (wait(&two, S::SHORT).await, wait(&one, LONG).await);
     one.release(&sku(), &third.id).await.unwrap();
     granted(short).await;
     granted(last).await;
@@ -72,10 +72,10 @@ async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
 async fn a_wait_that_runs_out_leaves_the_line<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), LONG).await;
-    let request = Acquire::new(LONG).wait(SHORT);
+    let request = Acquire::new(LONG).wait(S::SHORT);
     let asked_at = Instant::now();
     let retry_after = is_held(two.acquire(&sku(), request).await);
-    assert!(asked_at.elapsed() >= SHORT && retry_after > LONG / 2);
+    assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
     assert_eq!(waiters(&one).await, 0);
     one.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
@@ -191,7 +191,7 @@ async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
     is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
     // Force ends a lock delay as well.
     assert!(one.break_lease(&sku()).await.unwrap());
-    let delayed = Acquire::new(SHORT).lock_delay(LONG);
+    let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
     let third = one.acquire(&sku(), delayed).await.unwrap();
     eventually("the lease ends", async || {
         one.inspect(&sku()).await.unwrap().is_none()
@@ -216,9 +216,9 @@ async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
         let given_up = ask(&one);
         eventually("it is in line", async || waiters(&one).await >= 1).await;
         let again = ask(other);
-        sleep(SHORT).await;
+        sleep(S::SHORT).await;
         given_up.abort();
-        sleep(SHORT).await;
+        sleep(S::SHORT).await;
         assert_eq!(
             waiters(&one).await,
             1,
@@ -234,11 +234,11 @@ async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
         let given_up = ask(&one);
         eventually("it is in line", async || waiters(&one).await >= 1).await;
         let again = ask(other);
-        sleep(SHORT).await;
+        sleep(S::SHORT).await;
         one.release(&sku(), &first.id).await.unwrap();
         let lease = granted(again).await;
         given_up.abort();
-        sleep(SHORT).await;
+        sleep(S::SHORT).await;
         let held = one
             .inspect(&sku())
             .await
@@ -254,7 +254,7 @@ async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
     let first = grant(&one, &sku(), LONG).await;
     let leaves = wait(&two, LONG).await;
     let stays = wait(&one, LONG).await;
-    one.renew(&sku(), &first.id, Renew::new(10 * SHORT))
+    one.renew(&sku(), &first.id, Renew::new(Duration::from_secs(2)))
         .await
         .unwrap();
     leaves.abort();
@@ -277,10 +277,10 @@ async fn a_repetition_in_line_keeps_the_owner<S: TestStore>() {
         eventually("it is in line", async || waiters(&one).await >= 1).await;
         let second = waits(&two, repeated);
         // A store that counts requests, and not lease ids, tells of the second one.
-        sleep(SHORT).await;
+        sleep(S::SHORT).await;
         // What remains is the repetition, which takes the place of the first request.
         first.abort();
-        sleep(SHORT).await;
+        sleep(S::SHORT).await;
         one.release(&sku(), &held.id).await.unwrap();
         granted(second).await;
         let held = one.inspect(&sku()).await.unwrap().unwrap();

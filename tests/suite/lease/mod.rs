@@ -2,6 +2,11 @@
 
 mod announced;
 mod announced_above;
+mod etcd_faults;
+mod etcd_history;
+mod etcd_line;
+mod etcd_move;
+mod etcd_secrets;
 mod grant_load;
 mod grants;
 mod line;

@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod database;
+pub mod etcd;
 pub mod fence;
 pub mod functions;
 pub mod http;

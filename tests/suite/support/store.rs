@@ -8,11 +8,15 @@ use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{Acquire, EmbeddedLeases, Leases, Operate, PostgresLeases, QuorumLeases, RedisLeases},
+    lease::{
+        Acquire, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, QuorumLeases,
+        RedisLeases,
+    },
 };
 
 use super::{
     database::{Fresh as FreshDatabase, TestDatabase},
+    etcd,
     http::Server,
     lease::{LONG, SHORT},
     redis::{fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
@@ -25,6 +29,9 @@ pub trait TestStore {
     type Leases: Operate + Clone;
     /// Whether waiters are counted, and served in the order in which they came.
     const HAS_LINE: bool = true;
+
+    /// The shortest time to live that is worth a test.
+    const SHORT: Duration = SHORT;
 
     /// A store of its own, seen from two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>>;
@@ -139,6 +146,25 @@ impl Quorum {
     }
 }
 
+/// The shared etcd.
+pub struct Etcd;
+
+impl TestStore for Etcd {
+    type Leases = EtcdLeases;
+
+    const SHORT: Duration = Duration::from_secs(1);
+
+    async fn fresh() -> Fresh<EtcdLeases> {
+        let db = Sqlite::fresh(4).await;
+        let prefix = fresh_prefix();
+        let connect = || async {
+            let builder = EtcdLeases::builder(db.fence()).key_prefix(&prefix);
+            builder.connect(&[etcd::shared_url()]).await.unwrap()
+        };
+        (connect().await, connect().await, Box::new(db))
+    }
+}
+
 /// An issuer, over HTTP.
 pub struct Http;
 
@@ -169,6 +195,7 @@ macro_rules! on_every_store_with_a_line {
         $crate::support::store::on_every_store_with_a_line!(on_postgres: Postgres, $($name),*);
         $crate::support::store::on_every_store_with_a_line!(on_redis: Redis, $($name),*);
         $crate::support::store::on_every_store_with_a_line!(on_a_cluster: Cluster, $($name),*);
+        $crate::support::store::on_every_store_with_a_line!(on_etcd: Etcd, $($name),*);
         $crate::support::store::on_every_store_with_a_line!(embedded: Embedded, $($name),*);
         $crate::support::store::on_every_store_with_a_line!(over_http: Http, $($name),*);
     };

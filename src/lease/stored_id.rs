@@ -1,4 +1,4 @@
-//! What Redis has of a lease id: enough to tell leases from each other, and nothing that renews or releases one.
+//! What a store that others read has of a lease id: enough to tell leases from each other, and nothing that renews or releases one.
 
 use std::{
     borrow::Borrow,
@@ -12,7 +12,7 @@ use crate::{announce::LeaseDigest, lease::LeaseId};
 const BYTES: usize = 16;
 
 /// A part of the SHA-256 of a lease id, in hexadecimal digits behind a `#`. No lease id has that character, so what
-/// is read in Redis can be presented as one nowhere, not even to an issuer that stores the ids themselves.
+/// is read there can be presented as one nowhere, not even to an issuer that stores the ids themselves.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(in crate::lease) struct StoredId(Box<str>);
 

@@ -1,0 +1,302 @@
+//! The clock of a partition, and how an epoch begins on it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{
+    life::Log,
+    look::Look,
+    messages::{Header, KeyValue, TxnAnswer, has_value, put, written_at},
+    server::Etcd,
+    stored::value,
+};
+use crate::{
+    epochs::{Epoch, SourceId, partition_of},
+    lease::LeaseError,
+    metrics,
+    token::Resource,
+};
+
+/// The value of a clock's key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct StoredClock {
+    /// Whose epochs these are.
+    source: String,
+    /// The id of the cluster.
+    history: u64,
+    /// What tells it from every other clock that ever stood here.
+    incarnation: u64,
+    /// A lead that its life had reached when it was begun.
+    lead: Option<i64>,
+    /// The epoch; of a blank clock, one that is over.
+    epoch: i64,
+    begun: bool,
+}
+
+/// A clock that has tokens to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Clock {
+    pub(super) epoch: Epoch,
+    /// The revision in which it was begun, from which it counts.
+    pub(super) base: i64,
+}
+
+/// What a clock is good for.
+#[derive(Clone, Debug)]
+pub(super) enum ClockState {
+    Usable(Clock),
+    /// It grants nothing until an epoch is begun.
+    NeedsEpoch(UnusableClock),
+    /// It belongs to another source of epochs.
+    OtherSource(String),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct UnusableClock {
+    /// When it was written; 0 where there is none.
+    revision: i64,
+    /// The epoch that is known to be over.
+    epoch: i64,
+    /// The clock itself, where it is blank and an epoch may be begun on it.
+    blank: Option<StoredClock>,
+}
+
+impl ClockState {
+    /// Judges a clock, as an answer with this header has brought it. `seen` is the epoch and number that this process
+    /// had seen before it asked.
+    pub(super) fn judge(
+        found: Option<&KeyValue>,
+        header: &Header,
+        log: Log,
+        seen: (i64, i64),
+        source: Option<&SourceId>,
+    ) -> Self {
+        let revision = found.map_or(0, |kv| kv.mod_revision);
+        let needs = |epoch: i64, blank| {
+            let epoch = epoch.max(seen.0);
+            Self::NeedsEpoch(UnusableClock {
+                revision,
+                epoch,
+                blank,
+            })
+        };
+        let clock = found.and_then(|kv| serde_json::from_slice::<StoredClock>(&kv.value.0).ok());
+        let Some(clock) = clock else {
+            return needs(0, None);
+        };
+        if source.is_some_and(|source| source.as_str() != clock.source) {
+            return Self::OtherSource(clock.source);
+        }
+        let own =
+            clock.history == header.cluster_id && !log.is_later_than(clock.lead, header.revision);
+        let n = header.revision.saturating_sub(revision);
+        match Epoch::new(clock.epoch) {
+            Ok(epoch) if own && clock.begun && (clock.epoch, n) >= seen && n + 1 < Epoch::SIZE => {
+                Self::Usable(Clock {
+                    epoch,
+                    base: revision,
+                })
+            }
+            _ if own && !clock.begun && clock.epoch >= seen.0 => needs(clock.epoch, Some(clock)),
+            _ => needs(clock.epoch, None),
+        }
+    }
+
+    pub(super) const fn usable(&self) -> Option<Clock> {
+        match self {
+            Self::Usable(clock) => Some(*clock),
+            Self::NeedsEpoch(_) | Self::OtherSource(_) => None,
+        }
+    }
+}
+
+impl Etcd {
+    /// Has the clock of a resource's partition usable, unless another issuer is faster; to ask again tells.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] where the clock belongs to another source, or there is no epoch.
+    pub(super) async fn prepare_clock(&self, resource: &Resource) -> Result<(), LeaseError> {
+        self.memory().learn_source().await?;
+        let flight = self.memory().flight(partition_of(resource)).await?;
+        // Whoever was first has begun the epoch perhaps.
+        let prepared = async {
+            let Look {
+                header, log, clock, ..
+            } = self.look(resource, None).await?;
+            match clock {
+                ClockState::Usable(_) => Ok(()),
+                ClockState::OtherSource(theirs) => Err(self.mismatch(resource, theirs)),
+                ClockState::NeedsEpoch(clock) => {
+                    self.begin_epoch(resource, clock, &header, log).await
+                }
+            }
+        };
+        prepared.await.map_err(|error| flight.fail(error))
+    }
+
+    /// Takes an epoch for this very clock, and begins it there.
+    async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        clock: UnusableClock,
+        header: &Header,
+        log: Log,
+    ) -> Result<(), LeaseError> {
+        let partition = partition_of(resource);
+        let key = self.keys().clock(partition);
+        let blank = match clock.blank {
+            Some(blank) => blank,
+            None => {
+                let source = self.memory().source();
+                let blank = StoredClock {
+                    source: source.map_or(String::new(), ToString::to_string),
+                    history: header.cluster_id,
+                    incarnation: rand::random(),
+                    lead: log.lead_reached(self.status().await?.header.revision),
+                    epoch: clock.epoch,
+                    begun: false,
+                };
+                let compare = written_at(&key, clock.revision);
+                let body =
+                    json!({ "compare": [compare], "success": [put(&key, &value(&blank), 0)] });
+                let written: TxnAnswer = self.gateway().call("/v3/kv/txn", &body).await?;
+                if !written.succeeded || written.header.cluster_id != blank.history {
+                    return Ok(());
+                }
+                blank
+            }
+        };
+        let epoch = self.memory().next_epoch(partition, blank.epoch).await?;
+        let begun = StoredClock {
+            epoch: epoch.get(),
+            begun: true,
+            ..blank.clone()
+        };
+        let compare = has_value(&key, &value(&blank));
+        let body = json!({ "compare": [compare], "success": [put(&key, &value(&begun), 0)] });
+        let written: TxnAnswer = self.gateway().call("/v3/kv/txn", &body).await?;
+        if written.succeeded {
+            metrics::count("tower_fence_epochs_begun_total");
+            tracing::info!(partition, %epoch, "began an epoch");
+        }
+        Ok(())
+    }
+
+    fn mismatch(&self, resource: &Resource, theirs: String) -> LeaseError {
+        LeaseError::unavailable(SourceMismatch {
+            key_prefix: self.keys().prefix().into(),
+            partition: partition_of(resource),
+            ours: self.memory().source().cloned(),
+            theirs,
+        })
+    }
+}
+
+/// The clock belongs to another application.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the clock of partition {partition} under the key prefix `{key_prefix}` belongs to the source of \
+     epochs `{theirs}`, and this issuer's is `{}`: choose a key prefix for each database \
+     (`key_prefix`), or, where the database was made anew, delete the keys that begin with `{key_prefix}:`",
+    .ours.as_ref().map_or("", SourceId::as_str)
+)]
+struct SourceMismatch {
+    key_prefix: Box<str>,
+    partition: u8,
+    ours: Option<SourceId>,
+    theirs: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::messages::{Bytes, StatusAnswer},
+        *,
+    };
+
+    fn clock() -> StoredClock {
+        StoredClock {
+            source: "ours".into(),
+            history: 7,
+            incarnation: 1,
+            lead: Some(3),
+            epoch: 5,
+            begun: true,
+        }
+    }
+
+    fn judge(clock: &StoredClock, revision: i64, seen: (i64, i64)) -> ClockState {
+        let kv = KeyValue {
+            value: Bytes(value(clock)),
+            mod_revision: 80,
+            ..KeyValue::default()
+        };
+        let header = Header {
+            cluster_id: 7,
+            member_id: 1,
+            revision,
+        };
+        let source = SourceId::new("ours").unwrap();
+        // The log is always 4 longer.
+        let status = StatusAnswer {
+            header,
+            applied: revision + 4,
+        };
+        let log = Log::read(&header, &status).unwrap();
+        ClockState::judge(Some(&kv), &header, log, seen, Some(&source))
+    }
+
+    #[test]
+    fn a_clock_counts_under_its_own_history_and_life_only() {
+        let is_usable =
+            |clock: &StoredClock, revision, seen| judge(clock, revision, seen).usable().is_some();
+        assert!(is_usable(&clock(), 100, (0, 0)));
+        let other_history = StoredClock {
+            history: 8,
+            ..clock()
+        };
+        let earlier_life = StoredClock {
+            lead: Some(5),
+            ..clock()
+        };
+        let blank = StoredClock {
+            begun: false,
+            ..clock()
+        };
+        for unusable in [&other_history, &earlier_life, &blank] {
+            assert!(!is_usable(unusable, 100, (0, 0)), "{unusable:?}");
+        }
+        // Where the process has seen as much of it; and no more.
+        assert!(is_usable(&clock(), 100, (5, 20)));
+        for seen in [(5, 21), (6, 1)] {
+            assert!(!is_usable(&clock(), 100, seen));
+        }
+        // As long as there is a token left.
+        assert!(is_usable(&clock(), 80 + Epoch::SIZE - 2, (0, 0)));
+        assert!(!is_usable(&clock(), 80 + Epoch::SIZE - 1, (0, 0)));
+    }
+
+    #[test]
+    fn an_epoch_begins_above_what_is_over_and_on_a_blank_clock_of_now() {
+        let needs = |clock: &StoredClock, seen| match judge(clock, 100, seen) {
+            ClockState::NeedsEpoch(needs) => (needs.epoch, needs.blank.is_some()),
+            other => panic!("{other:?}"),
+        };
+        let blank = StoredClock {
+            begun: false,
+            ..clock()
+        };
+        assert_eq!(needs(&blank, (0, 0)), (5, true));
+        assert_eq!(needs(&blank, (9, 1)), (9, false));
+        assert_eq!(needs(&clock(), (9, 1)), (9, false));
+        let theirs = StoredClock {
+            source: "theirs".into(),
+            ..clock()
+        };
+        assert!(matches!(
+            judge(&theirs, 100, (0, 0)),
+            ClockState::OtherSource(_)
+        ));
+    }
+}

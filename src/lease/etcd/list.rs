@@ -1,0 +1,83 @@
+//! Inspecting one lease, and listing all, by the range of their keys.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::json;
+
+use super::{
+    messages::{RangeAnswer, base64},
+    server::Etcd,
+};
+use crate::{
+    lease::{Held, LeaseError, ListError, Page},
+    token::Resource,
+};
+
+/// What stands before the name that was listed last.
+const CURSOR: &str = "after-";
+/// The most leases that are read for a page.
+const MAX_PAGE: usize = 1_000;
+/// How many leases of a page are looked at at once.
+const AT_ONCE: usize = 16;
+
+impl Etcd {
+    /// Tells who holds a lease.
+    pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        let look = self.look(resource, None).await?;
+        let Some(lease) = look.lease.as_ref().filter(|lease| look.counts(lease)) else {
+            return Ok(None);
+        };
+        let left = self.held_for(lease).await?;
+        Ok(left.map(|left| Held {
+            token: lease.token,
+            owner: lease.owner(),
+            ttl: Duration::from_secs(left),
+            waiters: look.waiting,
+        }))
+    }
+
+    /// Lists held leases, as [`Operate::list`](crate::lease::Operate::list) does.
+    pub(super) async fn list(
+        self: &Arc<Self>,
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<Page, ListError> {
+        let first = match cursor {
+            None => self.keys().lease_of(""),
+            Some(cursor) => {
+                let name = cursor.strip_prefix(CURSOR).ok_or(ListError::Cursor)?;
+                let name = Resource::new(name).map_err(|_| ListError::Cursor)?;
+                // The key after that one.
+                format!("{}\0", self.keys().lease(&name))
+            }
+        };
+        let body = json!({
+            "key": base64(first), "range_end": base64(self.keys().end_of_leases()),
+            "limit": limit.clamp(1, MAX_PAGE).to_string(), "keys_only": true,
+        });
+        let found: RangeAnswer = self
+            .gateway()
+            .call("/v3/kv/range", &body)
+            .await
+            .map_err(LeaseError::from)?;
+        let prefix = self.keys().lease_of("");
+        let names = found.kvs.iter().filter_map(|kv| {
+            let name = str::from_utf8(&kv.key.0).ok()?.strip_prefix(&prefix)?;
+            Resource::new(name).ok()
+        });
+        let names: Vec<Resource> = names.collect();
+        let next = names.last().filter(|_| found.more);
+        let cursor = next.map(|name| format!("{CURSOR}{name}"));
+        let looks = stream::iter(names).map(|resource| async move {
+            // It may have ended since, or be in its lock delay.
+            let held = self.inspect(&resource).await?;
+            Ok::<_, LeaseError>(held.map(|held| (resource, held)))
+        });
+        let leases: Vec<_> = looks.buffered(AT_ONCE).try_collect().await?;
+        Ok(Page {
+            leases: leases.into_iter().flatten().collect(),
+            cursor,
+        })
+    }
+}

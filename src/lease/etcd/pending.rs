@@ -1,0 +1,63 @@
+//! A request for a lease that is under way, and what it may leave behind.
+
+use std::sync::Arc;
+
+use super::{
+    server::Etcd,
+    waiters::{Seat, Waiters},
+};
+use crate::{
+    lease::{Acquire, stored_id::StoredId},
+    token::Resource,
+};
+
+/// A request that is under way. Dropped before it is [finished](Self::finish), it leaves the line and gives back what
+/// was granted to it. Both hang on etcd leases that it has named itself, so what is still under way then comes to
+/// nothing.
+pub(super) struct PendingAcquire {
+    pub(super) etcd: Arc<Etcd>,
+    pub(super) waiters: Arc<Waiters>,
+    pub(super) resource: Resource,
+    pub(super) id: StoredId,
+    pub(super) request: Acquire,
+    /// Its place among the waiters.
+    pub(super) seat: Option<Seat>,
+    /// The etcd lease of a grant that nobody else knows of. One that was asked for again is not among them: an earlier
+    /// request under the same lease id may have been answered.
+    pub(super) unused: Option<i64>,
+}
+
+impl PendingAcquire {
+    pub(super) fn new(waiters: &Arc<Waiters>, resource: &Resource, request: Acquire) -> Self {
+        Self {
+            etcd: Arc::clone(waiters.etcd()),
+            waiters: Arc::clone(waiters),
+            resource: resource.clone(),
+            id: StoredId::of(&request.lease_id),
+            request,
+            seat: None,
+            unused: None,
+        }
+    }
+
+    /// Leaves the line, and waits until that is done.
+    pub(super) async fn leave(&mut self) {
+        if let Some(seat) = self.seat.take() {
+            // Where it fails, the place ends by its time.
+            let _ = self.etcd.revoke(seat.etcd_lease()).await;
+        }
+    }
+
+    /// Ends the request, and leaves what was granted to it to its caller.
+    pub(super) fn finish(mut self) {
+        self.unused = None;
+    }
+}
+
+impl Drop for PendingAcquire {
+    fn drop(&mut self) {
+        if let Some(unused) = self.unused.take() {
+            self.etcd.revoke_later(unused);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Three nodes of etcd, of which some are killed or frozen; compaction, and a client that is paused.
+
+use std::time::Duration;
+
+use axum::Router;
+use serde_json::json;
+use sqlx::Sqlite;
+use tokio::time::{Instant, sleep};
+use tower_fence::{
+    Resource, issuer,
+    lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew},
+};
+
+use super::grant_load::{Issuer, Load, are_in_order_where_ours};
+use crate::support::{
+    database::TestDatabase,
+    etcd::EtcdCluster,
+    http::{Answer, Server},
+    lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
+    proxy::{Link, Proxy},
+};
+
+const CALL_WAIT: Duration = Duration::from_secs(2);
+
+/// What happens to nodes costs no history: leases go on, no epoch begins, and tokens go up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(3).await;
+    let issuer = Issuer::in_etcd(&cluster, &db).await;
+    let Issuer::InEtcd(leases) = &issuer else {
+        unreachable!()
+    };
+    // The load is on others.
+    let resource = Resource::new("held").unwrap();
+    let held = grant(leases, &resource, LONG).await;
+    let load = Load::start(&issuer);
+    load.more(20).await;
+    let epochs = highest_epoch(&db).await;
+
+    let leader = cluster.leader().await;
+    cluster.kill(leader);
+    load.more(10).await;
+    let renewed = leases.renew(&resource, &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    cluster.start_node(leader);
+    load.more(10).await;
+
+    // With the one that was away back in step, another one may go.
+    cluster.is_up().await;
+    sleep(Duration::from_secs(1)).await;
+    let leader = cluster.leader().await;
+    cluster.signal(leader, "-STOP");
+    load.more(10).await;
+    let refused = leases.acquire(&resource, Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Held { .. })),
+        "{refused:?}"
+    );
+    cluster.signal(leader, "-CONT");
+    load.more(10).await;
+
+    are_in_order_where_ours(true, &load.stop().await);
+    assert_eq!(highest_epoch(&db).await, epochs);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(3).await;
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    let server = Server::start(Router::new().nest("/locks", issuer::router(leases.clone()))).await;
+    cluster.kill(1);
+    cluster.kill(2);
+    let asked_at = Instant::now();
+    let answer = Answer::to(server.post("/locks/other").json(&json!({}))).await;
+    answer.is_problem(503, "store-unavailable");
+    is_unavailable(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
+    is_unavailable(leases.release(&sku(), &held.id).await);
+    is_unavailable(leases.inspect(&sku()).await);
+    let limit = 4 * CALL_WAIT + Duration::from_secs(1);
+    assert!(asked_at.elapsed() < limit, "{:?}", asked_at.elapsed());
+    cluster.start_node(1);
+    cluster.is_up().await;
+    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compaction_takes_nothing() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let mut last = grant(&leases, &sku(), LONG).await;
+    let mut line = vec![];
+    for _ in 0..10 {
+        line.push(wait(&leases, LONG).await);
+    }
+    let compact = async || {
+        // What is watched from has to be written over, or compaction would not touch it.
+        cluster.put("foreign", "x").await;
+        let revision = cluster.revision().await.to_string();
+        let body = json!({ "revision": revision, "physical": true });
+        cluster.call("/v3/kv/compaction", &body).await;
+    };
+    for waiting in line {
+        compact().await;
+        leases.release(&sku(), &last.id).await.unwrap();
+        compact().await;
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        last = lease;
+    }
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ran_out_while_its_client_was_cut_off_is_lost() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let proxy = Proxy::to(cluster.addr()).await;
+    let url = format!("http://{}", proxy.addr);
+    let far = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let far = far.connect(&[url]).await.unwrap();
+    let first = grant(&far, &sku(), Duration::from_secs(1)).await;
+    proxy.set(Link::Silent);
+    let asked_at = Instant::now();
+    is_unavailable(far.renew(&sku(), &first.id, Renew::new(LONG)).await);
+    assert!(asked_at.elapsed() < Duration::from_secs(2));
+    let second = next_grant(&near, LONG).await;
+    assert!(second.token > first.token);
+    proxy.set(Link::Whole);
+    is_lost(far.renew(&sku(), &first.id, Renew::new(LONG)).await);
+    is_lost(far.release(&sku(), &first.id).await);
+    let held = far.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.token, second.token);
+}
+
+/// The answers are lost, and the effects are not: what was written is recognized.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_whose_answer_was_lost_is_found_again() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let proxy = Proxy::to(cluster.addr()).await;
+    // The first endpoint takes everything and answers nothing, the second one answers.
+    let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
+    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    for _ in 0..5 {
+        proxy.set(Link::Whole);
+        let lease = grant(&leases, &sku(), LONG).await;
+        proxy.set(Link::NoAnswer);
+        leases.release(&sku(), &lease.id).await.unwrap();
+        let next = grant(&leases, &sku(), LONG).await;
+        assert!(next.token > lease.token);
+        let anew = Renew::new(LONG).with_new_token();
+        assert!(leases.renew(&sku(), &next.id, anew).await.unwrap().token > next.token);
+        leases.release(&sku(), &next.id).await.unwrap();
+    }
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+}

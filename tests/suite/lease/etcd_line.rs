@@ -1,0 +1,173 @@
+//! Waiting in line in etcd: places that end with their process, and what is left behind.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use sqlx::Sqlite;
+use tokio::time::{Instant, sleep};
+use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, LeaseId, Leases};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    etcd::EtcdCluster,
+    eventually,
+    lease::{LONG, grant, granted, is_held, sku, wait, waiters},
+    proxy::{Link, Passage, Proxy, Sender},
+};
+
+async fn connect(url: &str, db: &Fresh<Sqlite>) -> EtcdLeases {
+    EtcdLeases::connect(&[url], db.fence()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let proxy = Proxy::to(cluster.addr()).await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let first = grant(&near, &sku(), LONG).await;
+    let cut_off = wait(&far, LONG).await;
+    let next = wait(&near, LONG).await;
+    proxy.set(Link::Silent);
+    near.release(&sku(), &first.id).await.unwrap();
+    let cut_off_at = Instant::now();
+    // As long as it has its place, nobody overtakes: no newcomer, and nobody who gives up waiting.
+    is_held(near.acquire(&sku(), Acquire::new(LONG)).await);
+    let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
+    is_held(near.acquire(&sku(), short_wait).await);
+    assert!(cut_off_at.elapsed() < Duration::from_secs(3));
+    let second = tokio::time::timeout(Duration::from_secs(10), next).await;
+    let second = second.expect("it was never passed over").unwrap().unwrap();
+    assert!(
+        cut_off_at.elapsed() > Duration::from_secs(1),
+        "its place ends by its time"
+    );
+    // Back again, it has its turn.
+    proxy.set(Link::Whole);
+    if let Ok(Ok(lease)) = {
+        near.release(&sku(), &second.id).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(20), cut_off)
+            .await
+            .expect("it waits for ever")
+    } {
+        assert!(lease.token > second.token);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lines_leave_nothing_behind() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = connect(&cluster.urls()[0], &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let mut line = vec![];
+    for _ in 0..30 {
+        line.push(wait(&leases, LONG).await);
+    }
+    for gone in line.split_off(20) {
+        gone.abort();
+    }
+    // Some that are dropped at any moment.
+    join_all((0..30).map(async |n| {
+        let resource = sku();
+        let asking = leases.acquire(&resource, Acquire::new(LONG).wait(LONG));
+        let _ = tokio::time::timeout(Duration::from_micros(300 * n), asking).await;
+    }))
+    .await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    for waiting in line {
+        let lease = granted(waiting).await;
+        leases.release(&sku(), &lease.id).await.unwrap();
+    }
+    eventually("only clocks are left", async || {
+        let keys = cluster.keys("tower-fence:").await;
+        let clocks = keys
+            .iter()
+            .all(|(key, _)| key.starts_with("tower-fence:clock:"));
+        clocks && cluster.leases().await == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_are_bounded_for_a_resource_and_in_all() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let build = || EtcdLeases::builder(db.fence());
+    for limited in [build().max_waiters(2), build().max_waiters_per_resource(2)] {
+        let leases = limited.connect(&cluster.urls()).await.unwrap();
+        let first = grant(&leases, &sku(), LONG).await;
+        let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
+        let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+        assert!(
+            matches!(refused, Err(LeaseError::TooManyWaiters { .. })),
+            "{refused:?}"
+        );
+        is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        for waiting in line {
+            waiting.abort();
+        }
+        eventually("they have left", async || waiters(&leases).await == 0).await;
+        leases.release(&sku(), &first.id).await.unwrap();
+    }
+}
+
+/// What a hand-over costs does not depend on how many wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_first_in_line_asks() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let asked = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&asked);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let counted = Arc::clone(&counted);
+        move |sender, message: &[u8]| {
+            let is_txn = message.windows(15).any(|part| part == b"POST /v3/kv/txn");
+            counted.fetch_add(usize::from(sender == Sender::Client && is_txn), Relaxed);
+            Passage::Whole
+        }
+    })
+    .await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let mut last = grant(&near, &sku(), LONG).await;
+    let mut line = vec![];
+    for _ in 0..50 {
+        line.push(wait(&far, LONG).await);
+    }
+    sleep(Duration::from_millis(300)).await;
+    let before = asked.swap(0, Relaxed);
+    assert!(before >= 100, "the proxy sees what is asked: {before}");
+    for waiting in line.drain(..10) {
+        near.release(&sku(), &last.id).await.unwrap();
+        last = granted(waiting).await;
+    }
+    let asked = asked.load(Relaxed);
+    // A look and a grant for each, and another look where two watches tell of it one after the other.
+    assert!(asked <= 10 * 6, "{asked} transactions for 10 grants");
+}
+
+/// A place ends with its time where its process is away; the request takes another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_lost_its_place_takes_another() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = connect(&cluster.urls()[0], &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let id = LeaseId::random();
+    let waiting = tokio::spawn({
+        let (leases, id) = (leases.clone(), id.clone());
+        let request = Acquire::new(LONG).wait(LONG).lease_id(id);
+        async move { leases.acquire(&sku(), request).await }
+    });
+    eventually("it is in line", async || waiters(&leases).await == 1).await;
+    for (key, _) in cluster.keys("tower-fence:line:").await {
+        let body = serde_json::json!({ "key": crate::support::etcd::base64(&key) });
+        cluster.call("/v3/kv/deleterange", &body).await;
+    }
+    eventually("it is in line again", async || waiters(&leases).await == 1).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    assert_eq!(granted(waiting).await.id, id);
+}

@@ -1,0 +1,179 @@
+//! A resource moves from one lease store to another while its holders live on: from Redis to etcd, to Postgres, and
+//! back. No write of an older holder is accepted after a newer one was answered.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{BoxFuture, join_all};
+use sqlx::Postgres;
+use tokio::time::sleep;
+use tower_fence::{
+    Fence, Token, TokenUse,
+    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, PostgresLeases, RedisLeases},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    etcd, eventually,
+    lease::sku,
+    redis::{fresh_prefix, shared_url},
+};
+
+/// A store whatever its type.
+trait AnyLeases: Send + Sync {
+    fn acquire(&self) -> BoxFuture<'_, Result<Lease, LeaseError>>;
+    fn release<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, ()>;
+}
+
+impl<L: Leases> AnyLeases for L {
+    fn acquire(&self) -> BoxFuture<'_, Result<Lease, LeaseError>> {
+        let request = Acquire::new(Duration::from_secs(2)).wait(Duration::from_secs(1));
+        Box::pin(async move { Leases::acquire(self, &sku(), request).await })
+    }
+
+    fn release<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, ()> {
+        Box::pin(async move { drop(Leases::release(self, &lease.resource, &lease.id).await) })
+    }
+}
+
+/// What the holders have in common.
+struct Load {
+    fence: Fence<Postgres>,
+    stores: Vec<Arc<dyn AnyLeases>>,
+    /// The store that grants now.
+    current: AtomicUsize,
+    /// The highest token that a holder was answered.
+    answered: AtomicI64,
+    /// Writes that were accepted, under a grant of the current store, since the last move.
+    writes: AtomicUsize,
+    /// Writes that were accepted though a newer holder had been answered before they began.
+    too_late: AtomicUsize,
+    /// Writes that were refused.
+    refused: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Load {
+    /// Takes the lease wherever it is granted now, thinks, and writes some times, also when the store has changed since.
+    async fn hold(&self) {
+        while !self.stop.load(SeqCst) {
+            let at = self.current.load(SeqCst);
+            let before = self.answered.load(SeqCst);
+            let Ok(lease) = self.stores[at].acquire().await else {
+                continue;
+            };
+            self.answered.fetch_max(lease.token.get(), SeqCst);
+            let is_current = self.current.load(SeqCst) == at;
+            assert!(
+                !is_current || lease.token.get() > before,
+                "{:?} {before}",
+                lease.token
+            );
+            // It thinks before its first write.
+            sleep(Duration::from_millis(50)).await;
+            for _ in 0..10 {
+                sleep(Duration::from_millis(20)).await;
+                let newest = self.answered.load(SeqCst);
+                if !self.write(lease.token).await {
+                    self.refused.fetch_add(1, SeqCst);
+                    break;
+                }
+                self.too_late
+                    .fetch_add(usize::from(newest > lease.token.get()), SeqCst);
+                let is_current = self.current.load(SeqCst) == at;
+                self.writes.fetch_add(usize::from(is_current), SeqCst);
+            }
+            self.stores[at].release(&lease).await;
+        }
+    }
+
+    async fn write(&self, token: Token) -> bool {
+        match self.fence.begin(&sku(), token, TokenUse::Reusable).await {
+            Ok(tx) => tx.commit().await.is_ok(),
+            Err(_) => false,
+        }
+    }
+
+    /// Has another store grant from now on, and waits until that is in use.
+    async fn move_to(&self, at: usize) {
+        self.writes.store(0, SeqCst);
+        self.current.store(at, SeqCst);
+        eventually("writes go on", async || self.writes.load(SeqCst) > 25).await;
+    }
+}
+
+/// Moves through these stores while four holders write. Returns how many writes came too late, and how many were
+/// refused.
+async fn moved(
+    fence: Fence<Postgres>,
+    stores: Vec<Arc<dyn AnyLeases>>,
+    moves: &[usize],
+) -> (usize, usize) {
+    let load = Load {
+        fence,
+        stores,
+        current: AtomicUsize::new(0),
+        answered: AtomicI64::new(0),
+        writes: AtomicUsize::new(0),
+        too_late: AtomicUsize::new(0),
+        refused: AtomicUsize::new(0),
+        stop: AtomicBool::new(false),
+    };
+    let moving = async {
+        for at in moves {
+            load.move_to(*at).await;
+        }
+        load.stop.store(true, SeqCst);
+    };
+    tokio::join!(join_all((0..4).map(|_| load.hold())), moving);
+    let counts = (load.too_late.into_inner(), load.refused.into_inner());
+    println!("too late, and refused: {counts:?}");
+    counts
+}
+
+/// Redis, etcd and Postgres, the first two of them with their grants announced or not.
+async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn AnyLeases>> {
+    let prefix = fresh_prefix();
+    let redis = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
+    let redis = redis.connect(&shared_url()).await.unwrap();
+    let etcd = EtcdLeases::builder(fence.clone()).key_prefix(&prefix);
+    let etcd = etcd.connect(&[etcd::shared_url()]).await.unwrap();
+    let postgres: Arc<dyn AnyLeases> = Arc::new(PostgresLeases::new(fence.clone()));
+    match announced {
+        true => vec![
+            Arc::new(redis.announced_to(fence.clone())),
+            Arc::new(etcd.announced_to(fence.clone())),
+            postgres,
+        ],
+        false => vec![Arc::new(redis), Arc::new(etcd), postgres],
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_live_through_moves_from_store_to_store_and_back() {
+    let db = Postgres::fresh(12).await;
+    let stores = new_stores(&db.fence(), true).await;
+    let moves = [0, 1, 2, 0, 1, 0, 2, 1, 0];
+    let (too_late, refused) = moved(db.fence(), stores, &moves).await;
+    assert_eq!(too_late, 0);
+    assert!(refused > 0, "no holder has lived through a move");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_announcements_an_older_holder_writes_after_a_move() {
+    let db = Postgres::fresh(12).await;
+    let mut stores = vec![];
+    for _ in 0..6 {
+        let two = new_stores(&db.fence(), false).await.into_iter().take(2);
+        stores.extend(two);
+    }
+    // From each store to one that begins an epoch: the way back needs the fence's word.
+    let moves: Vec<usize> = (0..stores.len()).collect();
+    let (too_late, _) = moved(db.fence(), stores, &moves).await;
+    assert!(too_late > 0, "the load does not find what comes too late");
+}

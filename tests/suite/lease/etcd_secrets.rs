@@ -1,0 +1,135 @@
+//! Users of etcd's authentication, and what whoever reads in etcd, or in errors, learns of secrets.
+
+use std::error::Error;
+
+use serde_json::json;
+use sqlx::Sqlite;
+use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, LeaseId, Leases, Operate, Renew};
+
+use crate::support::{
+    database::TestDatabase,
+    etcd::{EtcdCluster, base64},
+    lease::{LONG, granted, is_lost, join, sku},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let ids = [LeaseId::random(), LeaseId::random()];
+    let request = |id: &LeaseId| Acquire::new(LONG).lease_id(id.clone()).wait(LONG);
+    leases.acquire(&sku(), request(&ids[0])).await.unwrap();
+    let waiting = join(&leases, request(&ids[1])).await;
+    let stored = cluster.keys("tower-fence:").await;
+    assert_eq!(stored.len(), 3, "a clock, a lease and a place: {stored:?}");
+    for id in &ids {
+        assert!(!format!("{stored:?}").contains(id.expose()));
+    }
+    let (_, lease) = stored
+        .iter()
+        .find(|(key, _)| key.contains(":lease:"))
+        .unwrap();
+    let lease: serde_json::Value = serde_json::from_str(lease).unwrap();
+    let found = lease["id"].as_str().unwrap();
+    assert!(LeaseId::new(found).is_err());
+    let digits = LeaseId::new(found.trim_start_matches('#')).unwrap();
+    is_lost(leases.renew(&sku(), &digits, Renew::new(LONG)).await);
+    is_lost(leases.release(&sku(), &digits).await);
+    leases.release(&sku(), &ids[0]).await.unwrap();
+    granted(waiting).await;
+}
+
+/// Everything that an error tells.
+fn told(error: &LeaseError) -> String {
+    let mut told = format!("{error:?}");
+    let mut cause: Option<&dyn Error> = Some(error);
+    while let Some(error) = cause {
+        told += &format!("\n{error}");
+        cause = error.source();
+    }
+    told
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
+    let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let end = base64("tower-fence;");
+    for (path, body) in [
+        (
+            "user/add",
+            json!({ "name": "root", "password": "the root's" }),
+        ),
+        ("user/grant", json!({ "user": "root", "role": "root" })),
+        (
+            "user/add",
+            json!({ "name": "locks", "password": "p4ssw0rd" }),
+        ),
+        ("role/add", json!({ "name": "locks" })),
+        (
+            "role/grant",
+            json!({ "name": "locks", "perm": {
+            "permType": "READWRITE", "key": base64("tower-fence:"), "range_end": end,
+        } }),
+        ),
+        ("user/grant", json!({ "user": "locks", "role": "locks" })),
+        ("enable", json!({})),
+    ] {
+        cluster.call(&format!("/v3/auth/{path}"), &body).await;
+    }
+    let build = |name: &str, password: &str| EtcdLeases::builder(db.fence()).user(name, password);
+    let refused = async |builder: tower_fence::lease::EtcdLeasesBuilder| {
+        assert!(!format!("{builder:?}").contains("p4ssw0rd"));
+        let leases = builder.connect_lazy(&cluster.urls()).unwrap();
+        let refused = leases
+            .acquire(&sku(), Acquire::new(LONG))
+            .await
+            .unwrap_err();
+        let told = told(&refused);
+        assert!(matches!(refused, LeaseError::Unavailable(_)), "{told}");
+        told
+    };
+    let nobody = refused(EtcdLeases::builder(db.fence())).await;
+    assert!(nobody.contains("user name is empty"), "{nobody}");
+    let wrong = refused(build("locks", "p4ssw0rd-not")).await;
+    assert!(
+        wrong.contains("authentication failed") && !wrong.contains("p4ssw0rd"),
+        "{wrong}"
+    );
+    let elsewhere = refused(build("locks", "p4ssw0rd").key_prefix("elsewhere")).await;
+    assert!(elsewhere.contains("permission denied"), "{elsewhere}");
+
+    let leases = build("locks", "p4ssw0rd")
+        .connect(&cluster.urls())
+        .await
+        .unwrap();
+    assert!(!format!("{leases:?}").contains("p4ssw0rd"));
+    let first = leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+    let waiting = join(&leases, Acquire::new(LONG).wait(LONG)).await;
+    assert_eq!(leases.list(10, None).await.unwrap().leases.len(), 1);
+    // A member that was restarted has forgotten its tokens.
+    cluster.kill_all();
+    cluster.start_all();
+    let renewed = async || leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
+    crate::support::eventually("it answers again", async || renewed().await.is_ok()).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    granted(waiting).await;
+}
+
+#[tokio::test]
+async fn wrong_settings_are_invalid() {
+    let db = Sqlite::fresh(1).await;
+    let build = || EtcdLeases::builder(db.fence());
+    let is_invalid = |built: Result<EtcdLeases, LeaseError>| {
+        assert!(
+            matches!(built, Err(LeaseError::Invalid { .. })),
+            "{built:?}"
+        );
+    };
+    is_invalid(build().connect_lazy::<&str>(&[]));
+    for url in ["", "127.0.0.1:2379", "ftp://a", "http://me:secret@a:2379"] {
+        is_invalid(build().connect_lazy(&[url]));
+    }
+    is_invalid(build().key_prefix("a:b").connect_lazy(&["http://a:2379"]));
+}

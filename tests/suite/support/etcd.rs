@@ -1,0 +1,314 @@
+//! etcd: the shared one, and clusters that a test may stop and restore.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{eventually, redis::free_port};
+
+/// The shared server. Tests use a key prefix of their own on it.
+pub fn shared_url() -> String {
+    super::variable("TEST_ETCD_URL")
+}
+
+/// A cluster of this test's own.
+pub struct EtcdCluster {
+    nodes: Vec<Node>,
+    folder: TempDir,
+    /// What tells one cluster from another, beside its members' addresses.
+    token: String,
+    http: reqwest::Client,
+}
+
+struct Node {
+    name: String,
+    port: u16,
+    peer_port: u16,
+    child: Option<Child>,
+}
+
+impl EtcdCluster {
+    /// Starts so many nodes on free ports.
+    pub async fn start(count: usize) -> Self {
+        for _ in 0..5 {
+            let node = |n| Node {
+                name: format!("node-{n}"),
+                port: free_port(),
+                peer_port: free_port(),
+                child: None,
+            };
+            let mut cluster = Self {
+                nodes: (0..count).map(node).collect(),
+                folder: tempfile::tempdir().unwrap(),
+                token: "the-cluster".into(),
+                http: reqwest::Client::new(),
+            };
+            cluster.start_all();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            if cluster.nodes.iter_mut().all(Node::runs) {
+                cluster.is_up().await;
+                return cluster;
+            }
+        }
+        panic!("etcd could not be started: use tests/run");
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        let ports = self.nodes.iter().map(|node| node.port);
+        ports
+            .map(|port| format!("http://127.0.0.1:{port}"))
+            .collect()
+    }
+
+    pub fn addr(&self) -> std::net::SocketAddr {
+        ([127, 0, 0, 1], self.nodes[0].port).into()
+    }
+
+    pub fn start_all(&mut self) {
+        for n in 0..self.nodes.len() {
+            self.start_node(n);
+        }
+    }
+
+    pub fn start_node(&mut self, n: usize) {
+        assert!(self.nodes[n].child.is_none(), "it runs");
+        let node = &self.nodes[n];
+        let (client, peer) = (url(node.port), url(node.peer_port));
+        let child = Command::new("etcd")
+            .args(["--name", &node.name, "--data-dir", &node.name])
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args(["--initial-cluster", &self.members()])
+            .args(["--initial-cluster-token", &self.token])
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .args([
+                "--unsafe-no-fsync",
+                "--logger",
+                "zap",
+                "--log-level",
+                "fatal",
+            ])
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        self.nodes[n].child = Some(child.expect("etcd is not installed: use tests/run"));
+    }
+
+    /// Waits until a read is answered that needs a majority.
+    pub async fn is_up(&self) {
+        eventually("etcd answers", async || {
+            let read = self
+                .try_call("/v3/kv/range", &json!({ "key": "YQ==" }))
+                .await;
+            read.is_some_and(|read| read["header"]["revision"].is_string())
+        })
+        .await;
+    }
+
+    /// Kills a node as `kill -9` does.
+    pub fn kill(&mut self, n: usize) {
+        self.nodes[n].kill();
+    }
+
+    pub fn kill_all(&mut self) {
+        self.nodes.iter_mut().for_each(Node::kill);
+    }
+
+    /// Freezes a node with `-STOP`, and has it go on with `-CONT`.
+    pub fn signal(&self, n: usize, signal: &str) {
+        let child = self.nodes[n].child.as_ref().expect("it runs");
+        super::process::send_signal(child.id(), signal);
+    }
+
+    /// The number of the leader.
+    pub async fn leader(&self) -> usize {
+        for (n, node) in self.nodes.iter().enumerate() {
+            let status = self
+                .post(node.port, "/v3/maintenance/status", &json!({}))
+                .await;
+            if let Some(status) = status
+                && status["leader"] == status["header"]["member_id"]
+            {
+                return n;
+            }
+        }
+        panic!("there is no leader");
+    }
+
+    /// Saves a snapshot, and returns its path.
+    pub fn save(&self, name: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        let endpoint = format!("127.0.0.1:{}", self.nodes[0].port);
+        let save = ["--endpoints", &endpoint, "snapshot", "save"];
+        etcdctl(&save, &path);
+        path
+    }
+
+    /// Restores all nodes from a snapshot, as a cluster of this name. Under the name that it had before it is the
+    /// same cluster, as far as etcd can tell.
+    pub async fn restore(&mut self, snapshot: &Path, token: &str) {
+        self.kill_all();
+        self.token = token.into();
+        for node in &self.nodes {
+            let folder = self.folder.path().join(&node.name);
+            std::fs::remove_dir_all(&folder).unwrap();
+            let folder = folder.to_str().unwrap();
+            let peer = url(node.peer_port);
+            let restore = [
+                "--name",
+                &node.name,
+                "--data-dir",
+                folder,
+                "--initial-cluster",
+                &self.members(),
+                "--initial-advertise-peer-urls",
+                &peer,
+                "--initial-cluster-token",
+                token,
+                "snapshot",
+                "restore",
+            ];
+            etcdctl(&restore, snapshot);
+        }
+        self.start_all();
+        self.is_up().await;
+    }
+
+    /// Copies the data of the first node, which must not run.
+    pub fn copy_data(&self) -> PathBuf {
+        let copy = self.folder.path().join("copy");
+        copy_folder(&self.folder.path().join(&self.nodes[0].name), &copy);
+        copy
+    }
+
+    /// Puts the data of the first node back, which must not run.
+    pub fn put_back(&self, copy: &Path) {
+        let folder = self.folder.path().join(&self.nodes[0].name);
+        std::fs::remove_dir_all(&folder).unwrap();
+        copy_folder(copy, &folder);
+    }
+
+    /// Calls a method on the first node that answers.
+    pub async fn call(&self, path: &str, body: &Value) -> Value {
+        self.try_call(path, body).await.expect("no node answers")
+    }
+
+    async fn try_call(&self, path: &str, body: &Value) -> Option<Value> {
+        for node in &self.nodes {
+            if let Some(answer) = self.post(node.port, path, body).await {
+                return Some(answer);
+            }
+        }
+        None
+    }
+
+    async fn post(&self, port: u16, path: &str, body: &Value) -> Option<Value> {
+        let request = self.http.post(format!("{}{path}", url(port))).json(body);
+        let answer = request.timeout(Duration::from_secs(2)).send().await.ok()?;
+        answer.json().await.ok()
+    }
+
+    /// All keys that begin with this, and their values, as text.
+    pub async fn keys(&self, prefix: &str) -> Vec<(String, String)> {
+        let end = format!("{prefix}\u{7f}");
+        let body = json!({ "key": base64(prefix), "range_end": base64(&end) });
+        let found = self.call("/v3/kv/range", &body).await;
+        let kvs = found["kvs"].as_array().cloned().unwrap_or_default();
+        let kvs = kvs.iter().map(|kv| (text(&kv["key"]), text(&kv["value"])));
+        kvs.collect()
+    }
+
+    /// How many etcd leases there are.
+    pub async fn leases(&self) -> usize {
+        let found = self.call("/v3/lease/leases", &json!({})).await;
+        found["leases"].as_array().map_or(0, Vec::len)
+    }
+
+    /// How far it has counted.
+    pub async fn revision(&self) -> i64 {
+        let read = self.call("/v3/kv/range", &json!({ "key": "YQ==" })).await;
+        read["header"]["revision"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+
+    pub async fn put(&self, key: &str, value: &str) {
+        let body = json!({ "key": base64(key), "value": base64(value) });
+        self.call("/v3/kv/put", &body).await;
+    }
+
+    fn members(&self) -> String {
+        let member = |node: &Node| format!("{}={}", node.name, url(node.peer_port));
+        self.nodes.iter().map(member).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl Node {
+    fn runs(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for EtcdCluster {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+pub fn base64(text: &str) -> String {
+    BASE64_STANDARD.encode(text)
+}
+
+fn text(bytes: &Value) -> String {
+    let bytes = BASE64_STANDARD.decode(bytes.as_str().unwrap_or_default());
+    String::from_utf8(bytes.unwrap()).unwrap()
+}
+
+fn url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-r").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+fn etcdctl(arguments: &[&str], last: &Path) {
+    let (options, command) = arguments.split_at(arguments.len() - 2);
+    let done = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(command)
+        .arg(last)
+        .args(options)
+        .output()
+        .expect("etcdctl is not installed: use tests/run");
+    assert!(done.status.success(), "{done:?}");
+}
