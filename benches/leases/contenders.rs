@@ -7,6 +7,7 @@ pub const TASKS: usize = 16;
 pub const OURS: &str = "tower-fence, Redis";
 pub const IN_POSTGRES: &str = "tower-fence, Postgres";
 pub const IN_POSTGRES_REUSE: &str = "tower-fence, Postgres, reuse";
+pub const IN_ETCD: &str = "tower-fence, etcd";
 pub const USUAL: &str = "SET NX, compare and delete";
 pub const ADVISORY: &str = "advisory lock";
 pub const ETCD: &str = "etcd, one session";

@@ -7,7 +7,7 @@ use tower_fence::{issuer, lease::Leases};
 
 use crate::{
     clients::{Alone, Etcd, Issuer, Session},
-    contenders::{ETCD, OURS, TASKS, names},
+    contenders::{ETCD, IN_ETCD, OURS, TASKS, names},
     postgres_store::PostgresStore,
     store::Store,
     support::{
@@ -45,6 +45,8 @@ pub fn race(
         contenders.push(Contender::new(name, ours(serve(store, leases))));
     }
     if let Some(etcd) = etcd {
+        let in_etcd = serve(store, store.in_etcd(etcd));
+        contenders.push(Contender::new(IN_ETCD, ours(in_etcd)));
         for (name, session) in [
             (ETCD, Session::Kept),
             ("etcd, a lease for each lock", Session::ForEachLock),

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use sqlx::postgres::PgPoolOptions;
 use tokio::runtime::Runtime;
-use tower_fence::{Fence, lease::RedisLeases};
+use tower_fence::{
+    Fence,
+    lease::{EtcdLeases, RedisLeases},
+};
 
 use crate::{
     contenders::{MAX_WAITERS, OURS},
@@ -64,6 +67,13 @@ impl Store {
             .max_waiters_per_resource(MAX_WAITERS);
         let leases = self.runtime.block_on(builder.connect(&self.url()));
         leases.expect("redis answers")
+    }
+
+    pub fn in_etcd(&self, etcd: &Program) -> EtcdLeases {
+        let builder = EtcdLeases::builder(self.fence());
+        let url = format!("http://{}", etcd.addr);
+        let leases = self.runtime.block_on(builder.connect(&[url]));
+        leases.expect("etcd answers")
     }
 
     pub fn usual(&self) -> UsualLock {
