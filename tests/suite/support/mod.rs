@@ -6,12 +6,14 @@ pub mod fence;
 pub mod functions;
 pub mod http;
 pub mod lease;
+pub mod nodes;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;
 pub mod standby;
 pub mod store;
+pub mod wall_clock;
 
 use std::time::Duration;
 
