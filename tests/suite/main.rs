@@ -51,6 +51,14 @@
 //! | | `lease::grants::tokens_go_up_in_the_order_of_the_grants` |
 //! | | `lease::postgres_durable::tokens_go_up_through_crashes_under_load` |
 //! | | `lease::postgres_idle::tokens_go_up_while_idle_rows_are_removed_all_the_time` |
+//! | | `lease::quorum_history::a_node_from_an_old_snapshot` |
+//! | | `lease::quorum_history::eviction_on_one_node` |
+//! | | `lease::quorum_history::flushall_on_one_node_and_on_two` |
+//! | | `lease::quorum_history::nodes_that_are_restarted_empty_one_after_the_other` |
+//! | | `lease::quorum_history::two_nodes_from_old_snapshots` |
+//! | | `lease::quorum_pauses::after_its_keys_were_taken` |
+//! | | `lease::quorum_pauses::after_its_token_was_chosen` |
+//! | | `lease::quorum_pauses::after_its_token_was_stored_on_a_minority` |
 //! | | `lease::redis_cluster::a_killed_master_is_outranked_by_its_replica` |
 //! | | `lease::redis_epochs::of_issuers_that_race_for_an_epoch_one_installs_it` |
 //! | | `lease::redis_failover::a_failover_of_the_database_that_is_noticed_is_outranked_whatever_redis_loses` |
@@ -63,10 +71,13 @@
 //! | | `example::worker::a_stopped_worker_sees_its_loss_and_its_successors_writes_stand` |
 //! | | `example::worker::a_wall_clock_that_jumps_changes_nothing` |
 //! | | `failures::outages::a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long` |
+//! | | `lease::quorum_faults::a_node_whose_wall_clock_jumps` |
+//! | | `lease::quorum_pauses::after_its_token_was_stored` |
 //! | 8. no database, no write; no Redis, no new lease | `example::inventory::writes_go_on_without_redis_but_no_lease_is_granted` |
 //! | | `failures::outages::a_database_that_comes_back_needs_no_restart` |
 //! | | `fence::database::a_database_that_is_not_there_is_unavailable` |
 //! | | `lease::etcd_faults::without_a_majority_nothing_is_granted_and_leases_survive_it` |
+//! | | `lease::quorum_faults::three_nodes_are_killed` |
 //! | | `lease::redis_loss::a_redis_that_is_away_is_unavailable_within_the_limit` |
 //! | | `lease::redis_loss::without_epochs_no_new_history_is_trusted_and_held_leases_go_on` |
 //! | 9. every wait has a limit | `client::http_leases::an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit` |
@@ -154,6 +165,10 @@
 //! | | `fence::pool_hooks::a_hook_runs_in_the_task_of_the_request` |
 //! | | `fence::pool_hooks::what_a_request_sets_is_reset_before_the_next_one` |
 //! | | `layer::on_begin::each_tenant_writes_its_own_rows_in_each_mode` |
+//! | a quorum goes on with a majority | `lease::quorum_faults::a_node_is_cut_off_and_another_falls_silent` |
+//! | | `lease::quorum_faults::a_node_is_slow` |
+//! | | `lease::quorum_faults::two_nodes_are_frozen` |
+//! | | `lease::quorum_faults::two_nodes_are_killed` |
 //! | waiting in line | `lease::etcd_line::lines_leave_nothing_behind` |
 //! | | `lease::etcd_line::only_the_first_in_line_asks` |
 //! | | `lease::etcd_line::waiters_of_a_process_that_is_cut_off_are_passed_over` |

@@ -188,13 +188,18 @@ impl QuorumLeases {
             Answer::Renewed { clock, .. } if clock.usable => Some(clock.counted()),
             _ => None,
         });
+        let mut clocks: Vec<_> = clocks.collect();
+        clocks.sort_unstable_by(|one, other| other.cmp(one));
         // Clocks that were put back, or an epoch that is over: its tokens may be outranked.
-        let counted = clocks.max().filter(|counted| *counted >= seen);
-        let (Some((epoch, n)), Some(left)) = (counted, left_of(ttl, began)) else {
+        let is_behind = clocks.first().is_none_or(|counted| *counted < seen);
+        let Some(left) = left_of(ttl, began).filter(|_| !is_behind) else {
             return Err(LeaseError::lost(resource));
         };
-        let epoch = Epoch::new(epoch).map_err(LeaseError::unavailable)?;
-        quorum.memory.record_renewal(partition, epoch, n);
+        // What only a minority has counted was never granted, and may be out of reach the next time.
+        if let Some((epoch, n)) = clocks.get(quorum.nodes.majority() - 1) {
+            let epoch = Epoch::new(*epoch).map_err(LeaseError::unavailable)?;
+            quorum.memory.record_renewal(partition, epoch, *n);
+        }
         Ok(Lease::granted(resource, id, token, left))
     }
 

@@ -1,6 +1,6 @@
 //! The worker as a real process: stopped, continued, and with a clock that jumps.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::time::sleep;
@@ -8,6 +8,7 @@ use tokio::time::sleep;
 use crate::support::{
     http::Answer,
     process::{Inventory, Process},
+    wall_clock::WallClock,
 };
 
 const DONE: &str = "200 OK {\"sku\"";
@@ -60,34 +61,15 @@ async fn a_stopped_worker_sees_its_loss_and_its_successors_writes_stand() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wall_clock_that_jumps_changes_nothing() {
-    let library = ["/usr/lib", "/lib"].iter().find_map(|folder| {
-        let arch = format!("{}-linux-gnu", std::env::consts::ARCH);
-        let path = PathBuf::from(folder).join(arch);
-        let path = path.join("faketime/libfaketime.so.1");
-        path.exists().then_some(path)
-    });
-    let library = library.expect("libfaketime is not installed: use tests/run");
-    let folder = tempfile::tempdir().unwrap();
-    let clock = folder.path().join("clock");
-    std::fs::write(&clock, "+0").unwrap();
+    let clock = WallClock::right();
     let service = Inventory::start(&[]).await;
-    let mut jumping = worker(
-        &service,
-        &[
-            ("LD_PRELOAD", library.to_str().unwrap()),
-            ("FAKETIME_TIMESTAMP_FILE", clock.to_str().unwrap()),
-            ("FAKETIME_NO_CACHE", "1"),
-            // The clock that can be set; the monotonic one cannot.
-            ("DONT_FAKE_MONOTONIC", "1"),
-            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-        ],
-    );
+    let mut jumping = worker(&service, &clock.variables());
     jumping.prints(DONE, 3).await;
     let holder = get(&service, "/locks/sku-1").await["owner"].clone();
     assert!(holder.is_string());
     let mut done = 3;
     for jump in ["+1d", "-1d", "+10y", "-30y"] {
-        std::fs::write(&clock, jump).unwrap();
+        clock.jump_to(jump);
         // Over more than the time of a lease.
         done += 15;
         jumping.prints(DONE, done).await;

@@ -8,6 +8,7 @@ pub mod functions;
 pub mod http;
 pub mod lease;
 pub mod lock_servers;
+pub mod nodes;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
@@ -15,6 +16,7 @@ pub mod redis;
 pub mod standby;
 pub mod store;
 pub mod variant;
+pub mod wall_clock;
 
 use std::time::Duration;
 

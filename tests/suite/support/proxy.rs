@@ -40,12 +40,14 @@ pub enum Sender {
 }
 
 /// What happens to one message.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Passage {
     /// It is passed on.
     Whole,
     /// Another one is passed on in its place.
     Instead(Vec<u8>),
+    /// It is held back, with all that comes behind it, while this is true. Then it is passed on.
+    Held(watch::Receiver<bool>),
     /// It is forgotten, and the connection stays open.
     Dropped,
     /// The connection is closed after so many of its bytes.
@@ -61,6 +63,7 @@ pub struct Proxy {
     pub addr: SocketAddr,
     server: watch::Sender<SocketAddr>,
     link: watch::Sender<Link>,
+    delay: watch::Sender<Duration>,
     connections: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
@@ -99,6 +102,7 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (link, watched) = watch::channel(Link::Whole);
+        let (delay, delayed) = watch::channel(delay);
         let (server, leads_to) = watch::channel(server);
         let connections = Arc::<AtomicU64>::default();
         let counting = connections.clone();
@@ -107,7 +111,7 @@ impl Proxy {
                 counting.fetch_add(1, Relaxed);
                 let connection = Connection {
                     link: watched.clone(),
-                    delay,
+                    delay: delayed.clone(),
                     rule: Mutex::new(Box::new(new_rule())),
                 };
                 let leads_to = leads_to.clone();
@@ -118,6 +122,7 @@ impl Proxy {
             addr,
             server,
             link,
+            delay,
             connections,
             task,
         }
@@ -125,6 +130,11 @@ impl Proxy {
 
     pub fn set(&self, link: Link) {
         self.link.send_replace(link);
+    }
+
+    /// Takes so long to pass each message on from now on, in either direction.
+    pub fn slow_down(&self, delay: Duration) {
+        self.delay.send_replace(delay);
     }
 
     /// Passes everything on to another server from now on. The connections to the one before are closed.
@@ -155,7 +165,7 @@ impl Drop for Proxy {
 
 struct Connection {
     link: watch::Receiver<Link>,
-    delay: Duration,
+    delay: watch::Receiver<Duration>,
     rule: Mutex<Rule>,
 }
 
@@ -197,13 +207,17 @@ impl Connection {
             if !passes {
                 return;
             }
-            if !self.delay.is_zero() {
-                sleep(self.delay).await;
+            let delay = *self.delay.borrow();
+            if !delay.is_zero() {
+                sleep(delay).await;
             }
             let message = &buffer[..length];
-            let passage = (self.rule.lock().unwrap())(sender, message);
+            let mut passage = (self.rule.lock().unwrap())(sender, message);
+            if let Passage::Held(held) = &mut passage {
+                let _ = held.wait_for(|held| !held).await;
+            }
             let part = match &passage {
-                Passage::Whole | Passage::CutLater(_) => message,
+                Passage::Whole | Passage::Held(_) | Passage::CutLater(_) => message,
                 Passage::Instead(other) => other,
                 Passage::Dropped => continue,
                 Passage::CutAfter(count) => &message[..*count],
@@ -214,7 +228,7 @@ impl Connection {
             match passage {
                 Passage::CutAfter(_) => return,
                 Passage::CutLater(later) => return sleep(later).await,
-                Passage::Whole | Passage::Instead(_) | Passage::Dropped => {}
+                Passage::Whole | Passage::Instead(_) | Passage::Held(_) | Passage::Dropped => {}
             }
         }
     }

@@ -39,12 +39,19 @@ pub struct RedisServer {
     cluster_port: u16,
     folder: TempDir,
     options: Vec<String>,
+    variables: Vec<(String, String)>,
     child: Option<Child>,
 }
 
 impl RedisServer {
     /// Starts a server on a free port, with these options.
     pub async fn start(options: &[&str]) -> Self {
+        Self::start_with(options, &[]).await
+    }
+
+    /// The same, with these variables in its environment.
+    pub async fn start_with(options: &[&str], variables: &[(&str, &str)]) -> Self {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         for _ in 0..10 {
             let port = free_port();
             let mut server = Self {
@@ -52,6 +59,7 @@ impl RedisServer {
                 cluster_port: free_port(),
                 folder: tempfile::tempdir().unwrap(),
                 options: options.iter().map(|option| (*option).to_owned()).collect(),
+                variables: variables.iter().map(owned).collect(),
                 child: None,
             };
             if server.try_start().await {
@@ -130,6 +138,7 @@ impl RedisServer {
             .args(["--cluster-port", &self.cluster_port.to_string()])
             .args(["--logfile", "redis.log", "--save", ""])
             .args(&self.options)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

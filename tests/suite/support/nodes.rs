@@ -1,0 +1,82 @@
+//! Five Redis servers that know nothing of each other, each behind a proxy.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::Sqlite;
+use tower_fence::lease::QuorumLeases;
+
+use super::{
+    database::Fresh,
+    proxy::{Link, Passage, Proxy, Sender},
+    redis::RedisServer,
+};
+
+pub const NODES: usize = 5;
+/// How long a node is waited for. On a busy machine an answer may be late.
+pub const NODE_WAIT: Duration = Duration::from_millis(400);
+
+/// Issuers know the nodes by their proxies.
+pub struct Nodes {
+    pub servers: Vec<RedisServer>,
+    pub proxies: Vec<Proxy>,
+}
+
+impl Nodes {
+    pub async fn start(options: &[&str]) -> Self {
+        let servers = join_all((0..NODES).map(|_| RedisServer::start(options))).await;
+        Self::of(servers).await
+    }
+
+    pub async fn of(servers: Vec<RedisServer>) -> Self {
+        let proxies = servers.iter().map(|server| Proxy::to(server.addr()));
+        let proxies = join_all(proxies).await;
+        Self { servers, proxies }
+    }
+
+    /// Judges each message of node `n` with a rule that `rule(n)` makes anew for each connection.
+    pub async fn judging<R>(rule: impl Fn(usize) -> R + Clone + Send + Sync + 'static) -> Self
+    where
+        R: FnMut(Sender, &[u8]) -> Passage + Send + 'static,
+    {
+        let servers = join_all((0..NODES).map(|_| RedisServer::start(&[]))).await;
+        let proxies = servers.iter().enumerate().map(|(n, server)| {
+            let rule = rule.clone();
+            Proxy::judging(server.addr(), move || rule(n))
+        });
+        let proxies = join_all(proxies).await;
+        Self { servers, proxies }
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        let servers = self.servers.iter().zip(&self.proxies);
+        let urls = servers.map(|(server, proxy)| proxy.url(&server.url()));
+        urls.collect()
+    }
+
+    /// Cuts off all but these.
+    pub fn reach_only(&self, reachable: &[usize]) {
+        for (n, proxy) in self.proxies.iter().enumerate() {
+            proxy.set(match reachable.contains(&n) {
+                true => Link::Whole,
+                false => Link::Cut,
+            });
+        }
+    }
+
+    pub fn reach_all(&self) {
+        self.reach_only(&[0, 1, 2, 3, 4]);
+    }
+
+    /// An issuer that remembers nothing.
+    pub fn leases(&self, epochs: &Fresh<Sqlite>) -> QuorumLeases {
+        leases_on(&self.urls(), epochs, NODE_WAIT)
+    }
+}
+
+/// An issuer that remembers nothing, and waits so long for each node.
+pub fn leases_on(urls: &[String], epochs: &Fresh<Sqlite>, node_wait: Duration) -> QuorumLeases {
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let builder = QuorumLeases::builder(epochs.fence()).node_wait(node_wait);
+    builder.connect_lazy(&urls).unwrap()
+}

@@ -1,0 +1,57 @@
+//! A wall clock that a test sets, for processes of its own, by libfaketime.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+/// The clock that a process believes in. The monotonic one goes on as it is.
+pub struct WallClock {
+    folder: TempDir,
+    file: String,
+    preload: String,
+}
+
+impl WallClock {
+    /// It is right until it jumps.
+    pub fn right() -> Self {
+        let library = ["/usr/lib", "/lib"].iter().find_map(|folder| {
+            let arch = format!("{}-linux-gnu", std::env::consts::ARCH);
+            let path = PathBuf::from(folder).join(arch);
+            let path = path.join("faketime/libfaketime.so.1");
+            path.exists().then_some(path)
+        });
+        let library = library.expect("libfaketime is not installed: use tests/run");
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Self {
+            file: text(&folder.path().join("clock")),
+            folder,
+            // Redis' own allocator asks for the time before there is any.
+            preload: format!("{} libc.so.6", library.display()),
+        };
+        clock.jump_to("+0");
+        clock
+    }
+
+    /// So far from the right time: `+1d`, `-30y`.
+    pub fn jump_to(&self, offset: &str) {
+        // Nobody is to read half of it.
+        let new = self.folder.path().join("new");
+        std::fs::write(&new, offset).unwrap();
+        std::fs::rename(new, &self.file).unwrap();
+    }
+
+    /// What a process with this clock has in its environment.
+    pub fn variables(&self) -> [(&str, &str); 5] {
+        [
+            ("LD_PRELOAD", &self.preload),
+            ("FAKETIME_TIMESTAMP_FILE", &self.file),
+            ("FAKETIME_NO_CACHE", "1"),
+            ("DONT_FAKE_MONOTONIC", "1"),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ]
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
