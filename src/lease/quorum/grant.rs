@@ -18,7 +18,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// How often a key is taken for one attempt: each time after the second means that the epoch was over.
+/// How often a key is taken for one request: each time after the second means that the epoch was over.
 const TAKES: usize = 6;
 
 /// What became of one attempt.
@@ -57,12 +57,13 @@ pub(super) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     Some(left).filter(|left| !left.is_zero())
 }
 
-/// Makes one attempt. What it leaves on the nodes is noted in `leftover`.
+/// Makes one attempt, and the next one where the epoch of its token turns out to be over. What is left on the nodes is noted in
+/// `leftover`.
 pub(super) async fn attempt(
     nodes: &Nodes,
     memory: &Arc<Memory>,
     wish: Wish<'_>,
-    attempt: Attempt,
+    mut attempt: Attempt,
     leftover: &mut Left,
 ) -> Result<Outcome, LeaseError> {
     memory.learn_source().await?;
@@ -133,7 +134,9 @@ pub(super) async fn attempt(
         if memory.record_grant(partition, epoch, n).await? {
             return Ok(in_time(choice.token, wish, began));
         }
-        // The epoch is over. Taken again, the key gets a token of another one.
+        // The epoch is over. Taken again, the key gets a token of another one: under another attempt, as a seal of this
+        // one may still be on its way, and would put the lower token back.
+        attempt = Attempt::above(attempt.number);
     }
     Err(unexpected())
 }

@@ -9,6 +9,7 @@ pub mod lease;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod quorum;
 pub mod redis;
 pub mod standby;
 pub mod store;

@@ -1,0 +1,213 @@
+//! Why a quorum takes and seals as it does. Each schedule is the story of a lost rule: with the scripts as they are nothing
+//! happens in it, and without the rule they are caught.
+//!
+//! `a 1.2` reads: the lease `a` was granted with token 2 of epoch 1.
+
+use crate::support::quorum::{Quorum, Rule, Servers, Violation, holds, is_caught};
+
+const TWICE: Violation = Violation::SameTokenTwice;
+
+/// 1. `a` takes its keys, chooses a token, and is slow. 2. Its keys expire. 3. `b` is granted that token, as no clock has
+///    counted it. 4. The seals of `a` arrive.
+async fn slow_seals(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a");
+    quorum.take(&mut a, &[1, 2, 3]).await;
+    quorum.choose(&mut a);
+    quorum.expire(&[1, 2, 3]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[1, 2, 3]).await;
+    quorum.seal(&mut a, &[1, 2]).await;
+}
+
+#[tokio::test]
+async fn a_seal_finds_the_lease_that_was_taken_or_nothing() {
+    let servers = &mut Servers::shared();
+    holds(servers, slow_seals, "first 1.1, b 1.2").await;
+    let twice = ("first 1.1, b 1.2, a 1.2", TWICE);
+    is_caught(servers, Rule::LeaseWhenSealing, slow_seals, twice).await;
+}
+
+/// 1. `a` takes its keys, and seals one. 2. The others expire. 3. `b` takes those, which have not counted the token.
+async fn one_seal(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a");
+    quorum.take(&mut a, &[1, 2, 3]).await;
+    quorum.choose(&mut a);
+    quorum.seal(&mut a, &[1]).await;
+    quorum.expire(&[2, 3]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[2, 3]).await;
+}
+
+#[tokio::test]
+async fn a_grant_is_sealed_on_a_majority() {
+    let servers = &mut Servers::shared();
+    holds(servers, one_seal, "first 1.1, b 1.2").await;
+    let twice = ("first 1.1, a 1.2, b 1.2", TWICE);
+    is_caught(servers, Rule::SealOnMajority, one_seal, twice).await;
+}
+
+/// 1. `a` takes its keys, and seals none. 2. They expire. 3. `b` takes them.
+async fn no_seal(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a");
+    quorum.take(&mut a, &[1, 2, 3]).await;
+    quorum.choose(&mut a);
+    quorum.expire(&[1, 2, 3]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[1, 2, 3]).await;
+}
+
+#[tokio::test]
+async fn what_is_taken_is_not_granted() {
+    let servers = &mut Servers::shared();
+    holds(servers, no_seal, "first 1.1, b 1.2").await;
+    let twice = ("first 1.1, a 1.2, b 1.2", TWICE);
+    is_caught(servers, Rule::Seal, no_seal, twice).await;
+}
+
+/// 1. `a` is granted a token of which node 3 hears nothing. 2. Its keys expire. 3. Node 3 is the first to answer `b`.
+async fn a_node_that_missed_the_last_grant(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let a = quorum.request("a");
+    quorum.grant(a, &[1, 2]).await;
+    quorum.expire(&[1, 2]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[3, 1]).await;
+}
+
+#[tokio::test]
+async fn a_token_is_above_the_clocks_of_a_majority() {
+    let servers = &mut Servers::shared();
+    let schedule = a_node_that_missed_the_last_grant;
+    holds(servers, schedule, "first 1.1, a 1.2, b 1.3").await;
+    let twice = ("first 1.1, a 1.2, b 1.2", TWICE);
+    is_caught(servers, Rule::HighestOfMajority, schedule, twice).await;
+}
+
+/// 1. `a` takes nodes 1 and 2, chooses, and seals node 1. 2. Its other key expires. 3. `b` is granted that token on nodes
+///    2 and 3. 4. Its key on node 3 expires. 5. `a` takes that, too: the clock there has the token already.
+async fn a_late_answer(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a");
+    quorum.take(&mut a, &[1, 2]).await;
+    quorum.choose(&mut a);
+    quorum.seal(&mut a, &[1]).await;
+    quorum.expire(&[2]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[2, 3]).await;
+    quorum.expire(&[3]).await;
+    quorum.take(&mut a, &[3]).await;
+    quorum.seal(&mut a, &[3]).await;
+}
+
+#[tokio::test]
+async fn only_nodes_are_sealed_whose_clocks_were_counted() {
+    let servers = &mut Servers::shared();
+    holds(servers, a_late_answer, "first 1.1, b 1.2").await;
+    let twice = ("first 1.1, b 1.2, a 1.2", TWICE);
+    is_caught(servers, Rule::SealWhereCounted, a_late_answer, twice).await;
+}
+
+/// 1. `a` takes its keys and chooses. 2. Two of them expire. 3. `b` is granted that token on those nodes. 4. A key of `b`
+///    expires. 5. What `a` has sent to take it arrives once more. 6. The seals of `a` arrive.
+async fn a_key_is_taken_twice(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a");
+    quorum.take(&mut a, &[1, 2, 3]).await;
+    quorum.choose(&mut a);
+    quorum.expire(&[1, 2]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[1, 2]).await;
+    quorum.expire(&[1]).await;
+    quorum.take(&mut a, &[1]).await;
+    quorum.seal(&mut a, &[1, 3]).await;
+}
+
+#[tokio::test]
+async fn a_seal_fits_to_the_key_that_was_taken_and_to_no_later_one() {
+    let servers = &mut Servers::shared();
+    holds(servers, a_key_is_taken_twice, "first 1.1, b 1.2").await;
+    let twice = ("first 1.1, b 1.2, a 1.2", TWICE);
+    let rule = Rule::StampBesideAttempt;
+    is_caught(servers, rule, a_key_is_taken_twice, twice).await;
+}
+
+/// The obvious protocol: set a key on a majority, take the highest clock plus one, write that back if the lease id is still
+/// there. As above, but `a` asks again, by the next attempt.
+async fn a_request_is_repeated(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a");
+    quorum.take(&mut a, &[1, 2, 3]).await;
+    quorum.choose(&mut a);
+    quorum.expire(&[1, 2]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[1, 2]).await;
+    quorum.expire(&[1]).await;
+    let mut again = quorum.request("a");
+    quorum.take(&mut again, &[1]).await;
+    quorum.seal(&mut a, &[1, 3]).await;
+}
+
+#[tokio::test]
+async fn the_lease_id_alone_does_not_make_a_seal_fit() {
+    let servers = &mut Servers::shared();
+    holds(servers, a_request_is_repeated, "first 1.1, b 1.2").await;
+    let twice = ("first 1.1, b 1.2, a 1.2", TWICE);
+    let rule = Rule::StampBesideLeaseId;
+    is_caught(servers, rule, a_request_is_repeated, twice).await;
+}
+
+/// 1. `a` takes another resource of the partition, chooses, and is slow. 2. `b` and `c` are granted this one, one after the
+///    other. 3. The seals of `a` arrive, for a token below that of `c`. 4. `d` asks.
+async fn another_resource(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a").on("sku-2");
+    quorum.take(&mut a, &[1, 2]).await;
+    quorum.choose(&mut a);
+    for lease in ["b", "c"] {
+        let request = quorum.request(lease);
+        quorum.grant(request, &[1, 2]).await;
+        quorum.expire(&[1, 2]).await;
+    }
+    quorum.seal(&mut a, &[1, 2]).await;
+    let d = quorum.request("d");
+    quorum.grant(d, &[1, 2]).await;
+}
+
+#[tokio::test]
+async fn no_seal_turns_a_clock_back() {
+    let servers = &mut Servers::shared();
+    let all = "first 1.1, b 1.2, c 1.3, a 1.2, d 1.4";
+    holds(servers, another_resource, all).await;
+    let twice = ("first 1.1, b 1.2, c 1.3, a 1.2, d 1.3", TWICE);
+    is_caught(servers, Rule::HigherOfBoth, another_resource, twice).await;
+}
+
+/// 1. `a` takes its keys, and seals two of them. 2. The source of epochs says that this one is over. 3. `a` takes its keys
+///    once more, and is granted a token of the next epoch on nodes 1 and 3. 4. The third seal of before arrives.
+async fn an_epoch_is_over(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a");
+    quorum.take(&mut a, &[1, 2, 3]).await;
+    quorum.choose(&mut a);
+    let [one, two, late] = [1, 2, 3].map(|node| quorum.send_seal(&a, node));
+    quorum.arrives(&a, one).await;
+    quorum.arrives(&a, two).await;
+    quorum.begin_anew(&mut a);
+    quorum.take(&mut a, &[1, 2, 3]).await;
+    quorum.choose(&mut a);
+    quorum.seal(&mut a, &[1, 3]).await;
+    quorum.arrives(&a, late).await;
+    quorum.renew(&a, &[1, 2, 3]).await;
+}
+
+#[tokio::test]
+async fn an_attempt_chooses_one_token() {
+    let servers = &mut Servers::shared();
+    let all = "first 1.1, a 2.1, a renewed 2.1";
+    holds(servers, an_epoch_is_over, all).await;
+    let lower = ("first 1.1, a 2.1, a renewed 1.2", Violation::LowerToken);
+    is_caught(servers, Rule::OneChoice, an_epoch_is_over, lower).await;
+}
