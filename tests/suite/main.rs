@@ -55,6 +55,7 @@
 //! | | `lease::quorum_scripts::no_seal_turns_a_clock_back` |
 //! | | `lease::quorum_scripts::only_nodes_are_sealed_whose_clocks_were_counted` |
 //! | | `lease::quorum_scripts::the_lease_id_alone_does_not_make_a_seal_fit` |
+//! | | `lease::quorum_scripts::the_store_begins_another_attempt_for_another_token` |
 //! | | `lease::quorum_scripts::what_is_taken_is_not_granted` |
 //! | | `lease::quorum_scripts_ends::a_key_without_a_token_is_not_renewed` |
 //! | | `lease::quorum_scripts_ends::a_lease_from_a_snapshot_is_not_renewed` |

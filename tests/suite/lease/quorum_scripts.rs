@@ -3,7 +3,18 @@
 //!
 //! `a 1.2` reads: the lease `a` was granted with token 2 of epoch 1.
 
-use crate::support::quorum::{Quorum, Rule, Servers, Violation, holds, is_caught};
+use std::sync::{Arc, Mutex};
+
+use tower_fence::{
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
+    lease::{Leases, QuorumLeases},
+};
+
+use crate::support::{
+    lease::{LONG, grant, sku},
+    quorum::{Quorum, Rule, Servers, Violation, holds, is_caught},
+    redis::{fresh_prefix, shared_node_urls},
+};
 
 const TWICE: Violation = Violation::SameTokenTwice;
 
@@ -210,4 +221,63 @@ async fn an_attempt_chooses_one_token() {
     holds(servers, an_epoch_is_over, all).await;
     let lower = ("first 1.1, a 2.1, a renewed 1.2", Violation::LowerToken);
     is_caught(servers, Rule::OneChoice, an_epoch_is_over, lower).await;
+}
+
+/// A source that says of the first epoch that it is over, and looks at what stands in a node then.
+struct Over {
+    url: String,
+    key: String,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+async fn value(url: &str, key: &str) -> String {
+    let client = redis::Client::open(url).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut get = redis::cmd("GET");
+    get.arg(key).query_async(&mut connection).await.unwrap()
+}
+
+impl Epochs for Over {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(at_least) })
+    }
+
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move {
+            let value = value(&self.url, &self.key).await;
+            self.seen.lock().unwrap().push(value);
+            Ok(seen.max(Epoch::new(2)?))
+        })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("over").unwrap()) })
+    }
+}
+
+#[tokio::test]
+async fn the_store_begins_another_attempt_for_another_token() {
+    let (prefix, urls) = (fresh_prefix(), shared_node_urls());
+    let key = format!("{prefix}:quorum:{{110}}:lease:sku-1");
+    let seen = Arc::new(Mutex::new(vec![]));
+    let connect = async || {
+        let (url, key, seen) = (urls[0].clone(), key.clone(), seen.clone());
+        let builder = QuorumLeases::builder(Over { url, key, seen }).key_prefix(&prefix);
+        let builder = builder.node_wait(LONG).command_wait(LONG);
+        let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+        builder.connect(&urls).await.unwrap()
+    };
+    let leases = connect().await;
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    assert!(seen.lock().unwrap().is_empty());
+    // Another issuer has not been told of the epoch in which the nodes count.
+    let lease = grant(&connect().await, &sku(), LONG).await;
+    assert_eq!(lease.token.get(), 2_000_000_001);
+    let before = seen.lock().unwrap().pop().expect("the source was asked");
+    let after = value(&urls[0], &key).await;
+    let number = |value: &str| value.split(':').nth(1).unwrap().parse::<u64>().unwrap();
+    assert!(before.contains(":1000000002:"), "{before}");
+    assert!(after.contains(":2000000001:"), "{after}");
+    assert!(number(&after) > number(&before), "{before} {after}");
 }

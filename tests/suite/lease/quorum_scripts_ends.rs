@@ -91,7 +91,7 @@ async fn a_snapshot_is_asked_for(quorum: &mut Quorum<'_>) {
 
 #[tokio::test]
 async fn a_lease_from_a_snapshot_is_not_renewed() {
-    let servers = &mut Servers::own(3).await;
+    let servers = &mut Servers::with_files().await;
     let all = "first 1.1, a 1.2, b 1.3";
     holds(servers, a_snapshot_is_renewed, all).await;
     let revived = ("first 1.1, a 1.2, b 1.3, a renewed 1.2", REVIVED);
@@ -106,7 +106,7 @@ async fn a_lease_from_a_snapshot_is_not_renewed() {
 
 #[tokio::test]
 async fn a_token_from_a_snapshot_is_not_answered_again() {
-    let (servers, schedule) = (&mut Servers::own(3).await, a_snapshot_is_asked_for);
+    let (servers, schedule) = (&mut Servers::with_files().await, a_snapshot_is_asked_for);
     holds(
         servers,
         schedule,

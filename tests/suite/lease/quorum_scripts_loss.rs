@@ -20,7 +20,7 @@ async fn an_old_snapshot(quorum: &mut Quorum<'_>) {
 
 #[tokio::test]
 async fn a_clock_counts_under_the_history_in_which_it_was_written() {
-    let servers = &mut Servers::own(3).await;
+    let servers = &mut Servers::with_files().await;
     holds(servers, an_old_snapshot, "first 1.1, a 1.2, b 2.1").await;
     let twice = ("first 1.1, a 1.2, b 1.2", TWICE);
     is_caught(servers, Rule::HistoryWhenTaking, an_old_snapshot, twice).await;
@@ -43,7 +43,7 @@ async fn a_snapshot_with_the_key(quorum: &mut Quorum<'_>) {
 
 #[tokio::test]
 async fn a_seal_fits_to_the_history_in_which_the_key_was_taken() {
-    let (servers, schedule) = (&mut Servers::own(3).await, a_snapshot_with_the_key);
+    let (servers, schedule) = (&mut Servers::with_files().await, a_snapshot_with_the_key);
     holds(servers, schedule, "first 1.1, b 1.2").await;
     let twice = ("first 1.1, b 1.2, a 1.2", TWICE);
     is_caught(servers, Rule::HistoryWhenSealing, schedule, twice).await;

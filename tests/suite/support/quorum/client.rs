@@ -132,8 +132,9 @@ impl Quorum<'_> {
         let highest = counted.iter().map(|taken| taken.clock).max().unwrap();
         let usable = counted.iter().all(|taken| taken.is_usable) && !request.epoch_is_over;
         if let Some(token) = request.stored().filter(|_| usable && !request.only_mine) {
-            // A repetition.
+            // A repetition, which seals nothing.
             request.token = Some(token);
+            request.taken.clear();
             return self.note(request, Kind::Granted, token);
         }
         let token = match request.epoch_ahead {

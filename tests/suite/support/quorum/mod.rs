@@ -112,9 +112,8 @@ impl<'a> Quorum<'a> {
         self.servers.command(node, &["FLUSHALL"]).await;
     }
 
-    /// A node is started again, and has nothing any more.
+    /// A node without files is started again, and has nothing any more.
     pub async fn restart_empty(&mut self, node: usize) {
-        self.flush(node).await;
         let server = self.servers.server(node);
         server.kill();
         server.start_again().await;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use futures_util::future::join_all;
+
 use crate::support::{
     eventually,
     redis::{RedisServer, shared_node_urls},
@@ -11,11 +13,8 @@ use crate::support::{
 pub enum Servers {
     /// Three that all tests share. Nothing can be lost there but keys.
     Shared(Vec<String>),
-    /// Servers that can be restarted, and write all to a file.
     Own(Vec<RedisServer>),
 }
-
-const OPTIONS: [&str; 4] = ["--appendonly", "yes", "--repl-diskless-sync-delay", "0"];
 
 /// The files of a server.
 pub type Snapshot = Vec<(PathBuf, Vec<u8>)>;
@@ -25,12 +24,20 @@ impl Servers {
         Self::Shared(shared_node_urls())
     }
 
+    /// Servers that come back empty. A replica does not wait for others.
     pub async fn own(count: usize) -> Self {
-        let mut servers = vec![];
-        for _ in 0..count {
-            servers.push(RedisServer::start(&OPTIONS).await);
-        }
-        Self::Own(servers)
+        Self::start(count, &["--repl-diskless-sync-delay", "0"]).await
+    }
+
+    /// Three servers that have written to their files what they have answered. (By default they put that off while the disk
+    /// is busy.)
+    pub async fn with_files() -> Self {
+        Self::start(3, &["--appendonly", "yes", "--appendfsync", "no"]).await
+    }
+
+    async fn start(count: usize, options: &[&str]) -> Self {
+        let servers = (0..count).map(|_| RedisServer::start(options));
+        Self::Own(join_all(servers).await)
     }
 
     pub(super) fn server(&mut self, node: usize) -> &mut RedisServer {
