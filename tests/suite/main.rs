@@ -52,7 +52,9 @@
 //! | | `lease::quorum_scripts::a_seal_fits_to_the_key_that_was_taken_and_to_no_later_one` |
 //! | | `lease::quorum_scripts::a_token_is_above_the_clocks_of_a_majority` |
 //! | | `lease::quorum_scripts::an_attempt_chooses_one_token` |
+//! | | `lease::quorum_scripts::another_token_of_a_lease_is_above_the_one_that_it_has` |
 //! | | `lease::quorum_scripts::no_seal_turns_a_clock_back` |
+//! | | `lease::quorum_scripts::numbers_are_compared_within_an_epoch` |
 //! | | `lease::quorum_scripts::only_nodes_are_sealed_whose_clocks_were_counted` |
 //! | | `lease::quorum_scripts::the_lease_id_alone_does_not_make_a_seal_fit` |
 //! | | `lease::quorum_scripts::the_store_begins_another_attempt_for_another_token` |
@@ -115,6 +117,7 @@
 //! | | `lease::announced::a_grant_outranks_older_tokens_before_it_is_answered` |
 //! | | `lease::announced::a_grant_waits_for_a_write_in_flight` |
 //! | | `lease::announced::of_two_leases_with_one_token_one_is_answered` |
+//! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_a_quorum` |
 //! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_redis` |
 //! | signed tokens | `contract::signed::another_implementation_makes_the_same_vectors` |
 //! | | `contract::signed::the_functions_take_and_refuse_the_same` |

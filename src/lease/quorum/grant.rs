@@ -115,7 +115,7 @@ pub(super) async fn attempt(
             tracing::info!(partition, %epoch, "began an epoch");
             (epoch.get(), 1)
         };
-        let Some(choice) = choose(epoch, n, wish.at_least) else {
+        let Some(choice) = choose(epoch, n, &taken, wish.at_least) else {
             return Ok(Outcome::Exhausted);
         };
         leftover.chooses(choice.token);
@@ -149,10 +149,13 @@ fn taken(answers: &Answers) -> Vec<(usize, Taken)> {
     taken.collect()
 }
 
-/// The token by this count, or the lowest one that will do where that is higher. The clock does not follow then: where
-/// the resource has seen a token from elsewhere, this concerns its lease alone.
-fn choose(epoch: i64, n: i64, at_least: Option<Token>) -> Option<Choice> {
-    let token = Epoch::new(epoch).ok()?.token(n)?;
+/// The token by this count. Where the resource has seen a token from elsewhere, it has to be higher: above the one that the
+/// lease has, and at least the one that is asked for. The clock does not follow then, as this concerns the lease alone.
+fn choose(epoch: i64, n: i64, taken: &[(usize, Taken)], at_least: Option<Token>) -> Option<Choice> {
+    let mut token = Epoch::new(epoch).ok()?.token(n)?;
+    if let Some(stored) = taken.iter().filter_map(|(_, taken)| taken.stored).max() {
+        token = token.max(Token::new(stored.get() + 1).ok()?);
+    }
     let token = at_least.map_or(token, |least| least.max(token));
     Some(Choice { token, epoch, n })
 }

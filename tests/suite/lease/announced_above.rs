@@ -7,14 +7,16 @@ use tower_fence::{
     announce::AnnounceError,
     client::HttpLeases,
     issuer,
-    lease::{Acquire, Announced, EmbeddedLeases, LeaseError, Leases, RedisLeases, Renew},
+    lease::{
+        Acquire, Announced, EmbeddedLeases, LeaseError, Leases, QuorumLeases, RedisLeases, Renew,
+    },
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     http::{Answer, Server},
     lease::{LONG, grant, highest_epoch, sku},
-    redis::{fresh_prefix, shared_url},
+    redis::{fresh_prefix, shared_node_urls, shared_url},
 };
 
 /// Of the partition of `sku-1`.
@@ -84,6 +86,16 @@ async fn a_forged_token_concerns_its_resource_alone_on_redis() {
     let db = Sqlite::fresh(2).await;
     let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
+    a_forged_token_concerns_its_resource_alone(store, db).await;
+}
+
+#[tokio::test]
+async fn a_forged_token_concerns_its_resource_alone_on_a_quorum() {
+    let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
+    let builder = QuorumLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let builder = builder.node_wait(LONG).command_wait(LONG);
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let store = builder.connect(&urls).await.unwrap();
     a_forged_token_concerns_its_resource_alone(store, db).await;
 }
 

@@ -196,6 +196,31 @@ async fn no_seal_turns_a_clock_back() {
     is_caught(servers, Rule::HigherOfBoth, another_resource, twice).await;
 }
 
+/// 1. `a` takes another resource of the partition on nodes 1 and 3, chooses, and is slow. 2. Node 2 loses its clock. 3. `b` is
+///    granted a token of the next epoch on nodes 2 and 3. 4. The seals of `a` arrive, with a higher number. 5. `c` asks.
+async fn a_higher_number(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let mut a = quorum.request("a").on("sku-2");
+    quorum.take(&mut a, &[1, 3]).await;
+    quorum.choose(&mut a);
+    quorum.evict_clock(2).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[2, 3]).await;
+    quorum.expire(&[2, 3]).await;
+    quorum.seal(&mut a, &[1, 3]).await;
+    let c = quorum.request("c");
+    quorum.grant(c, &[1, 3]).await;
+}
+
+#[tokio::test]
+async fn numbers_are_compared_within_an_epoch() {
+    let servers = &mut Servers::shared();
+    let all = "first 1.1, b 2.1, a 1.2, c 2.2";
+    holds(servers, a_higher_number, all).await;
+    let lower = ("first 1.1, b 2.1, a 1.2, c 1.3", Violation::LowerToken);
+    is_caught(servers, Rule::NumbersOfOneEpoch, a_higher_number, lower).await;
+}
+
 /// 1. `a` takes its keys, and seals two of them. 2. The source of epochs says that this one is over. 3. `a` takes its keys
 ///    once more, and is granted a token of the next epoch on nodes 1 and 3. 4. The third seal of before arrives.
 async fn an_epoch_is_over(quorum: &mut Quorum<'_>) {
@@ -221,6 +246,28 @@ async fn an_attempt_chooses_one_token() {
     holds(servers, an_epoch_is_over, all).await;
     let lower = ("first 1.1, a 2.1, a renewed 1.2", Violation::LowerToken);
     is_caught(servers, Rule::OneChoice, an_epoch_is_over, lower).await;
+}
+
+/// 1. The resource of `a` has seen a token from elsewhere, so `a` gets a higher one. The clock does not follow. 2. `a` asks
+///    for another token.
+async fn a_token_from_elsewhere(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let a = quorum.request("a");
+    quorum.grant(a, &[1, 2, 3]).await;
+    let above = quorum.request("a").only_mine().at_least(7, 5);
+    quorum.grant(above, &[1, 2, 3]).await;
+    let another = quorum.request("a").only_mine();
+    quorum.grant(another, &[1, 2, 3]).await;
+}
+
+#[tokio::test]
+async fn another_token_of_a_lease_is_above_the_one_that_it_has() {
+    let servers = &mut Servers::shared();
+    let all = "first 1.1, a 1.2, a renewed 7.5, a renewed 7.6";
+    holds(servers, a_token_from_elsewhere, all).await;
+    let lower = "first 1.1, a 1.2, a renewed 7.5, a renewed 1.4";
+    let (rule, lower) = (Rule::AboveStoredToken, (lower, Violation::LowerToken));
+    is_caught(servers, rule, a_token_from_elsewhere, lower).await;
 }
 
 /// A source that says of the first epoch that it is over, and looks at what stands in a node then.

@@ -168,22 +168,39 @@ async fn an_older_attempt_does_not_follow_a_newer_one() {
     is_caught(servers, Rule::NewerAttemptsOnly, an_older_attempt, ended).await;
 }
 
-/// 1. An attempt of `a` takes a key, and gives up. 2. The next one is granted. 3. The first one takes back what it has left.
+/// 1. An attempt of `a` takes nodes 1 and 2, seals node 1, and gives up. 2. The next one asks nodes 2 and 3, and is granted
+///    the same token. 3. The first one takes back what it has left.
 async fn a_slow_clean_up(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut first = quorum.request("a");
-    quorum.take(&mut first, &[1]).await;
+    quorum.take(&mut first, &[1, 2]).await;
+    quorum.choose(&mut first);
+    quorum.seal(&mut first, &[1]).await;
     let next = quorum.request("a");
-    let next = quorum.grant(next, &[1, 2, 3]).await;
+    let next = quorum.grant(next, &[2, 3]).await;
     quorum.clean_up(&first, &[1, 2, 3]).await;
     quorum.renew_live(&next, &[1, 2, 3]).await;
+}
+
+/// 1. `a` is granted. 2. A repetition takes two of its keys, and gives up. 3. It takes back what it has left.
+async fn a_repetition_that_fails(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let a = quorum.request("a");
+    let a = quorum.grant(a, &[1, 2, 3]).await;
+    let mut again = quorum.request("a");
+    quorum.take(&mut again, &[1, 2]).await;
+    quorum.clean_up(&again, &[1, 2]).await;
+    quorum.renew_live(&a, &[1, 2, 3]).await;
 }
 
 #[tokio::test]
 async fn an_attempt_takes_back_what_it_has_left_itself() {
     let servers = &mut Servers::shared();
     let all = "first 1.1, a 1.2, a renewed 1.2";
-    holds(servers, a_slow_clean_up, all).await;
     let ended = ("first 1.1, a 1.2, a lost 1.2", ENDED);
+    holds(servers, a_slow_clean_up, all).await;
     is_caught(servers, Rule::CleanUpOfAttempt, a_slow_clean_up, ended).await;
+    holds(servers, a_repetition_that_fails, all).await;
+    let rule = Rule::CleanUpOfToken;
+    is_caught(servers, rule, a_repetition_that_fails, ended).await;
 }

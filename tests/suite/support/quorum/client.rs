@@ -25,13 +25,15 @@ pub struct Request {
     lease: &'static str,
     resource: &'static str,
     attempt: u64,
-    /// For another token of a lease that is held.
     only_mine: bool,
     epoch_ahead: Option<i64>,
     epoch_is_over: bool,
     began: usize,
     taken: Vec<Taken>,
+    at_least: Option<Token>,
     token: Option<Token>,
+    /// By which it was counted: where the token has to be higher than that, the clock does not follow.
+    count: Option<Token>,
     sealed: BTreeSet<usize>,
 }
 
@@ -40,9 +42,18 @@ impl Request {
         Self { resource, ..self }
     }
 
+    /// Another token for a lease that is held.
     pub fn only_mine(self) -> Self {
         Self {
             only_mine: true,
+            ..self
+        }
+    }
+
+    /// The resource has seen what is below.
+    pub fn at_least(self, epoch: i64, n: i64) -> Self {
+        Self {
+            at_least: Some(Token::new(epoch, n)),
             ..self
         }
     }
@@ -70,7 +81,9 @@ impl Quorum<'_> {
             epoch_is_over: false,
             began: self.step,
             taken: vec![],
+            at_least: None,
             token: None,
+            count: None,
             sealed: BTreeSet::new(),
         }
     }
@@ -137,13 +150,18 @@ impl Quorum<'_> {
             request.taken.clear();
             return self.note(request, Kind::Granted, token);
         }
-        let token = match request.epoch_ahead {
+        let count = match request.epoch_ahead {
             _ if usable => Token::new(highest.epoch, highest.n + 1),
             Some(epoch) => Token::new(epoch, 1),
             None if self.lacks(Rule::EpochFromDatabase) => Token::new(highest.epoch + 1, 1),
             None => Token::new(self.next_epoch(highest.epoch), 1),
         };
-        request.token = Some(token);
+        let stored = request.taken.iter().filter_map(|taken| taken.stored).max();
+        let above = stored.filter(|_| !self.lacks(Rule::AboveStoredToken));
+        let above = above.map(|stored| Token::new(stored.epoch, stored.n + 1));
+        let token = count.max(above.unwrap_or(count));
+        let token = token.max(request.at_least.unwrap_or(token));
+        (request.count, request.token) = (Some(count), Some(token));
         if self.lacks(Rule::Seal) {
             self.note(request, Kind::Granted, token);
         }
@@ -152,9 +170,9 @@ impl Quorum<'_> {
     /// The second script, on its way to a node that was counted.
     pub fn send_seal(&self, request: &Request, node: usize) -> Option<Seal> {
         let taken = request.taken.iter().find(|taken| taken.node == node)?;
-        let (token, mut words) = (request.token?, request.attempt_words());
+        let (token, count, mut words) = (request.token?, request.count?, request.attempt_words());
         words.extend(taken.stamp.clone());
-        words.extend([token.number(), token.epoch, token.n].map(|number| number.to_string()));
+        words.extend([token.number(), count.epoch, count.n].map(|number| number.to_string()));
         Some(Seal { node, words })
     }
 

@@ -60,6 +60,8 @@ pub enum Rule {
     SealWhereCounted,
     /// One attempt chooses one token.
     OneChoice,
+    /// It is above the one that the lease has.
+    AboveStoredToken,
     /// A seal fits to the lease that was taken.
     LeaseWhenSealing,
     /// And to its stamp, not to the attempt alone.
@@ -74,6 +76,8 @@ pub enum Rule {
     IncarnationOfClock,
     /// No seal turns a clock back.
     HigherOfBoth,
+    /// Nor does a higher number of an older epoch.
+    NumbersOfOneEpoch,
     /// A renewal needs a token on each node.
     RenewalNeedsToken,
     /// And the same one.
@@ -84,8 +88,10 @@ pub enum Rule {
     NewTokenNeedsHistory,
     /// A release ends what was found.
     ReleaseOfWhatWasFound,
-    /// Cleaning up ends what the attempt has left.
+    /// Cleaning up ends keys of that attempt.
     CleanUpOfAttempt,
+    /// And none that has the token of an earlier one.
+    CleanUpOfToken,
     /// A node has no replicas, and is none.
     NodesStandAlone,
 }
@@ -98,8 +104,6 @@ const STAMP: &str = "
   and lease.history == ARGV[7] and lease.incarnation == ARGV[8] and lease.serial == ARGV[9]";
 const ATTEMPT_AND_STAMP: &str = " and is_attempt(lease, ARGV[5], ARGV[6])
   and lease.history == ARGV[7] and lease.incarnation == ARGV[8] and lease.serial == ARGV[9]";
-const ATTEMPT_LEFT: &str = " or not is_attempt(lease, ARGV[5], ARGV[6])
-  or (lease.token ~= '' and lease.token ~= ARGV[7])";
 
 impl Rule {
     /// What it is in the scripts; nothing where it is the client's.
@@ -107,6 +111,9 @@ impl Rule {
         let is_older =
             "theirs > mine or (theirs == mine and tonumber(lease.nonce) > tonumber(nonce))";
         let is_higher = "not now.n or epoch > now.epoch or (epoch == now.epoch and n > now.n)";
+        let of_one_epoch = "(epoch == now.epoch and n > now.n)";
+        let of_attempt = " or not is_attempt(lease, ARGV[5], ARGV[6])";
+        let of_token = "(lease.token ~= '' and lease.token ~= ARGV[7])";
         let has_value = "redis.call('GET', LEASE) ~= ARGV[5]";
         let has_id = "not current() or current().id ~= string.match(ARGV[5], '^[^:]*')";
         let of_clock = " or now.incarnation ~= ARGV[8]";
@@ -139,10 +146,12 @@ impl Rule {
             ],
             Self::IncarnationOfClock => vec![(SEAL, of_clock, "")],
             Self::HigherOfBoth => vec![(SEAL, is_higher, "true")],
+            Self::NumbersOfOneEpoch => vec![(SEAL, of_one_epoch, "n > now.n")],
             Self::RenewalNeedsToken => vec![(RENEW, " or lease.token == ''", "")],
             Self::RenewalNeedsHistory => vec![(RENEW, " or lease.history ~= now.history", "")],
             Self::ReleaseOfWhatWasFound => vec![(END, has_value, has_id)],
-            Self::CleanUpOfAttempt => vec![(ABANDON, ATTEMPT_LEFT, "")],
+            Self::CleanUpOfAttempt => vec![(ABANDON, of_attempt, "")],
+            Self::CleanUpOfToken => vec![(ABANDON, of_token, "false")],
             Self::NodesStandAlone => {
                 let alone = |script: &Script| (*script, "if not now.alone then", "if false then");
                 SCRIPTS.iter().map(alone).collect()
