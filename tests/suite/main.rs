@@ -67,6 +67,7 @@
 //! | | `lease::quorum_scripts_ends::an_attempt_takes_back_what_it_has_left_itself` |
 //! | | `lease::quorum_scripts_ends::an_older_attempt_does_not_follow_a_newer_one` |
 //! | | `lease::quorum_scripts_loss::a_clock_counts_under_the_history_in_which_it_was_written` |
+//! | | `lease::quorum_scripts_loss::a_clock_of_another_history_is_blank_from_the_first_time_on` |
 //! | | `lease::quorum_scripts_loss::a_lost_clock_has_not_counted_nothing` |
 //! | | `lease::quorum_scripts_loss::a_lost_clock_is_not_passed_over_since_another_is_usable` |
 //! | | `lease::quorum_scripts_loss::a_node_that_has_replicas_or_is_one_is_none` |

@@ -26,6 +26,28 @@ async fn a_clock_counts_under_the_history_in_which_it_was_written() {
     is_caught(servers, Rule::HistoryWhenTaking, an_old_snapshot, twice).await;
 }
 
+/// The same, but before `b` somebody else takes the key on node 2, and gives up.
+async fn a_clock_that_was_met(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let snapshot = quorum.snapshot(2);
+    let a = quorum.request("a");
+    quorum.grant(a, &[1, 2]).await;
+    quorum.restart_from(2, snapshot).await;
+    let mut other = quorum.request("other");
+    quorum.take(&mut other, &[2]).await;
+    quorum.clean_up(&other, &[2]).await;
+    let b = quorum.request("b");
+    quorum.grant(b, &[2, 3]).await;
+}
+
+#[tokio::test]
+async fn a_clock_of_another_history_is_blank_from_the_first_time_on() {
+    let (servers, schedule) = (&mut Servers::with_files().await, a_clock_that_was_met);
+    holds(servers, schedule, "first 1.1, a 1.2, b 2.1").await;
+    let twice = ("first 1.1, a 1.2, b 1.2", TWICE);
+    is_caught(servers, Rule::BlankUnderNewHistory, schedule, twice).await;
+}
+
 /// 1. `a` takes nodes 2 and 3, chooses, and is slow. 2. Its key on node 2 expires. 3. `b` is granted that token on nodes 1
 ///    and 2. 4. Node 2 is started from a snapshot that has the key of `a`. 5. The seals of `a` arrive.
 async fn a_snapshot_with_the_key(quorum: &mut Quorum<'_>) {

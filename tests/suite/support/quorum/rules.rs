@@ -40,6 +40,8 @@ pub enum Rule {
     HighestOfMajority,
     /// A clock counts under the history in which it was written.
     HistoryWhenTaking,
+    /// Another one is blank from the first time on that it is met.
+    BlankUnderNewHistory,
     /// A key keeps its token under the history in which it was sealed.
     HistoryOfStoredToken,
     /// A clock that was lost is not one that has counted nothing.
@@ -122,6 +124,7 @@ impl Rule {
                 (TAKE, OWN, "now.own = now.incarnation"),
                 (SEAL, OWN, "now.own = now.incarnation"),
             ],
+            Self::BlankUnderNewHistory => vec![(TAKE, "redis.call('DEL', CLOCK)", "")],
             Self::HistoryOfStoredToken => {
                 vec![(
                     TAKE,
