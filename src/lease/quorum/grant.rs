@@ -57,8 +57,8 @@ pub(super) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     Some(left).filter(|left| !left.is_zero())
 }
 
-/// Makes one attempt, and the next one where the epoch of its token turns out to be over. What is left on the nodes is noted in
-/// `leftover`.
+/// Makes one attempt, and the next one where the epoch of its token turns out to be over. What is left on the nodes is
+/// noted in `leftover`.
 pub(super) async fn attempt(
     nodes: &Nodes,
     memory: &Arc<Memory>,
@@ -149,8 +149,9 @@ fn taken(answers: &Answers) -> Vec<(usize, Taken)> {
     taken.collect()
 }
 
-/// The token by this count. Where the resource has seen a token from elsewhere, it has to be higher: above the one that the
-/// lease has, and at least the one that is asked for. The clock does not follow then, as this concerns the lease alone.
+/// The token by this count. Where the resource has seen a token from elsewhere, it has to be higher: above the one
+/// that the lease has, and at least the one that is asked for. The clock does not follow then, as this concerns the
+/// lease alone.
 fn choose(epoch: i64, n: i64, taken: &[(usize, Taken)], at_least: Option<Token>) -> Option<Choice> {
     let mut token = Epoch::new(epoch).ok()?.token(n)?;
     if let Some(stored) = taken.iter().filter_map(|(_, taken)| taken.stored).max() {

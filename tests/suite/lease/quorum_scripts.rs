@@ -1,5 +1,5 @@
-//! Why a quorum takes and seals as it does. Each schedule is the story of a lost rule: with the scripts as they are nothing
-//! happens in it, and without the rule they are caught.
+//! Why a quorum takes and seals as it does. Each schedule is the story of a lost rule: with the scripts as they are
+//! nothing happens in it, and without the rule they are caught.
 //!
 //! `a 1.2` reads: the lease `a` was granted with token 2 of epoch 1.
 
@@ -18,8 +18,8 @@ use crate::support::{
 
 const TWICE: Violation = Violation::SameTokenTwice;
 
-/// 1. `a` takes its keys, chooses a token, and is slow. 2. Its keys expire. 3. `b` is granted that token, as no clock has
-///    counted it. 4. The seals of `a` arrive.
+/// 1. `a` takes its keys, chooses a token, and is slow. 2. Its keys expire. 3. `b` is granted that token, as no clock
+///    has counted it. 4. The seals of `a` arrive.
 async fn slow_seals(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a");
@@ -97,8 +97,8 @@ async fn a_token_is_above_the_clocks_of_a_majority() {
     is_caught(servers, Rule::HighestOfMajority, schedule, twice).await;
 }
 
-/// 1. `a` takes nodes 1 and 2, chooses, and seals node 1. 2. Its other key expires. 3. `b` is granted that token on nodes
-///    2 and 3. 4. Its key on node 3 expires. 5. `a` takes that, too: the clock there has the token already.
+/// 1. `a` takes nodes 1 and 2, chooses, and seals node 1. 2. Its other key expires. 3. `b` is granted that token on
+///    nodes 2 and 3. 4. Its key on node 3 expires. 5. `a` takes that, too: the clock there has the token already.
 async fn a_late_answer(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a");
@@ -121,8 +121,8 @@ async fn only_nodes_are_sealed_whose_clocks_were_counted() {
     is_caught(servers, Rule::SealWhereCounted, a_late_answer, twice).await;
 }
 
-/// 1. `a` takes its keys and chooses. 2. Two of them expire. 3. `b` is granted that token on those nodes. 4. A key of `b`
-///    expires. 5. What `a` has sent to take it arrives once more. 6. The seals of `a` arrive.
+/// 1. `a` takes its keys and chooses. 2. Two of them expire. 3. `b` is granted that token on those nodes. 4. A key of
+///    `b` expires. 5. What `a` has sent to take it arrives once more. 6. The seals of `a` arrive.
 async fn a_key_is_taken_twice(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a");
@@ -145,8 +145,8 @@ async fn a_seal_fits_to_the_key_that_was_taken_and_to_no_later_one() {
     is_caught(servers, rule, a_key_is_taken_twice, twice).await;
 }
 
-/// The obvious protocol: set a key on a majority, take the highest clock plus one, write that back if the lease id is still
-/// there. As above, but `a` asks again, by the next attempt.
+/// The obvious protocol: set a key on a majority, take the highest clock plus one, write that back if the lease id is
+/// still there. As above, but `a` asks again, by the next attempt.
 async fn a_request_is_repeated(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a");
@@ -170,8 +170,8 @@ async fn the_lease_id_alone_does_not_make_a_seal_fit() {
     is_caught(servers, rule, a_request_is_repeated, twice).await;
 }
 
-/// 1. `a` takes another resource of the partition, chooses, and is slow. 2. `b` and `c` are granted this one, one after the
-///    other. 3. The seals of `a` arrive, for a token below that of `c`. 4. `d` asks.
+/// 1. `a` takes another resource of the partition, chooses, and is slow. 2. `b` and `c` are granted this one, one
+///    after the other. 3. The seals of `a` arrive, for a token below that of `c`. 4. `d` asks.
 async fn another_resource(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a").on("sku-2");
@@ -196,8 +196,9 @@ async fn no_seal_turns_a_clock_back() {
     is_caught(servers, Rule::HigherOfBoth, another_resource, twice).await;
 }
 
-/// 1. `a` takes another resource of the partition on nodes 1 and 3, chooses, and is slow. 2. Node 2 loses its clock. 3. `b` is
-///    granted a token of the next epoch on nodes 2 and 3. 4. The seals of `a` arrive, with a higher number. 5. `c` asks.
+/// 1. `a` takes another resource of the partition on nodes 1 and 3, chooses, and is slow. 2. Node 2 loses its clock.
+///    3. `b` is granted a token of the next epoch on nodes 2 and 3. 4. The seals of `a` arrive, with a higher number.
+///    5. `c` asks.
 async fn a_higher_number(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a").on("sku-2");
@@ -221,8 +222,8 @@ async fn numbers_are_compared_within_an_epoch() {
     is_caught(servers, Rule::NumbersOfOneEpoch, a_higher_number, lower).await;
 }
 
-/// 1. `a` takes its keys, and seals two of them. 2. The source of epochs says that this one is over. 3. `a` takes its keys
-///    once more, and is granted a token of the next epoch on nodes 1 and 3. 4. The third seal of before arrives.
+/// 1. `a` takes its keys, and seals two of them. 2. The source of epochs says that this one is over. 3. `a` takes its
+///    keys once more, and is granted a token of the next epoch on nodes 1 and 3. 4. The third seal of before arrives.
 async fn an_epoch_is_over(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a");
@@ -248,8 +249,8 @@ async fn an_attempt_chooses_one_token() {
     is_caught(servers, Rule::OneChoice, an_epoch_is_over, lower).await;
 }
 
-/// 1. The resource of `a` has seen a token from elsewhere, so `a` gets a higher one. The clock does not follow. 2. `a` asks
-///    for another token.
+/// 1. The resource of `a` has seen a token from elsewhere, so `a` gets a higher one. The clock does not follow. 2. `a`
+///    asks for another token.
 async fn a_token_from_elsewhere(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let a = quorum.request("a");

@@ -1,13 +1,13 @@
-//! Why an old lease in a quorum is not revived, and a live one not ended. As in `quorum_scripts`, each schedule is played
-//! with the scripts as they are, and without a rule.
+//! Why an old lease in a quorum is not revived, and a live one not ended. As in `quorum_scripts`, each schedule is
+//! played with the scripts as they are, and without a rule.
 
 use crate::support::quorum::{Quorum, Request, Rule, Servers, Violation, holds, is_caught};
 
 const REVIVED: Violation = Violation::OldLeaseRevived;
 const ENDED: Violation = Violation::LiveLeaseEnded;
 
-/// 1. `a` is granted a token on all nodes. 2. Its keys on nodes 1 and 2 expire. 3. `b` is granted the next one there. 4. Its
-///    key on node 1 expires.
+/// 1. `a` is granted a token on all nodes. 2. Its keys on nodes 1 and 2 expire. 3. `b` is granted the next one there.
+///    4. Its key on node 1 expires.
 async fn a_is_followed_by_b(quorum: &mut Quorum<'_>) -> Request {
     quorum.first_grant().await;
     let a = quorum.request("a");
@@ -53,8 +53,8 @@ async fn a_renewal_finds_the_same_token_on_a_majority() {
     is_caught(servers, Rule::RenewalNeedsSameToken, schedule, revived).await;
 }
 
-/// 1. `a` is granted a token on all nodes. 2. Its keys on nodes 1 and 2 expire. 3. `b` is granted the next one there. 4. Node
-///    2 is started from a snapshot that has the key of `a`.
+/// 1. `a` is granted a token on all nodes. 2. Its keys on nodes 1 and 2 expire. 3. `b` is granted the next one there.
+///    4. Node 2 is started from a snapshot that has the key of `a`.
 async fn a_comes_back(quorum: &mut Quorum<'_>) -> Request {
     quorum.first_grant().await;
     let a = quorum.request("a");
@@ -120,8 +120,8 @@ async fn a_token_from_a_snapshot_is_not_answered_again() {
     is_caught(servers, Rule::HistoryOfStoredToken, schedule, lower).await;
 }
 
-/// 1. A release of `a` has looked, and is slow. 2. It is repeated, and `a` is released. 3. `a` is granted again, under the
-///    same id. 4. The first release goes on.
+/// 1. A release of `a` has looked, and is slow. 2. It is repeated, and `a` is released. 3. `a` is granted again, under
+///    the same id. 4. The first release goes on.
 async fn a_slow_release(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let a = quorum.request("a");
@@ -145,8 +145,8 @@ async fn a_release_ends_what_it_has_found() {
     is_caught(servers, rule, a_slow_release, ended).await;
 }
 
-/// 1. An attempt of `a` is slow. 2. The next one is granted on nodes 1 and 2. 3. The first one takes nodes 2 and 3, and seals
-///    node 2. 4. It gives up, and takes back what it has left.
+/// 1. An attempt of `a` is slow. 2. The next one is granted on nodes 1 and 2. 3. The first one takes nodes 2 and 3,
+///    and seals node 2. 4. It gives up, and takes back what it has left.
 async fn an_older_attempt(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut slow = quorum.request("a");
@@ -168,8 +168,8 @@ async fn an_older_attempt_does_not_follow_a_newer_one() {
     is_caught(servers, Rule::NewerAttemptsOnly, an_older_attempt, ended).await;
 }
 
-/// 1. An attempt of `a` takes nodes 1 and 2, seals node 1, and gives up. 2. The next one asks nodes 2 and 3, and is granted
-///    the same token. 3. The first one takes back what it has left.
+/// 1. An attempt of `a` takes nodes 1 and 2, seals node 1, and gives up. 2. The next one asks nodes 2 and 3, and is
+///    granted the same token. 3. The first one takes back what it has left.
 async fn a_slow_clean_up(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut first = quorum.request("a");

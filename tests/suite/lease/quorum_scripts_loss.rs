@@ -1,13 +1,13 @@
-//! What the nodes of a quorum lose, and why no token is granted twice then. As in `quorum_scripts`, each schedule is played
-//! with the scripts as they are, and without a rule.
+//! What the nodes of a quorum lose, and why no token is granted twice then. As in `quorum_scripts`, each schedule is
+//! played with the scripts as they are, and without a rule.
 
 use crate::support::quorum::{Quorum, Rule, Servers, Violation, holds, is_caught};
 
 const TWICE: Violation = Violation::SameTokenTwice;
 const LOWER: Violation = Violation::LowerToken;
 
-/// 1. `a` is granted a token on nodes 1 and 2. 2. Node 2 is started from a snapshot of before. 3. `b` asks nodes 2 and 3,
-///    neither of which knows of `a`.
+/// 1. `a` is granted a token on nodes 1 and 2. 2. Node 2 is started from a snapshot of before. 3. `b` asks nodes 2 and
+///    3, neither of which knows of `a`.
 async fn an_old_snapshot(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let snapshot = quorum.snapshot(2);
@@ -48,8 +48,8 @@ async fn a_clock_of_another_history_is_blank_from_the_first_time_on() {
     is_caught(servers, Rule::BlankUnderNewHistory, schedule, twice).await;
 }
 
-/// 1. `a` takes nodes 2 and 3, chooses, and is slow. 2. Its key on node 2 expires. 3. `b` is granted that token on nodes 1
-///    and 2. 4. Node 2 is started from a snapshot that has the key of `a`. 5. The seals of `a` arrive.
+/// 1. `a` takes nodes 2 and 3, chooses, and is slow. 2. Its key on node 2 expires. 3. `b` is granted that token on
+///    nodes 1 and 2. 4. Node 2 is started from a snapshot that has the key of `a`. 5. The seals of `a` arrive.
 async fn a_snapshot_with_the_key(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     let mut a = quorum.request("a");
@@ -71,8 +71,8 @@ async fn a_seal_fits_to_the_history_in_which_the_key_was_taken() {
     is_caught(servers, Rule::HistoryWhenSealing, schedule, twice).await;
 }
 
-/// 1. `a` is granted the first token on nodes 1 and 2. 2. Node 2 comes back empty. 3. `b` asks nodes 2 and 3, neither of
-///    which has a clock.
+/// 1. `a` is granted the first token on nodes 1 and 2. 2. Node 2 comes back empty. 3. `b` asks nodes 2 and 3, neither
+///    of which has a clock.
 async fn no_clock_is_left(quorum: &mut Quorum<'_>) {
     let a = quorum.request("a");
     quorum.grant(a, &[1, 2]).await;
@@ -109,8 +109,8 @@ async fn a_lost_clock_is_not_passed_over_since_another_is_usable() {
     }
 }
 
-/// 1. Node 1 comes back empty. 2. `a` is granted a token of the next epoch on nodes 1 and 2. 3. Node 2 comes back empty.
-/// 4. `b` asks nodes 2 and 3, which know the epoch of before.
+/// 1. Node 1 comes back empty. 2. `a` is granted a token of the next epoch on nodes 1 and 2. 3. Node 2 comes back
+///    empty. 4. `b` asks nodes 2 and 3, which know the epoch of before.
 async fn two_restarts(quorum: &mut Quorum<'_>) {
     quorum.first_grant().await;
     quorum.restart_empty(1).await;
@@ -149,9 +149,10 @@ async fn an_epoch_is_asked_for_when_it_is_needed() {
     is_caught(servers, Rule::EpochAskedNow, an_epoch_in_stock, lower).await;
 }
 
-/// 1. `a` takes nodes 1 and 2, which have no clock yet, gets an epoch, and is slow. 2. Its key on node 2 expires. 3. `b` is
-///    granted a token of the next epoch on nodes 2 and 3. 4. Node 2 loses all, but not its history. 5. What `a` has sent to
-///    take node 2 arrives once more, and is the first there again. 6. The seals of `a` arrive. 7. `c` asks nodes 1 and 2.
+/// 1. `a` takes nodes 1 and 2, which have no clock yet, gets an epoch, and is slow. 2. Its key on node 2 expires. 3.
+///    `b` is granted a token of the next epoch on nodes 2 and 3. 4. Node 2 loses all, but not its history. 5. What `a`
+///    has sent to take node 2 arrives once more, and is the first there again. 6. The seals of `a` arrive. 7. `c` asks
+///    nodes 1 and 2.
 async fn a_clock_is_lost(quorum: &mut Quorum<'_>, flushes: bool) {
     let mut a = quorum.request("a");
     quorum.take(&mut a, &[1, 2]).await;

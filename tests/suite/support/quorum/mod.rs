@@ -1,5 +1,6 @@
-//! A quorum of Redis nodes, and clients that are played step by step: what they send arrives late, twice or never, as a
-//! test says. They send the scripts of the crate, and do with the answers what its store does; one rule can be left out.
+//! A quorum of Redis nodes, and clients that are played step by step: what they send arrives late, twice or never, as
+//! a test says. They send the scripts of the crate, and do with the answers what its store does; one rule can be left
+//! out.
 
 mod client;
 mod rules;

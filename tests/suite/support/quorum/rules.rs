@@ -1,5 +1,5 @@
-//! The rules of a quorum of Redis nodes, each of which can be left out: of the scripts of the store, whose text is that of
-//! the crate, or by the clients that [`quorum`](super) plays.
+//! The rules of a quorum of Redis nodes, each of which can be left out: of the scripts of the store, whose text is
+//! that of the crate, or by the clients that [`quorum`](super) plays.
 
 macro_rules! scripts {
     ($($name:ident: $file:literal),* $(,)?) => {

@@ -29,8 +29,8 @@ impl Servers {
         Self::start(count, &["--repl-diskless-sync-delay", "0"]).await
     }
 
-    /// Three servers that have written to their files what they have answered. (By default they put that off while the disk
-    /// is busy.)
+    /// Three servers that have written to their files what they have answered. (By default they put that off while the
+    /// disk is busy.)
     pub async fn with_files() -> Self {
         Self::start(3, &["--appendonly", "yes", "--appendfsync", "no"]).await
     }

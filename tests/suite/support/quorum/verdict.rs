@@ -108,8 +108,8 @@ pub async fn holds(servers: &mut Servers, schedule: impl AsyncFn(&mut Quorum<'_>
     assert_eq!(violation(&quorum.events), None);
 }
 
-/// Plays the same schedule without one rule, which is needed: this is what the clients are answered then, and it violates
-/// that.
+/// Plays the same schedule without one rule, which is needed: this is what the clients are answered then, and it
+/// violates that.
 pub async fn is_caught(
     servers: &mut Servers,
     without: Rule,
