@@ -104,6 +104,7 @@ fn story(events: &[Event]) -> String {
 pub async fn holds(servers: &mut Servers, schedule: impl AsyncFn(&mut Quorum<'_>), expected: &str) {
     let mut quorum = Quorum::new(servers, None);
     schedule(&mut quorum).await;
+    quorum.finish().await;
     assert_eq!(story(&quorum.events), expected, "with all rules");
     assert_eq!(violation(&quorum.events), None);
 }
@@ -118,6 +119,7 @@ pub async fn is_caught(
 ) {
     let mut quorum = Quorum::new(servers, Some(without));
     schedule(&mut quorum).await;
+    quorum.finish().await;
     let events = &quorum.events;
     assert_eq!(story(events), expected.0, "without {without:?}");
     assert_eq!(violation(events), Some(expected.1), "without {without:?}");
