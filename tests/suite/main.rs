@@ -59,6 +59,36 @@
 //! | | `lease::quorum_pauses::after_its_keys_were_taken` |
 //! | | `lease::quorum_pauses::after_its_token_was_chosen` |
 //! | | `lease::quorum_pauses::after_its_token_was_stored_on_a_minority` |
+//! | | `lease::quorum_scripts::a_grant_is_sealed_on_a_majority` |
+//! | | `lease::quorum_scripts::a_seal_finds_the_lease_that_was_taken_or_nothing` |
+//! | | `lease::quorum_scripts::a_seal_fits_to_the_key_that_was_taken_and_to_no_later_one` |
+//! | | `lease::quorum_scripts::a_token_is_above_the_clocks_of_a_majority` |
+//! | | `lease::quorum_scripts::an_attempt_chooses_one_token` |
+//! | | `lease::quorum_scripts::another_token_of_a_lease_is_above_the_one_that_it_has` |
+//! | | `lease::quorum_scripts::no_seal_turns_a_clock_back` |
+//! | | `lease::quorum_scripts::numbers_are_compared_within_an_epoch` |
+//! | | `lease::quorum_scripts::only_nodes_are_sealed_whose_clocks_were_counted` |
+//! | | `lease::quorum_scripts::the_lease_id_alone_does_not_make_a_seal_fit` |
+//! | | `lease::quorum_scripts::the_store_begins_another_attempt_for_another_token` |
+//! | | `lease::quorum_scripts::what_is_taken_is_not_granted` |
+//! | | `lease::quorum_scripts_ends::a_key_without_a_token_is_not_renewed` |
+//! | | `lease::quorum_scripts_ends::a_lease_from_a_snapshot_is_not_renewed` |
+//! | | `lease::quorum_scripts_ends::a_release_ends_what_it_has_found` |
+//! | | `lease::quorum_scripts_ends::a_renewal_finds_the_same_token_on_a_majority` |
+//! | | `lease::quorum_scripts_ends::a_token_from_a_snapshot_is_not_answered_again` |
+//! | | `lease::quorum_scripts_ends::an_attempt_takes_back_what_it_has_left_itself` |
+//! | | `lease::quorum_scripts_ends::an_older_attempt_does_not_follow_a_newer_one` |
+//! | | `lease::quorum_scripts_loss::a_clock_counts_under_the_history_in_which_it_was_written` |
+//! | | `lease::quorum_scripts_loss::a_clock_of_another_history_is_blank_from_the_first_time_on` |
+//! | | `lease::quorum_scripts_loss::a_lost_clock_has_not_counted_nothing` |
+//! | | `lease::quorum_scripts_loss::a_lost_clock_is_not_passed_over_since_another_is_usable` |
+//! | | `lease::quorum_scripts_loss::a_node_that_has_replicas_or_is_one_is_none` |
+//! | | `lease::quorum_scripts_loss::a_seal_fits_to_the_history_in_which_the_key_was_taken` |
+//! | | `lease::quorum_scripts_loss::a_seal_fits_to_the_incarnation_of_the_clock_when_all_is_flushed` |
+//! | | `lease::quorum_scripts_loss::a_seal_fits_to_the_incarnation_of_the_clock_when_that_is_evicted` |
+//! | | `lease::quorum_scripts_loss::a_stamp_that_is_older_than_the_clock_does_not_fit` |
+//! | | `lease::quorum_scripts_loss::an_epoch_comes_from_the_database` |
+//! | | `lease::quorum_scripts_loss::an_epoch_is_asked_for_when_it_is_needed` |
 //! | | `lease::redis_cluster::a_killed_master_is_outranked_by_its_replica` |
 //! | | `lease::redis_epochs::of_issuers_that_race_for_an_epoch_one_installs_it` |
 //! | | `lease::redis_failover::a_failover_of_the_database_that_is_noticed_is_outranked_whatever_redis_loses` |
@@ -104,6 +134,7 @@
 //! | | `lease::announced::a_grant_outranks_older_tokens_before_it_is_answered` |
 //! | | `lease::announced::a_grant_waits_for_a_write_in_flight` |
 //! | | `lease::announced::of_two_leases_with_one_token_one_is_answered` |
+//! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_a_quorum` |
 //! | | `lease::announced_above::a_forged_token_concerns_its_resource_alone_on_redis` |
 //! | moves from store to store | `lease::etcd_move::holders_live_through_moves_from_store_to_store_and_back` |
 //! | signed tokens | `contract::signed::another_implementation_makes_the_same_vectors` |

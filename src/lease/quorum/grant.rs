@@ -18,7 +18,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// How often a key is taken for one attempt: each time after the second means that the epoch was over.
+/// How often a key is taken for one request: each time after the second means that the epoch was over.
 const TAKES: usize = 6;
 
 /// What became of one attempt.
@@ -57,12 +57,13 @@ pub(super) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     Some(left).filter(|left| !left.is_zero())
 }
 
-/// Makes one attempt. What it leaves on the nodes is noted in `leftover`.
+/// Makes one attempt, and the next one where the epoch of its token turns out to be over. What is left on the nodes is
+/// noted in `leftover`.
 pub(super) async fn attempt(
     nodes: &Nodes,
     memory: &Arc<Memory>,
     wish: Wish<'_>,
-    attempt: Attempt,
+    mut attempt: Attempt,
     leftover: &mut Left,
 ) -> Result<Outcome, LeaseError> {
     memory.learn_source().await?;
@@ -99,8 +100,10 @@ pub(super) async fn attempt(
         if let Some(token) = stored.filter(|_| usable && !wish.take.only_mine) {
             // A repetition of a request that was granted.
             flight = None;
-            let epoch = Epoch::new(highest.0).map_err(LeaseError::unavailable)?;
-            if memory.record_grant(partition, epoch, highest.1).await? {
+            let counted = nodes.counted(taken.iter().map(|(_, taken)| taken.clock));
+            let (epoch, n) = counted.ok_or_else(unexpected)?;
+            let epoch = Epoch::new(epoch).map_err(LeaseError::unavailable)?;
+            if memory.record_grant(partition, epoch, n).await? {
                 return Ok(in_time(token, wish, began));
             }
             continue;
@@ -121,9 +124,7 @@ pub(super) async fn attempt(
             tracing::info!(partition, %epoch, "began an epoch");
             (epoch.get(), 1)
         };
-        // A lease's own tokens go up, whatever they were counted by.
-        let stored = taken.iter().filter_map(|(_, taken)| taken.stored).max();
-        let Some(choice) = choose(epoch, n, stored, wish.at_least) else {
+        let Some(choice) = choose(epoch, n, &taken, wish.at_least) else {
             return Ok(Outcome::Exhausted);
         };
         leftover.chooses(choice.token);
@@ -142,7 +143,9 @@ pub(super) async fn attempt(
         if memory.record_grant(partition, epoch, n).await? {
             return Ok(in_time(choice.token, wish, began));
         }
-        // The epoch is over. Taken again, the key gets a token of another one.
+        // The epoch is over. Taken again, the key gets a token of another one: under another attempt, as a seal of this
+        // one may still be on its way, and would put the lower token back.
+        attempt = Attempt::above(attempt.number);
     }
     Err(unexpected())
 }
@@ -163,13 +166,13 @@ fn taken(answers: &Answers) -> Vec<(usize, Taken)> {
     taken.collect()
 }
 
-/// The token by this count, or the lowest one that will do where that is higher: above the one that the lease has, and
-/// not below what is asked for. The clock does not follow then: where the resource has seen a token from elsewhere, this
-/// concerns its lease alone.
-fn choose(epoch: i64, n: i64, above: Option<Token>, at_least: Option<Token>) -> Option<Choice> {
+/// The token by this count. Where the resource has seen a token from elsewhere, it has to be higher: above the one
+/// that the lease has, and at least the one that is asked for. The clock does not follow then, as this concerns the
+/// lease alone.
+fn choose(epoch: i64, n: i64, taken: &[(usize, Taken)], at_least: Option<Token>) -> Option<Choice> {
     let mut token = Epoch::new(epoch).ok()?.token(n)?;
-    if let Some(above) = above {
-        token = token.max(Token::new(above.get() + 1).ok()?);
+    if let Some(stored) = taken.iter().filter_map(|(_, taken)| taken.stored).max() {
+        token = token.max(Token::new(stored.get() + 1).ok()?);
     }
     let token = at_least.map_or(token, |least| least.max(token));
     Some(Choice { token, epoch, n })

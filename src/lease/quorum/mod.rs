@@ -10,7 +10,8 @@
 //! 2. A clock that is missing, or was written under another history (the node was restarted), has no epoch. Where one
 //!    of the majority has none, the epoch comes from [`Epochs`](crate::epochs::Epochs), and is taken then, never ahead.
 //! 3. A clock never goes back: to seal makes it the higher of both.
-//! 4. A repetition of a request takes the key again, under a newer attempt. What an older attempt sends late is refused.
+//! 4. A repetition of a request takes the key again, under a newer attempt. What an older attempt sends late is refused,
+//!    and no attempt chooses two tokens. Another token of a lease is above those that nodes have stored of it.
 //! 5. A renewal counts the nodes that have the same token of the lease under their own history. It sets no key that is
 //!    missing.
 //! 6. What ends a lease deletes the very value that was found.

@@ -11,7 +11,7 @@ use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use redis::RedisResult;
 
 use super::{
-    answer::{Answer, Unfit},
+    answer::{Answer, Clock, Unfit},
     node::Node,
     scripts::{Call, Scripts},
 };
@@ -76,6 +76,15 @@ impl Nodes {
     /// More than half of them.
     pub(super) fn majority(&self) -> usize {
         self.nodes.len() / 2 + 1
+    }
+
+    /// How far a majority of all nodes has counted. What only a minority has counted was never granted, and may be out
+    /// of reach the next time.
+    pub(super) fn counted(&self, clocks: impl Iterator<Item = Clock>) -> Option<(i64, i64)> {
+        let usable = clocks.filter(|clock| clock.usable).map(Clock::counted);
+        let mut counted: Vec<_> = usable.collect();
+        counted.sort_unstable_by(|one, other| other.cmp(one));
+        counted.get(self.majority() - 1).copied()
     }
 
     /// Sends each node its call, and waits until all have answered, each for its time at most. Who did not answer the

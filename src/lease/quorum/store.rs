@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{
-    answer::{Answer, Found},
+    answer::{Answer, Clock, Found},
     attempt::Attempt,
     grant::{Outcome, Wish, attempt, left_of},
     nodes::{Answers, Nodes},
@@ -142,12 +142,7 @@ impl QuorumLeases {
                     return Ok(Lease::granted(resource, id, token, left));
                 }
                 Outcome::Lost | Outcome::TooLate => return Err(LeaseError::lost(resource)),
-                Outcome::Exhausted => {
-                    return Err(LeaseError::Exhausted {
-                        resource: resource.clone(),
-                        max_token: Token::MAX.get(),
-                    });
-                }
+                Outcome::Exhausted => return Err(exhausted(resource)),
                 Outcome::Older { number } => Attempt::above(number),
                 Outcome::Held { .. } | Outcome::Split { .. } => Attempt::now(),
             };
@@ -185,20 +180,21 @@ impl QuorumLeases {
             );
         };
         let clocks = answers.given.iter().filter_map(|(_, answer)| match answer {
-            Answer::Renewed { clock, .. } if clock.usable => Some(clock.counted()),
+            Answer::Renewed { clock, .. } => Some(*clock),
             _ => None,
         });
-        let mut clocks: Vec<_> = clocks.collect();
-        clocks.sort_unstable_by(|one, other| other.cmp(one));
         // Clocks that were put back, or an epoch that is over: its tokens may be outranked.
-        let is_behind = clocks.first().is_none_or(|counted| *counted < seen);
+        let usable = clocks.clone().filter(|clock| clock.usable);
+        let is_behind = usable
+            .map(Clock::counted)
+            .max()
+            .is_none_or(|highest| highest < seen);
         let Some(left) = left_of(ttl, began).filter(|_| !is_behind) else {
             return Err(LeaseError::lost(resource));
         };
-        // What only a minority has counted was never granted, and may be out of reach the next time.
-        if let Some((epoch, n)) = clocks.get(quorum.nodes.majority() - 1) {
-            let epoch = Epoch::new(*epoch).map_err(LeaseError::unavailable)?;
-            quorum.memory.record_renewal(partition, epoch, *n);
+        if let Some((epoch, n)) = quorum.nodes.counted(clocks) {
+            let epoch = Epoch::new(epoch).map_err(LeaseError::unavailable)?;
+            quorum.memory.record_renewal(partition, epoch, n);
         }
         Ok(Lease::granted(resource, id, token, left))
     }
@@ -260,7 +256,8 @@ impl Leases for QuorumLeases {
                     (LeaseError::unavailable(Contended), until)
                 }
                 Ok(Outcome::TooLate) => (LeaseError::unavailable(TooLate), Instant::now()),
-                Ok(_) => return Err(unexpected()),
+                Ok(Outcome::Exhausted) => return Err(exhausted(resource)),
+                Ok(Outcome::Granted { .. } | Outcome::Lost) => return Err(unexpected()),
                 Err(error) if failures == REPETITIONS => return Err(error),
                 Err(error) => {
                     failures += 1;
@@ -346,6 +343,14 @@ impl Operate for QuorumLeases {
             _ => None,
         };
         Ok(looks.majority(id).is_some())
+    }
+}
+
+/// There is no token above the one that the lease has.
+fn exhausted(resource: &Resource) -> LeaseError {
+    LeaseError::Exhausted {
+        resource: resource.clone(),
+        max_token: Token::MAX.get(),
     }
 }
 

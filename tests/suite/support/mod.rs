@@ -12,6 +12,7 @@ pub mod nodes;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod quorum;
 pub mod redis;
 pub mod standby;
 pub mod store;
