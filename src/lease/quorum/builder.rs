@@ -76,7 +76,7 @@ impl QuorumLeasesBuilder {
     ///   does not tell its history, or its clocks are those of other nodes or of another source of epochs.
     pub async fn connect(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
         let leases = self.connect_lazy(nodes)?;
-        leases.quorum().nodes().check().await?;
+        leases.quorum().nodes.check().await?;
         Ok(leases)
     }
 

@@ -3,7 +3,7 @@
 use super::{
     answer::Answer,
     node::Node,
-    store::{Quorum, held_by_majority},
+    shared::{Quorum, held_by_majority},
 };
 use crate::{
     lease::{
@@ -58,7 +58,7 @@ pub(super) async fn list(
     limit: usize,
     cursor: Option<&str>,
 ) -> Result<Page, ListError> {
-    let (nodes, limit) = (quorum.nodes(), limit.max(1));
+    let (nodes, limit) = (&quorum.nodes, limit.max(1));
     let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
     let mut page = Page::default();
     for _ in 0..SCANS_PER_PAGE {
@@ -116,7 +116,7 @@ async fn list_one(
     let listed_before = looks.given.iter().any(|(node, answer)| {
         *node < at.node && !at.has_skipped(*node) && matches!(answer, Answer::Found(_))
     });
-    if let Some(held) = held_by_majority(&looks, quorum.nodes().majority())
+    if let Some(held) = held_by_majority(&looks, quorum.nodes.majority())
         && !listed_before
     {
         page.leases.push((resource, held));
@@ -131,7 +131,7 @@ async fn scan(
     at: &Cursor,
     count: usize,
 ) -> Result<(u64, Vec<Resource>), LeaseError> {
-    let begin = quorum.nodes().scripts().lease_key_prefix();
+    let begin = quorum.nodes.scripts().lease_key_prefix();
     let mut command = redis::cmd("SCAN");
     let command = &*command
         .arg(at.scan)

@@ -27,8 +27,12 @@ mod grant;
 mod list;
 mod node;
 mod nodes;
+mod pauses;
 mod pending;
+
+mod renew;
 mod scripts;
+mod shared;
 mod store;
 
 pub use self::{builder::QuorumLeasesBuilder, store::QuorumLeases};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{attempt::Attempt, store::Quorum};
+use super::{attempt::Attempt, shared::Quorum};
 use crate::{
     lease::stored_id::StoredId,
     token::{Resource, Token},
@@ -85,7 +85,7 @@ async fn clean_up(quorum: &Quorum, resource: &Resource, id: &StoredId, left: Lef
     let Some(attempt) = left.attempt else {
         return;
     };
-    let nodes = quorum.nodes();
+    let nodes = &quorum.nodes;
     let abandon = |_| Some(nodes.scripts().abandon(resource, id, attempt, left.token));
     // What is not reached ends by its time.
     let _ = nodes.ask("", abandon).await;

@@ -1,28 +1,32 @@
 //! The store on a quorum: it asks, and asks again.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep},
+    time::Instant,
 };
 
 use super::{
-    answer::{Answer, Clock, Found},
+    answer::{Answer, Found},
     attempt::Attempt,
-    grant::{Outcome, Wish, attempt, left_of},
-    nodes::{Answers, Nodes},
-    pending::{Left, Pending},
+    grant::{Outcome, Wish, attempt},
+    list::list,
+    nodes::Nodes,
+    pauses::{Pauses, SHORTEST_PAUSE},
+    pending::Pending,
+    renew::{Contended, exhausted},
     scripts::Take,
+    shared::{Quorum, held_by_majority},
 };
 use crate::{
     announce::Announce,
-    epochs::{Epoch, SourceId, partition_of},
+    epochs::partition_of,
     lease::{
         Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Owner,
         Page, Renew, memory::Memory, redis::unexpected, stored_id::StoredId, time::after,
     },
-    token::{Resource, Token},
+    token::Resource,
 };
 
 /// Leases on a majority of Redis servers that stand alone, three or five of them. Cheap to clone; clones share their
@@ -61,28 +65,6 @@ pub struct QuorumLeases {
     seats: Arc<Semaphore>,
 }
 
-pub(super) struct Quorum {
-    nodes: Nodes,
-    memory: Arc<Memory>,
-    limit: Duration,
-}
-
-impl Quorum {
-    pub(super) const fn nodes(&self) -> &Nodes {
-        &self.nodes
-    }
-
-    pub(super) fn source(&self) -> &str {
-        self.memory.source().map_or("", SourceId::as_str)
-    }
-
-    /// What each node has of a lease.
-    pub(super) async fn look(&self, resource: &Resource) -> Result<Answers, LeaseError> {
-        let look = |_| Some(self.nodes.scripts().look(resource));
-        self.nodes.ask(self.source(), look).await
-    }
-}
-
 impl QuorumLeases {
     pub(super) fn new(
         nodes: Nodes,
@@ -108,95 +90,6 @@ impl QuorumLeases {
     /// promises: [`Announced`].
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
-    }
-
-    /// A token above the one that the lease has.
-    async fn another_token(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-        ttl: Duration,
-        at_least: Option<Token>,
-    ) -> Result<Lease, LeaseError> {
-        let stored_id = StoredId::of(id);
-        let take = Take {
-            id: &stored_id,
-            ttl,
-            lock_delay: Duration::ZERO,
-            owner: "",
-            only_mine: true,
-        };
-        let wish = Wish {
-            resource,
-            take,
-            at_least,
-        };
-        let until = after(self.quorum.limit);
-        let (mut next, mut pauses) = (Attempt::now(), Pauses::default());
-        loop {
-            // Nothing of it is taken back: the lease is held under its earlier token.
-            let (quorum, mut left) = (&self.quorum, Left::default());
-            let outcome = attempt(&quorum.nodes, &quorum.memory, wish, next, &mut left).await?;
-            next = match outcome {
-                Outcome::Granted { token, left } => {
-                    return Ok(Lease::granted(resource, id, token, left));
-                }
-                Outcome::Lost | Outcome::TooLate => return Err(LeaseError::lost(resource)),
-                Outcome::Exhausted => return Err(exhausted(resource)),
-                Outcome::Older { number } => Attempt::above(number),
-                Outcome::Held { .. } | Outcome::Split { .. } => Attempt::now(),
-            };
-            if Instant::now() >= until {
-                return Err(LeaseError::unavailable(Contended));
-            }
-            pauses.pause(until).await;
-        }
-    }
-
-    /// The lease for as long again, with the token it has.
-    async fn same_token(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-        ttl: Duration,
-    ) -> Result<Lease, LeaseError> {
-        let (quorum, partition) = (&self.quorum, partition_of(resource));
-        let (seen, began) = (quorum.memory.highest(partition), Instant::now());
-        let stored_id = StoredId::of(id);
-        let scripts = quorum.nodes.scripts();
-        let renew = |_| Some(scripts.renew(quorum.source(), resource, &stored_id, ttl));
-        let answers = quorum.nodes.ask(quorum.source(), renew).await?;
-        let token = answers.majority(|answer| match answer {
-            Answer::Renewed { token, .. } => Some(*token),
-            _ => None,
-        });
-        let Some(token) = token else {
-            // Where its tokens differ, a new one was not sealed on a majority, and another call may do so.
-            return Err(
-                match answers.prevents(|answer| matches!(answer, Answer::Lost)) {
-                    true => LeaseError::lost(resource),
-                    false => answers.no_majority(),
-                },
-            );
-        };
-        let clocks = answers.given.iter().filter_map(|(_, answer)| match answer {
-            Answer::Renewed { clock, .. } => Some(*clock),
-            _ => None,
-        });
-        // Clocks that were put back, or an epoch that is over: its tokens may be outranked.
-        let usable = clocks.clone().filter(|clock| clock.usable);
-        let is_behind = usable
-            .map(Clock::counted)
-            .max()
-            .is_none_or(|highest| highest < seen);
-        let Some(left) = left_of(ttl, began).filter(|_| !is_behind) else {
-            return Err(LeaseError::lost(resource));
-        };
-        if let Some((epoch, n)) = quorum.nodes.counted(clocks) {
-            let epoch = Epoch::new(epoch).map_err(LeaseError::unavailable)?;
-            quorum.memory.record_renewal(partition, epoch, n);
-        }
-        Ok(Lease::granted(resource, id, token, left))
     }
 
     fn seat(&self, resource: &Resource) -> Result<OwnedSemaphorePermit, LeaseError> {
@@ -279,18 +172,23 @@ impl Leases for QuorumLeases {
     ) -> Result<Lease, LeaseError> {
         let Some(at_least) = request.at_least else {
             return match request.new_token {
-                true => self.another_token(resource, id, request.ttl, None).await,
-                false => self.same_token(resource, id, request.ttl).await,
+                true => {
+                    self.quorum
+                        .another_token(resource, id, request.ttl, None)
+                        .await
+                }
+                false => self.quorum.same_token(resource, id, request.ttl).await,
             };
         };
         // The resource has seen a higher token than this store's.
         self.quorum.memory.doubt(partition_of(resource));
-        let lease = self.same_token(resource, id, request.ttl).await?;
+        let lease = self.quorum.same_token(resource, id, request.ttl).await?;
         if lease.token >= at_least && !request.new_token {
             return Ok(lease);
         }
         let at_least = Some(at_least);
-        self.another_token(resource, id, request.ttl, at_least)
+        self.quorum
+            .another_token(resource, id, request.ttl, at_least)
             .await
     }
 
@@ -298,7 +196,7 @@ impl Leases for QuorumLeases {
         let stored_id = StoredId::of(id);
         let looks = self.quorum.look(resource).await?;
         let is_mine = |found: &Found| found.id == stored_id.as_str() && found.left.is_some();
-        let ends = end(&self.quorum, resource, &looks, is_mine).await?;
+        let ends = self.quorum.end(resource, &looks, is_mine).await?;
         let ended = ends.count(|answer| matches!(answer, Answer::Ended));
         let lost = |answer: &Answer| !matches!(answer, Answer::Found(found) if is_mine(found));
         if looks.prevents(lost) {
@@ -323,7 +221,7 @@ impl Leases for QuorumLeases {
 
 impl Operate for QuorumLeases {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        super::list::list(&self.quorum, limit, cursor).await
+        list(&self.quorum, limit, cursor).await
     }
 
     async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
@@ -332,7 +230,7 @@ impl Operate for QuorumLeases {
             return Err(looks.no_majority());
         }
         // What has no majority may be in the way of one.
-        let ends = end(&self.quorum, resource, &looks, |_| true).await?;
+        let ends = self.quorum.end(resource, &looks, |_| true).await?;
         let found = looks.count(|answer| matches!(answer, Answer::Found(_)));
         let ended = ends.count(|answer| matches!(answer, Answer::Ended));
         if ended < found && !ends.are_enough() {
@@ -345,81 +243,6 @@ impl Operate for QuorumLeases {
         Ok(looks.majority(id).is_some())
     }
 }
-
-/// There is no token above the one that the lease has.
-fn exhausted(resource: &Resource) -> LeaseError {
-    LeaseError::Exhausted {
-        resource: resource.clone(),
-        max_token: Token::MAX.get(),
-    }
-}
-
-/// Ends on each node what was found there, if it is one of these.
-async fn end(
-    quorum: &Quorum,
-    resource: &Resource,
-    looks: &Answers,
-    is_one: impl Fn(&Found) -> bool,
-) -> Result<Answers, LeaseError> {
-    let end = |n: usize| {
-        let found = looks.given.iter().find_map(|(node, answer)| match answer {
-            Answer::Found(found) if *node == n && is_one(found) => Some(found),
-            _ => None,
-        });
-        Some(quorum.nodes.scripts().end(resource, found?))
-    };
-    quorum.nodes.ask(quorum.source(), end).await
-}
-
-/// The lease that a majority has, under the same id and with the same token.
-pub(super) fn held_by_majority(looks: &Answers, majority: usize) -> Option<Held> {
-    let mut held: HashMap<_, Vec<_>> = HashMap::new();
-    for (_, answer) in &looks.given {
-        if let Answer::Found(found) = answer
-            && let (Some(token), Some(left)) = (found.token, found.left)
-        {
-            let same = held.entry((&found.id, token)).or_default();
-            same.push((left, &found.owner));
-        }
-    }
-    let ((_, token), mut nodes) = held
-        .into_iter()
-        .find(|(_, nodes)| nodes.len() >= majority)?;
-    // When so many have let it go that it has no majority.
-    nodes.sort_unstable_by_key(|(left, _)| std::cmp::Reverse(*left));
-    let (ttl, owner) = nodes.get(majority - 1)?;
-    Some(Held {
-        token,
-        owner: (*owner).clone(),
-        ttl: *ttl,
-        waiters: 0,
-    })
-}
-
-/// Random pauses, longer each time.
-struct Pauses(Duration);
-
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(300);
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(SHORTEST_PAUSE)
-    }
-}
-
-impl Pauses {
-    async fn pause(&mut self, until: Instant) {
-        let left = until.saturating_duration_since(Instant::now());
-        sleep(self.0.mul_f64(rand::random_range(0.1..1.5)).min(left)).await;
-        self.0 = (2 * self.0).min(LONGEST_PAUSE);
-    }
-}
-
-/// Requests under one lease id were in each other's way.
-#[derive(Debug, thiserror::Error)]
-#[error("other requests under the same lease id are under way")]
-struct Contended;
 
 /// No lease was left to be granted.
 #[derive(Debug, thiserror::Error)]
