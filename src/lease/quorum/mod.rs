@@ -29,7 +29,6 @@ mod node;
 mod nodes;
 mod pauses;
 mod pending;
-
 mod renew;
 mod scripts;
 mod shared;
