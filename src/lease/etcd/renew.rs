@@ -145,7 +145,7 @@ impl Etcd {
         let key = self.keys().lease(resource);
         let mut has_tried = false;
         for _ in 0..ATTEMPTS {
-            let look = self.look(resource, None).await?;
+            let look = self.transact_to_end(resource, vec![], vec![]).await?;
             let Some(closed_by) = look.closed_by else {
                 // It has ended since, perhaps by an attempt whose answer was lost.
                 return Ok(has_tried);
@@ -162,7 +162,7 @@ impl Etcd {
             has_tried = true;
             let compare = vec![written_at(&key, closed_by.mod_revision)];
             let now = self
-                .transact(resource, None, compare, vec![delete(&key)])
+                .transact_to_end(resource, compare, vec![delete(&key)])
                 .await?;
             let is_there = now
                 .closed_by

@@ -78,7 +78,31 @@ impl Etcd {
         resource: &Resource,
         id: Option<&StoredId>,
         compare: Vec<Value>,
+        writes: Vec<Value>,
+    ) -> Result<Look, EtcdError> {
+        self.transact_in_life(resource, id, compare, writes, true)
+            .await
+    }
+
+    /// The same for what ends leases, whichever life of the cluster they are from: the clock says nothing there, and
+    /// nobody is asked how long the log is.
+    pub(super) async fn transact_to_end(
+        &self,
+        resource: &Resource,
+        compare: Vec<Value>,
+        writes: Vec<Value>,
+    ) -> Result<Look, EtcdError> {
+        self.transact_in_life(resource, None, compare, writes, false)
+            .await
+    }
+
+    async fn transact_in_life(
+        &self,
+        resource: &Resource,
+        id: Option<&StoredId>,
+        compare: Vec<Value>,
         mut writes: Vec<Value>,
+        asks_for_log: bool,
     ) -> Result<Look, EtcdError> {
         let partition = partition_of(resource);
         let seen = self.memory.highest(partition);
@@ -93,7 +117,10 @@ impl Etcd {
         let body = json!({ "compare": compare, "success": writes, "failure": reads });
         let answer: TxnAnswer = self.gateway.call("/v3/kv/txn", &body).await?;
         let header = answer.header;
-        let log = self.log_after(&header).await?;
+        let log = match asks_for_log {
+            true => self.log_after(&header).await?,
+            false => Log::default(),
+        };
         let mut reads = answer.reads().into_iter();
         let mut read = || reads.next().unwrap_or_default();
         let mut key = || read().kvs.into_iter().next();
