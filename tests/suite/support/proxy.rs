@@ -52,6 +52,8 @@ pub enum Passage {
     CutAfter(usize),
     /// It is passed on, and the connection is closed so long afterwards.
     CutLater(Duration),
+    /// It is held back until this is true, though its sender may be gone by then.
+    Held(watch::Receiver<bool>),
 }
 
 /// Judges the messages of one connection.
@@ -201,9 +203,14 @@ impl Connection {
                 sleep(self.delay).await;
             }
             let message = &buffer[..length];
-            let passage = (self.rule.lock().unwrap())(sender, message);
+            let mut passage = (self.rule.lock().unwrap())(sender, message);
+            if let Passage::Held(passes) = &mut passage
+                && passes.wait_for(|passes| *passes).await.is_err()
+            {
+                return;
+            }
             let part = match &passage {
-                Passage::Whole | Passage::CutLater(_) => message,
+                Passage::Whole | Passage::CutLater(_) | Passage::Held(_) => message,
                 Passage::Instead(other) => other,
                 Passage::Dropped => continue,
                 Passage::CutAfter(count) => &message[..*count],
@@ -214,7 +221,7 @@ impl Connection {
             match passage {
                 Passage::CutAfter(_) => return,
                 Passage::CutLater(later) => return sleep(later).await,
-                Passage::Whole | Passage::Instead(_) | Passage::Dropped => {}
+                Passage::Whole | Passage::Instead(_) | Passage::Dropped | Passage::Held(_) => {}
             }
         }
     }
