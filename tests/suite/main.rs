@@ -47,7 +47,13 @@
 //! | | `lease::etcd_history::a_process_that_starts_after_a_restore_outranks_what_was_granted_before` |
 //! | | `lease::etcd_history::a_snapshot_that_is_restored_as_another_cluster` |
 //! | | `lease::etcd_history::a_snapshot_that_is_restored_under_the_same_names` |
-//! | | `lease::etcd_history::clocks_that_are_deleted` |
+//! | | `lease::etcd_history::three_nodes_that_are_restored_outrank_what_was_granted_before` |
+//! | | `lease::etcd_late::a_blank_clock_that_comes_late_ends_no_epoch` |
+//! | | `lease::etcd_late::a_grant_that_comes_into_another_life_is_not_answered` |
+//! | | `lease::etcd_late::a_grant_under_a_clock_that_is_gone_has_no_effect` |
+//! | | `lease::etcd_late::a_renewal_under_a_clock_that_is_gone_is_lost` |
+//! | | `lease::etcd_late::an_epoch_that_comes_late_begins_on_no_other_clock` |
+//! | | `lease::etcd_late::what_began_an_epoch_once_begins_it_never_again` |
 //! | | `lease::grants::tokens_go_up_in_the_order_of_the_grants` |
 //! | | `lease::postgres_durable::tokens_go_up_through_crashes_under_load` |
 //! | | `lease::postgres_idle::tokens_go_up_while_idle_rows_are_removed_all_the_time` |
@@ -107,6 +113,7 @@
 //! | | `failures::outages::a_database_that_comes_back_needs_no_restart` |
 //! | | `fence::database::a_database_that_is_not_there_is_unavailable` |
 //! | | `lease::etcd_faults::without_a_majority_nothing_is_granted_and_leases_survive_it` |
+//! | | `lease::etcd_faults::without_epochs_no_new_history_is_trusted_and_held_leases_go_on` |
 //! | | `lease::quorum_faults::three_nodes_are_killed` |
 //! | | `lease::redis_loss::a_redis_that_is_away_is_unavailable_within_the_limit` |
 //! | | `lease::redis_loss::without_epochs_no_new_history_is_trusted_and_held_leases_go_on` |
@@ -219,6 +226,7 @@
 //! | | `client::guard::its_time_counts_from_before_the_request` |
 //! | | `client::loss::a_process_that_slept_past_its_lease_sees_its_loss_first` |
 //! | | `client::loss::an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up` |
+//! | | `lease::etcd_process::a_process_that_is_paused_past_its_lease_is_told_and_its_write_is_refused` |
 
 mod client;
 mod contract;

@@ -145,8 +145,8 @@ impl Etcd {
     ) -> Result<(), LeaseError> {
         let partition = partition_of(resource);
         let key = self.keys().clock(partition);
-        let blank = match clock.blank {
-            Some(blank) => blank,
+        let (blank, revision) = match clock.blank {
+            Some(blank) => (blank, clock.revision),
             None => {
                 let source = self.memory().source();
                 let blank = StoredClock {
@@ -164,7 +164,7 @@ impl Etcd {
                 if !written.succeeded || written.header.cluster_id != blank.history {
                     return Ok(());
                 }
-                blank
+                (blank, written.header.revision)
             }
         };
         let epoch = self.memory().next_epoch(partition, blank.epoch).await?;
@@ -173,8 +173,10 @@ impl Etcd {
             begun: true,
             ..blank.clone()
         };
-        let compare = has_value(&key, &value(&blank));
-        let body = json!({ "compare": [compare], "success": [put(&key, &value(&begun), 0)] });
+        // The value tells it from a blank clock that another life has put in this revision; the revision, from itself,
+        // put once more by a request that was repeated.
+        let compare = [has_value(&key, &value(&blank)), written_at(&key, revision)];
+        let body = json!({ "compare": compare, "success": [put(&key, &value(&begun), 0)] });
         let written: TxnAnswer = self.gateway().call("/v3/kv/txn", &body).await?;
         if written.succeeded {
             metrics::count("tower_fence_epochs_begun_total");

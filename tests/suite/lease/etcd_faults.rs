@@ -7,14 +7,14 @@ use serde_json::json;
 use sqlx::Sqlite;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
-    Resource, issuer,
+    Fence, Resource, issuer,
     lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew},
 };
 
 use super::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
-    etcd::EtcdCluster,
+    etcd::{EtcdCluster, base64},
     http::{Answer, Server},
     lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
     proxy::{Link, Proxy},
@@ -62,6 +62,68 @@ async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
 
     are_in_order_where_ours(true, &load.stop().await);
     assert_eq!(highest_epoch(&db).await, epochs);
+}
+
+/// The one that is asked first does not answer; the next one does, within the limit of a call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(3).await;
+    let follower = (cluster.leader().await + 1) % 3;
+    let mut urls = cluster.urls();
+    urls.rotate_left(follower);
+    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    cluster.signal(follower, "-STOP");
+    let asked_at = Instant::now();
+    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    leases.release(&sku(), &held.id).await.unwrap();
+    let second = grant(&leases, &sku(), LONG).await;
+    let anew = Renew::new(LONG).with_new_token();
+    let renewed = leases.renew(&sku(), &second.id, anew).await.unwrap();
+    assert!(second.token > held.token && renewed.token > second.token);
+    assert!(asked_at.elapsed() < CALL_WAIT, "{:?}", asked_at.elapsed());
+    // Back, it answers what it has missed.
+    cluster.signal(follower, "-CONT");
+    let back = EtcdLeases::builder(db.fence()).call_wait(3 * CALL_WAIT);
+    let back = back.connect(&urls[..1]).await.unwrap();
+    let found = back.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(found.token, renewed.token);
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+/// No epochs, no new clock; but what keeps its token needs none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let connect = async |epochs: Fence<Sqlite>| {
+        let connected = EtcdLeases::connect(&cluster.urls(), epochs).await;
+        connected.unwrap()
+    };
+    let leases = connect(db.fence()).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    let cut_off = {
+        let away = Sqlite::fresh(1).await;
+        away.pool.close().await;
+        connect(away.fence()).await
+    };
+    let (same, shorter) = (Renew::new(LONG), Renew::new(LONG / 2));
+    for keeps in [same, shorter] {
+        let renewed = cut_off.renew(&sku(), &held.id, keeps).await.unwrap();
+        assert_eq!(renewed.token, held.token);
+    }
+    let anew = Renew::new(LONG).with_new_token();
+    is_unavailable(cut_off.renew(&sku(), &held.id, anew).await);
+    cut_off.release(&sku(), &held.id).await.unwrap();
+    for (key, _) in cluster.keys("tower-fence:clock:").await {
+        let body = json!({ "key": base64(&key) });
+        cluster.call("/v3/kv/deleterange", &body).await;
+    }
+    is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
+    assert_eq!(cluster.keys("tower-fence:").await, []);
+    assert!(grant(&leases, &sku(), LONG).await.token > held.token);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,10 @@
 //! hand, with etcd's revisions as tokens.
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, EtcdLeases, Leases, Operate, Renew};
+use tower_fence::{
+    Token,
+    lease::{Acquire, EtcdLeases, Leases, Operate, Renew},
+};
 
 use super::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
@@ -47,6 +50,50 @@ async fn a_snapshot_that_is_restored_under_the_same_names() {
         cluster.restore(&snapshot, "the-cluster").await;
     })
     .await;
+}
+
+/// As a new cluster, and under the same names; each node of it tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(3).await;
+    for n in 0..50 {
+        cluster.put("foreign", &n.to_string()).await;
+    }
+    for is_new_name in [true, false] {
+        let before = EtcdLeases::connect(&cluster.urls(), db.fence())
+            .await
+            .unwrap();
+        grant_and_release(&before).await;
+        let epoch = highest_epoch(&db).await;
+        let snapshot = cluster.save(&format!("snapshot-{epoch}"));
+        for _ in 0..10 {
+            grant_and_release(&before).await;
+        }
+        let mut highest = grant_and_release(&before).await;
+        cluster.restore(&snapshot, "another-cluster").await;
+        if is_new_name {
+            // Entries of the log that are no revisions: by its length alone it could be the cluster of before.
+            for _ in 0..100 {
+                let body = serde_json::json!({ "TTL": 60 });
+                cluster.call("/v3/lease/grant", &body).await;
+            }
+        }
+        for url in cluster.urls() {
+            // None of them has seen anything.
+            let after = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+            let token = grant_and_release(&after).await;
+            assert!(token > highest, "{token} after {highest}");
+            highest = token;
+        }
+        assert_eq!(highest_epoch(&db).await, epoch + 1);
+    }
+}
+
+async fn grant_and_release(leases: &EtcdLeases) -> Token {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease.token
 }
 
 /// What a process remembers of etcd helps those that start afterwards nothing.

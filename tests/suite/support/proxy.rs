@@ -54,6 +54,8 @@ pub enum Passage {
     CutAfter(usize),
     /// It is passed on, and the connection is closed so long afterwards.
     CutLater(Duration),
+    /// It is held back until this is true, though its sender may be gone by then.
+    Until(watch::Receiver<bool>),
 }
 
 /// Judges the messages of one connection.
@@ -213,11 +215,17 @@ impl Connection {
             }
             let message = &buffer[..length];
             let mut passage = (self.rule.lock().unwrap())(sender, message);
-            if let Passage::Held(held) = &mut passage {
-                let _ = held.wait_for(|held| !held).await;
+            match &mut passage {
+                Passage::Held(held) => _ = held.wait_for(|held| !held).await,
+                Passage::Until(passes) if passes.wait_for(|passes| *passes).await.is_err() => {
+                    return;
+                }
+                _ => {}
             }
             let part = match &passage {
-                Passage::Whole | Passage::Held(_) | Passage::CutLater(_) => message,
+                Passage::Whole | Passage::Held(_) | Passage::Until(_) | Passage::CutLater(_) => {
+                    message
+                }
                 Passage::Instead(other) => other,
                 Passage::Dropped => continue,
                 Passage::CutAfter(count) => &message[..*count],
@@ -228,7 +236,11 @@ impl Connection {
             match passage {
                 Passage::CutAfter(_) => return,
                 Passage::CutLater(later) => return sleep(later).await,
-                Passage::Whole | Passage::Instead(_) | Passage::Held(_) | Passage::Dropped => {}
+                Passage::Whole
+                | Passage::Instead(_)
+                | Passage::Held(_)
+                | Passage::Until(_)
+                | Passage::Dropped => {}
             }
         }
     }

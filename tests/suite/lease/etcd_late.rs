@@ -1,0 +1,303 @@
+//! Writes to etcd that come late: a proxy holds back one issuer's, until another issuer has gone on.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use sqlx::Sqlite;
+use tokio::{sync::watch, task::JoinHandle};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    etcd::{EtcdCluster, base64},
+    eventually,
+    lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
+    proxy::{Passage, Proxy, Sender},
+};
+
+const CLOCK: &str = "tower-fence:clock:110";
+const LEASE: &str = "tower-fence:lease:sku-1";
+/// It shares the clock of `sku-1`.
+const OTHER: &str = "sku-124";
+
+/// An issuer behind a proxy. What it sends is held back from its nth write to a key on.
+struct Late {
+    leases: EtcdLeases,
+    first: Arc<Gate>,
+    rest: Arc<Gate>,
+    _proxy: Proxy,
+}
+
+/// Holds back messages until it is opened.
+struct Gate {
+    held: AtomicUsize,
+    open: watch::Sender<bool>,
+}
+
+impl Gate {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            held: AtomicUsize::new(0),
+            open: watch::Sender::new(false),
+        })
+    }
+
+    fn hold(&self) -> Passage {
+        self.held.fetch_add(1, SeqCst);
+        Passage::Until(self.open.subscribe())
+    }
+
+    async fn holds_one(&self) {
+        eventually("it is held back", async || self.held.load(SeqCst) > 0).await;
+    }
+}
+
+fn writes(key: &str) -> String {
+    format!(r#""request_put":{{"key":"{}""#, base64(key))
+}
+
+fn contains(message: &[u8], part: &str) -> bool {
+    let mut parts = message.windows(part.len());
+    parts.any(|found| found == part.as_bytes())
+}
+
+impl Late {
+    async fn from_write(nth: usize, key: &str, cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> Self {
+        let (first, rest) = (Gate::new(), Gate::new());
+        let (written, sent) = (Arc::new(AtomicUsize::new(0)), writes(key));
+        let gates = (Arc::clone(&first), Arc::clone(&rest));
+        let proxy = Proxy::judging(cluster.addr(), move || {
+            let ((first, rest), written) = (gates.clone(), Arc::clone(&written));
+            let sent = sent.clone();
+            move |sender, message: &[u8]| {
+                if sender == Sender::Server {
+                    return Passage::Whole;
+                }
+                if written.load(SeqCst) >= nth {
+                    return rest.hold();
+                }
+                if contains(message, &sent) && written.fetch_add(1, SeqCst) + 1 == nth {
+                    return first.hold();
+                }
+                Passage::Whole
+            }
+        })
+        .await;
+        let leases = EtcdLeases::builder(db.fence()).call_wait(Duration::from_secs(20));
+        let url = format!("http://{}", proxy.addr);
+        Self {
+            leases: leases.connect(&[url]).await.unwrap(),
+            first,
+            rest,
+            _proxy: proxy,
+        }
+    }
+
+    /// Acquires in a task of its own, and returns when its write is held back.
+    async fn acquire(&self) -> JoinHandle<Result<Lease, LeaseError>> {
+        let leases = self.leases.clone();
+        let asked = async move { leases.acquire(&sku(), Acquire::new(LONG)).await };
+        let asked = tokio::spawn(asked);
+        self.first.holds_one().await;
+        asked
+    }
+
+    /// Lets the write through, and waits until it was answered: the issuer has sent the next one.
+    async fn arrives(&self) {
+        self.first.open.send_replace(true);
+        self.rest.holds_one().await;
+    }
+
+    /// Lets everything through.
+    fn goes_on(&self) {
+        self.first.open.send_replace(true);
+        self.rest.open.send_replace(true);
+    }
+}
+
+async fn connect(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> EtcdLeases {
+    let connected = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    connected.unwrap()
+}
+
+async fn start() -> (EtcdCluster, Fresh<Sqlite>) {
+    (EtcdCluster::start(1).await, Sqlite::fresh(2).await)
+}
+
+async fn grant_and_release(leases: &EtcdLeases) -> Lease {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease
+}
+
+async fn delete_clock(cluster: &EtcdCluster) {
+    let body = json!({ "key": base64(CLOCK) });
+    let deleted = cluster.call("/v3/kv/deleterange", &body).await;
+    assert_eq!(deleted["deleted"], "1");
+}
+
+/// A key with its value and revisions; null where there is none.
+async fn read(cluster: &EtcdCluster, key: &str) -> Value {
+    let body = json!({ "key": base64(key) });
+    cluster.call("/v3/kv/range", &body).await["kvs"][0].clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_under_a_clock_that_is_gone_has_no_effect() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    grant_and_release(&near).await;
+    let late = Late::from_write(1, LEASE, &cluster, &db).await;
+    let asked = late.acquire().await;
+    delete_clock(&cluster).await;
+    let last = grant_and_release(&near).await;
+    late.arrives().await;
+    let effect = read(&cluster, LEASE).await;
+    late.goes_on();
+    let lease = asked.await.unwrap().unwrap();
+    assert!(lease.token > last.token, "{lease:?} after {last:?}");
+    assert_eq!(effect, Value::Null);
+    assert_eq!(highest_epoch(&db).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_under_a_clock_that_is_gone_is_lost() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let late = Late::from_write(2, LEASE, &cluster, &db).await;
+    let held = grant(&late.leases, &sku(), LONG).await;
+    let stored = read(&cluster, LEASE).await;
+    let renewing = tokio::spawn({
+        let (leases, id) = (late.leases.clone(), held.id.clone());
+        let anew = Renew::new(LONG).with_new_token();
+        async move { leases.renew(&sku(), &id, anew).await }
+    });
+    late.first.holds_one().await;
+    delete_clock(&cluster).await;
+    let other = Resource::new(OTHER).unwrap();
+    assert_eq!(
+        grant(&near, &other, LONG).await.token.get() / 1_000_000_000,
+        2
+    );
+    late.arrives().await;
+    assert_eq!(read(&cluster, LEASE).await, stored);
+    late.goes_on();
+    is_lost(renewing.await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blank_clock_that_comes_late_ends_no_epoch() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let late = Late::from_write(1, CLOCK, &cluster, &db).await;
+    let asked = late.acquire().await;
+    let held = grant(&near, &sku(), LONG).await;
+    let clock = read(&cluster, CLOCK).await;
+    late.goes_on();
+    is_held(asked.await.unwrap());
+    assert_eq!(read(&cluster, CLOCK).await, clock);
+    let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+/// Another life of the cluster has a blank clock as well, and in the same revision.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_epoch_that_comes_late_begins_on_no_other_clock() {
+    let (mut cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let snapshot = cluster.save("snapshot");
+    let late = Late::from_write(2, CLOCK, &cluster, &db).await;
+    let asked = late.acquire().await;
+    let blank = read(&cluster, CLOCK).await;
+    // It begins a higher epoch on the same clock.
+    let last = grant_and_release(&near).await;
+    assert_eq!(last.token.get() / 1_000_000_000, 2);
+    cluster.restore(&snapshot, "the-cluster").await;
+    let other = Late::from_write(2, CLOCK, &cluster, &db).await;
+    let other_asked = other.acquire().await;
+    let other_blank = read(&cluster, CLOCK).await;
+    assert_eq!(other_blank["mod_revision"], blank["mod_revision"]);
+    late.goes_on();
+    let lease = asked.await.unwrap().unwrap();
+    assert!(lease.token > last.token, "{lease:?} after {last:?}");
+    other.goes_on();
+    is_held(other_asked.await.unwrap());
+    let renewed = other
+        .leases
+        .renew(&sku(), &lease.id, Renew::new(LONG))
+        .await;
+    assert_eq!(renewed.unwrap().token, lease.token);
+}
+
+/// A request may reach etcd twice, where the first endpoint was slow to pass it on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_began_an_epoch_once_begins_it_never_again() {
+    let (cluster, db) = start().await;
+    let sent: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let proxy = Proxy::judging(cluster.addr(), {
+        let sent = Arc::clone(&sent);
+        move || {
+            let sent = Arc::clone(&sent);
+            move |_, message: &[u8]| {
+                if contains(message, &writes(CLOCK)) {
+                    let text = str::from_utf8(message).unwrap();
+                    let body = &text[text.find('{').unwrap()..];
+                    sent.lock()
+                        .unwrap()
+                        .push(serde_json::from_str(body).unwrap());
+                }
+                Passage::Whole
+            }
+        }
+    })
+    .await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    for _ in 0..10 {
+        grant_and_release(&leases).await;
+    }
+    let last = grant_and_release(&leases).await;
+    delete_clock(&cluster).await;
+    let sent = std::mem::take(&mut *sent.lock().unwrap());
+    assert_eq!(sent.len(), 2, "a blank clock, and its epoch");
+    for body in sent {
+        cluster.call("/v3/kv/txn", &body).await;
+    }
+    let lease = grant(&connect(&cluster, &db).await, &sku(), LONG).await;
+    assert!(lease.token > last.token, "{lease:?} after {last:?}");
+}
+
+/// The comparisons hold once more in a cluster that has gone back; the answer is not from the life that was looked at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_comes_into_another_life_is_not_answered() {
+    let (mut cluster, db) = start().await;
+    // A few entries of the log are no revisions, as the cluster begins: more is lost than those.
+    for n in 0..50 {
+        cluster.put("foreign", &n.to_string()).await;
+    }
+    let near = connect(&cluster, &db).await;
+    grant_and_release(&near).await;
+    let late = Late::from_write(1, LEASE, &cluster, &db).await;
+    let asked = late.acquire().await;
+    // It has the etcd lease of the grant.
+    let snapshot = cluster.save("snapshot");
+    let mut last = grant_and_release(&near).await;
+    for _ in 0..10 {
+        last = grant_and_release(&near).await;
+    }
+    cluster.restore(&snapshot, "the-cluster").await;
+    late.goes_on();
+    let lease = asked.await.unwrap().unwrap();
+    assert!(lease.token > last.token, "{lease:?} after {last:?}");
+    assert_eq!(highest_epoch(&db).await, 2);
+}
