@@ -91,7 +91,7 @@ impl ClockState {
             clock.history == header.cluster_id && !log.is_later_than(clock.lead, header.revision);
         let n = header.revision.saturating_sub(revision);
         match Epoch::new(clock.epoch) {
-            Ok(epoch) if own && clock.begun && (clock.epoch, n) >= seen && n + 1 < Epoch::SIZE => {
+            Ok(epoch) if own && clock.begun && (clock.epoch, n) >= seen && n < Epoch::SIZE - 1 => {
                 Self::Usable(Clock {
                     epoch,
                     base: revision,

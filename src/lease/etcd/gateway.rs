@@ -78,9 +78,11 @@ impl Gateway {
         path: &str,
         body: &Value,
     ) -> Result<T, EtcdError> {
-        let body = body.to_string();
-        let answer = self.answer(path, &body).await?;
-        serde_json::from_slice(&answer).map_err(|_| self.meaningless())
+        let take = async |response| {
+            let answer = read(response).await?;
+            serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
+        };
+        self.attempts(path, &body.to_string(), take).await
     }
 
     /// Calls a method that answers a stream, with all of its requests at once, and returns its messages.
@@ -89,13 +91,15 @@ impl Gateway {
         path: &str,
         requests: &[Value],
     ) -> Result<Vec<T>, EtcdError> {
-        let answer = self.answer(path, &lines(requests)).await?;
-        let messages = answer.split(|byte| *byte == b'\n');
-        let messages = messages.filter(|message| !message.is_empty());
-        let messages = messages.map(serde_json::from_slice);
-        messages
-            .collect::<Result<_, _>>()
-            .map_err(|_| self.meaningless())
+        let take = async |response| {
+            let answer = read(response).await?;
+            let messages = answer.split(|byte| *byte == b'\n');
+            let messages = messages.filter(|message| !message.is_empty());
+            let messages = messages.map(serde_json::from_slice);
+            let messages: Result<_, _> = messages.collect();
+            messages.map_err(|_| Failure::Meaningless)
+        };
+        self.attempts(path, &lines(requests), take).await
     }
 
     /// Opens a stream that goes on. Its messages are lines.
@@ -106,10 +110,6 @@ impl Gateway {
             response: opened.await?,
             read: vec![],
         })
-    }
-
-    async fn answer(&self, path: &str, body: &str) -> Result<Vec<u8>, EtcdError> {
-        self.attempts(path, body, read).await
     }
 
     /// Sends a request to one endpoint after the other, and takes in the answer.
@@ -208,15 +208,19 @@ impl Gateway {
         if token.is_none() {
             let body = json!({ "name": name, "password": password.as_str() }).to_string();
             let path = "/v3/auth/authenticate";
-            let answer = read(self.post(endpoint, path, body, None).await?).await?;
+            let response = self.post(endpoint, path, body, None).await;
+            let answer = read(response.map_err(Failure::without_message)?).await?;
             let answer: AuthAnswer =
                 serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)?;
             *token = Some(answer.token.into());
         }
         Ok(token.clone())
     }
+}
 
-    fn meaningless(&self) -> EtcdError {
+impl Gateway {
+    /// The error for what another server than etcd has answered.
+    pub(super) fn meaningless(&self) -> EtcdError {
         let at = self.current.load(Relaxed) % self.endpoints.len();
         EtcdError::new(&self.endpoints[at], Failure::Meaningless)
     }
@@ -271,10 +275,9 @@ fn is_token_refusal(refusal: &Refusal) -> bool {
 
 /// Whether another endpoint, or a later time, may do.
 fn is_passing(status: StatusCode, refusal: &Refusal) -> bool {
-    matches!(refusal.code, UNAVAILABLE | DEADLINE_EXCEEDED)
+    // Without a code it is not etcd that has answered.
+    matches!(refusal.code, 0 | UNAVAILABLE | DEADLINE_EXCEEDED)
         || status == StatusCode::SERVICE_UNAVAILABLE
-        || status == StatusCode::BAD_GATEWAY
-        || status == StatusCode::GATEWAY_TIMEOUT
 }
 
 /// Why one endpoint did not do what it was asked.
@@ -289,6 +292,17 @@ enum Failure {
 impl Failure {
     fn request(error: reqwest::Error) -> Self {
         Self::Request(error.without_url())
+    }
+
+    /// What refuses a password may repeat it.
+    fn without_message(self) -> Self {
+        match self {
+            Self::Refused(status, refusal) if !refusal.message.starts_with("etcdserver: ") => {
+                let message = String::new();
+                Self::Refused(status, Refusal { message, ..refusal })
+            }
+            failure => failure,
+        }
     }
 }
 

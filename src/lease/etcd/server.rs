@@ -56,10 +56,11 @@ impl Etcd {
     /// Makes sure that etcd answers.
     pub(super) async fn check(&self) -> Result<(), EtcdError> {
         let body = json!({ "key": base64(self.keys.clock(0)) });
-        self.gateway
-            .call::<RangeAnswer>("/v3/kv/range", &body)
-            .await
-            .map(drop)
+        let answer: RangeAnswer = self.gateway.call("/v3/kv/range", &body).await?;
+        match answer.header.cluster_id {
+            0 => Err(self.gateway.meaningless()),
+            _ => Ok(()),
+        }
     }
 
     /// Looks at a resource, and at the place in line of a lease id.
@@ -117,6 +118,9 @@ impl Etcd {
         let body = json!({ "compare": compare, "success": writes, "failure": reads });
         let answer: TxnAnswer = self.gateway.call("/v3/kv/txn", &body).await?;
         let header = answer.header;
+        if header.cluster_id == 0 {
+            return Err(self.gateway.meaningless());
+        }
         let log = match asks_for_log {
             true => self.log_after(&header).await?,
             false => Log::default(),

@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// How long a place lasts without its process, in seconds.
-pub(super) const PLACE_SECONDS: u64 = 5;
+pub(super) const PLACE_SECONDS: u64 = 10;
 /// How often places are kept alive.
 const BEAT: Duration = Duration::from_millis(1_500);
 /// How many places are kept alive by one call.

@@ -169,6 +169,9 @@ fn parse_clock(usable: &str, epoch: &str, n: &str) -> Result<Clock, LeaseError> 
     let (epoch, n) = (parse_number(epoch)?, parse_number(n)?);
     // A number that is out of range is another program's.
     Epoch::new(epoch).map_err(|_| unexpected())?;
+    if !(0..Epoch::SIZE).contains(&n) {
+        return Err(unexpected());
+    }
     Ok(Clock {
         usable: usable == "1",
         epoch,

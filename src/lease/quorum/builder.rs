@@ -56,8 +56,8 @@ impl QuorumLeasesBuilder {
         self
     }
 
-    /// How many may wait at this issuer, for any resource. Each asks again up to a hundred times at first, and then
-    /// three times a second. Default: 1,000. Above that a request to wait is answered [`LeaseError::TooManyWaiters`].
+    /// How many may wait at this issuer, for any resource. Each asks again after pauses at random, from some
+    /// milliseconds up to half a second. Default: 1,000. Above that a request to wait is answered [`LeaseError::TooManyWaiters`].
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = limit;

@@ -84,6 +84,7 @@ pub(super) async fn attempt(
         };
         let answers = nodes.ask(source, take).await?;
         let taken = taken(&answers);
+        nodes.check_twins(&taken)?;
         if taken.len() < nodes.majority() {
             if answers.are_all(|answer| matches!(answer, Answer::Held { .. })) {
                 leftover.sets_nothing();

@@ -138,7 +138,7 @@ async fn scan(
         .arg("MATCH")
         .arg(key_pattern(&begin))
         .arg("COUNT")
-        .arg(count.max(1_000));
+        .arg(count.clamp(1_000, 100_000));
     let scan = |mut connection| async move { command.query_async(&mut connection).await };
     let scanned: Result<(u64, Vec<Vec<u8>>), _> = node.server().run(scan).await;
     let (next, keys) = scanned.map_err(|error| node.server().unavailable(error))?;

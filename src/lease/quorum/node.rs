@@ -116,12 +116,12 @@ impl Node {
             return;
         }
         let node = Arc::clone(self);
+        let probe = Probe(node);
         tokio::spawn(async move {
-            let answered = node.run(check).await;
+            let answered = probe.0.run(check).await;
             if answered.is_err() {
                 sleep(PROBE_AGAIN).await;
             }
-            node.probing.store(false, SeqCst);
         });
     }
 
@@ -131,6 +131,20 @@ impl Node {
             reason,
         })
     }
+}
+
+/// The probe that is under way, until it ends in any way.
+struct Probe(Arc<Node>);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.0.probing.store(false, SeqCst);
+    }
+}
+
+/// Whether an error says that a server cannot be a node, and not that it could not be asked.
+pub(super) fn is_unfit(error: &LeaseError) -> bool {
+    matches!(error, LeaseError::Unavailable(cause) if cause.is::<UnfitNode>())
 }
 
 /// A server that cannot be a node.

@@ -11,11 +11,13 @@ use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use redis::RedisResult;
 
 use super::{
-    answer::{Answer, Clock, Unfit},
-    node::Node,
+    answer::{Answer, Clock, Taken, Unfit},
+    node::{Node, is_unfit},
     scripts::{Call, Scripts},
 };
 use crate::lease::LeaseError;
+
+const TWIN: &str = "another node is the same server";
 
 pub(super) struct Nodes {
     nodes: Box<[Arc<Node>]>,
@@ -46,17 +48,15 @@ impl Nodes {
     ///
     /// [`LeaseError::Unavailable`] when one of them cannot be a node, or no majority answers.
     pub(super) async fn check(&self) -> Result<(), LeaseError> {
-        let checks = self.nodes.iter().map(async |node| {
-            let checked = self.ask_node(node, "", self.scripts.check("")).await;
-            (checked, node.is_late())
-        });
+        let checks = self.nodes.iter();
+        let checks = checks.map(async |node| self.ask_node(node, "", self.scripts.check("")).await);
         let mut answers = Answers::new(self.nodes.len());
-        for (n, (checked, is_away)) in join_all(checks).await.into_iter().enumerate() {
+        for (n, checked) in join_all(checks).await.into_iter().enumerate() {
             match checked {
                 Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(unfit)),
                 Ok(answer) => answers.given.push((n, answer)),
-                Err(error) if is_away => answers.first_error = Some(error),
-                Err(error) => return Err(error),
+                Err(error) if is_unfit(&error) => return Err(error),
+                Err(error) => answers.first_error = Some(error),
             }
         }
         match answers.are_enough() {
@@ -132,9 +132,19 @@ impl Nodes {
         }
         let same = |other: &&Arc<Node>| other.run_id() == node.run_id();
         if self.nodes.iter().filter(same).count() > 1 {
-            return Err(node.unfit("another node is the same server"));
+            return Err(node.unfit(TWIN));
         }
         node.run(call).await
+    }
+
+    /// Makes sure that no two nodes have answered with one history: a name that leads to another server since it was
+    /// checked.
+    pub(super) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
+        let mut histories = HashSet::new();
+        let twin = taken
+            .iter()
+            .find(|(_, taken)| !histories.insert(&taken.stamp.history));
+        twin.map_or(Ok(()), |(n, _)| Err(self.nodes[*n].unfit(TWIN)))
     }
 
     /// The clocks belong to another application, or to other nodes.

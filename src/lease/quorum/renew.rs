@@ -118,7 +118,7 @@ pub(super) fn exhausted(resource: &Resource) -> LeaseError {
     }
 }
 
-/// Requests under one lease id were in each other's way.
+/// Requests were in each other's way.
 #[derive(Debug, thiserror::Error)]
-#[error("other requests under the same lease id are under way")]
+#[error("other requests for the same lease are under way")]
 pub(super) struct Contended;

@@ -10,7 +10,7 @@ use tokio::{
 use super::{
     answer::{Answer, Found},
     attempt::Attempt,
-    grant::{Outcome, Wish, attempt},
+    grant::{Outcome, Wish, attempt, left_of},
     list::list,
     nodes::Nodes,
     pauses::{Pauses, SHORTEST_PAUSE},
@@ -103,6 +103,7 @@ const REPETITIONS: usize = 1;
 
 impl Leases for QuorumLeases {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        check_ttl(request.ttl)?;
         let deadline = after(request.wait);
         let until = deadline.max(after(self.quorum.limit));
         let id = StoredId::of(&request.lease_id);
@@ -132,6 +133,9 @@ impl Leases for QuorumLeases {
             // Others may have it meanwhile.
             pending.clean_up().await;
             next = Attempt::now();
+            if outcome.is_ok() {
+                failures = 0;
+            }
             let held = |left| LeaseError::Held {
                 resource: resource.clone(),
                 retry_after: left,
@@ -170,6 +174,7 @@ impl Leases for QuorumLeases {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Lease, LeaseError> {
+        check_ttl(request.ttl)?;
         let Some(at_least) = request.at_least else {
             return match request.new_token {
                 true => {
@@ -219,28 +224,46 @@ impl Leases for QuorumLeases {
     }
 }
 
+/// How often a lease is looked for and ended that changes meanwhile.
+const BREAKS: usize = 20;
+
 impl Operate for QuorumLeases {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         list(&self.quorum, limit, cursor).await
     }
 
     async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        let looks = self.quorum.look(resource).await?;
-        if !looks.are_enough() {
-            return Err(looks.no_majority());
-        }
-        // What has no majority may be in the way of one.
-        let ends = self.quorum.end(resource, &looks, |_| true).await?;
-        let found = looks.count(|answer| matches!(answer, Answer::Found(_)));
-        let ended = ends.count(|answer| matches!(answer, Answer::Ended));
-        if ended < found && !ends.are_enough() {
-            return Err(ends.no_majority());
-        }
         let id = |answer: &Answer| match answer {
             Answer::Found(found) => Some(found.id.clone()),
             _ => None,
         };
-        Ok(looks.majority(id).is_some())
+        let mut was_held = false;
+        for _ in 0..BREAKS {
+            let looks = self.quorum.look(resource).await?;
+            if !looks.are_enough() {
+                return Err(looks.no_majority());
+            }
+            was_held |= looks.majority(id).is_some();
+            // What has no majority may be in the way of one.
+            let ends = self.quorum.end(resource, &looks, |_| true).await?;
+            let found = looks.count(|answer| matches!(answer, Answer::Found(_)));
+            // A renewal with a new token may have come in between.
+            if ends.count(|answer| matches!(answer, Answer::Ended)) == found {
+                return Ok(was_held);
+            }
+        }
+        Err(LeaseError::unavailable(Contended))
+    }
+}
+
+/// Refuses a time of which nothing would be left.
+fn check_ttl(ttl: Duration) -> Result<(), LeaseError> {
+    match left_of(ttl, Instant::now()) {
+        Some(_) => Ok(()),
+        None => Err(LeaseError::Invalid {
+            field: "ttl_ms".into(),
+            detail: "a lease on a quorum lasts longer than 2 ms and one percent of its time".into(),
+        }),
     }
 }
 

@@ -267,3 +267,27 @@ async fn a_node_that_is_silent_is_left_out_until_it_answers() {
     })
     .await;
 }
+
+/// A name that leads to another server since it was checked.
+#[tokio::test]
+async fn a_node_that_has_become_another_one_is_not_counted_twice() {
+    let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
+    let addr = |n: usize| urls[n].replace("redis://", "").parse().unwrap();
+    let proxy = Proxy::to(addr(1)).await;
+    let through = [
+        urls[0].clone(),
+        format!("redis://{}", proxy.addr),
+        urls[2].clone(),
+    ];
+    let leases = connect(builder(&db), &through).await.unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    proxy.switch_to(addr(0));
+    eventually("it answers again", async || {
+        match leases.acquire(&sku(), Acquire::new(SHORT)).await {
+            Ok(_) => false,
+            Err(error) => text(&error).contains("another node is the same server"),
+        }
+    })
+    .await;
+}

@@ -180,3 +180,51 @@ async fn so_many_may_wait() {
     // A seat is free again afterwards.
     is_held(waits().await);
 }
+
+/// A holder that takes new tokens all the time does not get past an operator.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_changes_meanwhile_is_broken() {
+    let (one, two, _db) = Quorum::fresh().await;
+    for _ in 0..15 {
+        let lease = grant(&one, &sku(), LONG).await;
+        let renewing = async {
+            loop {
+                let renew = Renew::new(LONG).with_new_token();
+                if let Err(error) = one.renew(&sku(), &lease.id, renew).await {
+                    return error;
+                }
+            }
+        };
+        let breaking = async {
+            sleep(Duration::from_millis(3)).await;
+            while two.break_lease(&sku()).await.is_err() {}
+        };
+        let ended = async { tokio::join!(renewing, breaking) };
+        let (error, ()) = timeout(LONG, ended).await.expect("the holder goes on");
+        assert!(
+            matches!(error, LeaseError::Lost { .. } | LeaseError::Unavailable(_)),
+            "{error:?}"
+        );
+        two.break_lease(&sku()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_time_of_which_nothing_would_be_left_is_refused() {
+    let (one, _, _db) = Quorum::fresh().await;
+    let is_invalid = |outcome: Result<_, LeaseError>| matches!(outcome, Err(LeaseError::Invalid { field, .. }) if field == "ttl_ms");
+    let lease = grant(&one, &sku(), LONG).await;
+    for ttl in [
+        Duration::ZERO,
+        Duration::from_millis(1),
+        Duration::from_millis(2),
+    ] {
+        assert!(is_invalid(one.acquire(&sku(), Acquire::new(ttl)).await));
+        assert!(is_invalid(
+            one.renew(&sku(), &lease.id, Renew::new(ttl)).await
+        ));
+    }
+    one.renew(&sku(), &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
+}

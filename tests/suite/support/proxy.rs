@@ -215,12 +215,13 @@ impl Connection {
             }
             let message = &buffer[..length];
             let mut passage = (self.rule.lock().unwrap())(sender, message);
-            match &mut passage {
-                Passage::Held(held) => _ = held.wait_for(|held| !held).await,
-                Passage::Until(passes) if passes.wait_for(|passes| *passes).await.is_err() => {
-                    return;
-                }
-                _ => {}
+            if let Passage::Held(held) = &mut passage {
+                let _ = held.wait_for(|held| !held).await;
+            }
+            if let Passage::Until(passes) = &mut passage
+                && passes.wait_for(|passes| *passes).await.is_err()
+            {
+                return;
             }
             let part = match &passage {
                 Passage::Whole | Passage::Held(_) | Passage::Until(_) | Passage::CutLater(_) => {

@@ -1,0 +1,84 @@
+//! Endpoints behind which there is no etcd, or one that repeats what it was told.
+
+use std::{error::Error, time::Duration};
+
+use axum::{Json, Router, http::StatusCode, routing::any};
+use serde_json::json;
+use sqlx::Sqlite;
+use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, Leases};
+
+use crate::support::{
+    database::TestDatabase,
+    etcd,
+    http::Server,
+    lease::{LONG, grant, is_unavailable, sku},
+    redis::fresh_prefix,
+};
+
+/// Answers to everything that are none of etcd's.
+async fn strangers() -> Vec<Server> {
+    let answers = [
+        any(async || "<html></html>"),
+        any(async || "{\"header\":"),
+        any(async || (StatusCode::NOT_FOUND, "no such page")),
+        any(async || (StatusCode::INTERNAL_SERVER_ERROR, "{}")),
+        any(async || Json(json!({ "hello": "world" }))),
+    ];
+    let mut servers = vec![];
+    for answer in answers {
+        servers.push(Server::start(Router::new().fallback_service(answer)).await);
+    }
+    servers
+}
+
+#[tokio::test]
+async fn where_no_etcd_answers_the_next_endpoint_is_asked() {
+    let db = Sqlite::fresh(2).await;
+    for stranger in &strangers().await[..4] {
+        let builder = EtcdLeases::builder(db.fence()).key_prefix(fresh_prefix());
+        let endpoints = [stranger.url(""), etcd::shared_url()];
+        let leases = builder.connect(&endpoints).await.unwrap();
+        let lease = grant(&leases, &sku(), LONG).await;
+        leases.release(&sku(), &lease.id).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_etcd_grants_and_loses_nothing() {
+    let db = Sqlite::fresh(2).await;
+    for stranger in strangers().await {
+        let builder = || EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(300));
+        builder().connect(&[stranger.url("")]).await.unwrap_err();
+        let leases = builder().connect_lazy(&[stranger.url("")]).unwrap();
+        is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        is_unavailable(leases.inspect(&sku()).await);
+        let id = tower_fence::lease::LeaseId::random();
+        is_unavailable(leases.release(&sku(), &id).await);
+    }
+}
+
+#[tokio::test]
+async fn a_password_that_is_repeated_to_us_is_in_no_error() {
+    let db = Sqlite::fresh(2).await;
+    let parrot = any(async |body: String| {
+        let message = format!("cannot read {body}");
+        (
+            StatusCode::BAD_REQUEST,
+            Json(json!({ "code": 3, "message": message })),
+        )
+    });
+    let parrot = Server::start(Router::new().fallback_service(parrot)).await;
+    let builder = EtcdLeases::builder(db.fence()).user("shop", "s3cret");
+    let refused = builder.connect(&[parrot.url("")]).await.unwrap_err();
+    let mut texts = format!("{refused} {refused:?}");
+    let mut cause = Error::source(&refused);
+    while let Some(error) = cause {
+        texts += &format!("{error} {error:?}");
+        cause = error.source();
+    }
+    assert!(matches!(refused, LeaseError::Unavailable(_)));
+    assert!(
+        texts.contains("400") && !texts.contains("s3cret"),
+        "{texts}"
+    );
+}
