@@ -7,6 +7,7 @@ use super::{
     look::Look,
     messages::{delete, is_empty, made_at, made_since, put, written_at},
     pending::PendingAcquire,
+    server::random_id,
     stored::{FoundLease, StoredLease, StoredPlace, StoredToken, owner_of, value},
     waiters::PLACE_SECONDS,
 };
@@ -245,11 +246,6 @@ impl PendingAcquire {
 /// Whole seconds, rounded up: etcd counts no others.
 pub(super) fn seconds(time: Duration) -> u64 {
     whole_ms(time).div_ceil(1_000)
-}
-
-/// The id of an etcd lease: a positive number that nobody else draws.
-pub(super) fn random_id() -> i64 {
-    rand::random_range(1..=i64::MAX)
 }
 
 /// The transaction never came to run on what had been seen.

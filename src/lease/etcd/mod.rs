@@ -7,7 +7,7 @@
 //! 3. A clock is for one history: one cluster id, and one life of it, see [`life`]. A clock of another history, one that is
 //!    missing, or has counted less far than this process has seen, grants nothing. A blank clock with a fresh
 //!    incarnation is put in its place; an epoch is taken then, from [`Epochs`](crate::epochs::Epochs), and begins on
-//!    that very clock or not at all; see [`clock`].
+//!    that very clock or not at all; see [`epochs`].
 //! 4. Every transaction that grants demands that the clock is the one that was judged, and its answer counts only
 //!    where it comes from the clock's cluster.
 //! 5. A lease counts only under the clock that it was granted under. One that a snapshot brought back is lost to its
@@ -20,6 +20,7 @@
 mod acquire;
 mod builder;
 mod clock;
+mod epochs;
 mod gateway;
 mod keys;
 mod life;

@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    acquire::{ATTEMPTS, TooMuchChange, random_id, seconds},
+    acquire::{ATTEMPTS, TooMuchChange, seconds},
     look::Look,
     messages::{delete, put, written_at},
-    server::Etcd,
+    server::{Etcd, random_id},
     stored::{FoundLease, StoredLease, StoredToken, value},
 };
 use crate::{

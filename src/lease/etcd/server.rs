@@ -26,6 +26,11 @@ use crate::{
 /// answered, as behind a load balancer.
 const STATUSES: usize = 4;
 
+/// The id of an etcd lease: a positive number that nobody else draws.
+pub(super) fn random_id() -> i64 {
+    rand::random_range(1..=i64::MAX)
+}
+
 pub(super) struct Etcd {
     gateway: Gateway,
     memory: Arc<Memory>,

@@ -21,11 +21,10 @@ use tokio::{
 };
 
 use super::{
-    acquire::random_id,
     gateway::EtcdError,
     line::Line,
     messages::{Streamed, TxnAnswer, WatchAnswer, base64, get, get_range},
-    server::Etcd,
+    server::{Etcd, random_id},
 };
 use crate::{
     lease::{WaiterLimits, stored_id::StoredId},
