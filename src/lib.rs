@@ -19,6 +19,7 @@
 //! |---|---|
 //! | [`guide`] | which lock a problem needs, how to be a good holder, recipes |
 //! | [`deployment`] | Postgres, pools, PgBouncer, roles, Redis, limits, upgrades, metrics |
+//! | [`proof`] | the protocols as models, what breaks without each of their rules, and runs under faults |
 //! | [`problem`] | each refusal, and what to do about it |
 //! | [`spec`] | the contract, for other implementations, with test vectors |
 //!
@@ -130,6 +131,9 @@ mod chain;
 pub mod client;
 #[doc = include_str!("deployment.md")]
 pub mod deployment {}
+
+#[doc = include_str!("proof.md")]
+pub mod proof {}
 pub mod epochs;
 #[cfg(feature = "_fence")]
 pub mod fence;

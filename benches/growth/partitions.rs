@@ -31,7 +31,8 @@ pub fn race_all(
     options: &Options,
     report: &mut Report,
 ) {
-    let rows = if options.quick { 1_000_000 } else { 10_000_000 };
+    let usual = if options.quick { 1_000_000 } else { 10_000_000 };
+    let rows = options.resources.unwrap_or(usual);
     let to_known = format!("Writes to {rows} rows in one piece and in partitions, 16 connections");
     let first = format!("First writes beside {rows} rows in one piece and in partitions");
     if ![&to_known, &first].iter().any(|title| options.wants(title)) {

@@ -1,0 +1,161 @@
+//! The search of a world: breadth first, so that the counterexample of a rule that is left out is a shortest one.
+
+use std::{
+    fmt::{Debug, Display},
+    hash::Hash,
+    io::{self, Write},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use stateright::{Checker, Expectation, Model, Property};
+
+use crate::documented;
+
+/// A world with rules, each of which can be left out.
+///
+/// What it promises (`always`) must hold in each state; its possible ends (`sometimes`) must be reached, or it is a
+/// world in which nothing happens.
+pub trait World:
+    Model<
+        State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+        Action: Clone + Debug + PartialEq + Send + Sync,
+    > + Sized
+    + Send
+    + Sync
+    + 'static
+{
+    /// A rule or a mechanism. Its text is its name in the tables of `src/proof.md`.
+    type Rule: Copy + Debug + Display + PartialEq + Send + Sync + 'static;
+
+    /// The heading of its table in `src/proof.md`.
+    const NAME: &'static str;
+
+    /// All rules, in the order of the table.
+    const RULES: &'static [Self::Rule];
+
+    /// The world in the smallest bounds in which a rule can be missed, without it.
+    fn without(rule: Self::Rule) -> Self;
+}
+
+/// Searches the whole world. Every promise must hold, and each possible end be reached. Returns how many states
+/// there are.
+pub fn holds<W: World>(world: W) -> usize {
+    let checker = world.checker().threads(2).spawn_bfs().join();
+    for property in checker.model().properties() {
+        match (property.expectation, checker.discovery(property.name)) {
+            (Expectation::Always, None) | (Expectation::Sometimes, Some(_)) => {}
+            (Expectation::Always, Some(path)) => {
+                let steps = told(&path.into_actions());
+                panic!("{}: not {}, after\n{steps}", W::NAME, property.name)
+            }
+            (Expectation::Sometimes, None) => panic!("{}: never {}", W::NAME, property.name),
+            (Expectation::Eventually, _) => panic!("stateright misses some of these"),
+        }
+    }
+    let states = checker.unique_state_count();
+    print(&format!(
+        "{}: {states} states, every promise holds",
+        W::NAME
+    ));
+    states
+}
+
+/// Leaves out each rule alone, and compares what breaks, after how many steps, with the documented table.
+pub fn each_rule_is_needed<W: World>() {
+    let mut rows = Vec::new();
+    print(&format!(
+        "{}\n| left out | what breaks | steps |\n|---|---|---|",
+        W::NAME
+    ));
+    for &rule in W::RULES {
+        let (property, steps) = UntilBroken::search(W::without(rule))
+            .unwrap_or_else(|| panic!("{}: nothing breaks without: {rule}", W::NAME));
+        let row = documented::Row {
+            rule: rule.to_string(),
+            property: property.to_owned(),
+            steps: steps.len(),
+        };
+        print(&format!("{row}\n{}", told(&steps)));
+        rows.push(row);
+    }
+    assert_eq!(documented::table(W::NAME), rows, "src/proof.md differs");
+}
+
+/// A world that stands still once a promise is broken. The checker of stateright goes on for a while and keeps the
+/// last failure of many; this keeps the first, which is a shortest one.
+struct UntilBroken<W> {
+    world: W,
+    broken: AtomicBool,
+}
+
+impl<W: World> UntilBroken<W> {
+    /// The promise that this state breaks.
+    fn failure(&self, state: &W::State) -> Option<&'static str> {
+        let properties = self.world.properties();
+        let mut promises = properties
+            .iter()
+            .filter(|property| property.expectation == Expectation::Always);
+        let broken = promises.find(|property| !(property.condition)(&self.world, state));
+        broken.map(|property| property.name)
+    }
+
+    /// Searches until a promise is broken. Names it, and the steps.
+    fn search(world: W) -> Option<(&'static str, Vec<W::Action>)> {
+        let broken = AtomicBool::new(false);
+        let checker = Self { world, broken }
+            .checker()
+            .threads(1)
+            .spawn_bfs()
+            .join();
+        // The path is found by taking its steps once more.
+        checker.model().broken.store(false, Relaxed);
+        let path = checker.discovery("kept")?;
+        let property = checker.model().failure(path.last_state());
+        Some((property.expect("it was broken"), path.into_actions()))
+    }
+}
+
+impl<W: World> Model for UntilBroken<W> {
+    type State = W::State;
+    type Action = W::Action;
+
+    fn init_states(&self) -> Vec<W::State> {
+        self.world.init_states()
+    }
+
+    fn actions(&self, state: &W::State, actions: &mut Vec<W::Action>) {
+        if !self.broken.load(Relaxed) {
+            self.world.actions(state, actions);
+        }
+    }
+
+    fn next_state(&self, state: &W::State, action: W::Action) -> Option<W::State> {
+        self.world.next_state(state, action)
+    }
+
+    fn within_boundary(&self, state: &W::State) -> bool {
+        self.world.within_boundary(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![Property::always("kept", |this: &Self, state| {
+            // Only the first is kept.
+            this.broken.load(Relaxed)
+                || this.failure(state).is_none()
+                || this.broken.swap(true, Relaxed)
+        })]
+    }
+}
+
+/// The steps, one in a line.
+fn told(steps: &[impl Debug]) -> String {
+    let steps = (1..).zip(steps);
+    steps
+        .map(|(n, step)| format!("  {n}. {step:?}\n"))
+        .collect()
+}
+
+/// Shown without `--nocapture`.
+fn print(text: &str) {
+    writeln!(io::stdout(), "{text}").expect("the output is open");
+}
