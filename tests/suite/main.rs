@@ -238,3 +238,4 @@ mod layer;
 mod lease;
 mod rules;
 mod support;
+mod traces;

@@ -1,0 +1,2 @@
+//! Steps drawn from the models of `tests/model`, taken by the real fence and the real lease stores: states and answers
+//! are compared after each.
