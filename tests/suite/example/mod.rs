@@ -3,5 +3,6 @@
 mod caller;
 mod inventory;
 mod languages;
+mod outbox;
 mod stale_writers;
 mod worker;

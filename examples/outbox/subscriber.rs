@@ -1,0 +1,81 @@
+//! The subscriber: keeps a list of prices, and hears of changes from the newest relay only.
+
+use std::error::Error;
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::StatusCode,
+    routing::get,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::{PgPool, Postgres};
+use tokio::net::TcpListener;
+use tower_fence::{Fence, FenceLayer, FencedTx, PathParam};
+
+const TABLES: &str = "SELECT pg_advisory_lock(3101); \
+    CREATE TABLE IF NOT EXISTS price_list \
+        (sku TEXT PRIMARY KEY, cents BIGINT NOT NULL, event BIGINT NOT NULL); \
+    CREATE TABLE IF NOT EXISTS heard \
+        (position BIGSERIAL PRIMARY KEY, event BIGINT NOT NULL, sku TEXT NOT NULL, token BIGINT NOT NULL); \
+    SELECT pg_advisory_unlock(3101)";
+
+#[derive(Deserialize, Serialize, sqlx::FromRow)]
+struct Event {
+    id: i64,
+    sku: String,
+    cents: i64,
+}
+
+pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error>> {
+    let pool = fence.get_pool().clone();
+    sqlx::raw_sql(TABLES).execute(&pool).await?;
+    // A relay sends many events under one token.
+    let layer = FenceLayer::new(fence, PathParam("stream")).reusable();
+    let app = Router::new()
+        .route("/{stream}", get(list).post(hear))
+        .route_layer(layer)
+        .with_state(pool);
+    let listener = TcpListener::bind(addr).await?;
+    println!("subscriber listens on http://{}", listener.local_addr()?);
+    Ok(axum::serve(listener, app).await?)
+}
+
+/// The last event of each SKU.
+async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, StatusCode> {
+    let events = sqlx::query_as("SELECT event AS id, sku, cents FROM price_list ORDER BY sku");
+    let events = events.fetch_all(&pool).await;
+    events
+        .map(Json)
+        .map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+}
+
+/// Does what an event says, in the transaction in which the relay's token was admitted.
+async fn hear(
+    mut tx: FencedTx<Postgres>,
+    Path(_stream): Path<String>,
+    Json(event): Json<Event>,
+) -> Result<StatusCode, StatusCode> {
+    let token = tx.admitted().token.get();
+    let heard = async {
+        sqlx::query(
+            "INSERT INTO price_list VALUES ($1, $2, $3) \
+             ON CONFLICT (sku) DO UPDATE SET cents = excluded.cents, event = excluded.event",
+        )
+        .bind(&event.sku)
+        .bind(event.cents)
+        .bind(event.id)
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query("INSERT INTO heard (event, sku, token) VALUES ($1, $2, $3)")
+            .bind(event.id)
+            .bind(&event.sku)
+            .bind(token)
+            .execute(&mut *tx)
+            .await
+    };
+    match heard.await {
+        Ok(_) => Ok(StatusCode::NO_CONTENT),
+        Err(_) => Err(StatusCode::SERVICE_UNAVAILABLE),
+    }
+}

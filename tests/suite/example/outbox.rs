@@ -1,0 +1,141 @@
+//! The outbox as real processes: its relays are frozen in turns, and what the subscriber hears stays in order.
+
+use std::{mem, time::Duration};
+
+use sqlx::Postgres;
+use tokio::time::sleep;
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    process::Process,
+};
+
+const CHANGES: usize = 60;
+
+/// The subscriber forgets which tokens it has seen.
+const NO_FENCE: &str = "
+    CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN NEW.max_token := 0; RETURN NEW; END';
+    CREATE TRIGGER forget BEFORE INSERT OR UPDATE ON fence_resources
+        FOR EACH ROW EXECUTE FUNCTION forget();
+";
+
+/// An event as it was heard.
+#[derive(Debug, sqlx::FromRow)]
+struct Heard {
+    event: i64,
+    sku: String,
+    token: i64,
+}
+
+struct Outbox {
+    shop: Fresh<Postgres>,
+    /// Has a database of its own.
+    listener: Fresh<Postgres>,
+    subscriber: Process,
+}
+
+impl Outbox {
+    async fn start() -> Self {
+        let [shop, listener] = [Postgres::fresh(2).await, Postgres::fresh(2).await];
+        let variables = [
+            ("DATABASE_URL", listener.url.as_str()),
+            ("SUBSCRIBER_ADDR", "127.0.0.1:0"),
+        ];
+        let mut subscriber = Process::start("outbox", &["subscriber"], &variables);
+        subscriber.prints("listens on http://", 1).await;
+        subscriber.prints("\n", 1).await;
+        Self {
+            shop,
+            listener,
+            subscriber,
+        }
+    }
+
+    fn process(&self, role: &str, pace: &str) -> Process {
+        let listens = self.subscriber.stdout();
+        let (_, address) = listens.trim_end().split_once("http://").unwrap();
+        let variables = [
+            ("DATABASE_URL", self.shop.url.as_str()),
+            ("SUBSCRIBER_ADDR", address),
+            ("TTL_MS", "700"),
+            ("PACE_MS", pace),
+            ("CHANGES", &CHANGES.to_string()),
+        ];
+        Process::start("outbox", &[role], &variables)
+    }
+
+    /// Freezes the relay that works until the other one has sent some events, three times; then lets both finish.
+    /// Returns what was heard.
+    async fn with_frozen_relays(&self) -> Vec<Heard> {
+        let mut shop = self.process("shop", "5");
+        let mut working = self.process("relay", "40");
+        working.prints("sends event", 1).await;
+        let mut waiting = self.process("relay", "40");
+        waiting.prints("waits for the lease", 1).await;
+        for _ in 0..3 {
+            let [sent, heard] = [&waiting, &working].map(|relay| count(relay, "sends event"));
+            working.signal("-STOP");
+            waiting.prints("sends event", sent + 4).await;
+            working.signal("-CONT");
+            // It does not know, and tries.
+            working.prints("sends event", heard + 1).await;
+            mem::swap(&mut working, &mut waiting);
+        }
+        assert!(shop.exit().await.success(), "{}", shop.log());
+        let left = "SELECT count(*) FROM outbox";
+        while self.shop.number(left).await > 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+        let heard = sqlx::query_as("SELECT event, sku, token FROM heard ORDER BY position");
+        heard.fetch_all(&self.listener.pool).await.unwrap()
+    }
+}
+
+fn count(process: &Process, text: &str) -> usize {
+    process.stdout().matches(text).count()
+}
+
+/// Events that were heard after a later one of their SKU.
+fn late(heard: &[Heard]) -> Vec<&Heard> {
+    let is_late = |&(n, event): &(usize, &Heard)| {
+        let mut before = heard[..n].iter().filter(|other| other.sku == event.sku);
+        before.any(|other| other.event > event.event)
+    };
+    let late = heard.iter().enumerate().filter(is_late);
+    late.map(|(_, event)| event).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
+    let outbox = Outbox::start().await;
+    let heard = outbox.with_frozen_relays().await;
+    assert!(late(&heard).is_empty(), "{heard:?}");
+    // Only the successor repeats, and only the event that its predecessor has sent last.
+    for (n, pair) in heard.windows(2).enumerate() {
+        assert!(pair[0].token <= pair[1].token, "{heard:?}");
+        let again = heard[..=n].iter().any(|other| other.event == pair[1].event);
+        let by_the_successor = pair[0].event == pair[1].event && pair[0].token < pair[1].token;
+        assert!(!again || by_the_successor, "{heard:?}");
+    }
+    let mut events: Vec<_> = heard.iter().map(|heard| heard.event).collect();
+    events.sort_unstable();
+    events.dedup();
+    assert_eq!(events.len(), CHANGES);
+    for table in ["price", "price_list"] {
+        let db = match table {
+            "price" => &outbox.shop,
+            _ => &outbox.listener,
+        };
+        let sum = format!("SELECT sum(cents - 99)::bigint FROM {table}");
+        assert_eq!(db.number(&sum).await, CHANGES as i64, "{table}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscriber_without_a_fence_hears_the_frozen_relay_late() {
+    let outbox = Outbox::start().await;
+    outbox.listener.execute(NO_FENCE).await;
+    let heard = outbox.with_frozen_relays().await;
+    assert!(!late(&heard).is_empty(), "{heard:?}");
+}
