@@ -7,6 +7,7 @@ mod etcd_faults;
 mod etcd_history;
 mod etcd_late;
 mod etcd_line;
+mod etcd_list;
 mod etcd_move;
 mod etcd_process;
 mod etcd_secrets;

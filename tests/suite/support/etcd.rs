@@ -252,7 +252,7 @@ impl EtcdCluster {
             .unwrap()
     }
 
-    pub async fn put(&self, key: &str, value: &str) {
+    pub async fn put(&self, key: impl AsRef<[u8]>, value: &str) {
         let body = json!({ "key": base64(key), "value": base64(value) });
         self.call("/v3/kv/put", &body).await;
     }
@@ -283,7 +283,7 @@ impl Drop for EtcdCluster {
     }
 }
 
-pub fn base64(text: &str) -> String {
+pub fn base64(text: impl AsRef<[u8]>) -> String {
     BASE64_STANDARD.encode(text)
 }
 
