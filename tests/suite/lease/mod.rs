@@ -11,6 +11,7 @@ mod etcd_list;
 mod etcd_move;
 mod etcd_process;
 mod etcd_secrets;
+mod etcd_settings;
 mod etcd_tls;
 mod grant_load;
 mod grants;
