@@ -2,6 +2,7 @@
 
 mod announced;
 mod announced_above;
+mod etcd_calls;
 mod etcd_endpoints;
 mod etcd_faults;
 mod etcd_history;
