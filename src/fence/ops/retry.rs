@@ -4,7 +4,8 @@
 //!    repeated. On Postgres an admission meets that only in a deadlock; databases that lock and read in other ways
 //!    answer so where Postgres would wait. So it is repeated, as long as it would wait for a row lock, with
 //!    short pauses at random.
-//! 2. Nothing is repeated that ran behind the admission: the hook at BEGIN, the handler, COMMIT.
+//! 2. Nothing is repeated that ran behind the admission: the hook at BEGIN, the handler, COMMIT. Only a single statement
+//!    is, with its admission, since the fence knows all of it.
 //! 3. After a failover of the database what is behind is brought up first, and then admitted.
 
 use std::time::Duration;

@@ -7,17 +7,22 @@
 //! 3. Where that is not so, where the token is stale, or where it finds nothing to write, it fails,
 //!    and nothing stays of it. Then the same happens in an open transaction, which knows why: there
 //!    the lock comes first, and the statement has a snapshot of its own.
+//! 4. Where it collides with another transaction in there, it is over without an effect, and the whole is run once more,
+//!    as an [admission](super::retry) is; but not behind a hook, nor once COMMIT was sent.
 
 use std::sync::Arc;
 
 use sqlx::{Execute, FromRow};
 use tokio::time::Instant;
 
+use super::retry::Tries;
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
         claims::Claims,
         error::{AdmitError, WriteError},
+        local::Permit,
+        settings::Limits,
         sql::{Admit, FenceDatabase, Statement, Tables},
         tx::StandaloneStatement,
     },
@@ -70,8 +75,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// these: that is how the statement undoes itself, triggers included.
     ///
     /// What the statement does outside of the database (a function that sends something, a foreign
-    /// table without transactions, a sequence) does not undo itself, and happens once more in the
-    /// second run: such a statement belongs into a [`FencedTx`], after
+    /// table without transactions, a sequence) does not undo itself, and happens once more in each
+    /// further run: such a statement belongs into a [`FencedTx`], after
     /// [`begin`](Self::begin).
     ///
     /// With a hook ([`on_begin`](Self::on_begin)) it runs in an open transaction at once, and so it does on a
@@ -89,7 +94,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable.
+    /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable. Busy, too, where it has collided with
+    ///   other transactions (40001, or a deadlock) for the whole [`lock_wait`](Self::lock_wait): it is repeated until
+    ///   then, unless there is a hook.
     /// - [`WriteError::Statement`] when the statement failed, or has an argument of a type that the
     ///   database does not know. Nothing was written.
     /// - [`WriteError::Unsupported`] when the database cannot run it together with its admission.
@@ -154,8 +161,36 @@ impl<DB: FenceDatabase> Fence<DB> {
             // It may have waited for a lock, in vain.
             limits.lock_wait = limits.lock_wait.saturating_sub(began.elapsed());
         }
-        let tx = self.begin_in_turn(claims, token_use, permits, limits);
-        tx.await?.write_and_commit(statement).await
+        self.write_in_transaction(claims, token_use, permits, limits, statement)
+            .await
+    }
+
+    /// Runs the statement in an open transaction, and once more where it collides with another one.
+    async fn write_in_transaction(
+        &self,
+        mut claims: Claims,
+        token_use: TokenUse,
+        mut permits: Vec<Permit>,
+        limits: Limits,
+        mut statement: Statement<DB>,
+    ) -> Result<Written<DB>, WriteError> {
+        let mut tries = Tries::new(limits);
+        loop {
+            let tx = self.begin_in_turn(claims, token_use, permits, tries.limits());
+            let mut tx = tx.await?;
+            let failure = match tx.try_write(&mut statement).await {
+                Ok(rows) => return tx.commit_rows(rows).await,
+                Err(failure) => failure,
+            };
+            if self.hook.is_set() {
+                return Err(WriteError::in_transaction(failure));
+            }
+            let transaction;
+            (claims, transaction, permits) = tx.into_parts();
+            drop(transaction);
+            let again = tries.after(failure).await;
+            again.map_err(WriteError::in_transaction)?;
+        }
     }
 
     /// Where the tables are, if check and write can be one statement: not with a pooler in between, which may
@@ -185,6 +220,11 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         mut statement: Statement<DB>,
     ) -> Result<Written<DB>, WriteError> {
         let rows = self.write(&mut statement).await?;
+        self.commit_rows(rows).await
+    }
+
+    /// Commits, where something was written.
+    async fn commit_rows(self, rows: Vec<DB::Row>) -> Result<Written<DB>, WriteError> {
         if rows.is_empty() {
             return Ok(Written::Nothing(Box::new(self)));
         }

@@ -232,8 +232,8 @@ impl Backend for Postgres {
             Err(sqlx::Error::Database(error))
                 if error.message().contains(NOTHING)
                     // Where the pool's sessions are stricter than READ COMMITTED, this is how they
-                    // learn that another transaction was faster.
-                    || error.code().as_deref() == Some("40001")
+                    // learn that another transaction was faster; and it may have lost in a deadlock.
+                    || matches!(error.code().as_deref(), Some("40001" | "40P01"))
                     // A pooler in between has prepared it on one server and executed it on another:
                     // invalid_sql_statement_name.
                     || error.code().as_deref() == Some("26000") =>

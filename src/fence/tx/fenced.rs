@@ -110,8 +110,18 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &mut self,
         statement: &mut Statement<DB>,
     ) -> Result<Vec<DB::Row>, WriteError> {
-        let written = DB::write_admitted(self, statement).await;
-        written.map_err(|error| WriteError::in_transaction(Failure::from(error)))
+        let written = self.try_write(statement).await;
+        written.map_err(WriteError::in_transaction)
+    }
+
+    /// The same for who decides what its failure means.
+    pub(in crate::fence) async fn try_write(
+        &mut self,
+        statement: &mut Statement<DB>,
+    ) -> Result<Vec<DB::Row>, Failure> {
+        DB::write_admitted(self, statement)
+            .await
+            .map_err(Failure::from)
     }
 
     /// The resource and the token that were admitted; of several, those that were named first.

@@ -48,8 +48,14 @@ impl PendingAcquire {
     /// Asks for the lease once: to be granted, refused, or, where it `waits`, put in line.
     pub(super) async fn ask(&mut self, waits: bool) -> Result<Asked, LeaseError> {
         self.etcd.memory().learn_source().await?;
-        for _ in 0..ATTEMPTS {
-            let look = self.etcd.look(&self.resource, Some(&self.id)).await?;
+        for attempt in 0..ATTEMPTS {
+            // A grant demands the clock that was seen, and judges it once more, by the length of the log. So at first
+            // nobody is asked for that here; where it turns out that the clock is of no use, the next look tells why.
+            let asks_for_log = attempt > 0;
+            let look = self
+                .etcd
+                .look_in_life(&self.resource, Some(&self.id), asks_for_log);
+            let look = look.await?;
             let held = match &look.lease {
                 Some(lease) if lease.is_of(&self.id) && self.etcd.is_held(lease).await? => {
                     Some(lease.clone())

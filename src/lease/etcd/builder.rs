@@ -2,10 +2,11 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use reqwest::{Client, Url, redirect::Policy};
+use reqwest::{Client, redirect::Policy};
 use zeroize::Zeroizing;
 
 use super::{
+    endpoints::parse_all,
     gateway::{Credentials, Gateway},
     keys::Keys,
     server::Etcd,
@@ -98,7 +99,8 @@ impl EtcdLeasesBuilder {
     }
 
     /// Connects to a cluster: `["http://127.0.0.1:2379"]`, for example. Name all members, since each is asked where
-    /// the one before does not answer; but of one cluster only.
+    /// the one before does not answer; but of one cluster only. The path of an endpoint stands before those of etcd:
+    /// `https://proxy/etcd` where a reverse proxy has etcd below `/etcd`.
     ///
     /// # Errors
     ///
@@ -114,8 +116,8 @@ impl EtcdLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] when there is no endpoint, one is no URL of HTTP or has a user in it, or the key prefix
-    ///   has a colon.
+    /// - [`LeaseError::Invalid`] when there is no endpoint, when one is no URL of HTTP, or has a user, a query or a
+    ///   fragment in it, or when the key prefix has a colon.
     /// - [`LeaseError::Unavailable`] when no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
         if self
@@ -127,11 +129,9 @@ impl EtcdLeasesBuilder {
                 detail: "a key prefix has no colons and no control characters".into(),
             });
         }
-        let urls: Option<Box<[Url]>> = endpoints.iter().map(|url| endpoint(url.as_ref())).collect();
-        let endpoints = urls.filter(|urls| !urls.is_empty());
-        let endpoints = endpoints.ok_or_else(|| LeaseError::Invalid {
+        let endpoints = parse_all(endpoints).map_err(|detail| LeaseError::Invalid {
             field: "endpoints".into(),
-            detail: "an endpoint is an http or https URL, without a user".into(),
+            detail: detail.into(),
         })?;
         let client = match self.client {
             Some(client) => client,
@@ -177,13 +177,6 @@ impl EtcdLeases {
     pub fn builder(epochs: impl Epochs + 'static) -> EtcdLeasesBuilder {
         EtcdLeasesBuilder::new(Arc::new(epochs))
     }
-}
-
-fn endpoint(url: &str) -> Option<Url> {
-    let url = Url::parse(url).ok()?;
-    let is_http = matches!(url.scheme(), "http" | "https");
-    let has_user = !url.username().is_empty() || url.password().is_some();
-    (is_http && !has_user && url.has_host()).then_some(url)
 }
 
 impl fmt::Debug for EtcdLeasesBuilder {

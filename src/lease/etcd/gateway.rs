@@ -25,7 +25,10 @@ use tokio::{
 };
 use zeroize::Zeroizing;
 
-use super::messages::{AuthAnswer, Refusal};
+use super::{
+    endpoints::method,
+    messages::{AuthAnswer, Refusal},
+};
 use crate::lease::{LeaseError, time::after};
 
 /// The pause after each endpoint was asked in vain.
@@ -181,9 +184,7 @@ impl Gateway {
         body: String,
         token: Option<Arc<str>>,
     ) -> Result<Response, Failure> {
-        let mut url = endpoint.clone();
-        url.set_path(path);
-        let mut request = self.client.post(url).body(body);
+        let mut request = self.client.post(method(endpoint, path)).body(body);
         if let Some(token) = token {
             let mut value =
                 http::HeaderValue::from_str(&token).map_err(|_| Failure::Meaningless)?;

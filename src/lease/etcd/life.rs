@@ -6,8 +6,9 @@
 //! a new one it begins below zero, by the whole history of before.
 //!
 //! 1. A clock keeps a lead that its life had reached before it was begun.
-//! 2. After each look at a clock, its member is asked how long its log is. Where the lead is below the clock's now,
-//!    the clock is from an earlier life. No time is measured for that, and nothing remembered.
+//! 2. After each look at a clock that something follows from, its member is asked how long its log is: not after the look
+//!    before a grant, since the grant looks once more. Where the lead is below the clock's now, the clock is from an
+//!    earlier life. No time is measured for that, and nothing remembered.
 //! 3. A member tells index and revision of no common moment. An index less a *later* revision was reached; one less
 //!    an *earlier* revision was not passed.
 //!

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 
@@ -14,7 +15,8 @@ use crate::{
     token::Resource,
 };
 
-/// What stands before the name that was listed last.
+/// What stands before the key that was read last: what follows the prefix of leases in it, in base64. It need not be a
+/// lease's.
 const CURSOR: &str = "after-";
 /// The most leases that are read for a page.
 const MAX_PAGE: usize = 1_000;
@@ -43,13 +45,15 @@ impl Etcd {
         limit: usize,
         cursor: Option<&str>,
     ) -> Result<Page, ListError> {
+        let prefix = self.keys().lease_of("").into_bytes();
         let first = match cursor {
-            None => self.keys().lease_of(""),
+            None => prefix.clone(),
             Some(cursor) => {
-                let name = cursor.strip_prefix(CURSOR).ok_or(ListError::Cursor)?;
-                let name = Resource::new(name).map_err(|_| ListError::Cursor)?;
+                let last = cursor.strip_prefix(CURSOR).ok_or(ListError::Cursor)?;
+                let last = BASE64_URL_SAFE_NO_PAD.decode(last);
+                let last = last.map_err(|_| ListError::Cursor)?;
                 // The key after that one.
-                format!("{}\0", self.keys().lease(&name))
+                [&prefix, last.as_slice(), b"\0"].concat()
             }
         };
         let body = json!({
@@ -61,14 +65,17 @@ impl Etcd {
             .call("/v3/kv/range", &body)
             .await
             .map_err(LeaseError::from)?;
-        let prefix = self.keys().lease_of("");
-        let names = found.kvs.iter().filter_map(|kv| {
-            let name = str::from_utf8(&kv.key.0).ok()?.strip_prefix(&prefix)?;
-            Resource::new(name).ok()
-        });
+        let keys = found.kvs.iter();
+        let keys: Vec<&[u8]> = keys
+            .filter_map(|kv| kv.key.0.strip_prefix(prefix.as_slice()))
+            .collect();
+        let cursor = keys.last().filter(|_| found.more);
+        let cursor = cursor.map(|key| format!("{CURSOR}{}", BASE64_URL_SAFE_NO_PAD.encode(key)));
+        // Another program's keys are passed over.
+        let names = keys
+            .into_iter()
+            .filter_map(|key| Resource::new(str::from_utf8(key).ok()?).ok());
         let names: Vec<Resource> = names.collect();
-        let next = names.last().filter(|_| found.more);
-        let cursor = next.map(|name| format!("{CURSOR}{name}"));
         let looks = stream::iter(names).map(|resource| async move {
             // It may have ended since, or be in its lock delay.
             let held = self.inspect(&resource).await?;

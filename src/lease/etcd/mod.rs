@@ -20,6 +20,7 @@
 mod acquire;
 mod builder;
 mod clock;
+mod endpoints;
 mod epochs;
 mod gateway;
 mod keys;

@@ -74,7 +74,19 @@ impl Etcd {
         resource: &Resource,
         id: Option<&StoredId>,
     ) -> Result<Look, LeaseError> {
-        Ok(self.transact(resource, id, vec![], vec![]).await?)
+        self.look_in_life(resource, id, true).await
+    }
+
+    /// The same for what looks again before it answers: whether the clock is of this life of the cluster is found out
+    /// only where it `asks_for_log`.
+    pub(super) async fn look_in_life(
+        &self,
+        resource: &Resource,
+        id: Option<&StoredId>,
+        asks_for_log: bool,
+    ) -> Result<Look, LeaseError> {
+        let look = self.transact_in_life(resource, id, vec![], vec![], asks_for_log);
+        Ok(look.await?)
     }
 
     /// Writes where these comparisons hold, and looks at the resource in any case. Whether it was written is to be

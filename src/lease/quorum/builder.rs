@@ -8,6 +8,9 @@ use crate::{
     lease::{LeaseError, memory::Memory},
 };
 
+/// The most nodes. Each grant asks all of them, twice.
+const MAX_NODES: usize = 15;
+
 /// Settings of [`QuorumLeases`], from [`QuorumLeases::builder`].
 pub struct QuorumLeasesBuilder {
     epochs: Arc<dyn Epochs>,
@@ -69,9 +72,9 @@ impl QuorumLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] when there are fewer than three nodes or an even number, when one is named twice, or
-    ///   when the key prefix has a brace.
-    /// - [`LeaseError::Unavailable`] when a URL is not one, when no majority of the nodes answers, or when one that
+    /// - [`LeaseError::Invalid`] when there are fewer than three nodes, more than 15, or an even number, when one is
+    ///   named twice, or when the key prefix has a brace.
+    /// - [`LeaseError::Unavailable`] when a URL is not one, which the error names by its place, when no majority of the nodes answers, or when one that
     ///   answers cannot be a node: it has replicas or is one, belongs to a cluster, is the same server as another node,
     ///   does not tell its history, or its clocks are those of other nodes or of another source of epochs.
     pub async fn connect(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
@@ -98,13 +101,12 @@ impl QuorumLeasesBuilder {
                 "a key prefix has no braces: the keys have",
             ));
         }
-        if nodes.len() < 3 || nodes.len().is_multiple_of(2) {
-            let detail = "a quorum has three nodes, or five: with two or four, no more of them may fail than with one \
-                          less";
+        if nodes.len() < 3 || nodes.len() > MAX_NODES || nodes.len().is_multiple_of(2) {
+            let detail = "a quorum has three nodes, or five, an odd number up to 15: with two or four, no more of them \
+                          may fail than with one less";
             return Err(invalid("nodes", detail));
         }
-        let nodes = Nodes::new(nodes, self.node_wait, &self.key_prefix);
-        let nodes = nodes.map_err(LeaseError::unavailable)?;
+        let nodes = Nodes::new(nodes, self.node_wait, &self.key_prefix)?;
         if nodes.has_twins() {
             return Err(invalid("nodes", "one of the nodes is named twice"));
         }

@@ -3,6 +3,7 @@
 use super::{
     answer::Answer,
     node::Node,
+    nodes::Nodes,
     shared::{Quorum, held_by_majority},
 };
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
 };
 
 /// Where a page begins: at a node, the cursor of a SCAN there, and the name that was listed last of what it finds.
-/// Which nodes could not be scanned is a set of bits.
+/// Which of the nodes before could not be scanned is a set of bits.
 #[derive(Clone, Default)]
 struct Cursor {
     node: usize,
@@ -24,15 +25,21 @@ struct Cursor {
 }
 
 impl Cursor {
-    fn parse(text: &str) -> Result<Self, ListError> {
+    /// Reads the cursor of a page. A node that was passed over comes before the one that is next, and they were no
+    /// majority: otherwise a lease would be listed once more, or some would be missed unsaid.
+    fn parse(text: &str, nodes: &Nodes) -> Result<Self, ListError> {
         let mut parts = text.splitn(4, '-');
         let mut next = || parts.next().ok_or(ListError::Cursor);
-        Ok(Self {
+        let cursor = Self {
             node: next()?.parse().map_err(|_| ListError::Cursor)?,
             scan: next()?.parse().map_err(|_| ListError::Cursor)?,
             skipped: next()?.parse().map_err(|_| ListError::Cursor)?,
             after: next()?.to_owned(),
-        })
+        };
+        let is_given = cursor.node < nodes.all().len()
+            && cursor.skipped >> cursor.node == 0
+            && cursor.skipped_count() < nodes.majority();
+        is_given.then_some(cursor).ok_or(ListError::Cursor)
     }
 
     fn at_next_node(self) -> Self {
@@ -44,7 +51,11 @@ impl Cursor {
     }
 
     fn has_skipped(&self, node: usize) -> bool {
-        u32::try_from(node).is_ok_and(|node| self.skipped.checked_shr(node).unwrap_or(0) & 1 == 1)
+        self.skipped >> node & 1 == 1
+    }
+
+    fn skipped_count(&self) -> usize {
+        self.skipped.count_ones() as usize
     }
 }
 
@@ -59,7 +70,10 @@ pub(super) async fn list(
     cursor: Option<&str>,
 ) -> Result<Page, ListError> {
     let (nodes, limit) = (&quorum.nodes, limit.max(1));
-    let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
+    let mut at = match cursor {
+        Some(cursor) => Cursor::parse(cursor, nodes)?,
+        None => Cursor::default(),
+    };
     let mut page = Page::default();
     for _ in 0..SCANS_PER_PAGE {
         let Some(node) = nodes.all().get(at.node) else {
@@ -87,10 +101,8 @@ pub(super) async fn list(
                 };
             }
             Err(error) => {
-                at.skipped |= 1_u64
-                    .checked_shl(u32::try_from(at.node).unwrap_or(u32::MAX))
-                    .unwrap_or(0);
-                if at.skipped.count_ones() as usize >= nodes.majority() {
+                at.skipped |= 1 << at.node;
+                if at.skipped_count() >= nodes.majority() {
                     return Err(error.into());
                 }
                 at = at.at_next_node();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
-use redis::RedisResult;
+use redis::RedisError;
 
 use super::{
     answer::{Answer, Clock, Taken, Unfit},
@@ -25,9 +25,22 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    pub(super) fn new(urls: &[&str], wait: Duration, key_prefix: &str) -> RedisResult<Self> {
-        let nodes = urls.iter().map(|url| Node::new(url, wait).map(Arc::new));
-        let nodes: Box<[_]> = nodes.collect::<RedisResult<_>>()?;
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] when a URL is not one: it says which.
+    pub(super) fn new(urls: &[&str], wait: Duration, key_prefix: &str) -> Result<Self, LeaseError> {
+        let nodes = urls.iter().zip(1..).map(|(url, place)| {
+            let node = Node::new(url, wait).map(Arc::new);
+            node.map_err(|source| {
+                let nodes = urls.len();
+                LeaseError::unavailable(NoUrl {
+                    place,
+                    nodes,
+                    source,
+                })
+            })
+        });
+        let nodes: Box<[_]> = nodes.collect::<Result<_, LeaseError>>()?;
         let mut names: Vec<_> = nodes.iter().map(|node| node.name()).collect();
         names.sort_unstable();
         Ok(Self {
@@ -53,7 +66,7 @@ impl Nodes {
         let mut answers = Answers::new(self.nodes.len());
         for (n, checked) in join_all(checks).await.into_iter().enumerate() {
             match checked {
-                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(unfit)),
+                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(n, unfit)),
                 Ok(answer) => answers.given.push((n, answer)),
                 Err(error) if is_unfit(&error) => return Err(error),
                 Err(error) => answers.first_error = Some(error),
@@ -110,7 +123,7 @@ impl Nodes {
         answers.asked = asked.len();
         while let Some((n, answer)) = asked.next().await {
             match answer {
-                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(unfit)),
+                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(n, unfit)),
                 Ok(answer) => answers.given.push((n, answer)),
                 Err(error) => answers.first_error = answers.first_error.or(Some(error)),
             }
@@ -147,18 +160,23 @@ impl Nodes {
         twin.map_or(Ok(()), |(n, _)| Err(self.nodes[*n].unfit(TWIN)))
     }
 
-    /// The clocks belong to another application, or to other nodes.
-    fn other_owner(&self, unfit: Unfit) -> LeaseError {
+    /// The clocks of a node belong to another application, or to other nodes. A majority without it would not do: that
+    /// would let a changed set of nodes go on beside the one of before.
+    fn other_owner(&self, node: usize, unfit: Unfit) -> LeaseError {
         let key_prefix = self.scripts.key_prefix().into();
+        let node = self.nodes[node].name().into();
         match unfit {
             Unfit::OtherNodes(theirs) => LeaseError::unavailable(OtherOwner::Nodes {
+                node,
                 key_prefix,
                 ours: self.scripts.nodes().into(),
                 theirs,
             }),
-            Unfit::OtherSource(theirs) => {
-                LeaseError::unavailable(OtherOwner::Source { key_prefix, theirs })
-            }
+            Unfit::OtherSource(theirs) => LeaseError::unavailable(OtherOwner::Source {
+                node,
+                key_prefix,
+                theirs,
+            }),
             // A node says so itself.
             Unfit::NoHistory | Unfit::Replicated => crate::lease::redis::unexpected(),
         }
@@ -225,6 +243,15 @@ impl Answers {
     }
 }
 
+/// What was named is no URL of a node. Nothing of it is repeated: it may have a password in it.
+#[derive(Debug, thiserror::Error)]
+#[error("node {place} of {nodes} is not named by a URL of Redis")]
+struct NoUrl {
+    place: usize,
+    nodes: usize,
+    source: RedisError,
+}
+
 /// Too few nodes have answered, or they do not agree.
 #[derive(Debug, thiserror::Error)]
 #[error("{answered} of {nodes} nodes have answered, and there is no majority that agrees")]
@@ -235,25 +262,28 @@ struct NoMajority {
     source: Option<LeaseError>,
 }
 
-/// Whose the clocks of a node are.
+/// Whose the clocks of a node are. Nodes are named by host, port and database.
 #[derive(Debug, thiserror::Error)]
 enum OtherOwner {
     #[error(
-        "the clocks under the key prefix `{key_prefix}` belong to a quorum of the nodes `{theirs}`, and this issuer's \
-         are `{ours}`: to change the nodes, stop all issuers, delete the keys `{key_prefix}:quorum:*` on all old and \
-         new nodes, and start the issuers with the new ones"
+        "the clocks under the key prefix `{key_prefix}` on the node `{node}` belong to a quorum of the nodes `{theirs}`, \
+         and this issuer's are `{ours}`: if the nodes are to be changed, stop all issuers, delete the keys \
+         `{key_prefix}:quorum:*` on all old and new nodes, and start the issuers with the new ones; if it is this node \
+         alone that another quorum has used, and uses no more, delete the keys there"
     )]
     Nodes {
+        node: Box<str>,
         key_prefix: Box<str>,
         ours: Box<str>,
         theirs: String,
     },
     #[error(
-        "the clocks under the key prefix `{key_prefix}` belong to the source of epochs `{theirs}`, which is not this \
-         issuer's: choose a key prefix for each database (`key_prefix`), or, where the database was made anew, stop all \
-         issuers and delete the keys `{key_prefix}:quorum:*` on all nodes"
+        "the clocks under the key prefix `{key_prefix}` on the node `{node}` belong to the source of epochs `{theirs}`, \
+         which is not this issuer's: choose a key prefix for each database (`key_prefix`), or, where the database was \
+         made anew, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes"
     )]
     Source {
+        node: Box<str>,
         key_prefix: Box<str>,
         theirs: String,
     },

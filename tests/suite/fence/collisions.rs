@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tower_fence::{
     AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, TokenUse,
     announce::{Announce, LeaseDigest},
-    fence::CommitError,
+    fence::{CommitError, WriteError},
 };
 
 use crate::support::{
@@ -129,6 +129,77 @@ async fn nothing_is_repeated_behind_the_admission() {
     assert!(matches!(outcome, Err(CommitError::Busy(_))), "{outcome:?}");
     assert_eq!((tries(&db).await, db.entries().await), (1, 0));
     assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
+}
+
+/// The fence has the whole statement, and a collision is the end of its transaction: it had no effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_single_statement_is_repeated() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    let write = async |value| {
+        let insert = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
+        let query = sqlx::query(insert).bind(value);
+        fence
+            .write::<(i64,)>(&sku(), token(value), TokenUse::SingleUse, query)
+            .await
+    };
+    // The first token of a resource is written in an open transaction, the others at once.
+    let mut value = 1;
+    for table in ["ledger", "fence_resources", "ledger"] {
+        for code in ["40P01", "40001"] {
+            collide(&db, table, BEFORE, code, 3).await;
+            assert_eq!(write(value).await.unwrap(), [(value,)]);
+            // A row that is there is written by an upsert, which fires the trigger twice.
+            assert!(tries(&db).await >= 4, "{table} {code} {value}");
+            assert_eq!(db.entries().await, value);
+            value += 1;
+        }
+    }
+    // As long as it would wait for a lock.
+    collide(&db, "ledger", BEFORE, "40P01", u32::MAX).await;
+    let limit = Duration::from_millis(400);
+    let (began, fence) = (Instant::now(), db.fence().lock_wait(limit));
+    let query = sqlx::query("INSERT INTO ledger SELECT 99 FROM fence RETURNING entry");
+    let sku = sku();
+    let refused = fence.write::<(i64,)>(&sku, token(99), TokenUse::SingleUse, query);
+    let refused = refused.await;
+    assert!(
+        matches!(refused, Err(WriteError::Admit(AdmitError::Busy(_)))),
+        "{refused:?}"
+    );
+    assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
+    assert!(tries(&db).await > 3);
+    // Another failure is the statement's own, and is not repeated.
+    collide(&db, "ledger", BEFORE, "23514", 1).await;
+    let refused = write(99).await;
+    assert!(
+        matches!(refused, Err(WriteError::Statement(_))),
+        "{refused:?}"
+    );
+    assert_eq!((tries(&db).await, db.entries().await), (1, value - 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_single_statement_behind_a_hook_is_not_repeated() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence().on_begin(|conn| {
+        Box::pin(async { sqlx::query("SELECT 1").execute(conn).await.map(|_| ()) })
+    });
+    collide(&db, "ledger", BEFORE, "40P01", 1).await;
+    let sku = sku();
+    let write = async || {
+        let query = sqlx::query("INSERT INTO ledger SELECT 5 FROM fence RETURNING entry");
+        let written = fence.write::<(i64,)>(&sku, token(5), TokenUse::SingleUse, query);
+        written.await
+    };
+    let refused = write().await;
+    assert!(
+        matches!(refused, Err(WriteError::Admit(AdmitError::Busy(_)))),
+        "{refused:?}"
+    );
+    assert_eq!(tries(&db).await, 1);
+    // The token stays usable.
+    assert_eq!(write().await.unwrap(), [(5,)]);
 }
 
 /// A handler that has run is not run again: the answer says that it may be.

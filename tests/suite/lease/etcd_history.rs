@@ -21,7 +21,7 @@ async fn survives(lose: impl AsyncFn(&mut EtcdCluster, &Load)) {
         let mut cluster = EtcdCluster::start(1).await;
         let issuer = match ours {
             true => Issuer::in_etcd(&cluster, &db).await,
-            false => Issuer::NaiveInEtcd(cluster.urls()),
+            false => Issuer::naive_in_etcd(&cluster),
         };
         let load = Load::start(&issuer);
         load.more(30).await;

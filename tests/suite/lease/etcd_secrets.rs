@@ -1,15 +1,12 @@
 //! Users of etcd's authentication, and what whoever reads in etcd, or in errors, learns of secrets.
 
-use std::error::Error;
-
-use serde_json::json;
 use sqlx::Sqlite;
 use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, LeaseId, Leases, Operate, Renew};
 
 use crate::support::{
     database::TestDatabase,
-    etcd::{EtcdCluster, base64},
-    lease::{LONG, granted, is_lost, join, sku},
+    etcd::EtcdCluster,
+    lease::{LONG, granted, is_lost, join, sku, told},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,43 +38,10 @@ async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
     granted(waiting).await;
 }
 
-/// Everything that an error tells.
-fn told(error: &LeaseError) -> String {
-    let mut told = format!("{error:?}");
-    let mut cause: Option<&dyn Error> = Some(error);
-    while let Some(error) = cause {
-        told += &format!("\n{error}");
-        cause = error.source();
-    }
-    told
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
     let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let end = base64("tower-fence;");
-    for (path, body) in [
-        (
-            "user/add",
-            json!({ "name": "root", "password": "the root's" }),
-        ),
-        ("user/grant", json!({ "user": "root", "role": "root" })),
-        (
-            "user/add",
-            json!({ "name": "locks", "password": "p4ssw0rd" }),
-        ),
-        ("role/add", json!({ "name": "locks" })),
-        (
-            "role/grant",
-            json!({ "name": "locks", "perm": {
-            "permType": "READWRITE", "key": base64("tower-fence:"), "range_end": end,
-        } }),
-        ),
-        ("user/grant", json!({ "user": "locks", "role": "locks" })),
-        ("enable", json!({})),
-    ] {
-        cluster.call(&format!("/v3/auth/{path}"), &body).await;
-    }
+    cluster.add_user("locks", "p4ssw0rd").await;
     let build = |name: &str, password: &str| EtcdLeases::builder(db.fence()).user(name, password);
     let refused = async |builder: tower_fence::lease::EtcdLeasesBuilder| {
         assert!(!format!("{builder:?}").contains("p4ssw0rd"));
@@ -115,21 +79,4 @@ async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
     crate::support::eventually("it answers again", async || renewed().await.is_ok()).await;
     leases.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;
-}
-
-#[tokio::test]
-async fn wrong_settings_are_invalid() {
-    let db = Sqlite::fresh(1).await;
-    let build = || EtcdLeases::builder(db.fence());
-    let is_invalid = |built: Result<EtcdLeases, LeaseError>| {
-        assert!(
-            matches!(built, Err(LeaseError::Invalid { .. })),
-            "{built:?}"
-        );
-    };
-    is_invalid(build().connect_lazy::<&str>(&[]));
-    for url in ["", "127.0.0.1:2379", "ftp://a", "http://me:secret@a:2379"] {
-        is_invalid(build().connect_lazy(&[url]));
-    }
-    is_invalid(build().key_prefix("a:b").connect_lazy(&["http://a:2379"]));
 }

@@ -37,7 +37,7 @@ pub enum Issuer {
     NaiveInCluster(ClusterConnection),
     InEtcd(EtcdLeases),
     /// A key with a lease, and the revision of etcd as the token.
-    NaiveInEtcd(Vec<String>),
+    NaiveInEtcd(String, reqwest::Client),
 }
 
 impl Issuer {
@@ -65,13 +65,17 @@ impl Issuer {
         )
     }
 
+    pub fn naive_in_etcd(cluster: &EtcdCluster) -> Self {
+        Self::NaiveInEtcd(cluster.urls().remove(0), reqwest::Client::new())
+    }
+
     /// Acquires and releases; no token where that fails, or somebody else holds the lease.
     pub async fn grant(&self, resource: usize) -> Option<i64> {
         let ttl = Duration::from_millis(500);
         match self {
             Self::Ours(leases) => our_grant(leases, resource, ttl).await,
             Self::InEtcd(leases) => our_grant(leases, resource, ttl).await,
-            Self::NaiveInEtcd(urls) => naive_grant_in_etcd(urls, resource).await,
+            Self::NaiveInEtcd(url, http) => naive_grant_in_etcd(url, http, resource).await,
             Self::Naive(connection) => naive_grant(connection.clone(), resource).await,
             Self::NaiveInCluster(connection) => naive_grant(connection.clone(), resource).await,
         }
@@ -85,9 +89,7 @@ async fn our_grant<L: Leases>(leases: &L, resource: usize, ttl: Duration) -> Opt
     Some(lease.token.get())
 }
 
-async fn naive_grant_in_etcd(urls: &[String], resource: usize) -> Option<i64> {
-    let http = reqwest::Client::new();
-    let url = &urls[0];
+async fn naive_grant_in_etcd(url: &str, http: &reqwest::Client, resource: usize) -> Option<i64> {
     let call = async |path: &str, body: Value| -> Option<Value> {
         let request = http.post(format!("{url}{path}")).json(&body);
         let answer = request

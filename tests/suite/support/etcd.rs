@@ -10,7 +10,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{eventually, redis::free_port};
+use super::{certificates::Certificates, eventually, redis::free_port};
 
 /// The shared server. Tests use a key prefix of their own on it.
 pub fn shared_url() -> String {
@@ -23,6 +23,7 @@ pub struct EtcdCluster {
     folder: TempDir,
     /// What tells one cluster from another, beside its members' addresses.
     token: String,
+    tls: Option<Certificates>,
     http: reqwest::Client,
 }
 
@@ -36,6 +37,15 @@ struct Node {
 impl EtcdCluster {
     /// Starts so many nodes on free ports.
     pub async fn start(count: usize) -> Self {
+        Self::start_with(count, None).await
+    }
+
+    /// Starts one node to which clients speak TLS.
+    pub async fn start_with_tls(certificates: &Certificates) -> Self {
+        Self::start_with(1, Some(certificates)).await
+    }
+
+    async fn start_with(count: usize, tls: Option<&Certificates>) -> Self {
         for _ in 0..5 {
             let node = |n| Node {
                 name: format!("node-{n}"),
@@ -47,7 +57,8 @@ impl EtcdCluster {
                 nodes: (0..count).map(node).collect(),
                 folder: tempfile::tempdir().unwrap(),
                 token: "the-cluster".into(),
-                http: reqwest::Client::new(),
+                tls: tls.cloned(),
+                http: tls.map_or_else(reqwest::Client::new, Certificates::client),
             };
             cluster.start_all();
             tokio::time::sleep(Duration::from_millis(300)).await;
@@ -60,10 +71,15 @@ impl EtcdCluster {
     }
 
     pub fn urls(&self) -> Vec<String> {
-        let ports = self.nodes.iter().map(|node| node.port);
-        ports
-            .map(|port| format!("http://127.0.0.1:{port}"))
-            .collect()
+        let urls = self.nodes.iter().map(|node| self.client_url(node.port));
+        urls.collect()
+    }
+
+    fn client_url(&self, port: u16) -> String {
+        match &self.tls {
+            Some(_) => format!("https://127.0.0.1:{port}"),
+            None => url(port),
+        }
     }
 
     pub fn addr(&self) -> std::net::SocketAddr {
@@ -79,7 +95,7 @@ impl EtcdCluster {
     pub fn start_node(&mut self, n: usize) {
         assert!(self.nodes[n].child.is_none(), "it runs");
         let node = &self.nodes[n];
-        let (client, peer) = (url(node.port), url(node.peer_port));
+        let (client, peer) = (self.client_url(node.port), url(node.peer_port));
         let child = Command::new("etcd")
             .args(["--name", &node.name, "--data-dir", &node.name])
             .args([
@@ -104,6 +120,7 @@ impl EtcdCluster {
                 "--log-level",
                 "fatal",
             ])
+            .args(self.tls.iter().flat_map(Certificates::server_arguments))
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -221,7 +238,8 @@ impl EtcdCluster {
     }
 
     async fn post(&self, port: u16, path: &str, body: &Value) -> Option<Value> {
-        let request = self.http.post(format!("{}{path}", url(port))).json(body);
+        let url = format!("{}{path}", self.client_url(port));
+        let request = self.http.post(url).json(body);
         let answer = request.timeout(Duration::from_secs(2)).send().await.ok()?;
         answer.json().await.ok()
     }
@@ -252,9 +270,29 @@ impl EtcdCluster {
             .unwrap()
     }
 
-    pub async fn put(&self, key: &str, value: &str) {
+    pub async fn put(&self, key: impl AsRef<[u8]>, value: &str) {
         let body = json!({ "key": base64(key), "value": base64(value) });
         self.call("/v3/kv/put", &body).await;
+    }
+
+    /// Has everybody need a user from now on. This one may read and write the keys that begin with the default prefix.
+    pub async fn add_user(&self, name: &str, password: &str) {
+        let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
+        let keys = json!({ "permType": "READWRITE", "key": key, "range_end": end });
+        for (path, body) in [
+            (
+                "user/add",
+                json!({ "name": "root", "password": "the root's" }),
+            ),
+            ("user/grant", json!({ "user": "root", "role": "root" })),
+            ("user/add", json!({ "name": name, "password": password })),
+            ("role/add", json!({ "name": "locks" })),
+            ("role/grant", json!({ "name": "locks", "perm": keys })),
+            ("user/grant", json!({ "user": name, "role": "locks" })),
+            ("enable", json!({})),
+        ] {
+            self.call(&format!("/v3/auth/{path}"), &body).await;
+        }
     }
 
     fn members(&self) -> String {
@@ -283,7 +321,7 @@ impl Drop for EtcdCluster {
     }
 }
 
-pub fn base64(text: &str) -> String {
+pub fn base64(text: impl AsRef<[u8]>) -> String {
     BASE64_STANDARD.encode(text)
 }
 

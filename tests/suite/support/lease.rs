@@ -1,6 +1,6 @@
 //! Steps of the tests that use a lease store.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use sqlx::Sqlite;
 use tokio::{sync::Mutex, task::JoinHandle, time::timeout};
@@ -106,6 +106,17 @@ pub async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
         .expect("it was never granted")
         .unwrap()
         .unwrap()
+}
+
+/// Everything that an error tells.
+pub fn told(error: &LeaseError) -> String {
+    let mut told = format!("{error:?}");
+    let mut cause: Option<&dyn Error> = Some(error);
+    while let Some(error) = cause {
+        told += &format!("\n{error}");
+        cause = error.source();
+    }
+    told
 }
 
 /// How high the database has counted.

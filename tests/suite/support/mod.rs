@@ -1,5 +1,6 @@
 //! Databases, servers and clients for the tests.
 
+pub mod certificates;
 pub mod cluster;
 pub mod database;
 pub mod etcd;

@@ -1,0 +1,48 @@
+//! Listing leases in etcd, where other programs have keys between them.
+
+use sqlx::Sqlite;
+use tower_fence::{
+    Resource,
+    lease::{EtcdLeases, Operate},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    etcd::EtcdCluster,
+    lease::{LONG, grant},
+};
+
+#[tokio::test]
+async fn keys_of_others_between_leases_end_no_list() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let names = ["a", "m", "é", "z"];
+    for name in names {
+        grant(&leases, &Resource::new(name).unwrap(), LONG).await;
+    }
+    // Before, between and behind the leases: no name, names that no resource has, and one without a lease.
+    let foreign: [&[u8]; 6] = [b"", b"\x01", b"b\0", b"m\xff", b"n", b"z\xff\xfe"];
+    for name in foreign {
+        cluster
+            .put([b"tower-fence:lease:", name].concat(), "foreign")
+            .await;
+    }
+    for limit in [1, 2, 3, 100] {
+        let (mut listed, mut cursor) = (vec![], None);
+        for _ in 0..=names.len() + foreign.len() {
+            let page = leases.list(limit, cursor.as_deref()).await.unwrap();
+            assert!(page.leases.len() <= limit);
+            let names = page.leases.into_iter();
+            listed.extend(names.map(|(resource, _)| resource.to_string()));
+            cursor = page.cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        assert_eq!(cursor, None, "it ends");
+        listed.sort_unstable();
+        assert_eq!(listed, ["a", "m", "z", "é"], "{limit} at a time");
+    }
+}

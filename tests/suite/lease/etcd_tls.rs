@@ -1,0 +1,100 @@
+//! etcd over TLS, with the application's own client.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sqlx::Sqlite;
+use tower_fence::lease::{Acquire, EtcdLeases, EtcdLeasesBuilder, LeaseError, Leases};
+
+use crate::support::{
+    certificates::Certificates,
+    database::{Fresh, TestDatabase},
+    etcd::EtcdCluster,
+    lease::{LONG, grant, granted, join, sku, told},
+    proxy::{Passage, Proxy},
+};
+
+fn builder(db: &Fresh<Sqlite>) -> EtcdLeasesBuilder {
+    EtcdLeases::builder(db.fence()).call_wait(Duration::from_secs(5))
+}
+
+fn contains(message: &[u8], part: &str) -> bool {
+    let mut parts = message.windows(part.len());
+    parts.any(|found| found == part.as_bytes())
+}
+
+/// The URL of the cluster by way of a proxy, and whether the proxy has seen this text.
+async fn overheard(cluster: &EtcdCluster, text: &'static str) -> (Proxy, String, Arc<AtomicBool>) {
+    let seen = Arc::new(AtomicBool::new(false));
+    let proxy = Proxy::judging(cluster.addr(), {
+        let seen = Arc::clone(&seen);
+        move || {
+            let seen = Arc::clone(&seen);
+            move |_, message: &[u8]| {
+                seen.fetch_or(contains(message, text), SeqCst);
+                Passage::Whole
+            }
+        }
+    })
+    .await;
+    let url = proxy.url(&cluster.urls()[0]);
+    (proxy, url, seen)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_lines_and_passwords_go_over_tls() {
+    let (certificates, db) = (Certificates::make(), Sqlite::fresh(2).await);
+    let secure = EtcdCluster::start_with_tls(&certificates).await;
+    let plain = EtcdCluster::start(1).await;
+    for (cluster, is_readable) in [(&secure, false), (&plain, true)] {
+        cluster.add_user("locks", "p4ssw0rd").await;
+        let (_proxy, url, seen) = overheard(cluster, "p4ssw0rd").await;
+        let settings = || builder(&db).client(certificates.client());
+        let leases = settings().user("locks", "p4ssw0rd").connect(&[&url]).await;
+        let leases = leases.unwrap();
+        let first = grant(&leases, &sku(), LONG).await;
+        let waiting = join(&leases, Acquire::new(LONG).wait(LONG)).await;
+        leases.release(&sku(), &first.id).await.unwrap();
+        let next = granted(waiting).await;
+        assert!(next.token > first.token);
+        leases.release(&sku(), &next.id).await.unwrap();
+        assert_eq!(seen.load(SeqCst), is_readable, "{url}");
+
+        let wrong = settings().user("locks", "another").connect(&[&url]).await;
+        let told = told(&wrong.unwrap_err());
+        assert!(told.contains("authentication failed"), "{told}");
+        assert!(!told.contains("another"), "{told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_not_trusted_is_told_so_no_password() {
+    let (certificates, db) = (Certificates::make(), Sqlite::fresh(2).await);
+    let cluster = EtcdCluster::start_with_tls(&certificates).await;
+    let address = cluster.addr().to_string();
+    // One that trusts whom the system trusts, and one that trusts another authority of the same name.
+    let settings = || builder(&db).call_wait(Duration::from_secs(1));
+    for builder in [settings(), settings().client(Certificates::make().client())] {
+        let refused = builder
+            .user("locks", "p4ssw0rd")
+            .connect(&cluster.urls())
+            .await;
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, LeaseError::Unavailable(_)), "{refused:?}");
+        let told = told(&refused);
+        assert!(
+            told.contains(&address) && told.contains("certificate"),
+            "{told}"
+        );
+        assert!(!told.contains("p4ssw0rd"), "{told}");
+    }
+    // Without TLS it is no etcd.
+    let plain = format!("http://{address}");
+    let refused = settings().connect(&[plain]).await.unwrap_err();
+    assert!(told(&refused).contains(&address), "{refused:?}");
+}

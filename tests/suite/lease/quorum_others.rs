@@ -1,0 +1,102 @@
+//! Nodes that are named wrongly, or are those of another quorum: the error says which, and what to do.
+
+use sqlx::Sqlite;
+use tower_fence::lease::{Acquire, LeaseError, Leases, QuorumLeases};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    lease::{LONG, grant, sku, told},
+    redis::{RedisServer, fresh_prefix, shared_node_urls},
+};
+
+fn connect(db: &Fresh<Sqlite>, prefix: &str, urls: &[String]) -> Result<QuorumLeases, LeaseError> {
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let builder = QuorumLeases::builder(db.fence()).key_prefix(prefix);
+    let builder = builder.node_wait(std::time::Duration::from_secs(2));
+    builder.connect_lazy(&urls)
+}
+
+#[tokio::test]
+async fn a_url_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated() {
+    let (db, urls) = (Sqlite::fresh(1).await, shared_node_urls());
+    for wrong in [
+        "",
+        "s3cret",
+        "http://:s3cret@a",
+        "redis://:s3cret@",
+        "redis://:s3cret@a:port",
+        "redis://:s3cret@a/first",
+        "rediss://:s3cret@a",
+    ] {
+        let urls = [urls[0].clone(), wrong.into(), urls[2].clone()];
+        let refused = connect(&db, &fresh_prefix(), &urls).unwrap_err();
+        let told = told(&refused);
+        assert!(matches!(refused, LeaseError::Unavailable(_)), "{told}");
+        assert!(told.contains("node 2 of 3"), "{told}");
+        assert!(!told.contains("s3cret"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_quorum_has_fifteen_nodes_at_most() {
+    let db = Sqlite::fresh(1).await;
+    let urls = |count| -> Vec<_> { (0..count).map(|n| format!("redis://node-{n}")).collect() };
+    for count in [3, 5, 15] {
+        connect(&db, "a", &urls(count)).unwrap();
+    }
+    for count in [0, 1, 2, 4, 14, 16, 17, 65] {
+        let refused = connect(&db, "a", &urls(count));
+        assert!(
+            matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "nodes"),
+            "{count}: {refused:?}"
+        );
+    }
+}
+
+/// One node that has the clock of another quorum closes its partition; deleting what is there opens it.
+#[tokio::test]
+async fn a_node_of_another_quorum_is_named_without_secrets() {
+    let (db, theirs) = (Sqlite::fresh(4).await, shared_node_urls());
+    let fresh = [RedisServer::start(&[]).await, RedisServer::start(&[]).await];
+    for server in &fresh {
+        let password = ["CONFIG", "SET", "requirepass", "s3cret"];
+        server.command(&password).await;
+    }
+    let prefix = fresh_prefix();
+    let their_leases = connect(&db, &prefix, &theirs).unwrap();
+    let before = grant(&their_leases, &sku(), LONG).await;
+    let mut ours = vec![theirs[0].clone()];
+    ours.extend(
+        fresh
+            .iter()
+            .map(|server| server.url().replace("redis://", "redis://:s3cret@")),
+    );
+    let our_leases = connect(&db, &prefix, &ours).unwrap();
+    let refused = our_leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let told = told(&refused.unwrap_err());
+    let address = theirs[0].replace("redis://", "");
+    assert!(
+        told.contains(&format!("on the node `{address}/0`")),
+        "{told}"
+    );
+    assert!(told.contains("delete the keys"), "{told}");
+    assert!(!told.contains("s3cret"), "{told}");
+
+    let client = redis::Client::open(theirs[0].as_str()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut keys = redis::cmd("KEYS");
+    keys.arg(format!("{prefix}:quorum:*"));
+    for key in keys
+        .query_async::<Vec<String>>(&mut connection)
+        .await
+        .unwrap()
+    {
+        let mut delete = redis::cmd("DEL");
+        delete
+            .arg(key)
+            .query_async::<()>(&mut connection)
+            .await
+            .unwrap();
+    }
+    assert!(grant(&our_leases, &sku(), LONG).await.token > before.token);
+}
