@@ -1,6 +1,7 @@
 //! Copies the sources of the crate to where they are compiled against the model: each file with the model's names in
 //! place of `std`, `tokio` and `sqlx`, with all of it open to the scenarios, and with the broken variants behind switches.
 
+#[allow(dead_code, reason = "only the list is for here")]
 #[path = "src/mutants.rs"]
 mod mutants;
 
@@ -29,12 +30,9 @@ fn main() -> Outcome {
 fn copy_folder(from: &Path, to: &Path, name: &str) -> Outcome {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
-        let (entry, path) = (entry.as_ref(), entry.as_ref().map(|entry| entry.path()));
-        let (Ok(entry), Ok(path)) = (entry, path) else {
-            return Err("cannot read the sources".into());
-        };
-        let file = entry.file_name().to_string_lossy().into_owned();
-        let (to, name) = (to.join(&file), format!("{name}{file}"));
+        let path = entry?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let (to, name) = (to.join(&*file), format!("{name}{file}"));
         if path.is_dir() {
             copy_folder(&path, &to, &format!("{name}/"))?;
         } else if file.ends_with(".rs") {

@@ -78,6 +78,18 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "",
     },
     Mutant {
+        name: "direct: polled in its turn before the waker has come",
+        file: "fence/conn/direct.rs",
+        code: "self.in_line && self.asked && !has_come",
+        broken: "false",
+    },
+    Mutant {
+        name: "direct: looked for room twice",
+        file: "fence/conn/direct.rs",
+        code: "direct.free() == 0 && direct.pool.num_idle() == 0",
+        broken: "direct.opening().is_none() && direct.pool.num_idle() == 0",
+    },
+    Mutant {
         name: "queue: the first to leave takes it with it",
         file: "fence/local/queue.rs",
         code: "Arc::strong_count(queue) == 1",

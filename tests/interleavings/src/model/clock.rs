@@ -120,6 +120,10 @@ impl Instant {
         Self(with(|clock| clock.now))
     }
 
+    pub fn since_beginning() -> Duration {
+        Self::now().0
+    }
+
     pub fn elapsed(self) -> Duration {
         Self::now() - self
     }
