@@ -116,6 +116,8 @@ struct Acquisition<DB: Backend> {
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
     /// Whether the pool had nothing to give, and has given nothing since.
     in_line: bool,
+    /// Whether the pool was asked.
+    asked: bool,
     waker: Arc<LineWaker>,
 }
 
@@ -135,8 +137,9 @@ impl Wake for LineWaker {
 
 impl<DB: Backend> Acquisition<DB> {
     fn new(direct: &Direct<DB>) -> Self {
+        // Looked for once: what has changed in between would make it seem in line while it is tested or opened.
+        let in_line = direct.free() == 0 && direct.pool.num_idle() == 0;
         let opening = direct.opening();
-        let in_line = opening.is_none() && direct.pool.num_idle() == 0;
         let acquiring = direct.pool.acquire();
         let rest = async move {
             let _opening = opening;
@@ -145,6 +148,7 @@ impl<DB: Backend> Acquisition<DB> {
         Self {
             rest: Some(Box::pin(rest)),
             in_line,
+            asked: false,
             waker: Arc::default(),
         }
     }
@@ -156,6 +160,12 @@ impl<DB: Backend> Future for Acquisition<DB> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.waker.task.register(context.waker());
         let has_come = self.waker.has_come.swap(false, SeqCst);
+        if self.in_line && self.asked && !has_come {
+            // Its turn may have come already, and the waker not yet: who is polled in between, for a time limit that
+            // has run out, must not leave the line unseen.
+            return Poll::Pending;
+        }
+        self.asked = true;
         let waker = Waker::from(Arc::clone(&self.waker));
         let Some(rest) = &mut self.rest else {
             return Poll::Pending;

@@ -1,0 +1,130 @@
+//! What tasks share, in thousands of orders of their steps: nothing is lost, and with each broken variant something is.
+//! What is checked stands in `src/proof.md`.
+
+use tower_fence_interleavings::{
+    holds, loses,
+    scenarios::{direct, embedded, flight, high_mark, loss, queue, reuse},
+};
+
+#[test]
+fn everyone_who_waits_for_a_connection_gets_one() {
+    holds(reuse::everyone_gets_a_connection);
+    loses(
+        "reuse: the watch ends, and says so a moment later",
+        reuse::everyone_gets_a_connection,
+    );
+}
+
+#[test]
+fn waiters_that_go_away_take_no_connection_with_them() {
+    holds(reuse::whoever_stays_gets_a_connection);
+    loses(
+        "reuse: what was sent to one that has given up is forgotten",
+        reuse::whoever_stays_gets_a_connection,
+    );
+}
+
+#[test]
+fn nobody_is_forgotten_while_others_of_the_application_have_the_connections() {
+    holds(reuse::others_have_connections_too);
+    loses(
+        "reuse: who asks ends, and says so a moment later",
+        reuse::others_have_connections_too,
+    );
+}
+
+#[test]
+fn others_of_the_application_get_their_share() {
+    holds(reuse::others_get_their_share);
+    loses("reuse: others get no share", reuse::others_get_their_share);
+}
+
+#[test]
+fn whoever_is_told_that_the_database_is_away_may_try_again() {
+    holds(reuse::the_database_is_away_at_times);
+}
+
+#[test]
+fn the_end_of_another_runtime_keeps_nobody_waiting() {
+    holds(reuse::another_runtime_ends);
+    loses(
+        "reuse: who asks ends with its runtime, and leaves the line as it is",
+        reuse::another_runtime_ends,
+    );
+}
+
+#[test]
+fn clients_that_come_and_go_do_not_empty_the_pool() {
+    holds(direct::who_goes_away_closes_nothing);
+    for mutant in [
+        "direct: a dropped acquisition that had its turn is not seen through",
+        "direct: polled in its turn before the waker has come",
+        "direct: looked for room twice",
+    ] {
+        loses(mutant, direct::who_goes_away_closes_nothing);
+    }
+}
+
+#[test]
+fn writes_to_a_resource_pass_one_at_a_time() {
+    holds(queue::one_at_a_time);
+    loses(
+        "queue: the first to leave takes it with it",
+        queue::one_at_a_time,
+    );
+}
+
+#[test]
+fn nobody_is_refused_for_a_number_that_was_handed_out() {
+    holds(high_mark::nobody_is_refused_for_what_was_handed_out);
+    loses(
+        "high mark: judged by a look from before",
+        high_mark::nobody_is_refused_for_what_was_handed_out,
+    );
+}
+
+#[test]
+fn everyone_in_line_gets_the_lease() {
+    holds(embedded::everyone_in_line_gets_the_lease);
+    for mutant in [
+        "embedded: handed over, and not woken",
+        "embedded: granted to one that has left, and kept",
+    ] {
+        loses(mutant, embedded::everyone_in_line_gets_the_lease);
+    }
+}
+
+#[test]
+fn whoever_is_first_in_line_knows_when_the_lease_ends() {
+    holds(embedded::whoever_is_first_knows_when_the_lease_ends);
+    loses(
+        "embedded: the next one is not woken when the first one leaves",
+        embedded::whoever_is_first_knows_when_the_lease_ends,
+    );
+}
+
+#[test]
+fn one_request_at_a_time_asks_the_source_of_epochs() {
+    holds(flight::one_of_them_reminds_the_source);
+    loses(
+        "memory: whoever finds that a reminder is due sends it",
+        flight::one_of_them_reminds_the_source,
+    );
+}
+
+#[test]
+fn nobody_waits_for_one_failure_after_the_other() {
+    holds(flight::nobody_waits_for_one_failure_after_the_other);
+    loses(
+        "flight: whoever waited tries again",
+        flight::nobody_waits_for_one_failure_after_the_other,
+    );
+}
+
+#[test]
+fn everyone_is_told_of_one_loss() {
+    holds(loss::everyone_is_told_of_one_loss);
+    for mutant in ["loss: the last one counts", "loss: noted, and nobody told"] {
+        loses(mutant, loss::everyone_is_told_of_one_loss);
+    }
+}

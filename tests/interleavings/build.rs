@@ -1,0 +1,82 @@
+//! Copies the sources of the crate to where they are compiled against the model: each file with the model's names in
+//! place of `std`, `tokio` and `sqlx`, with all of it open to the scenarios, and with the broken variants behind switches.
+
+#[allow(dead_code, reason = "only the list is for here")]
+#[path = "src/mutants.rs"]
+mod mutants;
+
+use std::{env, error::Error, fs, path::Path};
+
+use mutants::MUTANTS;
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn main() -> Outcome {
+    let (sources, output) = (Path::new("../../src"), env::var("OUT_DIR")?);
+    println!("cargo::rerun-if-changed=../../src");
+    println!("cargo::rerun-if-changed=src/root.rs");
+    println!("cargo::rerun-if-changed=src/mutants.rs");
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(docsrs, feature, values(any()))");
+    for feature in ["client", "embedded"] {
+        println!("cargo::rustc-cfg=feature=\"{feature}\"");
+    }
+    let output = Path::new(&output).join("src");
+    copy_folder(sources, &output, "")?;
+    fs::copy("src/root.rs", output.join("root.rs"))?;
+    Ok(())
+}
+
+fn copy_folder(from: &Path, to: &Path, name: &str) -> Outcome {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let (to, name) = (to.join(&*file), format!("{name}{file}"));
+        if path.is_dir() {
+            copy_folder(&path, &to, &format!("{name}/"))?;
+        } else if file.ends_with(".rs") {
+            fs::write(to, adapt(&name, &fs::read_to_string(path)?)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
+    let mut text = text.to_owned();
+    for mutant in MUTANTS.iter().filter(|mutant| mutant.file == name) {
+        if text.matches(mutant.code).count() != 1 {
+            return Err(format!("{name}: not once there: {}", mutant.code).into());
+        }
+        let is_on = format!("crate::mutants::is_on({:?})", mutant.name);
+        let both = match mutant.broken.contains("IS_ON") {
+            true => mutant.broken.replace("IS_ON", &is_on),
+            false => format!(
+                "if {is_on} {{ {} }} else {{ {} }}",
+                mutant.broken, mutant.code
+            ),
+        };
+        text = text.replace(mutant.code, &both);
+    }
+    // Tests of their own, which have run elsewhere.
+    text = text.replace("#[cfg(test)]", "#[cfg(any())]");
+    for narrow in ["pub(super) ", "pub(crate) ", "pub(in crate::fence) "] {
+        text = text.replace(narrow, "pub ");
+    }
+    for (private, public) in [
+        ("\nmod ", "\npub mod "),
+        ("\n    fn lock(", "\n    pub fn lock("),
+    ] {
+        text = text.replace(private, public);
+    }
+    // What would have to come first.
+    text = format!("\n{text}").replace("\n#![", "\n// #![");
+    text.remove(0);
+    let documentation = text.lines().take_while(|line| line.starts_with("//!"));
+    let length: usize = documentation.map(|line| line.len() + 1).sum();
+    text.insert_str(length, "use crate::model::{std, tokio};\n");
+    if name.starts_with("fence/") {
+        text.insert_str(length, "use crate::model::sqlx;\n");
+    }
+    Ok(text)
+}

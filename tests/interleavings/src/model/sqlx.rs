@@ -1,0 +1,375 @@
+//! `sqlx`, as far as connections go: a pool in the manner of sqlx's, over connections that are numbers.
+//!
+//! Its line is fair, its `try_acquire` goes past the line, an acquisition that is dropped closes what it was opening, and
+//! a connection that is dropped goes back in a task.
+
+use std::{
+    future::poll_fn,
+    io,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use shuttle::rand::{Rng, thread_rng};
+
+use super::{
+    clock::{Instant, sleep},
+    runtime::spawn,
+    step,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    tokio::time::timeout,
+};
+
+pub mod pool {
+    pub use super::PoolConnection;
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Configuration(Box<dyn std::error::Error + Send + Sync>),
+    #[error("database")]
+    Database(Box<dyn std::error::Error + Send + Sync>),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("TLS")]
+    Tls(Box<dyn std::error::Error + Send + Sync>),
+    #[error("{0}")]
+    Protocol(String),
+    #[error("timed out")]
+    PoolTimedOut,
+    #[error("closed")]
+    PoolClosed,
+    #[error("crashed")]
+    WorkerCrashed,
+}
+
+/// As the crate's own, as far as connections go.
+pub trait Backend: Database {
+    const HAS_SERVER: bool;
+    fn address(options: &<Self::Connection as Connection>::Options) -> String;
+    fn terminate(
+        conn: &mut Self::Connection,
+        lock: AdvisoryLock,
+    ) -> impl Future<Output = Result<()>> + Send;
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct AdvisoryLock(pub i64);
+
+pub trait Database: Sized + Send + Sync + 'static {
+    type Connection: Connection;
+    type TransactionManager: TransactionManager<Database = Self>;
+}
+
+pub trait TransactionManager {
+    type Database: Database;
+    fn start_rollback(conn: &mut <Self::Database as Database>::Connection);
+}
+
+pub trait Connection: From<u32> + Send + Sync + 'static {
+    type Options: ConnectOptions<Connection = Self> + From<Options>;
+    fn ping(&mut self) -> impl Future<Output = Result<()>> + Send;
+}
+
+pub trait ConnectOptions {
+    type Connection;
+    fn connect(&self) -> impl Future<Output = Result<Self::Connection>> + Send;
+}
+
+/// The database of the scenarios.
+pub struct Model;
+
+impl Database for Model {
+    type Connection = ModelConnection;
+    type TransactionManager = Self;
+}
+
+impl TransactionManager for Model {
+    type Database = Self;
+
+    fn start_rollback(_: &mut ModelConnection) {}
+}
+
+impl Backend for Model {
+    const HAS_SERVER: bool = true;
+
+    fn address(_: &Options) -> String {
+        "model".into()
+    }
+
+    async fn terminate(_: &mut ModelConnection, _: AdvisoryLock) -> Result<()> {
+        sleep(Duration::from_millis(1)).await;
+        Ok(())
+    }
+}
+
+pub struct ModelConnection(pub u32);
+
+impl From<u32> for ModelConnection {
+    fn from(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+impl Connection for ModelConnection {
+    type Options = Options;
+
+    async fn ping(&mut self) -> Result<()> {
+        sleep(Duration::from_micros(100)).await;
+        Ok(())
+    }
+}
+
+/// How the pool behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub connections: u32,
+    pub acquire_timeout: Duration,
+    /// How many attempts in ten to open a connection fail.
+    pub failures: u32,
+}
+
+impl Options {
+    pub fn get_max_connections(&self) -> u32 {
+        self.connections
+    }
+
+    pub fn get_acquire_timeout(&self) -> Duration {
+        self.acquire_timeout
+    }
+
+    pub fn get_test_before_acquire(&self) -> bool {
+        true
+    }
+}
+
+impl ConnectOptions for Options {
+    type Connection = ModelConnection;
+
+    async fn connect(&self) -> Result<ModelConnection> {
+        sleep(Duration::from_millis(1)).await;
+        Ok(ModelConnection(0))
+    }
+}
+
+pub struct Pool<DB: Database>(Arc<Inner>, PhantomData<fn() -> DB>);
+
+struct Inner {
+    options: Options,
+    permits: Arc<Semaphore>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<u32>,
+    size: u32,
+    opened: u32,
+    /// How many were closed in the first second.
+    closed: u32,
+}
+
+impl<DB: Database> Clone for Pool<DB> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0), PhantomData)
+    }
+}
+
+impl<DB: Database> Pool<DB> {
+    pub fn new(options: Options) -> Self {
+        let inner = Inner {
+            options,
+            permits: Arc::new(Semaphore::new(options.connections as usize)),
+            state: Mutex::default(),
+        };
+        Self(Arc::new(inner), PhantomData)
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    pub fn connect_options(&self) -> Arc<<DB::Connection as Connection>::Options> {
+        Arc::new(self.0.options.into())
+    }
+
+    pub fn is_closed(&self) -> bool {
+        false
+    }
+
+    pub fn size(&self) -> u32 {
+        step();
+        self.0.state().size
+    }
+
+    pub fn num_idle(&self) -> usize {
+        step();
+        self.0.state().idle.len()
+    }
+
+    /// How many were closed since their acquisition was dropped, in the first second.
+    pub fn closed(&self) -> u32 {
+        self.0.state().closed
+    }
+
+    /// Whether all connections are at home.
+    pub fn is_whole(&self) -> bool {
+        let permits = self.0.permits.available_permits();
+        let state = self.0.state();
+        permits == self.0.options.connections as usize && state.idle.len() as u32 == state.size
+    }
+
+    pub fn try_acquire(&self) -> Option<PoolConnection<DB>> {
+        let permit = Arc::clone(&self.0.permits).try_acquire_owned().ok()?;
+        step();
+        let number = self.0.state().idle.pop()?;
+        Some(PoolConnection::new(&self.0, permit, number))
+    }
+
+    pub fn acquire(&self) -> impl Future<Output = Result<PoolConnection<DB>>> + Send + 'static {
+        let inner = Arc::clone(&self.0);
+        async move {
+            let acquired = timeout(inner.options.acquire_timeout, inner.acquire()).await;
+            let (permit, number) = acquired.unwrap_or(Err(Error::PoolTimedOut))?;
+            Ok(PoolConnection::new(&inner, permit, number))
+        }
+    }
+}
+
+impl Inner {
+    /// Never across a step.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    async fn acquire(&self) -> Result<(OwnedSemaphorePermit, u32)> {
+        let (mut had_to_wait, mut waiting) =
+            (false, pin!(Arc::clone(&self.permits).acquire_owned()));
+        let permit = poll_fn(|context| {
+            let polled = waiting.as_mut().poll(context);
+            had_to_wait |= polled.is_pending();
+            polled
+        });
+        let permit = permit.await.map_err(|_| Error::PoolClosed)?;
+        step();
+        let idle = self.state().idle.pop();
+        if let Some(number) = idle {
+            // Nobody can tell one that has come back since it was looked for from one that is waited for.
+            let tested = Tested(self, (!had_to_wait).then_some(number));
+            sleep(Duration::from_micros(100)).await;
+            std::mem::forget(tested);
+            return Ok((permit, number));
+        }
+        self.state().size += 1;
+        let opening = Tested(self, None);
+        let time = [1, 15, 40][thread_rng().gen_range(0..3)];
+        sleep(Duration::from_millis(time)).await;
+        if thread_rng().gen_ratio(self.options.failures, 10) {
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
+        }
+        std::mem::forget(opening);
+        let mut state = self.state();
+        state.opened += 1;
+        Ok((permit, state.opened))
+    }
+}
+
+/// A connection that is tested or opened: closed when its acquisition is dropped, unless it has a number.
+struct Tested<'a>(&'a Inner, Option<u32>);
+
+impl Drop for Tested<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        if let Some(number) = self.1 {
+            state.idle.push(number);
+        } else {
+            state.size -= 1;
+            state.closed += u32::from(Instant::since_beginning() < Duration::from_secs(1));
+        }
+    }
+}
+
+pub struct PoolConnection<DB: Database> {
+    inner: Arc<Inner>,
+    conn: DB::Connection,
+    number: u32,
+    permit: Option<OwnedSemaphorePermit>,
+    closes: bool,
+}
+
+impl<DB: Database> PoolConnection<DB> {
+    fn new(inner: &Arc<Inner>, permit: OwnedSemaphorePermit, number: u32) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            conn: number.into(),
+            number,
+            permit: Some(permit),
+            closes: false,
+        }
+    }
+
+    pub fn close_on_drop(&mut self) {
+        self.closes = true;
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl<DB: Database> Deref for PoolConnection<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        &self.conn
+    }
+}
+
+impl<DB: Database> DerefMut for PoolConnection<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        &mut self.conn
+    }
+}
+
+impl<DB: Database> Drop for PoolConnection<DB> {
+    fn drop(&mut self) {
+        let way_home = WayHome {
+            inner: Arc::clone(&self.inner),
+            number: (!self.closes).then_some(self.number),
+            permit: self.permit.take(),
+        };
+        spawn(way_home.go());
+    }
+}
+
+/// A connection that goes back to the pool; dropped on its way, it is closed.
+struct WayHome {
+    inner: Arc<Inner>,
+    number: Option<u32>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl WayHome {
+    async fn go(mut self) {
+        sleep(Duration::from_micros(100)).await;
+        if let Some(number) = self.number.take() {
+            self.inner.state().idle.push(number);
+            self.permit = None;
+        }
+    }
+}
+
+impl Drop for WayHome {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.inner.state().size -= 1;
+            drop(permit);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! `std`, with locks and atomics at which the scheduler may choose another task.
+
+pub use ::std::*;
+
+pub mod sync {
+    pub use ::std::sync::*;
+    pub use shuttle::sync::{Mutex, MutexGuard, RwLock};
+
+    pub mod atomic {
+        pub use ::std::sync::atomic::*;
+        pub use shuttle::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
+    }
+}

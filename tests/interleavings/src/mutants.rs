@@ -1,0 +1,154 @@
+//! The broken variants: what a file has once, and what it would have instead.
+
+use std::cell::Cell;
+
+pub struct Mutant {
+    pub name: &'static str,
+    pub file: &'static str,
+    /// An expression or statements.
+    pub code: &'static str,
+    /// What comes in its place; with `IS_ON` in it, what comes in its place whether the mutant is on or not.
+    pub broken: &'static str,
+}
+
+thread_local! {
+    static ON: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// Has this thread run with a broken variant, or with none.
+pub fn turn_on(name: Option<&'static str>) {
+    assert!(name.is_none_or(|name| MUTANTS.iter().any(|mutant| mutant.name == name)));
+    ON.set(name);
+}
+
+pub fn is_on(name: &str) -> bool {
+    ON.get() == Some(name)
+}
+
+pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "reuse: what was sent to one that has given up is forgotten",
+        file: "fence/conn/reuse/mod.rs",
+        code: "checked_out = unsent",
+        broken: "std::mem::forget(unsent); return",
+    },
+    Mutant {
+        name: "reuse: the watch ends, and says so a moment later",
+        file: "fence/conn/reuse/mod.rs",
+        code: "!state.watched",
+        broken: "let done = !state.watched;
+            if done {
+                state.watched = true;
+                drop(state);
+                state = shared.lock();
+                state.watched = false;
+            }
+            done",
+    },
+    Mutant {
+        name: "reuse: others get no share",
+        file: "fence/conn/reuse/mod.rs",
+        code: "checked_out.since.elapsed() < OUT_OF_POOL",
+        broken: "(IS_ON || checked_out.since.elapsed() < OUT_OF_POOL)",
+    },
+    Mutant {
+        name: "reuse: others get no share",
+        file: "fence/conn/reuse/mod.rs",
+        code: "!nobody_waits && state.shared.elapsed() >= FAIRNESS_INTERVAL",
+        broken: "false",
+    },
+    Mutant {
+        name: "reuse: who asks ends, and says so a moment later",
+        file: "fence/conn/reuse/line.rs",
+        code: "state.acquirers -= 1;
+                drop(state);
+                self.0 = None;",
+        broken: "drop(state); shared.lock().acquirers -= 1; self.0 = None;",
+    },
+    Mutant {
+        name: "reuse: who asks ends with its runtime, and leaves the line as it is",
+        file: "fence/conn/reuse/line.rs",
+        code: "mem::take(&mut state.line)",
+        broken: "std::collections::VecDeque::new()",
+    },
+    Mutant {
+        name: "direct: a dropped acquisition that had its turn is not seen through",
+        file: "fence/conn/direct.rs",
+        code: "self.in_line &= !has_come",
+        broken: "",
+    },
+    Mutant {
+        name: "direct: polled in its turn before the waker has come",
+        file: "fence/conn/direct.rs",
+        code: "self.in_line && self.asked && !has_come",
+        broken: "false",
+    },
+    Mutant {
+        name: "direct: looked for room twice",
+        file: "fence/conn/direct.rs",
+        code: "direct.free() == 0 && direct.pool.num_idle() == 0",
+        broken: "direct.opening().is_none() && direct.pool.num_idle() == 0",
+    },
+    Mutant {
+        name: "queue: the first to leave takes it with it",
+        file: "fence/local/queue.rs",
+        code: "Arc::strong_count(queue) == 1",
+        broken: "true",
+    },
+    Mutant {
+        name: "high mark: judged by a look from before",
+        file: "fence/local/high_mark.rs",
+        code: "look.began <= arrived",
+        broken: "false",
+    },
+    Mutant {
+        name: "embedded: handed over, and not woken",
+        file: "lease/embedded/partition.rs",
+        code: "first.wake.notify_one();
+        true",
+        broken: "true",
+    },
+    Mutant {
+        name: "embedded: the next one is not woken when the first one leaves",
+        file: "lease/embedded/partition.rs",
+        code: "self.wake_first(resource);
+        let lease = LeaseDigest",
+        broken: "if !IS_ON { self.wake_first(resource); }
+        let lease = LeaseDigest",
+    },
+    Mutant {
+        name: "embedded: granted to one that has left, and kept",
+        file: "lease/embedded/partition.rs",
+        code: "grant.lease == lease && !grant.confirmed",
+        broken: "false",
+    },
+    Mutant {
+        name: "flight: whoever waited tries again",
+        file: "lease/single_flight.rs",
+        code: "*failed_at > asked_at",
+        broken: "false",
+    },
+    Mutant {
+        name: "memory: whoever finds that a reminder is due sends it",
+        file: "lease/memory.rs",
+        code: "*at = Instant::now();
+                Reminder",
+        broken: "if !IS_ON { *at = Instant::now(); }
+                Reminder",
+    },
+    Mutant {
+        name: "loss: the last one counts",
+        file: "client/held_lease.rs",
+        code: "state.lost.get_or_insert_with(|| {
+                loss.count();
+                loss
+            });",
+        broken: "loss.count(); state.lost = Some(loss);",
+    },
+    Mutant {
+        name: "loss: noted, and nobody told",
+        file: "client/held_lease.rs",
+        code: "let first = state.lost.is_none();",
+        broken: "let first = state.lost.is_none() && !IS_ON;",
+    },
+];

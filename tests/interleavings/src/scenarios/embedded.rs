@@ -1,0 +1,107 @@
+//! The leases in the process: whoever waits in line gets its turn, with a higher token than everyone before.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use shuttle::future::yield_now;
+
+use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use crate::{
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
+    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Renew},
+    model::{clock::sleep, tokio::time::timeout},
+    token::Resource,
+};
+
+#[derive(Default)]
+struct Counter(AtomicI64);
+
+impl Epochs for Counter {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(at_least) })
+    }
+
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(seen) })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("counter").unwrap()) })
+    }
+}
+
+fn resource() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+/// Leases that never end by themselves, so that who is not woken waits for ever.
+pub async fn everyone_in_line_gets_the_lease() {
+    let leases = EmbeddedLeases::new(Counter::default());
+    // Nobody else has the lease while one holds it.
+    let highest = Arc::new(AtomicI64::new(0));
+    let holders = tasks(5, |n| {
+        let (leases, highest) = (leases.clone(), highest.clone());
+        async move {
+            let wait = match n {
+                0 | 1 | 2 => FOR_EVER,
+                _ => some_ms([0, 1, 5]),
+            };
+            let acquire = Acquire::new(FOR_EVER).wait(wait);
+            let resource = resource();
+            let acquiring = leases.acquire(&resource, acquire);
+            let acquired = match n {
+                // Dropped, it may have the lease already.
+                3 => match timeout(some_ms([0, 1, 5]), acquiring).await {
+                    Ok(acquired) => acquired,
+                    Err(_) => return,
+                },
+                _ => acquiring.await,
+            };
+            assert!(acquired.is_ok() || n > 2, "{acquired:?}");
+            if let Ok(lease) = acquired {
+                let token = lease.token.get();
+                assert!(
+                    highest.swap(token, SeqCst) < token,
+                    "tokens do not increase"
+                );
+                sleep(some_ms([0, 1, 3])).await;
+                assert_eq!(highest.load(SeqCst), token, "two hold the lease");
+                leases.release(&resource, &lease.id).await.unwrap();
+            }
+        }
+    });
+    all(holders).await;
+    assert!(leases.inspect(&resource()).await.unwrap().is_none());
+}
+
+/// A lease that was to last is made short, and its holder goes: the first in line learns of it, and hands the knowledge on
+/// when it leaves.
+pub async fn whoever_is_first_knows_when_the_lease_ends() {
+    let leases = EmbeddedLeases::new(Counter::default());
+    let resource = resource();
+    let held = leases
+        .acquire(&resource, Acquire::new(FOR_EVER))
+        .await
+        .unwrap();
+    let waiters = tasks(3, |n| {
+        let leases = leases.clone();
+        async move {
+            let acquire = Acquire::new(Duration::from_millis(5)).wait(FOR_EVER);
+            let resource = self::resource();
+            let acquiring = leases.acquire(&resource, acquire);
+            match n {
+                0 => drop(timeout(some_ms([1, 5, 9]), acquiring).await),
+                _ => drop(acquiring.await.unwrap()),
+            }
+        }
+    });
+    sleep(some_ms([0, 1, 5])).await;
+    let renew = Renew::new(Duration::from_millis(5));
+    leases.renew(&resource, &held.id, renew).await.unwrap();
+    all(waiters).await;
+}

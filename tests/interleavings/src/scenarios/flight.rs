@@ -1,0 +1,101 @@
+//! One request at a time asks the source of epochs, and who has waited for one that failed fails with it.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use super::{all, by_chance, some_ms, tasks};
+use crate::{
+    epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
+    lease::{LeaseError, memory::Memory, single_flight::SingleFlight},
+    model::{
+        clock::{Instant, sleep},
+        step,
+        tokio::time::timeout,
+    },
+};
+
+/// A source that fails at times, and sees who asks.
+#[derive(Default)]
+struct Source {
+    asked: AtomicBool,
+}
+
+impl Source {
+    async fn bring_back(&self, seen: Epoch) -> Result<Epoch, EpochError> {
+        struct Asked<'a>(&'a AtomicBool);
+        impl Drop for Asked<'_> {
+            fn drop(&mut self) {
+                self.0.store(false, SeqCst);
+            }
+        }
+        assert!(!self.asked.swap(true, SeqCst), "two ask at a time");
+        let _asked = Asked(&self.asked);
+        step();
+        sleep(Duration::from_millis(1)).await;
+        if by_chance() {
+            return Err(EpochError::Unreachable("away".into()));
+        }
+        Ok(seen)
+    }
+}
+
+impl Epochs for Arc<Source> {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(at_least) })
+    }
+
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(Source::bring_back(self, seen))
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("source").unwrap()) })
+    }
+}
+
+/// Whoever has waited for an attempt that failed makes none of its own.
+pub async fn nobody_waits_for_one_failure_after_the_other() {
+    let flights = Arc::<SingleFlight>::default();
+    let failed_at = Arc::<Mutex<Option<Instant>>>::default();
+    let callers = tasks(5, |n| {
+        let (flights, failed_at) = (flights.clone(), failed_at.clone());
+        async move {
+            let asked_at = Instant::now();
+            let Ok(flight) = flights.begin().await else {
+                return;
+            };
+            let last = *failed_at.lock().unwrap();
+            assert!(last.is_none_or(|last| last <= asked_at));
+            let attempt = sleep(Duration::from_millis(1));
+            if n == 0 {
+                // Dropped, it lets the next one begin.
+                drop(timeout(some_ms([0, 1]), attempt).await);
+                return;
+            }
+            attempt.await;
+            if by_chance() {
+                *failed_at.lock().unwrap() = Some(Instant::now());
+                flight.fail(LeaseError::unavailable(std::io::Error::other("away")));
+            }
+        }
+    });
+    all(callers).await;
+}
+
+/// A minute later the source is reminded, by one of those who come.
+pub async fn one_of_them_reminds_the_source() {
+    let source = Arc::<Source>::default();
+    let memory = Memory::new(Arc::new(source.clone()));
+    while memory.record_grant(7, Epoch::FIRST, 1).await.is_err() {}
+    sleep(Duration::from_secs(61)).await;
+    let callers = tasks(3, |_| {
+        let memory = memory.clone();
+        async move { assert!(memory.record_grant(7, Epoch::FIRST, 1).await.unwrap()) }
+    });
+    all(callers).await;
+}

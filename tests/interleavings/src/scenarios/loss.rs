@@ -1,0 +1,80 @@
+//! The loss of a lease: everyone who watches is told, of the one that counts, and it is counted once.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::HeaderName;
+
+use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use crate::{
+    client::{held_lease::HeldLease, loss::Loss},
+    lease::{Lease, LeaseId},
+    metrics,
+    model::clock::{Instant, sleep},
+    token::{Resource, Token},
+};
+
+fn lease(ttl: Duration) -> Lease {
+    Lease {
+        resource: Resource::new("sku-1").unwrap(),
+        id: LeaseId::random(),
+        token: Token::new(7).unwrap(),
+        ttl,
+        signed: None,
+    }
+}
+
+/// The lease may end by time, be refused, or be given up, while it is renewed.
+pub async fn everyone_is_told_of_one_loss() {
+    metrics::HELD.set(0.0);
+    metrics::COUNTED.set(0);
+    let ends_by_time = by_chance();
+    let ttl = if ends_by_time {
+        Duration::from_millis(5)
+    } else {
+        FOR_EVER
+    };
+    let header = HeaderName::from_static("fencing-token");
+    let held = Arc::new(HeldLease::new(&lease(ttl), Instant::now(), header));
+    let told = Arc::<Mutex<Vec<String>>>::default();
+    let all_tasks = tasks(6, |n| {
+        let (held, told) = (held.clone(), told.clone());
+        async move {
+            let resource = held.resource.clone();
+            let loss = match n {
+                0 | 1 => held.clone().wait_for_loss().await,
+                2 => {
+                    // Comes late, or not.
+                    sleep(some_ms([0, 1, 5])).await;
+                    let before = held.lost();
+                    let loss = held.clone().wait_for_loss().await;
+                    assert!(before.is_none_or(|before| before.to_string() == loss.to_string()));
+                    loss
+                }
+                3 => {
+                    for _ in 0..2 {
+                        held.renewed(&lease(ttl), Instant::now());
+                        sleep(some_ms([0, 1])).await;
+                    }
+                    return;
+                }
+                4 if ends_by_time => match held.lost() {
+                    Some(loss) => loss,
+                    None => return,
+                },
+                4 => held.lose(Loss::Refused { resource }),
+                _ if ends_by_time => held.clone().wait_for_loss().await,
+                _ => held.lose(Loss::GivenUp { resource }),
+            };
+            told.lock().unwrap().push(loss.to_string());
+            assert!(held.lost().is_some(), "it is held again");
+        }
+    });
+    all(all_tasks).await;
+    let told = told.lock().unwrap();
+    assert!(told.iter().all(|loss| *loss == told[0]), "{told:?}");
+    assert_eq!(metrics::HELD.get(), 0.0, "counted once");
+    assert!(metrics::COUNTED.get() <= 1);
+}

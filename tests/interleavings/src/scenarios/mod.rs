@@ -1,0 +1,44 @@
+//! What must hold.
+
+pub mod direct;
+pub mod embedded;
+pub mod flight;
+pub mod high_mark;
+pub mod loss;
+pub mod queue;
+pub mod reuse;
+
+use std::time::Duration;
+
+use crate::model::{
+    clock::sleep,
+    runtime::{JoinHandle, spawn},
+};
+use shuttle::rand::{Rng, thread_rng};
+
+/// More than time ever passes.
+const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// One of these numbers of milliseconds.
+fn some_ms<const N: usize>(choices: [u64; N]) -> Duration {
+    Duration::from_millis(choices[thread_rng().gen_range(0..N)])
+}
+
+/// Whether a coin shows heads.
+fn by_chance() -> bool {
+    thread_rng().gen_bool(0.5)
+}
+
+/// So many tasks.
+fn tasks<F: Future<Output = ()> + Send + 'static>(
+    count: usize,
+    task: impl Fn(usize) -> F,
+) -> Vec<JoinHandle<()>> {
+    (0..count).map(|n| spawn(task(n))).collect()
+}
+
+async fn all(tasks: Vec<JoinHandle<()>>) {
+    for task in tasks {
+        task.await.unwrap();
+    }
+}

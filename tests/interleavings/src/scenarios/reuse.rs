@@ -1,0 +1,216 @@
+//! Connections that go from write to write: nobody who waits is forgotten, and no connection is lost.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use shuttle::{
+    future::yield_now,
+    rand::{Rng, thread_rng},
+};
+
+use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use crate::{
+    fence::{conn::Connections, settings::Limits},
+    model::{
+        clock::{never_stands_still, sleep},
+        runtime::Handle,
+        sqlx::{Model, Options, Pool},
+        step,
+        tokio::time::timeout,
+    },
+};
+
+/// The connections of a fence, and which of them are in use.
+#[derive(Clone)]
+struct Service {
+    connections: Arc<Connections<Model>>,
+    pool: Pool<Model>,
+    in_use: Arc<Mutex<HashSet<u32>>>,
+}
+
+/// That a connection is in use.
+struct InUse(u32, Arc<Mutex<HashSet<u32>>>);
+
+impl Service {
+    /// With a pool in which so many attempts of ten to open a connection fail.
+    fn new(failures: u32) -> Self {
+        let pool = Pool::new(Options {
+            connections: thread_rng().gen_range(1..=2),
+            acquire_timeout: FOR_EVER,
+            failures,
+        });
+        Self {
+            connections: Arc::new(Connections::new(pool.clone()).reusing(true)),
+            pool,
+            in_use: Arc::default(),
+        }
+    }
+
+    /// Takes a connection for a moment; false where there was none within this time.
+    async fn write(&self, pool_wait: Duration) -> bool {
+        // Some are cut off in the middle of something.
+        let whole = thread_rng().gen_bool(0.8);
+        self.write_for(pool_wait, some_ms([0, 5, 12]), whole).await
+    }
+
+    async fn write_for(&self, pool_wait: Duration, time: Duration, whole: bool) -> bool {
+        let limits = Limits {
+            pool_wait,
+            ..Limits::default()
+        };
+        let Ok(checked_out) = self.connections.check_out(limits).await else {
+            return false;
+        };
+        let in_use = InUse::new(self, checked_out.conn.number());
+        sleep(time).await;
+        drop(in_use);
+        if whole {
+            self.connections.check_in(checked_out, limits);
+        }
+        true
+    }
+
+    /// What others of the application do, who know nothing of the fence.
+    async fn use_pool(&self) {
+        let conn = self.pool.acquire().await.unwrap();
+        let in_use = InUse::new(self, conn.number());
+        sleep(some_ms([0, 5, 12])).await;
+        drop(in_use);
+    }
+
+    /// Waits until all connections are back in the pool. Where they never are, the search ends.
+    async fn is_whole(&self) {
+        while !self.pool.is_whole() {
+            sleep(Duration::from_millis(5)).await;
+            yield_now().await;
+        }
+    }
+}
+
+impl InUse {
+    fn new(service: &Service, number: u32) -> Self {
+        let in_use = Arc::clone(&service.in_use);
+        assert!(in_use.lock().unwrap().insert(number), "handed out twice");
+        Self(number, in_use)
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.1.lock().unwrap().remove(&self.0);
+    }
+}
+
+/// Whoever waits for as long as it takes gets its turn.
+pub async fn everyone_gets_a_connection() {
+    let service = Service::new(0);
+    let writers = tasks(4, |_| {
+        let service = service.clone();
+        async move {
+            assert!(service.write(FOR_EVER).await);
+            assert!(service.write(FOR_EVER).await);
+        }
+    });
+    all(writers).await;
+    service.is_whole().await;
+}
+
+/// Some go away at any step, or have waited for long enough; those who stay get their turn.
+pub async fn whoever_stays_gets_a_connection() {
+    let service = Service::new(0);
+    let writers = tasks(6, |n| {
+        let service = service.clone();
+        async move {
+            match n {
+                0 | 1 | 2 => assert!(service.write(FOR_EVER).await),
+                3 => while service.write(some_ms([1, 5, 12])).await && by_chance() {},
+                _ => drop(timeout(some_ms([0, 1, 5, 20]), service.write(FOR_EVER)).await),
+            }
+        }
+    });
+    all(writers).await;
+    service.is_whole().await;
+}
+
+/// Others of the application have connections of the same pool.
+pub async fn others_have_connections_too() {
+    let service = Service::new(0);
+    let all_tasks = tasks(5, |n| {
+        let service = service.clone();
+        async move {
+            match n {
+                0 | 1 | 2 => assert!(service.write(FOR_EVER).await),
+                _ => service.use_pool().await,
+            }
+        }
+    });
+    all(all_tasks).await;
+    service.is_whole().await;
+}
+
+/// While writes never end, others get a connection all the same, after a few of them.
+pub async fn others_get_their_share() {
+    never_stands_still();
+    let service = Service::new(0);
+    let (done, writes) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let all_tasks = tasks(4, |n| {
+        let (service, done, writes) = (service.clone(), done.clone(), writes.clone());
+        async move {
+            if n == 0 {
+                service.use_pool().await;
+                done.store(true, SeqCst);
+            }
+            while !done.load(SeqCst) {
+                assert!(
+                    service
+                        .write_for(FOR_EVER, Duration::from_millis(5), true)
+                        .await
+                );
+                assert!(writes.fetch_add(1, SeqCst) < 200, "others get nothing");
+            }
+        }
+    });
+    all(all_tasks).await;
+    service.is_whole().await;
+}
+
+/// Connections cannot always be opened: who is told so tries again, and gets one.
+pub async fn the_database_is_away_at_times() {
+    let service = Service::new(4);
+    let writers = tasks(4, |_| {
+        let service = service.clone();
+        async move {
+            while !service.write(FOR_EVER).await {
+                yield_now().await;
+            }
+        }
+    });
+    all(writers).await;
+    service.is_whole().await;
+}
+
+/// A runtime ends, with all tasks that were spawned from it; those of the other one get their turn.
+pub async fn another_runtime_ends() {
+    let service = Service::new(0);
+    let other = Handle::new();
+    let others: Vec<_> = (0..3)
+        .map(|_| {
+            let service = service.clone();
+            other.spawn(async move { while service.write(FOR_EVER).await {} })
+        })
+        .collect();
+    let writers = tasks(3, |_| {
+        let service = service.clone();
+        async move { assert!(service.write(FOR_EVER).await) }
+    });
+    sleep(some_ms([0, 5, 20, 50])).await;
+    other.end();
+    all(writers).await;
+    service.is_whole().await;
+}

@@ -1,0 +1,67 @@
+//! The search: one execution after the other, each in another order.
+
+use std::{panic, time::Duration};
+
+use shuttle::{
+    Config, FailurePersistence, MaxSteps, Runner,
+    future::{block_on, spawn, yield_now},
+    scheduler::{PctScheduler, RandomScheduler, Scheduler},
+};
+
+use crate::{
+    model::{
+        clock::{self, sleep},
+        runtime,
+    },
+    mutants,
+};
+
+/// Orders in which any task may come next at each step.
+const RANDOM: usize = 1_500;
+/// Orders in which the tasks have priorities that change at few steps: they find what needs one task to be late.
+const BY_PRIORITY: usize = 1_500;
+/// How many such changes.
+const CHANGES: usize = 3;
+
+/// Checks that a scenario holds in all orders that are tried.
+pub fn holds<F: Future<Output = ()> + 'static>(scenario: fn() -> F) {
+    mutants::turn_on(None);
+    run(RandomScheduler::new(RANDOM), scenario);
+    run(PctScheduler::new(CHANGES, BY_PRIORITY), scenario);
+}
+
+/// Checks that a scenario fails with a broken variant, and returns why.
+pub fn loses<F: Future<Output = ()> + 'static>(mutant: &'static str, scenario: fn() -> F) {
+    mutants::turn_on(Some(mutant));
+    let random = || run(RandomScheduler::new(RANDOM), scenario);
+    let by_priority = || run(PctScheduler::new(CHANGES, BY_PRIORITY), scenario);
+    let lost = panic::catch_unwind(random).is_err() || panic::catch_unwind(by_priority).is_err();
+    mutants::turn_on(None);
+    assert!(lost, "nothing was lost with {mutant}");
+}
+
+fn run<F: Future<Output = ()> + 'static>(scheduler: impl Scheduler + 'static, scenario: fn() -> F) {
+    let mut config = Config::new();
+    // Who waits for ever, while others go on and on.
+    config.max_steps = MaxSteps::FailAfter(200_000);
+    config.failure_persistence = FailurePersistence::None;
+    config
+        .ungraceful_shutdown_config
+        .immediately_return_on_panic = true;
+    config.stack_size = 1 << 18;
+    Runner::new(scheduler, config).run(move || {
+        clock::reset();
+        runtime::reset();
+        let passing = spawn(clock::pass());
+        block_on(async {
+            scenario().await;
+            // No task is left behind; the search gives up where one is.
+            while !runtime::is_idle() {
+                sleep(Duration::from_millis(5)).await;
+                yield_now().await;
+            }
+            clock::stop();
+            passing.await.unwrap();
+        });
+    });
+}
