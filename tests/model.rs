@@ -2,3 +2,24 @@
 //! `src/proof.md`.
 //!
 //! `cargo test --test model` searches small bounds; `-- --ignored` the large ones, which takes long.
+
+use tower_fence_model::{
+    fence::writes::Writes,
+    search::{each_rule_is_needed, holds},
+};
+
+#[test]
+fn the_fence_holds() {
+    holds(Writes::small());
+}
+
+#[test]
+fn each_rule_of_the_fence_is_needed() {
+    each_rule_is_needed::<Writes>();
+}
+
+#[test]
+#[ignore]
+fn the_fence_holds_in_large_bounds() {
+    holds(Writes::large());
+}
