@@ -4,7 +4,7 @@
 //! `cargo test --test model` searches small bounds; `-- --ignored` the large ones, which takes long.
 
 use tower_fence_model::{
-    fence::writes::Writes,
+    fence::{floors::Floors, writes::Writes},
     search::{each_rule_is_needed, holds},
 };
 
@@ -22,4 +22,20 @@ fn each_rule_of_the_fence_is_needed() {
 #[ignore]
 fn the_fence_holds_in_large_bounds() {
     holds(Writes::large());
+}
+
+#[test]
+fn floors_hold() {
+    holds(Floors::small());
+}
+
+#[test]
+fn each_rule_of_floors_is_needed() {
+    each_rule_is_needed::<Floors>();
+}
+
+#[test]
+#[ignore]
+fn floors_hold_in_large_bounds() {
+    holds(Floors::large());
 }
