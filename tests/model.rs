@@ -4,7 +4,7 @@
 //! `cargo test --test model` searches small bounds; `-- --ignored` the large ones, which takes long.
 
 use tower_fence_model::{
-    fence::{floors::Floors, writes::Writes},
+    fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
     search::{each_rule_is_needed, holds},
 };
 
@@ -38,4 +38,30 @@ fn each_rule_of_floors_is_needed() {
 #[ignore]
 fn floors_hold_in_large_bounds() {
     holds(Floors::large());
+}
+
+#[test]
+fn idempotency_keys_hold() {
+    holds(Keys::small());
+}
+
+#[test]
+fn each_rule_of_idempotency_keys_is_needed() {
+    each_rule_is_needed::<Keys>();
+}
+
+#[test]
+#[ignore]
+fn idempotency_keys_hold_in_large_bounds() {
+    holds(Keys::large());
+}
+
+#[test]
+fn writes_to_several_resources_hold() {
+    holds(Several::small());
+}
+
+#[test]
+fn each_rule_of_several_resources_is_needed() {
+    each_rule_is_needed::<Several>();
 }
