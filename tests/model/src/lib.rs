@@ -8,3 +8,5 @@
 pub mod documented;
 pub mod fence;
 pub mod search;
+
+pub use stateright::Model;

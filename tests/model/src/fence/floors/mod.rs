@@ -75,6 +75,8 @@ impl Floors {
     pub fn large() -> Self {
         Self {
             holders: 3,
+            removals: 1,
+            strangers: 0,
             ..Self::small()
         }
     }
