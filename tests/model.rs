@@ -2,3 +2,66 @@
 //! `src/proof.md`.
 //!
 //! `cargo test --test model` searches small bounds; `-- --ignored` the large ones, which takes long.
+
+use tower_fence_model::{
+    fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
+    search::{each_rule_is_needed, holds},
+};
+
+#[test]
+fn the_fence_holds() {
+    holds(Writes::small());
+}
+
+#[test]
+fn each_rule_of_the_fence_is_needed() {
+    each_rule_is_needed::<Writes>();
+}
+
+#[test]
+#[ignore]
+fn the_fence_holds_in_large_bounds() {
+    holds(Writes::large());
+}
+
+#[test]
+fn floors_hold() {
+    holds(Floors::small());
+}
+
+#[test]
+fn each_rule_of_floors_is_needed() {
+    each_rule_is_needed::<Floors>();
+}
+
+#[test]
+#[ignore]
+fn floors_hold_in_large_bounds() {
+    holds(Floors::large());
+}
+
+#[test]
+fn idempotency_keys_hold() {
+    holds(Keys::small());
+}
+
+#[test]
+fn each_rule_of_idempotency_keys_is_needed() {
+    each_rule_is_needed::<Keys>();
+}
+
+#[test]
+#[ignore]
+fn idempotency_keys_hold_in_large_bounds() {
+    holds(Keys::large());
+}
+
+#[test]
+fn writes_to_several_resources_hold() {
+    holds(Several::small());
+}
+
+#[test]
+fn each_rule_of_several_resources_is_needed() {
+    each_rule_is_needed::<Several>();
+}

@@ -6,4 +6,7 @@
 //! reads. No server is needed: the tests are in `tests/model.rs`.
 
 pub mod documented;
+pub mod fence;
 pub mod search;
+
+pub use stateright::Model;

@@ -1,2 +1,6 @@
 //! Steps drawn from the models of `tests/model`, taken by the real fence and the real lease stores: states and answers
 //! are compared after each.
+
+mod fence;
+mod fence_read;
+mod fence_real;

@@ -1,0 +1,157 @@
+//! Rows that are removed, and what their tokens made dead: [`Floors`], two resources of one partition.
+//!
+//! Only here a resource may have no row. A first write has two statements: an UPDATE, which finds none, and an INSERT,
+//! which reads the floor and then waits for whoever has the row.
+
+mod state;
+mod steps;
+
+use std::fmt;
+
+use stateright::{Model, Property};
+
+pub use self::{
+    state::{Attempt, Holder, Lease, Outcome, Removal, Resource, State, Use, Who},
+    steps::Step,
+};
+use crate::search::World;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    Floor,
+    FloorGoesUp,
+    AdmittedAboveFloor,
+    RaisedAboveFloor,
+    FloorIsLocked,
+    FloorIsLockedFirst,
+    LookedAtAgain,
+    HeldAreSpared,
+    OutliersAreSpared,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Floor => "what a removed row made dead goes into the floor",
+            Self::FloorGoesUp => "the floor only goes up",
+            Self::AdmittedAboveFloor => "a first write is above the floor",
+            Self::RaisedAboveFloor => "a raise makes no row below the floor",
+            Self::FloorIsLocked => "whoever makes a row locks the floor that it reads",
+            Self::FloorIsLockedFirst => "a removal locks the floor before it locks rows",
+            Self::LookedAtAgain => {
+                "a removal looks once more whether a row is idle, behind the lock"
+            }
+            Self::HeldAreSpared => "a row stays where a lease is held whose token is not above it",
+            Self::OutliersAreSpared => "a row stays whose token is above all that were granted",
+        })
+    }
+}
+
+pub struct Floors {
+    pub holders: usize,
+    /// How many removals begin.
+    pub removals: u8,
+    /// How many requests each holder sends.
+    pub requests: u8,
+    /// How many strangers write under a token that they have made up.
+    pub strangers: u8,
+    /// Whoever writes locks the whole database, as in SQLite.
+    pub one_writer: bool,
+    pub missing: Option<Rule>,
+}
+
+impl Floors {
+    pub fn small() -> Self {
+        Self {
+            holders: 2,
+            removals: 2,
+            requests: 2,
+            strangers: 1,
+            one_writer: false,
+            missing: None,
+        }
+    }
+
+    pub fn large() -> Self {
+        Self {
+            holders: 3,
+            removals: 1,
+            strangers: 0,
+            ..Self::small()
+        }
+    }
+
+    fn follows(&self, rule: Rule) -> bool {
+        self.missing != Some(rule)
+    }
+}
+
+impl World for Floors {
+    type Rule = Rule;
+    const NAME: &'static str = "Floors";
+    const RULES: &'static [Rule] = &[
+        Rule::Floor,
+        Rule::FloorGoesUp,
+        Rule::AdmittedAboveFloor,
+        Rule::RaisedAboveFloor,
+        Rule::FloorIsLocked,
+        Rule::FloorIsLockedFirst,
+        Rule::LookedAtAgain,
+        Rule::HeldAreSpared,
+        Rule::OutliersAreSpared,
+    ];
+
+    fn without(rule: Rule) -> Self {
+        Self {
+            missing: Some(rule),
+            ..Self::small()
+        }
+    }
+}
+
+impl Model for Floors {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::new(self)]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        self.possible(state, steps);
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        Some(self.take(state, step))
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(
+                "what a removed row refused is refused",
+                |_, state: &State| !state.dead_wrote,
+            ),
+            Property::always(
+                "a holder is refused for a newer one only",
+                |_, state: &State| !state.refused_for_nothing,
+            ),
+            Property::always("no two wait for each other", |_, state: &State| {
+                !state.is_deadlocked()
+            }),
+            Property::sometimes(
+                "a resource is written again whose row was removed",
+                |_, state: &State| {
+                    let mut resources = Resource::ALL.into_iter();
+                    resources.any(|r| state.was_removed(r) && state.row(r).is_some())
+                },
+            ),
+            Property::sometimes("a floor refuses a holder", |_, state: &State| {
+                state.refused_by_floor
+            }),
+            Property::sometimes(
+                "a lease is held through a removal, and writes",
+                |_, state: &State| state.written_after_removal,
+            ),
+        ]
+    }
+}

@@ -1,0 +1,245 @@
+//! Writes that are repeated under an idempotency key: [`Keys`].
+//!
+//! A holder sends one write several times under one key, and by mistake another one under the same key. Somebody with
+//! a newer token writes in between. The answer to a write says how many were there with it.
+
+mod steps;
+
+use std::fmt;
+
+use stateright::{Model, Property};
+
+pub use self::steps::Step;
+use crate::search::World;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    RecordIsWritten,
+    OneAtATime,
+    RecordFirst,
+    StoredAnswer,
+    SameRequest,
+    FailureLeavesNone,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RecordIsWritten => "the record of a key commits with the write",
+            Self::OneAtATime => "of two requests with one key the second waits for the first",
+            Self::RecordFirst => "a record is looked for before the token is checked",
+            Self::StoredAnswer => "a repetition gets the answer that was stored",
+            Self::SameRequest => "a record answers the same request only",
+            Self::FailureLeavesNone => "a failed write leaves no record",
+        })
+    }
+}
+
+/// What is written under the key.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Body {
+    /// The write.
+    Meant,
+    /// Another one, under the same key.
+    Mistaken,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Request {
+    First,
+    Second,
+    Third,
+    Mistake,
+}
+
+impl Request {
+    pub const ALL: [Self; 4] = [Self::First, Self::Second, Self::Third, Self::Mistake];
+
+    pub const fn body(self) -> Body {
+        match self {
+            Self::Mistake => Body::Mistaken,
+            _ => Body::Meant,
+        }
+    }
+}
+
+/// A request on the server.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Attempt {
+    None,
+    Sent,
+    /// The key is claimed in its transaction.
+    Claimed,
+    /// So is the row.
+    Admitted,
+    /// With this answer.
+    Written(u8),
+    /// Only where the record has a transaction of its own.
+    Unrecorded(u8),
+    Over,
+}
+
+/// A record that is committed: whose, and its answer. A claim that was left behind has none.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct Record {
+    pub body: Body,
+    pub answer: Option<u8>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct State {
+    /// Tokens write once; otherwise again and again.
+    pub single_use: bool,
+    pub max_token: u8,
+    pub record: Option<Record>,
+    pub attempts: [Attempt; 4],
+    /// How often each write is there.
+    pub written: [u8; 2],
+    /// How often the one of somebody with a newer token is there.
+    pub newer: u8,
+    pub crashes: u8,
+    pub failures: u8,
+    /// The first answer of success to each write.
+    pub answers: [Option<u8>; 2],
+    pub answers_differ: bool,
+    /// A repetition was refused although its write is recorded.
+    pub refused_done: bool,
+    /// A repetition was told to wait, and there is nobody to wait for.
+    pub waits_for_nobody: bool,
+    pub replayed_when_stale: bool,
+    pub failed: bool,
+}
+
+impl State {
+    pub fn count(&self) -> u8 {
+        self.written.iter().sum::<u8>() + self.newer
+    }
+}
+
+pub struct Keys {
+    /// How often the write is sent at most.
+    pub requests: usize,
+    pub crashes: u8,
+    pub failures: u8,
+    /// How often somebody with a newer token writes.
+    pub newer: u8,
+    /// Whether tokens write once: so, or so, or both.
+    pub single_use: Vec<bool>,
+    pub missing: Option<Rule>,
+}
+
+impl Keys {
+    pub fn small() -> Self {
+        Self {
+            requests: 2,
+            crashes: 1,
+            failures: 1,
+            newer: 1,
+            single_use: vec![true, false],
+            missing: None,
+        }
+    }
+
+    pub fn large() -> Self {
+        Self {
+            requests: 3,
+            crashes: 2,
+            failures: 2,
+            newer: 1,
+            single_use: vec![true, false],
+            missing: None,
+        }
+    }
+
+    fn follows(&self, rule: Rule) -> bool {
+        self.missing != Some(rule)
+    }
+}
+
+impl World for Keys {
+    type Rule = Rule;
+    const NAME: &'static str = "Idempotency keys";
+    const RULES: &'static [Rule] = &[
+        Rule::RecordIsWritten,
+        Rule::OneAtATime,
+        Rule::RecordFirst,
+        Rule::StoredAnswer,
+        Rule::SameRequest,
+        Rule::FailureLeavesNone,
+    ];
+
+    fn without(rule: Rule) -> Self {
+        let mut world = Self {
+            missing: Some(rule),
+            ..Self::small()
+        };
+        if rule == Rule::OneAtATime {
+            world.single_use = vec![false];
+            world.newer = 0;
+        }
+        world
+    }
+}
+
+impl Model for Keys {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        let state = |single_use: &bool| State {
+            single_use: *single_use,
+            max_token: 0,
+            record: None,
+            attempts: [Attempt::None; 4],
+            written: [0; 2],
+            newer: 0,
+            crashes: self.crashes,
+            failures: self.failures,
+            answers: [None; 2],
+            answers_differ: false,
+            refused_done: false,
+            waits_for_nobody: false,
+            replayed_when_stale: false,
+            failed: false,
+        };
+        self.single_use.iter().map(state).collect()
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        self.possible(state, steps);
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        Some(self.take(state, step))
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("a write under a key happens once", |_, state: &State| {
+                state.written.iter().all(|times| *times <= 1)
+            }),
+            Property::always("a success has its commit", |_, state: &State| {
+                let mut answers = state.answers.iter().zip(&state.written);
+                answers.all(|(answer, times)| answer.is_none() || *times > 0)
+            }),
+            Property::always("each success is answered the same", |_, state: &State| {
+                !state.answers_differ
+            }),
+            Property::always(
+                "a write that is recorded is not refused",
+                |_, state: &State| !state.refused_done,
+            ),
+            Property::always(
+                "nobody waits for a request that is over",
+                |_, state: &State| !state.waits_for_nobody,
+            ),
+            Property::sometimes(
+                "a repetition is answered although its token is stale",
+                |_, state: &State| state.replayed_when_stale,
+            ),
+            Property::sometimes("a repetition does what has failed", |_, state: &State| {
+                state.failed && state.answers[0].is_some()
+            }),
+        ]
+    }
+}

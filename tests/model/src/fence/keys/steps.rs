@@ -1,0 +1,223 @@
+//! What can happen next, and what comes of it.
+
+use super::{Attempt, Keys, Record, Request, Rule, State};
+
+/// The token of the holder.
+const TOKEN: u8 = 1;
+
+/// That of somebody else.
+const NEWER: u8 = 2;
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Step {
+    Send(Request),
+    /// The record is claimed, or answers.
+    Claim(Request),
+    Admit(Request),
+    Write(Request),
+    Commit(Request),
+    /// Committed, and the answer is lost.
+    CommitUnheard(Request),
+    /// Only where that is a transaction of its own.
+    Record(Request),
+    /// The handler fails: all is rolled back.
+    Fail(Request),
+    /// The client goes away: all is rolled back.
+    GoAway(Request),
+    /// Somebody with a newer token writes.
+    NewerWrites,
+    /// The time of the record is over.
+    Expire,
+    Crash,
+}
+
+impl Keys {
+    pub(super) fn possible(&self, state: &State, steps: &mut Vec<Step>) {
+        let row_is_free = !state.attempts.iter().any(|attempt| has_row(*attempt));
+        let key_is_free = !self.follows(Rule::OneAtATime)
+            || !state.attempts.iter().any(|attempt| has_key(*attempt));
+        for (place, request) in Request::ALL.into_iter().enumerate() {
+            let in_turn = match request {
+                Request::First => true,
+                Request::Mistake => state.attempts[0] != Attempt::None,
+                _ => place < self.requests && state.attempts[place - 1] != Attempt::None,
+            };
+            match state.attempts[place] {
+                Attempt::None if in_turn => steps.push(Step::Send(request)),
+                Attempt::None | Attempt::Over => {}
+                Attempt::Sent => {
+                    if key_is_free {
+                        steps.push(Step::Claim(request));
+                    }
+                }
+                Attempt::Claimed => {
+                    if row_is_free {
+                        steps.push(Step::Admit(request));
+                    }
+                }
+                Attempt::Admitted => {
+                    steps.push(Step::Write(request));
+                    steps.push(Step::GoAway(request));
+                    if state.failures > 0 {
+                        steps.push(Step::Fail(request));
+                    }
+                }
+                Attempt::Written(_) => {
+                    steps.push(Step::Commit(request));
+                    steps.push(Step::CommitUnheard(request));
+                }
+                Attempt::Unrecorded(_) => {
+                    steps.push(Step::Record(request));
+                    steps.push(Step::GoAway(request));
+                }
+            }
+        }
+        if state.newer < self.newer && row_is_free {
+            steps.push(Step::NewerWrites);
+        }
+        // Under a token that writes again and again it would be another write.
+        if state.record.is_some() && state.single_use {
+            steps.push(Step::Expire);
+        }
+        let busy = state.attempts.iter().any(|attempt| has_key(*attempt));
+        if state.crashes > 0 && busy {
+            steps.push(Step::Crash);
+        }
+    }
+
+    pub(super) fn take(&self, before: &State, step: Step) -> State {
+        let mut state = before.clone();
+        match step {
+            Step::Send(request) => set(&mut state, request, Attempt::Sent),
+            Step::Claim(request) => self.claim(&mut state, request),
+            Step::Admit(request) => self.admit(&mut state, request),
+            Step::Write(request) => {
+                let answer = before.count() + 1;
+                set(&mut state, request, Attempt::Written(answer));
+            }
+            Step::Commit(request) => {
+                let answer = self.commit(&mut state, request);
+                hear(&mut state, request, answer);
+            }
+            Step::CommitUnheard(request) => {
+                self.commit(&mut state, request);
+            }
+            Step::Record(request) => {
+                if let Attempt::Unrecorded(answer) = before.attempts[request as usize] {
+                    record(&mut state, request, Some(answer));
+                    set(&mut state, request, Attempt::Over);
+                }
+            }
+            Step::Fail(request) => {
+                state.failures -= 1;
+                state.failed = true;
+                set(&mut state, request, Attempt::Over);
+                state.max_token = before.max_token.max(TOKEN - 1);
+                if !self.follows(Rule::FailureLeavesNone) {
+                    record(&mut state, request, None);
+                }
+            }
+            Step::GoAway(request) => set(&mut state, request, Attempt::Over),
+            Step::NewerWrites => {
+                state.newer += 1;
+                state.max_token = dead(before, NEWER);
+            }
+            Step::Expire => state.record = None,
+            Step::Crash => {
+                state.crashes -= 1;
+                for attempt in &mut state.attempts {
+                    if has_key(*attempt) {
+                        *attempt = Attempt::Over;
+                    }
+                }
+            }
+        }
+        state
+    }
+
+    fn claim(&self, state: &mut State, request: Request) {
+        // Where the token comes first, who has an outdated one learns nothing else.
+        if !self.follows(Rule::RecordFirst) && TOKEN <= state.max_token {
+            return refuse(state, request);
+        }
+        let Some(found) = state.record else {
+            return set(state, request, Attempt::Claimed);
+        };
+        set(state, request, Attempt::Over);
+        if found.body != request.body() && self.follows(Rule::SameRequest) {
+            return;
+        }
+        match found.answer {
+            Some(stored) => {
+                state.replayed_when_stale |= TOKEN <= state.max_token;
+                let stored = if self.follows(Rule::StoredAnswer) {
+                    stored
+                } else {
+                    state.count()
+                };
+                hear(state, request, stored);
+            }
+            None => state.waits_for_nobody = true,
+        }
+    }
+
+    fn admit(&self, state: &mut State, request: Request) {
+        if TOKEN > state.max_token {
+            set(state, request, Attempt::Admitted);
+        } else {
+            refuse(state, request);
+        }
+    }
+
+    /// Returns the answer.
+    fn commit(&self, state: &mut State, request: Request) -> u8 {
+        let Attempt::Written(answer) = state.attempts[request as usize] else {
+            unreachable!("it was written");
+        };
+        state.written[request.body() as usize] += 1;
+        state.max_token = dead(state, TOKEN);
+        if self.follows(Rule::RecordIsWritten) {
+            record(state, request, Some(answer));
+            set(state, request, Attempt::Over);
+        } else {
+            set(state, request, Attempt::Unrecorded(answer));
+        }
+        answer
+    }
+}
+
+fn set(state: &mut State, request: Request, attempt: Attempt) {
+    state.attempts[request as usize] = attempt;
+}
+
+fn record(state: &mut State, request: Request, answer: Option<u8>) {
+    let body = request.body();
+    state.record = Some(Record { body, answer });
+}
+
+fn hear(state: &mut State, request: Request, answer: u8) {
+    let first = state.answers[request.body() as usize].get_or_insert(answer);
+    state.answers_differ |= *first != answer;
+}
+
+fn refuse(state: &mut State, request: Request) {
+    set(state, request, Attempt::Over);
+    let is_done = |record: Record| record.body == request.body() && record.answer.is_some();
+    state.refused_done |= state.record.is_some_and(is_done);
+}
+
+fn dead(state: &State, token: u8) -> u8 {
+    token - u8::from(!state.single_use)
+}
+
+/// Whether its transaction is open and has the claim of the key.
+const fn has_key(attempt: Attempt) -> bool {
+    matches!(
+        attempt,
+        Attempt::Claimed | Attempt::Admitted | Attempt::Written(_) | Attempt::Unrecorded(_)
+    )
+}
+
+const fn has_row(attempt: Attempt) -> bool {
+    matches!(attempt, Attempt::Admitted | Attempt::Written(_))
+}

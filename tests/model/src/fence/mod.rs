@@ -1,0 +1,7 @@
+//! What a resource and its database do, in four worlds that are searched one by one: the writes of holders,
+//! rows that are removed, writes that are repeated under a key, and writes to several resources.
+
+pub mod floors;
+pub mod keys;
+pub mod several;
+pub mod writes;

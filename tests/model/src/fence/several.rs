@@ -1,0 +1,294 @@
+//! Writes to several resources in one transaction: [`Several`].
+//!
+//! Two requests each take something from one resource and give it to the other, one named this way round and one that.
+//! Somebody older writes to the first alone, somebody newer to the second.
+
+use std::fmt;
+
+use stateright::{Model, Property};
+
+use crate::search::World;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    OneOrder,
+    AllOrNone,
+    EachIsRaised,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OneOrder => "rows are locked in one order, however they are named",
+            Self::AllOrNone => "one stale token refuses the whole write",
+            Self::EachIsRaised => "where one raise comes too late, the others are made",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resource {
+    R,
+    S,
+}
+
+use Resource::{R, S};
+
+/// By their tokens: the oldest first.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Who {
+    Older,
+    A,
+    B,
+    Newer,
+}
+
+impl Who {
+    const ALL: [Self; 4] = [Self::Older, Self::A, Self::B, Self::Newer];
+
+    const fn token(self) -> u8 {
+        self as u8 + 1
+    }
+
+    /// What its request is about, as it names it.
+    const fn resources(self) -> &'static [Resource] {
+        match self {
+            Self::Older => &[R],
+            Self::A => &[R, S],
+            Self::B => &[S, R],
+            Self::Newer => &[S],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Attempt {
+    None,
+    /// It has looked at so many rows, and has those locked that are said here.
+    Admitting(usize, [bool; 2]),
+    /// Rolled back; the fence is to be raised before the answer.
+    Failing,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Step {
+    Begin(Who),
+    /// The next row is admitted, or refused.
+    Admit(Who, Resource),
+    Commit(Who),
+    Fail(Who),
+    AnswerFailure(Who),
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct State {
+    pub max_token: [u8; 2],
+    /// How much each resource has.
+    pub amounts: [u8; 2],
+    pub attempts: [Attempt; 4],
+    /// The highest token of each resource under which something was answered.
+    pub answered: [u8; 2],
+    pub older_wrote: bool,
+    pub failures: u8,
+    pub transfers: u8,
+    pub refused: bool,
+}
+
+pub struct Several {
+    pub failures: u8,
+    pub missing: Option<Rule>,
+}
+
+impl Several {
+    pub const fn small() -> Self {
+        Self {
+            failures: 1,
+            missing: None,
+        }
+    }
+
+    fn follows(&self, rule: Rule) -> bool {
+        self.missing != Some(rule)
+    }
+
+    /// The row that this request locks as the one after so many.
+    fn next(&self, who: Who, locked: usize) -> Option<Resource> {
+        let mut resources = who.resources().to_vec();
+        if self.follows(Rule::OneOrder) {
+            resources.sort();
+        }
+        resources.get(locked).copied()
+    }
+
+    /// Whom a request waits for.
+    fn waits_for(&self, state: &State, who: Who) -> Option<Who> {
+        let Attempt::Admitting(locked, _) = state.attempts[who as usize] else {
+            return None;
+        };
+        let next = self.next(who, locked)?;
+        let mut others = Who::ALL.into_iter().filter(|other| *other != who);
+        others.find(|other| has(state, *other, next))
+    }
+}
+
+impl World for Several {
+    type Rule = Rule;
+    const NAME: &'static str = "Several resources";
+    const RULES: &'static [Rule] = &[Rule::OneOrder, Rule::AllOrNone, Rule::EachIsRaised];
+
+    fn without(rule: Rule) -> Self {
+        Self {
+            missing: Some(rule),
+            ..Self::small()
+        }
+    }
+}
+
+impl Model for Several {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            max_token: [0; 2],
+            amounts: [2; 2],
+            attempts: [Attempt::None; 4],
+            answered: [0; 2],
+            older_wrote: false,
+            failures: self.failures,
+            transfers: 0,
+            refused: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        for who in Who::ALL {
+            match state.attempts[who as usize] {
+                Attempt::None => steps.push(Step::Begin(who)),
+                Attempt::Admitting(locked, _) => match self.next(who, locked) {
+                    Some(next) if self.waits_for(state, who).is_none() => {
+                        steps.push(Step::Admit(who, next));
+                    }
+                    Some(_) => {}
+                    None => {
+                        steps.push(Step::Commit(who));
+                        if state.failures > 0 {
+                            steps.push(Step::Fail(who));
+                        }
+                    }
+                },
+                Attempt::Failing => {
+                    let mut resources = who.resources().iter();
+                    let free = |resource: &Resource| {
+                        !Who::ALL
+                            .into_iter()
+                            .any(|other| has(state, other, *resource))
+                    };
+                    if resources.all(free) {
+                        steps.push(Step::AnswerFailure(who));
+                    }
+                }
+                Attempt::Over => {}
+            }
+        }
+    }
+
+    fn next_state(&self, before: &State, step: Step) -> Option<State> {
+        let mut state = before.clone();
+        match step {
+            Step::Begin(who) => state.attempts[who as usize] = Attempt::Admitting(0, [false; 2]),
+            Step::Admit(who, resource) => {
+                let Attempt::Admitting(locked, mut has) = before.attempts[who as usize] else {
+                    return None;
+                };
+                let is_alive = who.token() > before.max_token[resource as usize];
+                state.attempts[who as usize] = if is_alive || !self.follows(Rule::AllOrNone) {
+                    has[resource as usize] = is_alive;
+                    Attempt::Admitting(locked + 1, has)
+                } else {
+                    state.refused = true;
+                    Attempt::Over
+                };
+            }
+            Step::Commit(who) => {
+                let Attempt::Admitting(_, admitted) = before.attempts[who as usize] else {
+                    return None;
+                };
+                state.attempts[who as usize] = Attempt::Over;
+                for resource in [R, S] {
+                    if admitted[resource as usize] {
+                        write(&mut state, who, resource);
+                    }
+                }
+                state.transfers += u8::from(who.resources().len() == 2);
+            }
+            Step::Fail(who) => {
+                state.failures -= 1;
+                state.attempts[who as usize] = Attempt::Failing;
+            }
+            Step::AnswerFailure(who) => {
+                state.attempts[who as usize] = Attempt::Over;
+                let late =
+                    |resource: &Resource| before.max_token[*resource as usize] >= who.token();
+                let too_late = who.resources().iter().any(late);
+                for resource in who.resources() {
+                    let place = *resource as usize;
+                    if !too_late || self.follows(Rule::EachIsRaised) {
+                        state.max_token[place] = before.max_token[place].max(who.token() - 1);
+                    }
+                    state.answered[place] = before.answered[place].max(who.token());
+                }
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(
+                "a transfer is there as a whole, or not at all",
+                |_, state: &State| state.amounts.iter().sum::<u8>() == 4,
+            ),
+            Property::always(
+                "no two wait for each other",
+                |world: &Self, state: &State| {
+                    !Who::ALL.into_iter().any(|who| {
+                        let other = world.waits_for(state, who);
+                        other.and_then(|other| world.waits_for(state, other)) == Some(who)
+                    })
+                },
+            ),
+            Property::always("once answered, older is dead", |_, state: &State| {
+                !state.older_wrote
+            }),
+            Property::sometimes("both transfers are there", |_, state: &State| {
+                state.transfers == 2
+            }),
+            Property::sometimes("one stale token refuses both", |_, state: &State| {
+                state.refused
+            }),
+        ]
+    }
+}
+
+/// Whether a request's transaction has a row locked.
+fn has(state: &State, who: Who, resource: Resource) -> bool {
+    match state.attempts[who as usize] {
+        Attempt::Admitting(_, has) => has[resource as usize],
+        _ => false,
+    }
+}
+
+fn write(state: &mut State, who: Who, resource: Resource) {
+    let place = resource as usize;
+    state.older_wrote |= who.token() < state.answered[place];
+    state.max_token[place] = who.token();
+    state.answered[place] = state.answered[place].max(who.token());
+    match (who.resources(), resource) {
+        ([from, _], _) if *from == resource => state.amounts[place] -= 1,
+        ([_, _], _) => state.amounts[place] += 1,
+        // It writes something else.
+        _ => {}
+    }
+}

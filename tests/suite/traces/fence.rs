@@ -1,0 +1,409 @@
+//! Traces of the world of the fence, taken by the crate on Postgres and on SQLite, and by the functions in SQL.
+//!
+//! A step that waits for a lock is not taken before the model says that it is free; but for single statements, one of which
+//! may wait for its row.
+
+use std::collections::HashMap;
+
+use axum::http::StatusCode;
+use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use sqlx::{Postgres, Sqlite};
+use tokio::task::JoinHandle;
+use tower_fence::{Resource, TokenUse};
+use tower_fence_model::{
+    Model,
+    fence::writes::{
+        Attempt, Data, Faults, Mode, Request, Stage, State, Step, Verdict, Who, Writes,
+    },
+};
+
+use super::{
+    fence_read::{Event, Reader},
+    fence_real::{Crate, Functions, Key, Real, SingleWrite, Stale},
+};
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    variant::{Variant, on_other_postgres},
+};
+
+/// How many traces there are of each way to go about it.
+const TRACES: u64 = 10;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
+    take_traces(&Crate::<Postgres>::new().await, Mode::all(), false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
+    take_traces(&Crate::<Sqlite>::new().await, Mode::all(), true).await;
+}
+
+/// There a fenced read is a raise and then a read, and no statement admits by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_functions_take_each_step_as_the_model_does() {
+    let modes = Mode::all().filter(|mode| !mode.at_once && (mode.announced || !mode.writes_back));
+    take_traces(&Functions::new().await, modes, false).await;
+}
+
+async fn the_crate_takes_each_step_as_the_model_does() {
+    take_traces(&Crate::<Postgres>::new().await, Mode::all(), false).await;
+}
+
+on_other_postgres!(
+    [partitioned Partitioned, without_versions WithoutVersions]
+    [the_crate_takes_each_step_as_the_model_does]
+);
+
+async fn take_traces<R: Real>(real: &R, modes: impl Iterator<Item = Mode>, one_writer: bool) {
+    let mut steps = 0;
+    for mode in modes {
+        let world = Writes {
+            holders: 3,
+            faults: Faults {
+                repetitions: 1,
+                failures: 1,
+                crashes: 0,
+                failovers: 0,
+                strangers: 1,
+            },
+            modes: vec![mode],
+            one_writer,
+            missing: None,
+        };
+        for seed in 0..TRACES {
+            steps += Trace::begin(real, &world, mode, seed).await.run().await;
+        }
+    }
+    println!("{steps} steps");
+}
+
+/// One trace, on a resource of its own.
+struct Trace<'a, R: Real> {
+    real: &'a R,
+    world: &'a Writes,
+    random: StdRng,
+    state: State,
+    taken: Vec<Step>,
+    resource: Resource,
+    open: HashMap<Key, R::Open>,
+    readers: HashMap<Who, Reader>,
+    /// What was read in truth.
+    read: HashMap<Who, i64>,
+    /// The single statement that is under way, perhaps waiting.
+    single: Option<(Key, JoinHandle<Result<bool, Stale>>)>,
+}
+
+impl<'a, R: Real> Trace<'a, R> {
+    async fn begin(real: &'a R, world: &'a Writes, mode: Mode, seed: u64) -> Self {
+        let name = format!(
+            "{}-{}-{}-{}-{seed}",
+            mode.announced, mode.single_use, mode.at_once, mode.writes_back
+        );
+        let resource = Resource::new(&name).unwrap();
+        // The model begins with a row.
+        real.raise(&resource, 1).await.unwrap();
+        let insert = format!("INSERT INTO stock VALUES ('{name}', 0)");
+        real.database().execute(&insert).await;
+        Self {
+            real,
+            world,
+            random: StdRng::seed_from_u64(seed),
+            state: world.init_states().remove(0),
+            taken: vec![],
+            resource,
+            open: HashMap::new(),
+            readers: HashMap::new(),
+            read: HashMap::new(),
+            single: None,
+        }
+    }
+
+    /// Takes steps until there are none. Returns how many there were.
+    async fn run(mut self) -> usize {
+        while let Some(step) = self.draw() {
+            let after = self.world.next_state(&self.state, step).unwrap();
+            self.taken.push(step);
+            self.take(step, &after).await;
+            self.state = after;
+            // What runs now is a step ahead of the model.
+            if self.next_of_single().is_none() {
+                self.end_single().await;
+                self.compare().await;
+            }
+        }
+        self.taken.len()
+    }
+
+    fn draw(&mut self) -> Option<Step> {
+        if let Some(step) = self.next_of_single() {
+            return Some(step);
+        }
+        let mut steps = vec![];
+        self.world.actions(&self.state, &mut steps);
+        let waits = self.single.is_some();
+        let free = !self.state.is_open();
+        let on_sqlite = !R::DB::ABORTS_ON_ERROR;
+        steps.retain(|step| match step {
+            // Its outcome is the same.
+            Step::RunStatementUnheard(..) => false,
+            // One at a time, and SQLite's would wait for the whole database.
+            Step::BeginStatement(..) => !waits && (free || !on_sqlite),
+            // A failed statement does not abort the transaction there.
+            Step::SwallowError(..) => !on_sqlite,
+            // Any transaction waits for a writer there.
+            Step::Look(_) => free || !on_sqlite,
+            _ => true,
+        });
+        steps.choose(&mut self.random).copied()
+    }
+
+    /// The next step of the single statement, where nothing keeps it waiting.
+    fn next_of_single(&self) -> Option<Step> {
+        let &((who, request), _) = self.single.as_ref()?;
+        let begun = || (!self.state.is_open()).then_some(Step::RunStatement(who, request));
+        match self.state.attempt(who, request) {
+            Attempt::Begun(_) => begun(),
+            Attempt::GaveUp => Some(Step::Admit(who, request)),
+            Attempt::Admitted => Some(Step::Write(who, request)),
+            Attempt::Written(_) => Some(Step::Commit(who, request)),
+            _ => None,
+        }
+    }
+
+    /// Compares the verdict on the single statement, once the model has one.
+    async fn end_single(&mut self) {
+        let is_over = |key: Key| self.state.attempt(key.0, key.1) == Attempt::Over;
+        if !self.single.as_ref().is_some_and(|single| is_over(single.0)) {
+            return;
+        }
+        let ((who, _), written) = self.single.take().unwrap();
+        let written = written.await.unwrap();
+        match (self.taken.last(), written) {
+            (Some(Step::Admit(..)), Err(stale)) => {
+                self.is_dead(self.token_of(&self.state, who), stale)
+            }
+            (Some(Step::Admit(..)), written) => panic!("{written:?}: {}", self.told()),
+            (_, written) => assert_eq!(written, Ok(true), "{}", self.told()),
+        }
+    }
+
+    /// The crate may refuse by what it remembers, which is older, and high enough.
+    fn is_dead(&self, token: i64, stale: Stale) {
+        let known = token..=self.max_token();
+        assert!(known.contains(&stale.0), "{stale:?}: {}", self.told());
+    }
+
+    async fn compare(&self) {
+        let max_token = self.real.max_token(&self.resource).await.unwrap();
+        assert_eq!(max_token, self.max_token(), "{}", self.told());
+        let n = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
+        let n = self.real.database().number(&n).await;
+        assert_eq!(n, number(self.state.committed.data), "{}", self.told());
+    }
+
+    async fn take(&mut self, step: Step, after: &State) {
+        match step {
+            Step::AnswerGrant(who) => {
+                let announced = self
+                    .real
+                    .announce(&self.resource, self.token_of(after, who), who);
+                let expected = after.holder(who).stage != Stage::Outranked;
+                assert_eq!(announced.await, expected, "{}", self.told());
+            }
+            Step::Look(who) => {
+                let token = self.token_of(after, who);
+                let db = self.real.database();
+                let (reader, event) = Reader::look(db, &self.resource, token).await;
+                let expected = match after.holder(who).stage {
+                    Stage::Outranked => Event::Answered(StatusCode::PRECONDITION_FAILED),
+                    _ => Event::Called,
+                };
+                assert_eq!(event, expected, "{}", self.told());
+                self.readers.insert(who, reader);
+            }
+            Step::Read(who) => self.take_read(who, after).await,
+            Step::RaiseAfterRead(who) => self.take_raise(who, after).await,
+            Step::BeginStatement(who, request) => {
+                let what = SingleWrite {
+                    resource: self.resource.clone(),
+                    token: self.token_of(after, who),
+                    token_use: self.token_use(),
+                    sql: self.single_statement(who),
+                };
+                let written = self.real.write((who, request), what);
+                self.single = Some(((who, request), written));
+                if after.is_open() {
+                    self.somebody_waits().await;
+                }
+            }
+            Step::Admit(who, request) if !self.is_single(who, request) => {
+                let token = self.token_of(after, who);
+                let key = (who, request);
+                let admitted = self
+                    .real
+                    .admit(key, &self.resource, token, self.token_use());
+                let expected = after.attempt(who, request) == Attempt::Admitted;
+                match admitted.await {
+                    Ok(open) => {
+                        assert!(expected, "{}", self.told());
+                        self.open.insert(key, open);
+                    }
+                    Err(stale) => {
+                        assert!(!expected, "{}", self.told());
+                        self.is_dead(token, stale);
+                    }
+                }
+            }
+            Step::Write(who, request) if !self.is_single(who, request) => {
+                let sql = self.statement(who);
+                let open = self.open.get_mut(&(who, request)).unwrap();
+                assert!(self.real.execute(open, &sql).await, "{}", self.told());
+            }
+            Step::Commit(who, request) | Step::CommitUnheard(who, request)
+                if !self.is_single(who, request) =>
+            {
+                let open = self.open.remove(&(who, request)).unwrap();
+                assert!(self.real.commit(open).await, "{}", self.told());
+            }
+            Step::SwallowError(who, request) => {
+                let open = self.open.get_mut(&(who, request)).unwrap();
+                assert!(
+                    !self
+                        .real
+                        .execute(open, "INSERT INTO nowhere VALUES (1)")
+                        .await
+                );
+            }
+            Step::CommitAborted(who, request) => {
+                let open = self.open.remove(&(who, request)).unwrap();
+                assert!(!self.real.commit(open).await, "{}", self.told());
+            }
+            Step::Fail(who, request)
+            | Step::GoAway(who, request)
+            | Step::CommitFails(who, request)
+            | Step::TurnAway(who, request) => {
+                let open = self.open.remove(&(who, request)).unwrap();
+                self.real.roll_back(open).await;
+            }
+            Step::AnswerFailure(who, _) => {
+                let token = self.token_of(after, who);
+                let raised = self.real.raise(&self.resource, token).await;
+                let expected = token > after.committed.row.max_token.into();
+                assert_eq!(raised.is_ok(), expected, "{}", self.told());
+            }
+            // Who is granted, and what is on its way, the database does not know.
+            _ => {}
+        }
+    }
+
+    async fn take_read(&mut self, who: Who, after: &State) {
+        let expected = number(after.holder(who).read);
+        let Some(reader) = self.readers.get_mut(&who) else {
+            let n = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
+            let n = self.real.database().number(&n).await;
+            assert_eq!(n, expected, "{}", self.told());
+            self.read.insert(who, n);
+            return;
+        };
+        let event = reader.go_on().await;
+        assert_eq!(event, Event::HasRead(expected), "{}", self.told());
+        self.read.insert(who, expected);
+        if after.holder(who).stage == Stage::Ready {
+            let event = self.readers.get_mut(&who).unwrap().go_on().await;
+            assert_eq!(event, Event::Answered(StatusCode::OK), "{}", self.told());
+        }
+    }
+
+    async fn take_raise(&mut self, who: Who, after: &State) {
+        let stage = after.holder(who).stage;
+        let reader = self.readers.get_mut(&who).unwrap();
+        let mut event = reader.go_on().await;
+        // Where rows have no versions, it always reads once more.
+        if !has_versions::<R::DB>() && stage == Stage::Ready && event == Event::Called {
+            let again = reader.go_on().await;
+            assert_eq!(again, Event::HasRead(self.read[&who]));
+            event = reader.go_on().await;
+        }
+        let expected = match stage {
+            Stage::Ready => Event::Answered(StatusCode::OK),
+            Stage::Overtaken => Event::Called,
+            _ => Event::Answered(StatusCode::PRECONDITION_FAILED),
+        };
+        assert_eq!(event, expected, "{}", self.told());
+    }
+
+    async fn somebody_waits(&self) {
+        const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
+             WHERE wait_event_type = 'Lock' AND datname = current_database()";
+        let db = self.real.database();
+        eventually("it waits for the row", async || {
+            db.number(WAITING).await == 1
+        })
+        .await;
+    }
+
+    /// The change of a holder's transaction.
+    fn statement(&self, who: Who) -> String {
+        let change = number(State::change(who, [0; 3]));
+        let n = match self.read.get(&who) {
+            Some(read) if self.state.mode.writes_back => format!("{read}"),
+            _ => "n".to_owned(),
+        };
+        format!(
+            "UPDATE stock SET n = {n} + {change} WHERE sku = '{}'",
+            self.resource
+        )
+    }
+
+    /// The same as one statement, which goes by its snapshot.
+    fn single_statement(&self, who: Who) -> String {
+        let snapshot = format!(
+            "(SELECT o.n FROM stock AS o WHERE o.sku = '{}')",
+            self.resource
+        );
+        let statement = self
+            .statement(who)
+            .replace("= n +", &format!("= {snapshot} +"));
+        format!("{statement} AND EXISTS (SELECT 1 FROM fence) RETURNING n")
+    }
+
+    fn is_single(&self, who: Who, request: Request) -> bool {
+        self.single
+            .as_ref()
+            .is_some_and(|single| single.0 == (who, request))
+    }
+
+    fn max_token(&self) -> i64 {
+        self.state.committed.row.max_token.into()
+    }
+
+    fn token_of(&self, state: &State, who: Who) -> i64 {
+        state.holder(who).token.into()
+    }
+
+    fn token_use(&self) -> TokenUse {
+        match self.state.mode.single_use {
+            true => TokenUse::SingleUse,
+            false => TokenUse::Reusable,
+        }
+    }
+
+    /// What was done, for whoever has to find out why it is not so.
+    fn told(&self) -> String {
+        let verdicts: Vec<Verdict> = self.state.holders.iter().map(|one| one.verdict).collect();
+        format!("{}: {:#?}\n{verdicts:?}", self.resource, self.taken)
+    }
+}
+
+fn has_versions<DB: TestDatabase>() -> bool {
+    DB::ABORTS_ON_ERROR && Variant::here() != Variant::WithoutVersions
+}
+
+/// The data as one number.
+fn number(data: Data) -> i64 {
+    data.iter()
+        .rev()
+        .fold(0, |n, times| n * 16 + i64::from(*times))
+}

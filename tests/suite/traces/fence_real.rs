@@ -1,0 +1,274 @@
+//! What takes the steps of a trace: the crate over a database, and the functions in SQL.
+
+use std::collections::HashMap;
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, Postgres, Sqlite, pool::PoolConnection, query,
+};
+use tokio::task::JoinHandle;
+use tower_fence::{
+    AdmitError, Fence, FencedTx, Resource, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
+    fence::WriteError,
+};
+use tower_fence_model::fence::writes::{Request, Who};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::token,
+    functions,
+};
+
+/// Where a step needs one, whose transaction it is.
+pub type Key = (Who, Request);
+
+/// A refusal, with `max_token`.
+#[derive(Debug, PartialEq)]
+pub struct Stale(pub i64);
+
+/// What a fence does for one resource.
+pub trait Real {
+    type DB: TestDatabase;
+    /// An open transaction that was admitted.
+    type Open;
+
+    fn database(&self) -> &Fresh<Self::DB>;
+
+    async fn admit(
+        &self,
+        key: Key,
+        resource: &Resource,
+        token: i64,
+        token_use: TokenUse,
+    ) -> Result<Self::Open, Stale>;
+
+    /// Whether it did not fail.
+    async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool;
+
+    /// Whether that is confirmed.
+    async fn commit(&self, open: Self::Open) -> bool;
+
+    async fn roll_back(&self, open: Self::Open);
+
+    async fn raise(&self, resource: &Resource, token: i64) -> Result<(), Stale>;
+
+    async fn announce(&self, resource: &Resource, token: i64, who: Who) -> bool;
+
+    async fn max_token(&self, resource: &Resource) -> Option<i64>;
+
+    /// A single statement, which may wait.
+    fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<Result<bool, Stale>>;
+}
+
+/// A single statement and its token.
+pub struct SingleWrite {
+    pub resource: Resource,
+    pub token: i64,
+    pub token_use: TokenUse,
+    pub sql: String,
+}
+
+/// The crate. Each request comes to a process of its own, as far as its queues and its memory go.
+pub struct Crate<DB: TestDatabase> {
+    db: Fresh<DB>,
+    fences: HashMap<Key, Fence<DB>>,
+}
+
+impl<DB: TestDatabase> Crate<DB> {
+    pub async fn new() -> Self {
+        let db = DB::fresh(8).await;
+        let keys = Who::ALL.map(|who| Request::ALL.map(|request| (who, request)));
+        let fences = keys.as_flattened().iter().map(|key| (*key, db.fence()));
+        let fences = fences.collect();
+        Self { db, fences }
+    }
+
+    fn fence(&self) -> &Fence<DB> {
+        &self.fences[&(Who::A, Request::First)]
+    }
+}
+
+/// The databases differ in the types of a statement.
+pub trait Writes: TestDatabase {
+    fn write(
+        fence: Fence<Self>,
+        what: SingleWrite,
+    ) -> impl Future<Output = Result<Vec<(i64,)>, WriteError>> + Send;
+}
+
+macro_rules! writes {
+    ($($database:ty),*) => {
+        $(impl Writes for $database {
+            async fn write(
+                fence: Fence<Self>,
+                what: SingleWrite,
+            ) -> Result<Vec<(i64,)>, WriteError> {
+                let statement = query(AssertSqlSafe(what.sql));
+                fence.write(&what.resource, token(what.token), what.token_use, statement).await
+            }
+        })*
+    };
+}
+
+writes!(Postgres, Sqlite);
+
+impl<DB: Writes> Real for Crate<DB> {
+    type DB = DB;
+    type Open = FencedTx<DB>;
+
+    fn database(&self) -> &Fresh<DB> {
+        &self.db
+    }
+
+    async fn admit(
+        &self,
+        key: Key,
+        resource: &Resource,
+        presented: i64,
+        token_use: TokenUse,
+    ) -> Result<FencedTx<DB>, Stale> {
+        let begun = self.fences[&key].begin(resource, token(presented), token_use);
+        begun.await.map_err(stale)
+    }
+
+    async fn execute(&self, open: &mut FencedTx<DB>, sql: &str) -> bool {
+        DB::execute(open, sql).await.is_ok()
+    }
+
+    async fn commit(&self, open: FencedTx<DB>) -> bool {
+        open.commit().await.is_ok()
+    }
+
+    async fn roll_back(&self, open: FencedTx<DB>) {
+        drop(open);
+    }
+
+    async fn raise(&self, resource: &Resource, presented: i64) -> Result<(), Stale> {
+        let raised = self.fence().raise(resource, token(presented)).await;
+        raised.map_err(stale)
+    }
+
+    async fn announce(&self, resource: &Resource, presented: i64, who: Who) -> bool {
+        let lease = LeaseDigest::of(&format!("{who:?}"));
+        let announced = self.fence().announce(resource, token(presented), &lease);
+        match announced.await {
+            Ok(()) => true,
+            Err(AnnounceError::Outranked { .. }) => false,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    async fn max_token(&self, resource: &Resource) -> Option<i64> {
+        // `inspect` would wait for a writer on SQLite.
+        let row = format!("SELECT max_token FROM fence_resources WHERE resource = '{resource}'");
+        let found = DB::number(&mut self.db.pool.acquire().await.unwrap(), &row).await;
+        found.ok()
+    }
+
+    fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<Result<bool, Stale>> {
+        let written = DB::write(self.fences[&key].clone(), what);
+        tokio::spawn(async move {
+            match written.await {
+                Ok(rows) => Ok(!rows.is_empty()),
+                Err(WriteError::Admit(error)) => Err(stale(error)),
+                Err(error) => panic!("{error:?}"),
+            }
+        })
+    }
+}
+
+fn stale(error: AdmitError) -> Stale {
+    match error {
+        AdmitError::Stale(stale) => Stale(stale.max_token),
+        error => panic!("{error:?}"),
+    }
+}
+
+/// The functions, called as any program calls them.
+pub struct Functions {
+    db: Fresh<Postgres>,
+}
+
+impl Functions {
+    pub async fn new() -> Self {
+        let db = Postgres::fresh(8).await;
+        Self { db }
+    }
+}
+
+impl Real for Functions {
+    type DB = Postgres;
+    type Open = PoolConnection<Postgres>;
+
+    fn database(&self) -> &Fresh<Postgres> {
+        &self.db
+    }
+
+    async fn admit(
+        &self,
+        _: Key,
+        resource: &Resource,
+        presented: i64,
+        token_use: TokenUse,
+    ) -> Result<Self::Open, Stale> {
+        let mut conn = self.db.pool.acquire().await.unwrap();
+        run(&mut conn, "BEGIN").await;
+        let admitted = match token_use {
+            TokenUse::Reusable => {
+                functions::admit_reusable(&mut conn, resource.as_str(), presented).await
+            }
+            _ => functions::admit(&mut conn, resource.as_str(), presented).await,
+        };
+        match admitted {
+            Ok(_) => Ok(conn),
+            Err(refused) => {
+                run(&mut conn, "ROLLBACK").await;
+                Err(refusal(refused))
+            }
+        }
+    }
+
+    async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool {
+        Postgres::execute(open, sql).await.is_ok()
+    }
+
+    async fn commit(&self, mut open: Self::Open) -> bool {
+        // An aborted transaction is found by a statement before its COMMIT.
+        let is_sound = open.ping().await.is_ok() && self.execute(&mut open, "SELECT 1").await;
+        run(&mut open, "COMMIT").await;
+        is_sound
+    }
+
+    async fn roll_back(&self, mut open: Self::Open) {
+        run(&mut open, "ROLLBACK").await;
+    }
+
+    async fn raise(&self, resource: &Resource, presented: i64) -> Result<(), Stale> {
+        let mut conn = self.db.pool.acquire().await.unwrap();
+        let raised = functions::raise(&mut conn, resource.as_str(), presented).await;
+        raised.map(drop).map_err(refusal)
+    }
+
+    async fn announce(&self, resource: &Resource, presented: i64, _: Who) -> bool {
+        self.raise(resource, presented).await.is_ok()
+    }
+
+    async fn max_token(&self, resource: &Resource) -> Option<i64> {
+        let mut conn = self.db.pool.acquire().await.unwrap();
+        let found = functions::max_token(&mut conn, resource.as_str()).await;
+        found.unwrap()
+    }
+
+    fn write(&self, _: Key, _: SingleWrite) -> JoinHandle<Result<bool, Stale>> {
+        unreachable!("check and write are two statements there")
+    }
+}
+
+fn refusal(refused: functions::Refused) -> Stale {
+    assert_eq!(refused.code, "TF412", "{refused:?}");
+    Stale(refused.problem["max_token"].as_i64().unwrap())
+}
+
+async fn run(conn: &mut PgConnection, sql: &str) {
+    Postgres::execute(conn, sql).await.unwrap();
+}
