@@ -15,10 +15,14 @@ pub struct Bounds {
     pub(super) renewals: Vec<u8>,
     /// The leases that are released.
     pub(super) releases: Vec<u8>,
+    /// All nodes have saved what they have at the beginning.
+    pub(super) saved: bool,
+    /// Late are scripts of the first request only.
+    pub(super) only_first_is_late: bool,
     /// How many nodes the scripts of a request reach that take the key.
     pub(super) reach: usize,
-    /// Any key may expire at any moment.
-    pub(super) expires: bool,
+    /// Any key may expire at any moment, and does where a request from this one on is in need of that.
+    pub(super) expires_from: usize,
     /// A client may give up before it is granted anything, and take back what it has left.
     pub(super) gives_up: bool,
     /// All clients are one process, which remembers how far the nodes have counted.
@@ -31,6 +35,7 @@ const A: Request = Request::new(0, 1);
 const A2: Request = Request::new(0, 2);
 const A3: Request = Request::new(0, 3);
 const B: Request = Request::new(1, 1);
+const B2: Request = Request::new(1, 2);
 const C: Request = Request::new(2, 1);
 
 impl Bounds {
@@ -42,8 +47,10 @@ impl Bounds {
             first_is_granted: false,
             renewals: vec![],
             releases: vec![],
+            saved: false,
+            only_first_is_late: false,
             reach: 3,
-            expires: true,
+            expires_from: 0,
             gives_up: false,
             remembers: false,
             most: Spent::default(),
@@ -56,7 +63,7 @@ impl Bounds {
         self
     }
 
-    /// Nodes are restarted, empty or from what one has saved.
+    /// Nodes are restarted: empty where nothing is ever saved, else from what they have saved.
     fn restarts(mut self, most: u8, saves: u8) -> Self {
         (self.most.restarts, self.most.saves) = (most, saves);
         self
@@ -102,21 +109,40 @@ impl Bounds {
         self
     }
 
+    /// Nodes are restarted with what they had at the beginning.
+    fn restarts_from_the_beginning(mut self, most: u8) -> Self {
+        (self.most.restarts, self.saved) = (most, true);
+        self
+    }
+
+    fn only_first_is_late(mut self) -> Self {
+        self.only_first_is_late = true;
+        self
+    }
+
     fn reaching(mut self, nodes: usize) -> Self {
         self.reach = nodes;
         self
     }
 
+    fn expires_from(mut self, request: usize) -> Self {
+        self.expires_from = request;
+        self
+    }
+
     fn never_expires(mut self) -> Self {
-        self.expires = false;
+        self.expires_from = usize::MAX;
         self
     }
 
     /// Two leases and all that nodes can lose, and two leases of which one is asked for again.
     pub fn small() -> Vec<Self> {
         vec![
-            Self::of(&[A, B]).restarts(1, 0).evicts(1).late_takes(1),
-            Self::of(&[A, B]).restarts(1, 1).late_takes(1).renews(&[0]),
+            Self::of(&[A, B]).restarts(1, 0).late_takes(1),
+            Self::of(&[A, B])
+                .restarts_from_the_beginning(1)
+                .evicts(1)
+                .renews(&[0]),
             Self::of(&[A, A2, B]).reaching(2).gives_up().renews(&[0]),
         ]
     }
@@ -146,13 +172,29 @@ impl Bounds {
         ]
     }
 
+    /// What is walked through at random: everything at once, but for what a node loses with its history.
+    pub fn walks() -> Vec<Self> {
+        let mut leases = Self::of(&[A, A2, A3.another_token(None), B]).renews(&[0, 1]);
+        leases.releases = vec![0, 0];
+        let mut resources = Self::of(&[A.on_second_resource(), B, B2, C]).renews(&[1, 2]);
+        resources.releases = vec![1, 2];
+        let walk = |bounds: Self| bounds.late_takes(12).evicts(1).gives_up().without_clocks();
+        vec![walk(leases), walk(resources)]
+    }
+
+    /// Nodes lose their history, too.
+    #[must_use]
+    pub fn with_restarts(self) -> Self {
+        self.restarts(3, 3).flushes(1)
+    }
+
     fn nodes(mut self, nodes: usize) -> Self {
         (self.nodes, self.reach) = (nodes, nodes);
         self
     }
 
     /// The smallest bounds in which a rule can be missed.
-    pub(super) fn without(rule: Rule) -> Self {
+    pub fn without(rule: Rule) -> Self {
         match rule {
             Rule::Seal
             | Rule::SealOnMajority
@@ -161,7 +203,8 @@ impl Bounds {
             | Rule::NodesStandAlone => Self::of(&[A, B]),
             Rule::StampBesideAttempt | Rule::SealWhereCounted => Self::of(&[A, B]).late_takes(1),
             Rule::StampBesideLeaseId | Rule::StoredOnMajority => Self::of(&[A, A2, B]),
-            Rule::HistoryWhenSealing | Rule::HistoryWhenTaking => Self::of(&[A, B]).restarts(1, 1),
+            Rule::HistoryWhenSealing => Self::of(&[A, B]).restarts(1, 1),
+            Rule::HistoryWhenTaking => Self::of(&[A, B]).restarts_from_the_beginning(1),
             Rule::Incarnation => Self::of(&[A, B])
                 .evicts(1)
                 .late_takes(1)
@@ -171,19 +214,22 @@ impl Bounds {
                 .reaching(2)
                 .evicts(1)
                 .late_takes(1)
+                .only_first_is_late()
+                .expires_from(2)
                 .without_clocks(),
-            Rule::HigherOfBoth | Rule::NumbersOfOneEpoch => {
-                Self::of(&[A.on_second_resource(), B, C])
-                    .reaching(2)
-                    .evicts(1)
-            }
-            Rule::BlankUnderNewHistory => Self::of(&[A, B, C]).reaching(2).restarts(1, 1),
+            Rule::HigherOfBoth => Self::of(&[A.on_second_resource(), B, C]).reaching(2),
+            Rule::NumbersOfOneEpoch => Self::of(&[A.on_second_resource(), B, C])
+                .reaching(2)
+                .evicts(1),
+            Rule::BlankUnderNewHistory => Self::of(&[A, B, C])
+                .reaching(2)
+                .restarts_from_the_beginning(1),
             Rule::LostIsNotZero | Rule::LostIsNotPassedOver => Self::of(&[A, B]).restarts(1, 0),
             Rule::EpochFromDatabase | Rule::EpochAskedNow => Self::of(&[A, B]).restarts(2, 0),
             Rule::HistoryOfStoredToken => Self::of(&[A, A2, B, C.on_second_resource()])
                 .first_is_granted()
                 .reaching(2)
-                .restarts(1, 1),
+                .restarts_from_the_beginning(1),
             Rule::OneChoice => Self::of(&[A, A2.instead_of(0)]).renews(&[0]),
             Rule::AboveStoredToken => {
                 let above = Some(Token::new(7, 5));
@@ -197,12 +243,12 @@ impl Bounds {
             }
             Rule::RenewalNeedsHistory => Self::of(&[A, B])
                 .first_is_granted()
-                .restarts(1, 1)
+                .restarts_from_the_beginning(1)
                 .renews(&[0]),
             Rule::RenewalSetsNothing => Self::of(&[A, B]).first_is_granted().renews(&[0]),
             Rule::NewTokenNeedsHistory => Self::of(&[A, A2.another_token(None), B])
                 .first_is_granted()
-                .restarts(1, 1),
+                .restarts_from_the_beginning(1),
             Rule::ReleaseOfWhatWasFound => Self::of(&[A, A2])
                 .first_is_granted()
                 .releases(&[0, 0])

@@ -57,7 +57,8 @@ impl Request {
         }
     }
 
-    pub(super) const fn only_mine(&self) -> bool {
+    /// Only a lease that is held already is given a token.
+    pub const fn only_mine(&self) -> bool {
         matches!(self.wish, Wish::Another(_))
     }
 }
@@ -83,8 +84,6 @@ pub struct Before {
     pub(super) own: Token,
     /// The highest token of the other leases of the resource.
     pub(super) others: Token,
-    /// Another lease had been granted above all tokens that were ever chosen for this one.
-    pub(super) is_followed: bool,
     /// What the process remembers to have been counted.
     pub(super) seen: Token,
 }
@@ -108,6 +107,9 @@ pub struct Progress {
 pub struct Choice {
     pub token: Token,
     pub count: Token,
+    /// It is for a lease that is held, but another lease had been granted before the request began, above all tokens
+    /// that had been chosen for this one.
+    pub(super) revives: bool,
     /// A majority has stored it, so that it is answered without being sealed.
     pub(super) is_stored: bool,
 }
@@ -157,6 +159,7 @@ pub(super) fn choose(
         return Choice {
             token,
             count: token,
+            revives: false,
             is_stored: true,
         };
     }
@@ -180,6 +183,7 @@ pub(super) fn choose(
     Choice {
         token,
         count,
+        revives: false,
         is_stored: false,
     }
 }

@@ -35,6 +35,31 @@ impl Quorum {
             bounds,
         }
     }
+
+    /// The state in which the world begins.
+    pub fn begin(&self) -> State {
+        let mut state = State::new(self.bounds.nodes, self.bounds.has_counted);
+        if self.bounds.first_is_granted {
+            state = self.first_granted(state);
+        }
+        for node in &mut state.nodes {
+            node.saved = Some(node.server).filter(|_| self.bounds.saved);
+        }
+        state
+    }
+
+    /// The steps that may be taken.
+    pub fn steps(&self, state: &State) -> Vec<Step> {
+        let mut steps = vec![];
+        for (n, request) in self.bounds.requests.iter().enumerate() {
+            self.request_steps(state, Of(n, *request), &mut steps);
+        }
+        for at in state.servers() {
+            self.call_steps(state, at, &mut steps);
+            self.fault_steps(state, at, &mut steps);
+        }
+        steps
+    }
 }
 
 impl World for Quorum {
@@ -58,21 +83,11 @@ impl Model for Quorum {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        let state = State::new(self.bounds.nodes, self.bounds.has_counted);
-        match self.bounds.first_is_granted {
-            true => vec![self.first_granted(state)],
-            false => vec![state],
-        }
+        vec![self.begin()]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
-        for (n, request) in self.bounds.requests.iter().enumerate() {
-            self.request_steps(state, Of(n, *request), steps);
-        }
-        for at in state.servers() {
-            self.call_steps(state, at, steps);
-            self.fault_steps(state, at, steps);
-        }
+        steps.extend(self.steps(state));
     }
 
     fn next_state(&self, state: &State, step: Step) -> Option<State> {
@@ -155,12 +170,14 @@ fn tokens_go_up(_: &Quorum, state: &State) -> bool {
         })
 }
 
-fn nothing_is_revived(world: &Quorum, state: &State) -> bool {
-    let requests = world.bounds.requests.iter().zip(state.requests);
-    let requests = requests.filter(|(of, request)| of.only_mine() && request.granted.is_some());
-    let requests = requests.map(|(_, request)| request.before);
-    let renewals = state.renewals.iter();
-    let renewals = renewals.filter(|renewal| renewal.renewed.is_some());
-    let mut renewals = requests.chain(renewals.map(|renewal| renewal.before));
-    renewals.all(|before| before.is_none_or(|before| !before.is_followed))
+fn nothing_is_revived(_: &Quorum, state: &State) -> bool {
+    let mut requests = state.requests.iter();
+    let mut renewals = state.renewals.iter();
+    requests.all(|request| {
+        let revives = request.choice.is_some_and(|choice| choice.revives);
+        !revives || request.granted.is_none()
+    }) && renewals.all(|renewal| {
+        let renewed = renewal.renewed.zip(renewal.before);
+        renewed.is_none_or(|(token, before)| token > before.others)
+    })
 }

@@ -50,7 +50,8 @@ impl Quorum {
             && what.wish == Wish::Grant;
         let nodes_asked = state.nodes.iter().filter(|node| node.asked[request].ran);
         let is_on_its_way = progress.choice.is_none() && nodes_asked.count() < self.bounds.reach;
-        let late_takes = state.spent.late_takes < self.bounds.most.late_takes;
+        let late_takes = state.spent.late_takes < self.bounds.most.late_takes
+            && (request == 0 || !self.bounds.only_first_is_late);
         for at in state.servers() {
             let asked = state.nodes[at.node].asked[request];
             if (!asked.ran && is_on_its_way) || late_takes {
@@ -88,7 +89,7 @@ impl Quorum {
         if key.is_none_or(|key| key.lease == of.1.lease) {
             steps.push(Step::Take(of, at, false));
         }
-        if key.is_some() && self.bounds.expires {
+        if key.is_some() && of.0 >= self.bounds.expires_from {
             steps.push(Step::Take(of, at, true));
         }
     }
@@ -163,7 +164,7 @@ impl Quorum {
             steps.push(Step::Save(at));
         }
         if spent.restarts < most.restarts {
-            if most.saves == 0 {
+            if most.saves == 0 && !self.bounds.saved {
                 steps.push(Step::RestartEmpty(at));
             }
             if node.saved.is_some() {

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     client::{Before, Choice, Progress},
-    server::{Key, Renewed, Server, Taken, Token},
+    server::{Key, Renewed, Server, Stamp, Taken, Token},
     step::At,
 };
 
@@ -152,6 +152,12 @@ impl State {
             true => node.twin.as_mut(),
             false => Some(&mut node.server),
         }
+    }
+
+    /// What a seal of this request carries to this server.
+    pub fn stamp(&self, request: usize, at: At) -> Option<Stamp> {
+        let taken = self.nodes[at.node].asked[request].taken?;
+        Some(taken.stamp)
     }
 
     pub(super) fn choice(&self, request: usize) -> Option<Choice> {

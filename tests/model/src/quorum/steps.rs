@@ -84,15 +84,12 @@ impl Quorum {
             seen: state.seen,
             ..Before::default()
         };
-        let mut chosen = Token::default();
         for (of, progress) in self.bounds.requests.iter().zip(&state.requests) {
             let (granted, choice) = (progress.granted, progress.choice);
             if of.resource != resource {
                 continue;
             } else if of.lease == lease {
                 before.own = before.own.max(granted.unwrap_or_default());
-                let token = choice.map(|choice| choice.token);
-                chosen = chosen.max(token.unwrap_or_default());
             } else if granted.is_some() {
                 // Where a token was raised for its lease, the clocks have not counted as far.
                 let count = choice.map(|choice| choice.count);
@@ -104,7 +101,6 @@ impl Quorum {
                 before.own = before.own.max(renewal.renewed.unwrap_or_default());
             }
         }
-        before.is_followed = before.others > chosen;
         before
     }
 
@@ -126,12 +122,22 @@ impl Quorum {
             *epoch = known.max(*epoch) + 1;
             *epoch
         };
-        let choice = choose(
+        let mut choice = choose(
             self.rules,
             self.bounds.requests[request].wish,
             &counted,
             next_epoch,
         );
+        let of_request = self.bounds.requests[request];
+        let earlier = self.bounds.requests.iter().zip(&state.requests);
+        let earlier = earlier.filter(|(other, _)| {
+            (other.lease, other.resource) == (of_request.lease, of_request.resource)
+        });
+        let chosen = earlier
+            .filter_map(|(_, progress)| progress.choice)
+            .map(|choice| choice.token);
+        let is_followed = chosen.max() < progress.before.map(|before| before.others);
+        choice.revives = of_request.only_mine() && is_followed;
         let is_granted = choice.is_stored || !self.rules.has(Rule::Seal);
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];
