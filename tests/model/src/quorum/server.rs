@@ -144,15 +144,14 @@ impl Server {
 
     pub(super) fn take(&mut self, rules: Rules, sender: Sender, only_mine: bool) -> Answer {
         let key = self.keys[sender.resource];
-        match key {
-            Some(key) if key.lease == sender.lease => {
-                if key.attempt > sender.attempt && rules.has(Rule::NewerAttemptsOnly) {
-                    return Answer::Older;
-                }
+        if let Some(mine) = key.filter(|key| key.lease == sender.lease) {
+            if mine.attempt > sender.attempt && rules.has(Rule::NewerAttemptsOnly) {
+                return Answer::Older;
             }
-            _ if only_mine => return Answer::Lost,
-            Some(_) => return Answer::Held,
-            None => {}
+        } else if only_mine {
+            return Answer::Lost;
+        } else if key.is_some() {
+            return Answer::Held;
         }
         let same_history = key.is_some_and(|key| self.renews(&key));
         if only_mine {
