@@ -1,7 +1,7 @@
 //! Walks through the model of a quorum, taken by real nodes.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tower_fence_model::quorum::{Bounds, Quorum};
+use tower_fence_model::quorum::{Bounds, Quorum, Step};
 
 use super::quorum_nodes::Nodes;
 use crate::support::redis::{RedisServer, shared_node_urls};
@@ -20,6 +20,13 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64) {
         if steps.is_empty() {
             return;
         }
+        // Half of the steps are on the way to a grant, as far as there are such.
+        let is_grant = |step: &&Step| matches!(step, Step::Choose(..) | Step::Seal(..));
+        let grants: Vec<_> = steps.iter().filter(is_grant).copied().collect();
+        let steps = match grants.is_empty() || random.random() {
+            true => steps,
+            false => grants,
+        };
         let step = steps[random.random_range(0..steps.len())];
         let Some((next, answer)) = world.step(&state, step) else {
             continue;

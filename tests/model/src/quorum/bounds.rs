@@ -172,14 +172,23 @@ impl Bounds {
         ]
     }
 
-    /// What is walked through at random: everything at once, but for what a node loses with its history.
+    /// What is walked through at random: one lease with all that can become of it beside another one, and two resources.
     pub fn walks() -> Vec<Self> {
-        let mut leases = Self::of(&[A, A2, A3.another_token(None), B]).renews(&[0, 1]);
-        leases.releases = vec![0, 0];
-        let mut resources = Self::of(&[A.on_second_resource(), B, B2, C]).renews(&[1, 2]);
-        resources.releases = vec![1, 2];
-        let walk = |bounds: Self| bounds.late_takes(12).evicts(1).gives_up().without_clocks();
-        vec![walk(leases), walk(resources)]
+        let leases = Self::of(&[A, A2, A3.another_token(None), B]).gives_up();
+        let resources = Self::of(&[A.on_second_resource(), B, B2, C]);
+        vec![
+            leases
+                .late_takes(4)
+                .evicts(1)
+                .renews(&[0, 1])
+                .releases(&[0, 0])
+                .without_clocks(),
+            resources
+                .late_takes(4)
+                .renews(&[1, 2])
+                .releases(&[1, 2])
+                .without_clocks(),
+        ]
     }
 
     /// Nodes lose their history, too.
