@@ -5,7 +5,8 @@
 
 use tower_fence_model::{
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
-    search::{each_rule_is_needed, holds},
+    quorum::{Bounds, Quorum},
+    search::{World, each_rule_is_needed, holds},
 };
 
 #[test]
@@ -64,4 +65,33 @@ fn writes_to_several_resources_hold() {
 #[test]
 fn each_rule_of_several_resources_is_needed() {
     each_rule_is_needed::<Several>();
+}
+
+#[test]
+fn a_quorum_holds() {
+    for bounds in Bounds::small() {
+        holds(Quorum::new(bounds));
+    }
+}
+
+#[test]
+fn each_rule_of_a_quorum_is_needed() {
+    each_rule_is_needed::<Quorum>();
+}
+
+#[test]
+#[ignore = "takes long"]
+fn a_quorum_holds_in_large_bounds() {
+    for bounds in Bounds::large() {
+        holds(Quorum::new(bounds));
+    }
+}
+
+/// Each rule is missed in these bounds when it is left out.
+#[test]
+#[ignore = "takes long"]
+fn a_quorum_holds_where_each_rule_is_missed() {
+    for &rule in Quorum::RULES {
+        holds(Quorum::new(Bounds::without(rule)));
+    }
 }

@@ -131,7 +131,7 @@ impl EtcdLeasesBuilder {
         }
         let endpoints = parse_all(endpoints).map_err(|detail| LeaseError::Invalid {
             field: "endpoints".into(),
-            detail: detail.into(),
+            detail,
         })?;
         let client = match self.client {
             Some(client) => client,

@@ -4,3 +4,5 @@
 mod fence;
 mod fence_read;
 mod fence_real;
+mod quorum;
+mod quorum_nodes;

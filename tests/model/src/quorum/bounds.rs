@@ -1,0 +1,273 @@
+//! How large a world is.
+
+use super::{client::Request, rules::Rule, server::Token, state::Spent};
+
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    pub(super) nodes: usize,
+    /// The nodes have counted to the first token of the first epoch, for a lease that has come and gone. Otherwise they
+    /// have no clocks.
+    pub(super) has_counted: bool,
+    pub(super) requests: Vec<Request>,
+    /// The first request has been granted already, on all nodes.
+    pub(super) first_is_granted: bool,
+    /// The leases that are renewed with the token they have, one renewal after the other.
+    pub(super) renewals: Vec<u8>,
+    /// The leases that are released.
+    pub(super) releases: Vec<u8>,
+    /// All nodes have saved what they have at the beginning.
+    pub(super) saved: bool,
+    /// Late are scripts of the first request only.
+    pub(super) only_first_is_late: bool,
+    /// How many nodes the scripts of a request reach that take the key.
+    pub(super) reach: usize,
+    /// Any key may expire at any moment, and does where a request from this one on is in need of that.
+    pub(super) expires_from: usize,
+    /// A client may give up before it is granted anything, and take back what it has left.
+    pub(super) gives_up: bool,
+    /// All clients are one process, which remembers how far the nodes have counted.
+    pub(super) remembers: bool,
+    /// What can happen so many times only.
+    pub(super) most: Spent,
+}
+
+const A: Request = Request::new(0, 1);
+const A2: Request = Request::new(0, 2);
+const A3: Request = Request::new(0, 3);
+const B: Request = Request::new(1, 1);
+const B2: Request = Request::new(1, 2);
+const C: Request = Request::new(2, 1);
+
+impl Bounds {
+    fn of(requests: &[Request]) -> Self {
+        Self {
+            nodes: 3,
+            has_counted: true,
+            requests: requests.to_vec(),
+            first_is_granted: false,
+            renewals: vec![],
+            releases: vec![],
+            saved: false,
+            only_first_is_late: false,
+            reach: 3,
+            expires_from: 0,
+            gives_up: false,
+            remembers: false,
+            most: Spent::default(),
+        }
+    }
+
+    /// Scripts that take a key run once more, or after the choice.
+    fn late_takes(mut self, most: u8) -> Self {
+        self.most.late_takes = most;
+        self
+    }
+
+    /// Nodes are restarted: empty where nothing is ever saved, else from what they have saved.
+    fn restarts(mut self, most: u8, saves: u8) -> Self {
+        (self.most.restarts, self.most.saves) = (most, saves);
+        self
+    }
+
+    fn evicts(mut self, most: u8) -> Self {
+        self.most.evictions = most;
+        self
+    }
+
+    fn flushes(mut self, most: u8) -> Self {
+        self.most.flushes = most;
+        self
+    }
+
+    fn renews(mut self, leases: &[u8]) -> Self {
+        self.renewals = leases.to_vec();
+        self
+    }
+
+    fn releases(mut self, leases: &[u8]) -> Self {
+        self.releases = leases.to_vec();
+        self
+    }
+
+    fn gives_up(mut self) -> Self {
+        self.gives_up = true;
+        self
+    }
+
+    fn remembers(mut self) -> Self {
+        self.remembers = true;
+        self
+    }
+
+    fn without_clocks(mut self) -> Self {
+        self.has_counted = false;
+        self
+    }
+
+    fn first_is_granted(mut self) -> Self {
+        self.first_is_granted = true;
+        self
+    }
+
+    /// Nodes are restarted with what they had at the beginning.
+    fn restarts_from_the_beginning(mut self, most: u8) -> Self {
+        (self.most.restarts, self.saved) = (most, true);
+        self
+    }
+
+    fn only_first_is_late(mut self) -> Self {
+        self.only_first_is_late = true;
+        self
+    }
+
+    fn reaching(mut self, nodes: usize) -> Self {
+        self.reach = nodes;
+        self
+    }
+
+    fn expires_from(mut self, request: usize) -> Self {
+        self.expires_from = request;
+        self
+    }
+
+    fn never_expires(mut self) -> Self {
+        self.expires_from = usize::MAX;
+        self
+    }
+
+    /// Two leases and all that nodes can lose, and two leases of which one is asked for again.
+    pub fn small() -> Vec<Self> {
+        vec![
+            Self::of(&[A, B]).restarts(1, 0).late_takes(1),
+            Self::of(&[A, B])
+                .restarts_from_the_beginning(1)
+                .evicts(1)
+                .renews(&[0]),
+            Self::of(&[A, A2, B]).reaching(2).gives_up().renews(&[0]),
+        ]
+    }
+
+    /// What takes minutes.
+    pub fn large() -> Vec<Self> {
+        vec![
+            Self::of(&[A, B, C]).restarts(2, 0).late_takes(1),
+            Self::of(&[A, B, C]).restarts(1, 1).flushes(1),
+            Self::of(&[A, A2, B])
+                .late_takes(1)
+                .restarts(1, 1)
+                .renews(&[0]),
+            Self::of(&[A, A2, B])
+                .gives_up()
+                .releases(&[0])
+                .renews(&[0, 1]),
+            Self::of(&[A.on_second_resource(), B, C])
+                .evicts(1)
+                .late_takes(1)
+                .without_clocks(),
+            Self::of(&[A, B])
+                .nodes(5)
+                .reaching(4)
+                .restarts(1, 0)
+                .late_takes(1),
+        ]
+    }
+
+    /// What is walked through at random: one lease with all that can become of it beside another one, and two resources.
+    pub fn walks() -> Vec<Self> {
+        let leases = Self::of(&[A, A2, A3.another_token(None), B]).gives_up();
+        let resources = Self::of(&[A.on_second_resource(), B, B2, C]);
+        vec![
+            leases
+                .late_takes(4)
+                .evicts(1)
+                .renews(&[0, 1])
+                .releases(&[0, 0])
+                .without_clocks(),
+            resources
+                .late_takes(4)
+                .renews(&[1, 2])
+                .releases(&[1, 2])
+                .without_clocks(),
+        ]
+    }
+
+    /// Nodes lose their history, too.
+    #[must_use]
+    pub fn with_restarts(self) -> Self {
+        self.restarts(3, 3).flushes(1)
+    }
+
+    fn nodes(mut self, nodes: usize) -> Self {
+        (self.nodes, self.reach) = (nodes, nodes);
+        self
+    }
+
+    /// The smallest bounds in which a rule can be missed.
+    pub fn without(rule: Rule) -> Self {
+        match rule {
+            Rule::Seal
+            | Rule::SealOnMajority
+            | Rule::LeaseWhenSealing
+            | Rule::HighestOfMajority
+            | Rule::NodesStandAlone => Self::of(&[A, B]),
+            Rule::StampBesideAttempt | Rule::SealWhereCounted => Self::of(&[A, B]).late_takes(1),
+            Rule::StampBesideLeaseId | Rule::StoredOnMajority => Self::of(&[A, A2, B]),
+            Rule::HistoryWhenSealing => Self::of(&[A, B]).restarts(1, 1),
+            Rule::HistoryWhenTaking => Self::of(&[A, B]).restarts_from_the_beginning(1),
+            Rule::Incarnation => Self::of(&[A, B])
+                .evicts(1)
+                .late_takes(1)
+                .renews(&[0])
+                .without_clocks(),
+            Rule::IncarnationOfClock => Self::of(&[A.on_second_resource(), B, C])
+                .reaching(2)
+                .evicts(1)
+                .late_takes(1)
+                .only_first_is_late()
+                .expires_from(2)
+                .without_clocks(),
+            Rule::HigherOfBoth => Self::of(&[A.on_second_resource(), B, C]).reaching(2),
+            Rule::NumbersOfOneEpoch => Self::of(&[A.on_second_resource(), B, C])
+                .reaching(2)
+                .evicts(1),
+            Rule::BlankUnderNewHistory => Self::of(&[A, B, C])
+                .reaching(2)
+                .restarts_from_the_beginning(1),
+            Rule::LostIsNotZero | Rule::LostIsNotPassedOver => Self::of(&[A, B]).restarts(1, 0),
+            Rule::EpochFromDatabase | Rule::EpochAskedNow => Self::of(&[A, B]).restarts(2, 0),
+            Rule::HistoryOfStoredToken => Self::of(&[A, A2, B, C.on_second_resource()])
+                .first_is_granted()
+                .reaching(2)
+                .restarts_from_the_beginning(1),
+            Rule::OneChoice => Self::of(&[A, A2.instead_of(0)]).renews(&[0]),
+            Rule::AboveStoredToken => {
+                let above = Some(Token::new(7, 5));
+                Self::of(&[A, A2.another_token(above), A3.another_token(None)])
+                    .first_is_granted()
+                    .never_expires()
+            }
+            Rule::NewerAttemptsOnly => Self::of(&[A, A2]).renews(&[0]),
+            Rule::RenewalNeedsToken | Rule::RenewalNeedsSameToken => {
+                Self::of(&[A, A2, B]).first_is_granted().renews(&[0])
+            }
+            Rule::RenewalNeedsHistory => Self::of(&[A, B])
+                .first_is_granted()
+                .restarts_from_the_beginning(1)
+                .renews(&[0]),
+            Rule::RenewalSetsNothing => Self::of(&[A, B]).first_is_granted().renews(&[0]),
+            Rule::NewTokenNeedsHistory => Self::of(&[A, A2.another_token(None), B])
+                .first_is_granted()
+                .restarts_from_the_beginning(1),
+            Rule::ReleaseOfWhatWasFound => Self::of(&[A, A2])
+                .first_is_granted()
+                .releases(&[0, 0])
+                .never_expires(),
+            Rule::CleanUpOfAttempt => Self::of(&[A, A2]).gives_up(),
+            Rule::CleanUpOfToken => Self::of(&[A, A2]).first_is_granted().gives_up(),
+            Rule::CountOfMajority => Self::of(&[A, B.on_second_resource()])
+                .first_is_granted()
+                .renews(&[0, 0])
+                .remembers(),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Which steps can be taken.
+
+use super::{
+    Quorum,
+    client::{Request, Wish},
+    rules::Rule,
+    server::Token,
+    state::{Asked, State},
+    step::{At, Nodes, Of, Step},
+};
+
+impl Quorum {
+    /// The first request is granted on all nodes.
+    pub(super) fn first_granted(&self, mut state: State) -> State {
+        let of = Of(0, self.bounds.requests[0]);
+        let places = 0..state.nodes.len();
+        let at = |state: &State, is_next: fn(&Asked) -> bool| {
+            let mut servers = state.servers();
+            let next = servers.find(|at| is_next(&state.nodes[at.node].asked[0]));
+            next.expect("a node is left")
+        };
+        let step = |state: &State, step| self.step(state, step).expect("nothing is lost yet").0;
+        for _ in places.clone() {
+            let next = at(&state, |asked| !asked.ran);
+            state = step(&state, Step::Take(of, next, false));
+        }
+        let all = nodes(&state, places.clone().map(|place| 1 << place).sum());
+        state = step(&state, Step::Choose(of, all));
+        for _ in places {
+            let next = at(&state, |asked| !asked.is_sealed);
+            state = step(&state, Step::Seal(of, next));
+        }
+        state
+    }
+
+    pub(super) fn request_steps(&self, state: &State, of: Of, steps: &mut Vec<Step>) {
+        let Of(request, what) = of;
+        let progress = state.requests[request];
+        let asks_ahead = !self.rules.has(Rule::EpochAskedNow);
+        if asks_ahead && progress.before.is_none() && progress.ahead.is_none() {
+            steps.push(Step::AskAhead(of));
+        }
+        if progress.before.is_none() && !self.may_begin(state, request) {
+            return;
+        }
+        let may_choose = progress.choice.is_none() && !progress.over;
+        let may_give_up = self.bounds.gives_up
+            && progress.before.is_some()
+            && progress.granted.is_none()
+            && what.wish == Wish::Grant;
+        let nodes_asked = state.nodes.iter().filter(|node| node.asked[request].ran);
+        let is_on_its_way = progress.choice.is_none() && nodes_asked.count() < self.bounds.reach;
+        let late_takes = state.spent.late_takes < self.bounds.most.late_takes
+            && (request == 0 || !self.bounds.only_first_is_late);
+        for at in state.servers() {
+            let asked = state.nodes[at.node].asked[request];
+            if (!asked.ran && is_on_its_way) || late_takes {
+                self.takes(state, of, at, steps);
+            }
+            if progress.choice.is_some() && asked.taken.is_some() {
+                steps.push(Step::Seal(of, at));
+            }
+            if may_give_up {
+                steps.push(Step::CleanUp(of, at));
+            }
+        }
+        if may_choose {
+            let all = (1..1 << state.nodes.len()).map(|places| nodes(state, places));
+            let has_answered = |nodes: &Nodes| {
+                let mut asked = state
+                    .nodes
+                    .iter()
+                    .map(|node| node.asked[request])
+                    .enumerate();
+                nodes.places.count_ones() as usize >= self.majority()
+                    && asked.all(|(place, asked)| asked.taken.is_some() || !nodes.has(place))
+            };
+            steps.extend(
+                all.filter(has_answered)
+                    .map(|nodes| Step::Choose(of, nodes)),
+            );
+        }
+    }
+
+    fn takes(&self, state: &State, of: Of, at: At, steps: &mut Vec<Step>) {
+        let key = state
+            .server(at)
+            .and_then(|server| server.keys[of.1.resource]);
+        if key.is_none_or(|key| key.lease == of.1.lease) {
+            steps.push(Step::Take(of, at, false));
+        }
+        if key.is_some() && of.0 >= self.bounds.expires_from {
+            steps.push(Step::Take(of, at, true));
+        }
+    }
+
+    fn may_begin(&self, state: &State, request: usize) -> bool {
+        let requests = &self.bounds.requests;
+        let what = requests[request];
+        // Who is like another one comes after it.
+        let is_behind = |earlier: usize| {
+            self.is_alike(&requests[earlier], &what) && state.requests[earlier].before.is_none()
+        };
+        if (0..request).any(is_behind) {
+            return false;
+        }
+        if let Some(earlier) = what.instead_of {
+            let earlier = state.requests[earlier];
+            return earlier.choice.is_some() && earlier.granted.is_none() && !earlier.over;
+        }
+        !what.only_mine() || self.is_answered(state, what.lease)
+    }
+
+    fn is_alike(&self, one: &Request, other: &Request) -> bool {
+        let is_alone = |lease: u8| {
+            let requests = self.bounds.requests.iter();
+            let calls = self.bounds.renewals.iter().chain(&self.bounds.releases);
+            requests.filter(|request| request.lease == lease).count() == 1
+                && !calls.clone().any(|of| *of == lease)
+        };
+        (one.resource, one.wish) == (other.resource, other.wish)
+            && is_alone(one.lease)
+            && is_alone(other.lease)
+    }
+
+    fn is_answered(&self, state: &State, lease: u8) -> bool {
+        self.answered(state, lease, 0).own > Token::default()
+    }
+
+    pub(super) fn call_steps(&self, state: &State, at: At, steps: &mut Vec<Step>) {
+        let node = &state.nodes[at.node];
+        for (n, lease) in self.bounds.renewals.iter().enumerate() {
+            let is_done = |n: usize| state.renewals[n].renewed.is_some();
+            let is_next = !is_done(n) && (n == 0 || is_done(n - 1));
+            if is_next && node.renewed[n].is_none() && self.is_answered(state, *lease) {
+                steps.push(Step::Renew(n, *lease, at));
+            }
+        }
+        for (n, lease) in self.bounds.releases.iter().enumerate() {
+            match node.found[n] {
+                Some(_) => steps.push(Step::End(n, *lease, at)),
+                None if self.is_answered(state, *lease) => steps.push(Step::Look(n, *lease, at)),
+                None => {}
+            }
+        }
+    }
+
+    pub(super) fn fault_steps(&self, state: &State, at: At, steps: &mut Vec<Step>) {
+        let (spent, most) = (state.spent, self.bounds.most);
+        let node = &state.nodes[at.node];
+        if !self.rules.has(Rule::RenewalSetsNothing) {
+            steps.push(Step::Expire(0, at));
+        }
+        if at.is_twin {
+            return;
+        }
+        if spent.evictions < most.evictions {
+            steps.push(Step::Evict(at));
+        }
+        if spent.flushes < most.flushes {
+            steps.push(Step::Flush(at));
+        }
+        if spent.saves < most.saves {
+            steps.push(Step::Save(at));
+        }
+        if spent.restarts < most.restarts {
+            if most.saves == 0 && !self.bounds.saved {
+                steps.push(Step::RestartEmpty(at));
+            }
+            if node.saved.is_some() {
+                steps.push(Step::RestartFromDisk(at));
+            }
+        }
+        let mut twins = state.servers().filter(|server| server.is_twin);
+        if twins.next().is_none() && !self.rules.has(Rule::NodesStandAlone) {
+            steps.push(Step::Promote(at));
+        }
+    }
+}
+
+fn nodes(state: &State, places: u8) -> Nodes {
+    let all = state.nodes.iter().enumerate();
+    let of = all.filter(|(place, _)| places & (1 << place) != 0);
+    let names = of.map(|(_, node)| 1 << node.name.0).sum();
+    Nodes { places, names }
+}

@@ -1,0 +1,104 @@
+//! The steps of the world, as they are told.
+
+use std::fmt;
+
+use super::{client::Request, state::Name};
+
+/// One step of one of those in the world. Renewals and releases come with their lease, resources are counted from 0.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The key that was there may have expired before.
+    Take(Of, At, bool),
+    /// By the answers of these nodes.
+    Choose(Of, Nodes),
+    Seal(Of, At),
+    CleanUp(Of, At),
+    AskAhead(Of),
+    Renew(usize, u8, At),
+    Look(usize, u8, At),
+    End(usize, u8, At),
+    Expire(usize, At),
+    Evict(At),
+    Flush(At),
+    Save(At),
+    RestartEmpty(At),
+    RestartFromDisk(At),
+    Promote(At),
+}
+
+/// A request, by its place and with what it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Of(pub usize, pub Request);
+
+/// A server: a node, or its twin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    /// Its place in the state.
+    pub node: usize,
+    pub is_twin: bool,
+    pub name: Name,
+}
+
+/// Some of the nodes, by their places, and their names. A bit is one of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Nodes {
+    pub(super) places: u8,
+    pub(super) names: u8,
+}
+
+impl Nodes {
+    pub(super) fn has(self, place: usize) -> bool {
+        self.places & (1 << place) != 0
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let twin = if self.is_twin { "the twin of " } else { "" };
+        write!(f, "{twin}node {}", self.name.0)
+    }
+}
+
+impl fmt::Display for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nodes")?;
+        let mut names = (0..8).filter(|name| self.names & (1 << name) != 0);
+        names.try_for_each(|name| write!(f, " {name}"))
+    }
+}
+
+/// The name of a lease.
+struct Lease(u8);
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", char::from(b'a' + self.0))
+    }
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Take(Of(_, who), at, false) => write!(f, "{who} takes {at}"),
+            Self::Take(Of(_, who), at, true) => {
+                write!(f, "{who} takes {at}, where the key has expired")
+            }
+            Self::Choose(Of(_, who), nodes) => write!(f, "{who} chooses a token by {nodes}"),
+            Self::Seal(Of(_, who), at) => write!(f, "{who} seals {at}"),
+            Self::CleanUp(Of(_, who), at) => {
+                write!(f, "{who} gives up, and takes back what it left on {at}")
+            }
+            Self::AskAhead(Of(_, who)) => write!(f, "{who} asks for an epoch ahead"),
+            Self::Renew(_, who, at) => write!(f, "{} is renewed on {at}", Lease(who)),
+            Self::Look(_, who, at) => write!(f, "a release of {} looks at {at}", Lease(who)),
+            Self::End(_, who, at) => write!(f, "the release of {} ends it on {at}", Lease(who)),
+            Self::Expire(_, at) => write!(f, "the key on {at} expires"),
+            Self::Evict(at) => write!(f, "the clock of {at} is evicted"),
+            Self::Flush(at) => write!(f, "{at} is flushed"),
+            Self::Save(at) => write!(f, "{at} saves what it has"),
+            Self::RestartEmpty(at) => write!(f, "{at} is restarted empty"),
+            Self::RestartFromDisk(at) => write!(f, "{at} is restarted with what it saved"),
+            Self::Promote(at) => write!(f, "a replica of {at} is promoted, and {at} goes on"),
+        }
+    }
+}
