@@ -1,13 +1,14 @@
 //! The bodies of the answers: a lease to its holder, and what everybody may see of it.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "client")]
 use crate::{lease::LeaseId, token_keys::SignedToken};
 use crate::{
-    lease::{Held, Lease, Owner, Page, time::whole_ms},
+    lease::{
+        Held, Lease, Owner, Page,
+        time::{of_ms, whole_ms},
+    },
     token::{Resource, Token},
 };
 
@@ -49,7 +50,7 @@ impl LeaseBody {
             resource,
             id,
             token,
-            ttl: Duration::from_millis(self.ttl_ms),
+            ttl: of_ms(self.ttl_ms),
         })
     }
 }
@@ -79,7 +80,7 @@ impl From<HeldBody> for Held {
         Self {
             token: held.token,
             owner: held.owner.and_then(|owner| Owner::new(owner).ok()),
-            ttl: Duration::from_millis(held.ttl_ms),
+            ttl: of_ms(held.ttl_ms),
             waiters: held.waiters,
         }
     }
@@ -152,6 +153,8 @@ impl From<PageBody> for Page {
 
 #[cfg(all(test, feature = "issuer", feature = "client"))]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::token_keys::{TokenKey, TokenKeys};
 

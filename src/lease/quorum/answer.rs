@@ -6,7 +6,7 @@ use crate::{
     epochs::Epoch,
     lease::{
         LeaseError, Owner,
-        redis::{parse_ms, parse_number, parse_token, unexpected},
+        redis::{parse_ms, parse_n, parse_number, parse_token, unexpected},
     },
     token::Token,
 };
@@ -166,12 +166,9 @@ fn parse_optional_token(digits: &str) -> Result<Option<Token>, LeaseError> {
 }
 
 fn parse_clock(usable: &str, epoch: &str, n: &str) -> Result<Clock, LeaseError> {
-    let (epoch, n) = (parse_number(epoch)?, parse_number(n)?);
+    let (epoch, n) = (parse_number(epoch)?, parse_n(n)?);
     // A number that is out of range is another program's.
     Epoch::new(epoch).map_err(|_| unexpected())?;
-    if !(0..Epoch::SIZE).contains(&n) {
-        return Err(unexpected());
-    }
     Ok(Clock {
         usable: usable == "1",
         epoch,

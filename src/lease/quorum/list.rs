@@ -1,5 +1,7 @@
 //! Listing, by SCAN over the lease keys of one node after the other.
 
+use std::fmt;
+
 use super::{
     answer::Answer,
     node::Node,
@@ -16,7 +18,7 @@ use crate::{
 /// Where a page begins: at a node, the cursor of a SCAN there, and the name that was listed last of what it finds.
 /// Which nodes could not be scanned is a set of bits.
 #[derive(Clone, Default)]
-struct Cursor {
+pub(super) struct Cursor {
     node: usize,
     scan: u64,
     skipped: u64,
@@ -24,7 +26,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    fn parse(text: &str) -> Result<Self, ListError> {
+    pub(super) fn parse(text: &str) -> Result<Self, ListError> {
         let mut parts = text.splitn(4, '-');
         let mut next = || parts.next().ok_or(ListError::Cursor);
         Ok(Self {
@@ -45,6 +47,17 @@ impl Cursor {
 
     fn has_skipped(&self, node: usize) -> bool {
         u32::try_from(node).is_ok_and(|node| self.skipped.checked_shr(node).unwrap_or(0) & 1 == 1)
+    }
+}
+
+/// As [`Cursor::parse`] reads it.
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}-{}-{}-{}",
+            self.node, self.scan, self.skipped, self.after
+        )
     }
 }
 
@@ -97,7 +110,7 @@ pub(super) async fn list(
             }
         }
         let more = at.node < nodes.all().len();
-        page.cursor = more.then(|| format!("{}-{}-{}-{}", at.node, at.scan, at.skipped, at.after));
+        page.cursor = more.then(|| at.to_string());
         if !more || page.leases.len() == limit {
             break;
         }

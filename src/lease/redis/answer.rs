@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError};
 
-use crate::{epochs::Epoch, lease::LeaseError, token::Token};
+use crate::{
+    epochs::Epoch,
+    lease::{LeaseError, time::of_ms},
+    token::Token,
+};
 
 /// What a script answers.
 #[derive(Debug)]
@@ -57,7 +61,7 @@ impl Answer {
             ["granted", token, epoch, n] => Self::Granted(Granted {
                 token: parse_token(token)?,
                 epoch: Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?,
-                n: parse_number(n)?,
+                n: parse_n(n)?,
             }),
             ["held", left] => Self::Held {
                 left: parse_ms(left),
@@ -94,6 +98,15 @@ pub(in crate::lease) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
 }
 
+/// How far a clock has counted in its epoch. A number that is out of range is another program's.
+pub(in crate::lease) fn parse_n(digits: &str) -> Result<i64, LeaseError> {
+    let n = parse_number(digits)?;
+    (0..Epoch::SIZE)
+        .contains(&n)
+        .then_some(n)
+        .ok_or_else(unexpected)
+}
+
 /// The error for keys that another program has written.
 pub(in crate::lease) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
@@ -104,5 +117,5 @@ pub(in crate::lease) fn unexpected() -> LeaseError {
 
 /// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
 pub(in crate::lease) fn parse_ms(ms: &str) -> Duration {
-    Duration::from_millis(ms.parse().unwrap_or(0))
+    of_ms(ms.parse().unwrap_or(0))
 }
