@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn an_idempotency_key_is_read_as_it_is_written(line in r#""[ -~]{0,300}"|"(\\"|\\\\|a){0,200}"(;x=1)?"#) {
+    fn an_idempotency_key_is_read_as_it_is_written(line in r#""[ -~]{0,260}"|"(\\"|\\\\|a){0,200}"(;x=1)?"#) {
         idempotency_key(line.as_bytes());
     }
 
@@ -148,7 +148,7 @@ fn what_is_valid_is_among_it() {
 
     let mut runner = TestRunner::deterministic();
     let mut some = |texts: &dyn Fn(&mut TestRunner) -> String, valid: &dyn Fn(&[u8]) -> bool| {
-        let found = (0..2_000).filter(|_| valid(texts(&mut runner).as_bytes()));
+        let found = (0..300).filter(|_| valid(texts(&mut runner).as_bytes()));
         assert!(found.count() > 10);
     };
     fn draw(strategy: impl Strategy<Value = String>) -> impl Fn(&mut TestRunner) -> String {

@@ -198,9 +198,16 @@ mod tests {
             copied.fencing_token().to_string(),
             signed.fencing_token().to_string()
         );
+        // A signature counts for what was granted, and for nothing else.
+        let other = Resource::new("sku-2").unwrap();
+        for (resource, token) in [(&other, lease.token), (&resource, Token::MAX)] {
+            let mut body = LeaseBody::from(&lease);
+            body.fencing_token = keys.sign(resource, token).to_string();
+            let read = body.into_lease(&lease.resource, lease.id.clone());
+            assert_eq!(read, Some(lease.clone()));
+        }
         // A lease of another request makes no holder.
         assert_eq!(read(&resource, LeaseId::random()), None);
-        let other = Resource::new("sku-2").unwrap();
         assert_eq!(read(&other, lease.id.clone()), None);
 
         for state in [None, Some(held(None)), Some(held(Some("worker-7")))] {
