@@ -119,3 +119,51 @@ pub(in crate::lease) fn unexpected() -> LeaseError {
 pub(in crate::lease) fn parse_ms(ms: &str) -> Duration {
     of_ms(ms.parse().unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &str) -> Result<String, LeaseError> {
+        let words = words.split(' ').map(str::to_owned).collect();
+        Answer::parse(words).map(|answer| format!("{answer:?}"))
+    }
+
+    #[test]
+    fn each_answer_of_a_script_is_read() {
+        for (words, answer) in [
+            (
+                "granted 2000000007 2 9",
+                "Granted(Granted { token: Token(2000000007), epoch: Epoch(2), n: 9 })",
+            ),
+            ("held 1500", "Held { left: 1.5s }"),
+            ("held 1500 1", "Watched { left: 1.5s, in_line: true }"),
+            ("held 1500 0", "Watched { left: 1.5s, in_line: false }"),
+            ("queued -1", "Queued { left: 0ns }"),
+            ("full", "Full"),
+            ("free", "Free"),
+            ("released", "Released"),
+            ("lost", "Lost"),
+            ("exhausted 7", "Exhausted(Token(7))"),
+            (
+                "epoch h i 3",
+                r#"NeedsEpoch(UnusableClock { history: "h", incarnation: "i", epoch: 3 })"#,
+            ),
+            ("behind", "Behind"),
+            ("source other", r#"OtherSource("other")"#),
+        ] {
+            assert_eq!(read(words).unwrap(), answer);
+        }
+        for other in [
+            "",
+            "granted",
+            "granted 0 1 1",
+            "granted 7 1 -1",
+            "granted 7 1 1000000000",
+            "granted 7 1000000 1",
+            "epoch h i x",
+        ] {
+            assert!(read(other).is_err(), "{other}");
+        }
+    }
+}
