@@ -101,7 +101,7 @@ async fn a_handler_over_its_time_is_answered_by_what_became_of_its_transaction()
     let server = start_ended(&db).await;
     for (path, status, problem) in [
         ("/a/commit", 503, "outcome-unknown"),
-        ("/b/fail", 500, "transaction-aborted"),
+        ("/b/fail", 503, "handler-timeout"),
         ("/c/spawn", 500, "transaction-escaped"),
     ] {
         server.write(path, 5).await.is_problem(status, problem);
