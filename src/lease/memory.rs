@@ -349,6 +349,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn where_there_is_doubt_the_next_grant_asks_the_source() {
+        let source = Forgetful::default();
+        let memory = Memory::new(Arc::new(source.clone()));
+        memory.record_grant(7, epoch(3), 1).await.unwrap();
+        memory.record_grant(7, epoch(3), 2).await.unwrap();
+        assert_eq!(source.asked.load(SeqCst), 1);
+        memory.doubt(7);
+        memory.record_grant(7, epoch(3), 3).await.unwrap();
+        assert_eq!(source.asked.load(SeqCst), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_renewal_reminds_the_source_each_minute_and_needs_no_answer() {
         let source = Forgetful::default();
         let memory = Memory::new(Arc::new(source.clone()));
