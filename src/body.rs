@@ -70,3 +70,40 @@ impl From<&BodyError> for Problem {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, io};
+
+    use futures_util::stream;
+
+    use super::*;
+
+    /// A body of which nobody says how long it is.
+    fn unannounced(bytes: &'static [u8]) -> Body {
+        Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]))
+    }
+
+    async fn read_4(body: Body) -> Result<Bytes, BodyError> {
+        let read = read(body, 4, Duration::from_secs(60)).await;
+        read.map(Collected::to_bytes)
+    }
+
+    #[tokio::test]
+    async fn a_body_may_be_as_long_as_the_limit_and_no_longer() {
+        let too_large = BodyError::TooLarge { limit_bytes: 4 };
+        for body in [Body::from("four"), unannounced(b"four")] {
+            assert_eq!(read_4(body).await.unwrap(), "four");
+        }
+        for body in [Body::from("fifth"), unannounced(b"fifth")] {
+            assert_eq!(read_4(body).await.unwrap_err(), too_large);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_not_too_large() {
+        let parts = [Ok("a"), Err(io::Error::from(io::ErrorKind::BrokenPipe))];
+        let broken = Body::from_stream(stream::iter(parts));
+        assert_eq!(read_4(broken).await.unwrap_err(), BodyError::Malformed);
+    }
+}

@@ -216,4 +216,11 @@ mod tests {
         let (first, second) = (Epoch::FIRST, Epoch::new(2).unwrap());
         assert!(second.token(1) > first.token(Epoch::SIZE - 1));
     }
+
+    #[test]
+    fn epochs_and_their_sources_are_written_as_they_are_read() {
+        let source = SourceId::new("shop-1").unwrap();
+        assert_eq!(source.to_string(), "shop-1");
+        assert_eq!(Epoch::new(999_999).unwrap().to_string(), "999999");
+    }
 }

@@ -137,6 +137,16 @@ pub mod proof {}
 pub mod epochs;
 #[cfg(feature = "_fence")]
 pub mod fence;
+// For the fuzz targets in `tests/fuzz`, and for tests.
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "redis",
+    feature = "embedded",
+    feature = "issuer",
+    feature = "client"
+))]
+#[doc(hidden)]
+pub mod fuzz;
 #[doc = include_str!("guide.md")]
 pub mod guide {}
 pub mod header;

@@ -77,6 +77,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn its_text_says_when_a_floor_has_refused_it() {
+        let mut stale = StaleToken {
+            resource: Resource::new("a").unwrap(),
+            presented_token: Token::MIN,
+            max_token: 4,
+            by_floor: false,
+        };
+        assert_eq!(stale.to_string(), "token 1 for a is not newer than 4");
+        stale.by_floor = true;
+        let text = "token 1 for a is not newer than 4, the floor of its partition";
+        assert_eq!(stale.to_string(), text);
+    }
+
+    #[test]
     fn a_stale_token_is_read_from_the_problem_and_from_nothing_else() {
         let body = br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token","title":"x","status":412,
                         "resource":"a","presented_token":3,"max_token":4}"##;

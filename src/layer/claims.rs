@@ -52,3 +52,20 @@ fn token_for(resource: &Resource, tokens: &[FencingToken]) -> Option<Token> {
     };
     tokens.iter().find(made_for).map(|token| token.token)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_without_a_token_and_one_without_a_resource_are_told_apart() {
+        let resource = Resource::new("a").unwrap();
+        let missing = claims(vec![], resource.into()).unwrap_err();
+        assert!(matches!(missing, Rejection::TokenRequired));
+        let nothing = claims(vec![], Vec::new().into()).unwrap_err();
+        assert!(matches!(
+            nothing,
+            Rejection::Resource(ResourceError::Nothing)
+        ));
+    }
+}

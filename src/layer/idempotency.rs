@@ -302,3 +302,15 @@ impl fmt::Debug for Idempotency {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_as_documented() {
+        let keys = Idempotency::optional();
+        assert_eq!(keys.ttl, Duration::from_hours(24));
+        assert_eq!(keys.response_limit_bytes, 65_536);
+    }
+}

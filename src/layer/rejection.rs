@@ -256,3 +256,54 @@ impl IntoResponse for Rejection {
         response
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::header;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::token::{Resource, Token};
+
+    fn members(rejection: &Rejection) -> Value {
+        serde_json::to_value(Problem::from(rejection)).unwrap()
+    }
+
+    fn asks_again_after(rejection: Rejection) -> Option<Value> {
+        let response = rejection.into_response();
+        let after = response.headers().get(header::RETRY_AFTER)?;
+        Some(after.to_str().unwrap().into())
+    }
+
+    #[test]
+    fn a_token_that_was_never_handed_out_is_named() {
+        let claim = || Claim::new(Resource::new("a").unwrap(), Token::MAX);
+        for rejection in [
+            Rejection::UnknownEpoch(claim()),
+            Rejection::NeverGranted(claim()),
+        ] {
+            let members = members(&rejection);
+            assert_eq!(members["resource"], "a");
+            assert_eq!(members["presented_token"], json!(Token::MAX));
+        }
+    }
+
+    #[test]
+    fn what_passes_by_itself_says_when_to_ask_again() {
+        let late = Rejection::HandlerTimeout(Duration::from_secs(30));
+        for passing in [late, Rejection::KeyInFlight] {
+            assert_eq!(asks_again_after(passing), Some(json!("1")));
+        }
+        for lasting in [Rejection::KeyMismatch, Rejection::NotWritten] {
+            assert_eq!(asks_again_after(lasting), None);
+        }
+    }
+
+    #[test]
+    fn a_stale_token_is_told_from_other_reasons() {
+        let stale = StaleToken::new(Resource::new("a").unwrap(), Token::MIN, 4, false);
+        let rejection = Rejection::from(AdmitError::Stale(stale.clone()));
+        assert_eq!(rejection.stale(), Some(&stale));
+        assert_eq!(Rejection::KeyMismatch.stale(), None);
+    }
+}

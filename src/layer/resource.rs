@@ -221,3 +221,15 @@ pub enum ResourceError {
         route: String,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resources_are_written_with_commas_between_them() {
+        let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
+        assert_eq!(Resources::from(a.clone()).to_string(), "a");
+        assert_eq!(Resources::from([a, b]).to_string(), "a, b");
+    }
+}

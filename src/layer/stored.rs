@@ -89,7 +89,40 @@ fn read_headers(lines: &[u8], headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use std::{convert::Infallible, io};
+
+    use futures_util::stream;
+
     use super::*;
+
+    async fn capture_4(body: Body) -> Result<StoredResponse, UnstorableResponse> {
+        let captured = capture(Response::new(body), 4, &[]).await;
+        captured.map(|(_, stored)| stored)
+    }
+
+    #[tokio::test]
+    async fn a_response_may_be_as_long_as_the_limit_and_no_longer() {
+        // Of one that is streamed nobody says how long it is.
+        let streamed =
+            |bytes: &'static str| Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]));
+        for body in [Body::from("four"), streamed("four")] {
+            assert_eq!(capture_4(body).await.unwrap().body, "four");
+        }
+        for body in [Body::from("fifth"), streamed("fifth")] {
+            let refused = capture_4(body).await.err();
+            let too_large = UnstorableResponse::TooLarge { limit_bytes: 4 };
+            assert_eq!(refused, Some(too_large));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_response_that_breaks_off_is_not_too_large() {
+        let parts = [Ok("a"), Err(io::Error::from(io::ErrorKind::BrokenPipe))];
+        let refused = capture_4(Body::from_stream(stream::iter(parts)))
+            .await
+            .err();
+        assert_eq!(refused, Some(UnstorableResponse::Broken));
+    }
 
     #[test]
     fn headers_come_back_as_they_were() {

@@ -325,3 +325,86 @@ impl<L: fmt::Debug, A> fmt::Debug for Announced<L, A> {
         f.debug_tuple("Announced").field(&self.leases).finish()
     }
 }
+
+#[cfg(all(test, feature = "embedded"))]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::{
+        announce::AnnounceFuture,
+        epochs::{Epoch, EpochFuture, Epochs, SourceId},
+        lease::EmbeddedLeases,
+    };
+
+    struct FirstEpoch;
+
+    impl Epochs for FirstEpoch {
+        fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+            Box::pin(async move { Ok(at_least) })
+        }
+
+        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+            Box::pin(async move { Ok(seen) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            Box::pin(async { Ok(SourceId::new("source").unwrap()) })
+        }
+    }
+
+    /// A resource side that counts what it is told.
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl Announce for Counting {
+        fn announce<'a>(
+            &'a self,
+            _: &'a Resource,
+            _: Token,
+            _: &'a LeaseDigest,
+        ) -> AnnounceFuture<'a> {
+            self.0.fetch_add(1, Relaxed);
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_is_announced_once_and_a_new_one_again() {
+        let leases = EmbeddedLeases::new(FirstEpoch).announced_to(Counting::default());
+        let announced = || leases.resources.0.load(Relaxed);
+        let (resource, ttl) = (Resource::new("sku-1").unwrap(), Duration::from_secs(9));
+        let lease = leases.acquire(&resource, Acquire::new(ttl)).await.unwrap();
+        for _ in 0..3 {
+            leases
+                .renew(&resource, &lease.id, Renew::new(ttl))
+                .await
+                .unwrap();
+        }
+        assert_eq!(announced(), 1);
+        let renew = Renew::new(ttl).with_new_token();
+        leases.renew(&resource, &lease.id, renew).await.unwrap();
+        assert_eq!(announced(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_are_remembered_of_held_leases_only() {
+        let leases = EmbeddedLeases::new(FirstEpoch).announced_to(Counting::default());
+        let ttl = Duration::from_secs(1);
+        let held = Resource::new("held").unwrap();
+        let lease = leases
+            .acquire(&held, Acquire::new(ttl * 1_000))
+            .await
+            .unwrap();
+        for n in 0..200 {
+            let resource = Resource::new(format!("sku-{n}")).unwrap();
+            leases.acquire(&resource, Acquire::new(ttl)).await.unwrap();
+            advance(ttl).await;
+        }
+        let tokens = leases.tokens();
+        assert!(tokens.tokens.len() < 40 && tokens.tokens.capacity() < 80);
+        assert!(tokens.has(&LeaseDigest::of(lease.id.expose()), lease.token));
+    }
+}

@@ -137,5 +137,6 @@ mod tests {
         assert!(Owner::new("").is_ok() && Owner::new("x".repeat(255)).is_ok());
         assert_eq!(Owner::new("é".repeat(128)), Err(InvalidOwner));
         assert_eq!(Owner::new("a\nb"), Err(InvalidOwner));
+        assert_eq!(Owner::new("worker-7").unwrap().to_string(), "worker-7");
     }
 }

@@ -322,6 +322,67 @@ mod tests {
         memory.record_grant(7, epoch(4), 1).await.unwrap_err();
     }
 
+    /// A source on which all tokens below this epoch are dead.
+    struct Alive(i64);
+
+    impl Epochs for Alive {
+        fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+            Box::pin(async move { Ok(at_least) })
+        }
+
+        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+            Box::pin(async { Ok(epoch(self.0)) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            Box::pin(async { Ok(SourceId::new("source").unwrap()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn epochs_whose_tokens_are_dead_count_as_used_up_to_their_end() {
+        let memory = Memory::new(Arc::new(Alive(5)));
+        assert!(!memory.record_grant(7, epoch(3), 1).await.unwrap());
+        assert_eq!(memory.highest(7), (4, Epoch::SIZE - 1));
+        assert!(memory.record_grant(7, epoch(5), 1).await.unwrap());
+        assert_eq!(memory.highest(7), (5, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_there_is_doubt_the_next_grant_asks_the_source() {
+        let source = Forgetful::default();
+        let memory = Memory::new(Arc::new(source.clone()));
+        memory.record_grant(7, epoch(3), 1).await.unwrap();
+        memory.record_grant(7, epoch(3), 2).await.unwrap();
+        assert_eq!(source.asked.load(SeqCst), 1);
+        memory.doubt(7);
+        memory.record_grant(7, epoch(3), 3).await.unwrap();
+        assert_eq!(source.asked.load(SeqCst), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_reminds_the_source_each_minute_and_needs_no_answer() {
+        let source = Forgetful::default();
+        let memory = Memory::new(Arc::new(source.clone()));
+        let asked = async || {
+            // In the background.
+            sleep(Duration::from_secs(2)).await;
+            source.asked.load(SeqCst)
+        };
+        memory.record_renewal(7, epoch(3), 1);
+        assert_eq!(memory.highest(7), (3, 1));
+        memory.record_renewal(7, epoch(3), 2);
+        assert_eq!((asked().await, memory.highest(7)), (1, (3, 2)));
+        advance(REMINDER_INTERVAL).await;
+        memory.record_renewal(7, epoch(3), 3);
+        assert_eq!(asked().await, 2);
+        // A grant has just told it.
+        advance(REMINDER_INTERVAL).await;
+        memory.record_grant(7, epoch(3), 4).await.unwrap();
+        memory.record_renewal(7, epoch(3), 4);
+        assert_eq!(asked().await, 3);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn whoever_waited_for_an_attempt_that_failed_fails_with_it() {
         let source = Forgetful::default();

@@ -46,6 +46,14 @@ mod embedded;
 mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "redis",
+    feature = "embedded",
+    feature = "issuer",
+    feature = "client"
+))]
+pub(crate) mod fuzz;
 mod grant;
 mod id;
 #[cfg(any(feature = "redis", feature = "embedded", feature = "etcd"))]

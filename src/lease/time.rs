@@ -20,6 +20,11 @@ pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
     whole_ms(time).max(1)
 }
 
+/// What a peer says in milliseconds, at most a century: a time that can be added to any.
+pub(crate) fn of_ms(ms: u64) -> Duration {
+    Duration::from_millis(ms).min(CENTURY)
+}
+
 /// This long from now, at most a century.
 pub(crate) fn after(time: Duration) -> Instant {
     let now = Instant::now();
@@ -40,5 +45,9 @@ mod tests {
             assert_eq!((whole_ms(time), at_least_1_ms(time)), (whole, at_least_1));
         }
         assert_eq!(u128::from(whole_ms(Duration::MAX)), CENTURY.as_millis());
+        assert_eq!(
+            (of_ms(u64::MAX), of_ms(1)),
+            (CENTURY, Duration::from_millis(1))
+        );
     }
 }

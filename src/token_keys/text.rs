@@ -116,6 +116,11 @@ mod tests {
     }
 
     #[test]
+    fn two_digits_are_a_byte() {
+        assert_eq!(*bytes("00017f80FFfe").unwrap(), [0, 1, 127, 128, 255, 254]);
+    }
+
+    #[test]
     fn what_is_wrong_is_said_without_the_secret() {
         use InvalidTokenKeys as E;
         for (text, error) in [

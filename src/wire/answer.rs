@@ -1,13 +1,14 @@
 //! The bodies of the answers: a lease to its holder, and what everybody may see of it.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "client")]
 use crate::{lease::LeaseId, token_keys::SignedToken};
 use crate::{
-    lease::{Held, Lease, Owner, Page, time::whole_ms},
+    lease::{
+        Held, Lease, Owner, Page,
+        time::{of_ms, whole_ms},
+    },
     token::{Resource, Token},
 };
 
@@ -49,7 +50,7 @@ impl LeaseBody {
             resource,
             id,
             token,
-            ttl: Duration::from_millis(self.ttl_ms),
+            ttl: of_ms(self.ttl_ms),
         })
     }
 }
@@ -79,7 +80,7 @@ impl From<HeldBody> for Held {
         Self {
             token: held.token,
             owner: held.owner.and_then(|owner| Owner::new(owner).ok()),
-            ttl: Duration::from_millis(held.ttl_ms),
+            ttl: of_ms(held.ttl_ms),
             waiters: held.waiters,
         }
     }
@@ -152,6 +153,8 @@ impl From<PageBody> for Page {
 
 #[cfg(all(test, feature = "issuer", feature = "client"))]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::token_keys::{TokenKey, TokenKeys};
 
@@ -195,9 +198,16 @@ mod tests {
             copied.fencing_token().to_string(),
             signed.fencing_token().to_string()
         );
+        // A signature counts for what was granted, and for nothing else.
+        let other = Resource::new("sku-2").unwrap();
+        for (resource, token) in [(&other, lease.token), (&resource, Token::MAX)] {
+            let mut body = LeaseBody::from(&lease);
+            body.fencing_token = keys.sign(resource, token).to_string();
+            let read = body.into_lease(&lease.resource, lease.id.clone());
+            assert_eq!(read, Some(lease.clone()));
+        }
         // A lease of another request makes no holder.
         assert_eq!(read(&resource, LeaseId::random()), None);
-        let other = Resource::new("sku-2").unwrap();
         assert_eq!(read(&other, lease.id.clone()), None);
 
         for state in [None, Some(held(None)), Some(held(Some("worker-7")))] {

@@ -1,13 +1,17 @@
 //! An error of the lease store as a problem document, and back.
 
+#[cfg(feature = "issuer")]
 use std::time::Duration;
 
 #[cfg(feature = "client")]
 use serde::Deserialize;
 
-#[cfg(feature = "client")]
-use crate::token::{Resource, Token};
 use crate::{lease::LeaseError, problem::ProblemType};
+#[cfg(feature = "client")]
+use crate::{
+    lease::time::of_ms,
+    token::{Resource, Token},
+};
 #[cfg(feature = "issuer")]
 use crate::{lease::time::whole_ms, problem::Problem};
 
@@ -86,7 +90,7 @@ pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseErro
     }
     let resource = resource?.clone();
     if is(ProblemType::LockHeld) {
-        let retry_after = Duration::from_millis(problem.retry_after_ms.unwrap_or(0));
+        let retry_after = of_ms(problem.retry_after_ms.unwrap_or(0));
         return Some(LeaseError::Held {
             resource,
             retry_after,

@@ -115,4 +115,13 @@ mod tests {
             assert!(tries.after(failure(fault)).await.is_err());
         }
     }
+
+    #[test]
+    fn catching_up_is_repeated_a_bounded_number_of_times() {
+        let mut tries = Tries::new(Limits::default());
+        for _ in 0..CATCH_UPS {
+            tries.caught_up().unwrap();
+        }
+        assert!(tries.caught_up().is_err());
+    }
 }

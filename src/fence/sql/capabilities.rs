@@ -120,4 +120,25 @@ mod tests {
         assert_eq!(none.to_string().split("; ").count(), 4);
         assert!(Capabilities::ALL.write_at_once() && !none.write_at_once());
     }
+
+    #[test]
+    fn a_statement_runs_with_its_admission_only_where_all_is_there_that_it_needs() {
+        let all = Capabilities::ALL;
+        let without: [fn(&mut Capabilities); 4] = [
+            |some| some.row_versions = false,
+            |some| some.advisory_locks = false,
+            |some| some.transaction_ids = false,
+            |some| some.history = false,
+        ];
+        for take in without {
+            let mut some = all;
+            take(&mut some);
+            assert!(!some.write_at_once());
+        }
+        let ends_none = Capabilities {
+            ends_sessions: false,
+            ..all
+        };
+        assert!(ends_none.write_at_once());
+    }
 }

@@ -475,3 +475,29 @@ impl Records for Postgres {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_never_none() {
+        for (limit, whole) in [
+            (Duration::ZERO, 1),
+            (Duration::from_micros(2_900), 2),
+            (Duration::MAX, i32::MAX as u128),
+        ] {
+            assert_eq!(millis(limit), whole);
+        }
+    }
+
+    #[test]
+    fn a_statement_ends_before_its_semicolons_and_blanks() {
+        for sql in ["SELECT 'fence'", "SELECT 'fence';", "SELECT 'fence' ;\n ; "] {
+            let statement = Statement::new(sqlx::query(AssertSqlSafe(sql)))
+                .ok()
+                .unwrap();
+            assert_eq!(trimmed(&statement), "SELECT 'fence'");
+        }
+    }
+}

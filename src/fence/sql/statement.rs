@@ -44,3 +44,20 @@ fn highest_placeholder(sql: &str) -> usize {
     });
     numbers.max().unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_placeholder_is_found_wherever_it_stands() {
+        for (sql, highest) in [
+            ("SELECT 1", 0),
+            ("SELECT $1", 1),
+            ("SELECT $12, $2::text, '$', $x", 12),
+            ("SELECT $$3$$", 3),
+        ] {
+            assert_eq!(highest_placeholder(sql), highest, "{sql}");
+        }
+    }
+}

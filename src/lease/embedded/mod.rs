@@ -1,5 +1,8 @@
 //! Leases inside the process: no server, for one process and for trying things out.
 
+mod cursor;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod partition;
 
 use std::{
@@ -12,7 +15,10 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use self::partition::{Outcome, Partition};
+use self::{
+    cursor::Cursor,
+    partition::{Outcome, Partition},
+};
 use super::{
     Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
     WaiterLimits, memory::Memory, time::after,
@@ -193,30 +199,26 @@ impl Leases for EmbeddedLeases {
 
 impl Operate for EmbeddedLeases {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        // A cursor is a partition, and the last name that was listed of it.
-        let (first, mut after) = match cursor {
-            None => (0, String::new()),
-            Some(cursor) => {
-                let (partition, name) = cursor.split_once(':').ok_or(ListError::Cursor)?;
-                let partition: u8 = partition.parse().map_err(|_| ListError::Cursor)?;
-                (usize::from(partition), name.to_owned())
-            }
-        };
+        let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
         let mut page = Page::default();
-        for (index, partition) in self.partitions.iter().enumerate().skip(first) {
+        for (number, partition) in (0..=u8::MAX)
+            .zip(&*self.partitions)
+            .skip(at.partition.into())
+        {
+            at.partition = number;
             let held = partition
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .list(&after);
+                .list(&at.after);
             for (resource, held) in held {
                 if page.leases.len() == limit.max(1) {
-                    page.cursor = Some(format!("{index}:{after}"));
+                    page.cursor = Some(at.to_string());
                     return Ok(page);
                 }
-                after = resource.to_string();
+                at.after = resource.to_string();
                 page.leases.push((resource, held));
             }
-            after.clear();
+            at.after.clear();
         }
         Ok(page)
     }

@@ -6,7 +6,7 @@ use crate::{
     epochs::Epoch,
     lease::{
         LeaseError, Owner,
-        redis::{parse_ms, parse_number, parse_token, unexpected},
+        redis::{parse_ms, parse_n, parse_number, parse_token, unexpected},
     },
     token::Token,
 };
@@ -166,15 +166,79 @@ fn parse_optional_token(digits: &str) -> Result<Option<Token>, LeaseError> {
 }
 
 fn parse_clock(usable: &str, epoch: &str, n: &str) -> Result<Clock, LeaseError> {
-    let (epoch, n) = (parse_number(epoch)?, parse_number(n)?);
+    let (epoch, n) = (parse_number(epoch)?, parse_n(n)?);
     // A number that is out of range is another program's.
     Epoch::new(epoch).map_err(|_| unexpected())?;
-    if !(0..Epoch::SIZE).contains(&n) {
-        return Err(unexpected());
-    }
     Ok(Clock {
         usable: usable == "1",
         epoch,
         n,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &str) -> Result<String, LeaseError> {
+        let words = words.split(' ').map(str::to_owned).collect();
+        Answer::parse(words).map(|answer| format!("{answer:?}"))
+    }
+
+    #[test]
+    fn each_answer_of_a_script_is_read() {
+        let clock = "Clock { usable: true, epoch: 2, n: 9 }";
+        for (words, answer) in [
+            (
+                "taken h i 5 1 2 9 7",
+                format!(
+                    "Taken(Taken {{ stamp: Stamp {{ history: \"h\", incarnation: \"i\", serial: \"5\" }}, \
+                     clock: {clock}, stored: Some(Token(7)) }})"
+                ),
+            ),
+            (
+                "held 1500 #id",
+                r##"Held { left: 1.5s, id: "#id" }"##.into(),
+            ),
+            ("older 3", "Older { number: 3 }".into()),
+            ("lost", "Lost".into()),
+            ("sealed", "Sealed".into()),
+            ("refused", "Refused".into()),
+            (
+                "renewed 7 1 2 9",
+                format!("Renewed {{ token: Token(7), clock: {clock} }}"),
+            ),
+            (
+                "found v #id  w -5",
+                "Found(Found { value: \"v\", id: \"#id\", token: None, owner: Some(Owner(\"w\")), left: None })"
+                    .into(),
+            ),
+            (
+                "found v #id 7  5000",
+                "Found(Found { value: \"v\", id: \"#id\", token: Some(Token(7)), owner: None, left: Some(5s) })"
+                    .into(),
+            ),
+            ("none", "None".into()),
+            ("ended", "Ended".into()),
+            (
+                "node r 1 noeviction",
+                r#"Node { run_id: "r", clustered: true, eviction: "noeviction" }"#.into(),
+            ),
+            ("history", "Unfit(NoHistory)".into()),
+            ("replicated", "Unfit(Replicated)".into()),
+            ("source s", r#"Unfit(OtherSource("s"))"#.into()),
+            ("nodes n", r#"Unfit(OtherNodes("n"))"#.into()),
+        ] {
+            assert_eq!(read(words).unwrap(), answer);
+        }
+        for other in [
+            "",
+            "taken h i 5 1 2 9",
+            "renewed 7 1 1000000 9",
+            "renewed 7 1 2 1000000000",
+            "older x",
+        ] {
+            assert!(read(other).is_err(), "{other}");
+        }
+    }
 }

@@ -33,3 +33,19 @@ impl Attempt {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_is_above_the_number_that_was_seen_and_never_more_than_lua_compares() {
+        const LARGEST: u64 = (1 << 52) - 1;
+        let last = Attempt::above(u64::MAX);
+        assert_eq!(last.number, LARGEST);
+        assert!(last.nonce <= LARGEST);
+        assert_eq!(Attempt::above(LARGEST - 1).number, LARGEST);
+        assert_eq!(Attempt::above(7).number, 8);
+        assert!(Attempt::now().number > 1_700_000_000_000);
+    }
+}

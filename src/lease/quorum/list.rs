@@ -1,5 +1,7 @@
 //! Listing, by SCAN over the lease keys of one node after the other.
 
+use std::fmt;
+
 use super::{
     answer::Answer,
     node::Node,
@@ -17,7 +19,7 @@ use crate::{
 /// Where a page begins: at a node, the cursor of a SCAN there, and the name that was listed last of what it finds.
 /// Which of the nodes before could not be scanned is a set of bits.
 #[derive(Clone, Default)]
-struct Cursor {
+pub(super) struct Cursor {
     node: usize,
     scan: u64,
     skipped: u64,
@@ -27,7 +29,7 @@ struct Cursor {
 impl Cursor {
     /// Reads the cursor of a page. A node that was passed over comes before the one that is next, and they were no
     /// majority: otherwise a lease would be listed once more, or some would be missed unsaid.
-    fn parse(text: &str, nodes: &Nodes) -> Result<Self, ListError> {
+    pub(super) fn parse(text: &str, nodes: &Nodes) -> Result<Self, ListError> {
         let mut parts = text.splitn(4, '-');
         let mut next = || parts.next().ok_or(ListError::Cursor);
         let cursor = Self {
@@ -56,6 +58,17 @@ impl Cursor {
 
     fn skipped_count(&self) -> usize {
         self.skipped.count_ones() as usize
+    }
+}
+
+/// As [`Cursor::parse`] reads it.
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}-{}-{}-{}",
+            self.node, self.scan, self.skipped, self.after
+        )
     }
 }
 
@@ -109,7 +122,7 @@ pub(super) async fn list(
             }
         }
         let more = at.node < nodes.all().len();
-        page.cursor = more.then(|| format!("{}-{}-{}-{}", at.node, at.scan, at.skipped, at.after));
+        page.cursor = more.then(|| at.to_string());
         if !more || page.leases.len() == limit {
             break;
         }

@@ -23,6 +23,8 @@
 mod answer;
 mod attempt;
 mod builder;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod grant;
 mod list;
 mod node;

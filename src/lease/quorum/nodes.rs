@@ -288,3 +288,68 @@ enum OtherOwner {
         theirs: String,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(count: usize) -> Nodes {
+        let urls: Vec<_> = (1..=count)
+            .map(|n| format!("redis://127.0.0.{n}"))
+            .collect();
+        let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+        Nodes::new(&urls, Duration::from_secs(1), "tower-fence").unwrap()
+    }
+
+    #[test]
+    fn a_majority_is_more_than_half() {
+        for (count, majority) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {
+            assert_eq!(nodes(count).majority(), majority, "of {count}");
+        }
+    }
+
+    #[test]
+    fn what_a_minority_has_counted_counts_for_nothing() {
+        let clock = |usable, n| Clock {
+            usable,
+            epoch: 2,
+            n,
+        };
+        let counted = |count, clocks: &[Clock]| nodes(count).counted(clocks.iter().copied());
+        let clocks = [9, 3, 7, 5, 1].map(|n| clock(true, n));
+        assert_eq!(counted(5, &clocks), Some((2, 5)));
+        assert_eq!(counted(5, &clocks[..3]), Some((2, 3)));
+        assert_eq!(counted(3, &clocks[..3]), Some((2, 7)));
+        assert_eq!(counted(5, &clocks[..2]), None);
+        let blank = [clock(true, 9), clock(true, 3), clock(false, 7)];
+        assert_eq!(counted(3, &blank), Some((2, 3)));
+        assert_eq!(counted(5, &blank), None);
+    }
+
+    #[test]
+    fn three_of_five_answers_decide_and_two_do_not() {
+        let answers = |sealed, refused| {
+            let sealed = (0..sealed).map(|n| (n, Answer::Sealed));
+            let mut answers = Answers::new(5);
+            answers.given = sealed
+                .chain((0..refused).map(|n| (9 - n, Answer::Refused)))
+                .collect();
+            answers.asked = answers.given.len();
+            answers
+        };
+        let is_sealed = |answer: &Answer| matches!(answer, Answer::Sealed);
+        let sealed = |answer: &Answer| is_sealed(answer).then_some(());
+        for (given, refused) in [(3, 0), (3, 2), (5, 0)] {
+            let answers = answers(given, refused);
+            assert!(answers.majority(sealed).is_some() && answers.prevents(is_sealed));
+            assert!(answers.are_enough());
+            assert_eq!(answers.are_all(is_sealed), refused == 0);
+        }
+        for (given, refused) in [(2, 0), (2, 3), (0, 5)] {
+            let answers = answers(given, refused);
+            assert!(answers.majority(sealed).is_none() && !answers.prevents(is_sealed));
+            assert_eq!(answers.are_enough(), refused >= 3);
+            assert_eq!(answers.are_all(is_sealed), refused == 0);
+        }
+    }
+}

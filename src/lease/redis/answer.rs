@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError};
 
-use crate::{epochs::Epoch, lease::LeaseError, token::Token};
+use crate::{
+    epochs::Epoch,
+    lease::{LeaseError, time::of_ms},
+    token::Token,
+};
 
 /// What a script answers.
 #[derive(Debug)]
@@ -57,7 +61,7 @@ impl Answer {
             ["granted", token, epoch, n] => Self::Granted(Granted {
                 token: parse_token(token)?,
                 epoch: Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?,
-                n: parse_number(n)?,
+                n: parse_n(n)?,
             }),
             ["held", left] => Self::Held {
                 left: parse_ms(left),
@@ -94,6 +98,15 @@ pub(in crate::lease) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
 }
 
+/// How far a clock has counted in its epoch. A number that is out of range is another program's.
+pub(in crate::lease) fn parse_n(digits: &str) -> Result<i64, LeaseError> {
+    let n = parse_number(digits)?;
+    (0..Epoch::SIZE)
+        .contains(&n)
+        .then_some(n)
+        .ok_or_else(unexpected)
+}
+
 /// The error for keys that another program has written.
 pub(in crate::lease) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
@@ -104,5 +117,53 @@ pub(in crate::lease) fn unexpected() -> LeaseError {
 
 /// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
 pub(in crate::lease) fn parse_ms(ms: &str) -> Duration {
-    Duration::from_millis(ms.parse().unwrap_or(0))
+    of_ms(ms.parse().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &str) -> Result<String, LeaseError> {
+        let words = words.split(' ').map(str::to_owned).collect();
+        Answer::parse(words).map(|answer| format!("{answer:?}"))
+    }
+
+    #[test]
+    fn each_answer_of_a_script_is_read() {
+        for (words, answer) in [
+            (
+                "granted 2000000007 2 9",
+                "Granted(Granted { token: Token(2000000007), epoch: Epoch(2), n: 9 })",
+            ),
+            ("held 1500", "Held { left: 1.5s }"),
+            ("held 1500 1", "Watched { left: 1.5s, in_line: true }"),
+            ("held 1500 0", "Watched { left: 1.5s, in_line: false }"),
+            ("queued -1", "Queued { left: 0ns }"),
+            ("full", "Full"),
+            ("free", "Free"),
+            ("released", "Released"),
+            ("lost", "Lost"),
+            ("exhausted 7", "Exhausted(Token(7))"),
+            (
+                "epoch h i 3",
+                r#"NeedsEpoch(UnusableClock { history: "h", incarnation: "i", epoch: 3 })"#,
+            ),
+            ("behind", "Behind"),
+            ("source other", r#"OtherSource("other")"#),
+        ] {
+            assert_eq!(read(words).unwrap(), answer);
+        }
+        for other in [
+            "",
+            "granted",
+            "granted 0 1 1",
+            "granted 7 1 -1",
+            "granted 7 1 1000000000",
+            "granted 7 1000000 1",
+            "epoch h i x",
+        ] {
+            assert!(read(other).is_err(), "{other}");
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Listing, by SCAN over the lease keys; in a cluster, on one master after the other.
 
+use std::fmt;
+
 use super::{connection::Connection, scripts::Scripts};
 use crate::{
     epochs::partition_of,
@@ -10,14 +12,14 @@ use crate::{
 /// Where a page begins: at a shard, the cursor of a SCAN there, and the name that was listed last of
 /// what it finds. One SCAN may find more than a page holds.
 #[derive(Default)]
-struct Cursor {
+pub(super) struct Cursor {
     shard: usize,
     scan: u64,
     after: String,
 }
 
 impl Cursor {
-    fn parse(text: &str) -> Result<Self, ListError> {
+    pub(super) fn parse(text: &str) -> Result<Self, ListError> {
         let mut parts = text.splitn(3, '-');
         let mut next = || parts.next().ok_or(ListError::Cursor);
         Ok(Self {
@@ -25,6 +27,13 @@ impl Cursor {
             scan: next()?.parse().map_err(|_| ListError::Cursor)?,
             after: next()?.to_owned(),
         })
+    }
+}
+
+/// As [`Cursor::parse`] reads it.
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}-{}", self.shard, self.scan, self.after)
     }
 }
 
@@ -55,7 +64,7 @@ impl Scripts {
                 None => next.unwrap_or_default(),
             };
             let last = at.shard == 0 && at.scan == 0 && at.after.is_empty();
-            page.cursor = (!last).then(|| format!("{}-{}-{}", at.shard, at.scan, at.after));
+            page.cursor = (!last).then(|| at.to_string());
             if last || !page.leases.is_empty() {
                 break;
             }

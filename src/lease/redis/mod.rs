@@ -28,6 +28,8 @@ mod builder;
 mod check;
 mod connection;
 mod epochs;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod lease_end;
 mod list;
 mod listener;
@@ -39,7 +41,7 @@ mod waiters;
 
 // What the nodes of a quorum have in common with a server that is used alone.
 pub(super) use self::{
-    answer::{parse_ms, parse_number, parse_token, unexpected},
+    answer::{parse_ms, parse_n, parse_number, parse_token, unexpected},
     list::{key_pattern, resource_of_key},
     server::Server,
 };

@@ -7,12 +7,13 @@ use tower_fence::{
     FenceLayer, PathParam, SignedToken, TokenKey, TokenKeys,
     client::{Holder, HttpLeases},
     issuer::Issuer,
-    lease::EmbeddedLeases,
+    lease::{EmbeddedLeases, Leases, Operate, Signed},
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     http::Server,
+    lease::{LONG, grant, sku},
 };
 
 fn keys(id: &str) -> TokenKeys {
@@ -106,4 +107,19 @@ async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
     .await;
     assert_eq!(lease.fencing_token().key.unwrap().as_str(), "k2");
     lease.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_is_announced_and_signed_ends_in_its_store() {
+    let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
+    let store = EmbeddedLeases::new(db.fence());
+    let leases = Signed::new(store.clone().announced_to(db.fence()), keys);
+    let lease = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    assert_eq!(store.inspect(&sku()).await.unwrap(), None);
+    grant(&leases, &sku(), LONG).await;
+    assert_eq!(leases.list(9, None).await.unwrap().leases.len(), 1);
+    assert!(leases.break_lease(&sku()).await.unwrap());
+    assert_eq!(store.inspect(&sku()).await.unwrap(), None);
+    assert!(!leases.break_lease(&sku()).await.unwrap());
 }

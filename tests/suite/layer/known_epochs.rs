@@ -11,6 +11,7 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
+    eventually,
     http::{Answer, Server},
 };
 
@@ -19,6 +20,7 @@ on_both_databases!(
     what_was_handed_out_is_known_without_a_look,
     tokens_of_the_issuer_are_known,
     a_grant_that_outranks_the_last_token_of_an_epoch_is_known,
+    a_grant_is_known_though_its_token_was_tried_before,
     a_repetition_is_answered_whatever_its_token,
 );
 
@@ -124,6 +126,27 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
     assert_eq!(send("new", 3_000_000_002).await.text, "done");
+}
+
+async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let a = Resource::new("a").unwrap();
+    let acquire = || leases.acquire(&a, Acquire::new(Duration::from_secs(60)));
+    let first = acquire().await.unwrap();
+    let next_epoch = (first.token.get() / 1_000_000_000 + 1) * 1_000_000_000;
+    assert_eq!(server.write("/a", next_epoch - 1).await.text, "done");
+    let forged = server.write("/a", next_epoch).await;
+    forged.is_problem(403, "unknown-epoch");
+    leases.release(&a, &first.id).await.unwrap();
+    let second = acquire().await.unwrap();
+    assert_eq!(second.token.get(), next_epoch);
+    // What was found is good for a moment.
+    eventually("the token is known", async || {
+        server.write("/a", second.token).await.text == "done"
+    })
+    .await;
 }
 
 async fn a_grant_that_outranks_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {

@@ -62,6 +62,72 @@ async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
     }
 }
 
+/// Handlers that have done something with their transactions when their time is over.
+async fn start_ended(db: &Fresh<Postgres>) -> Server {
+    let commit = |mut tx: PgFencedTx| async move {
+        let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
+        insert.execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+        std::future::pending::<StatusCode>().await
+    };
+    let fail = |mut tx: PgFencedTx| async move {
+        let insert = sqlx::raw_sql("INSERT INTO child VALUES (1)");
+        insert.execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap_err();
+        std::future::pending::<StatusCode>().await
+    };
+    let spawn = |tx: PgFencedTx| async move {
+        tokio::spawn(async move {
+            let _tx = tx;
+            std::future::pending::<()>().await;
+        });
+        std::future::pending::<StatusCode>().await
+    };
+    let app = Router::new()
+        .route("/{r}/commit", post(commit))
+        .route("/{r}/fail", post(fail))
+        .route("/{r}/spawn", post(spawn))
+        .route("/{r}/plain", post(|| async {}))
+        .route_layer(FenceLayer::new(
+            db.fence().hold_limit(Duration::from_millis(300)),
+            PathParam("r"),
+        ));
+    Server::start(app).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_over_its_time_is_answered_by_what_became_of_its_transaction() {
+    let db = Postgres::fresh(3).await;
+    let server = start_ended(&db).await;
+    for (path, status, problem) in [
+        ("/a/commit", 503, "outcome-unknown"),
+        ("/b/fail", 503, "handler-timeout"),
+        ("/c/spawn", 500, "transaction-escaped"),
+    ] {
+        server.write(path, 5).await.is_problem(status, problem);
+    }
+    assert_eq!(db.entries().await, 1);
+    // Everyone older is dead, and the token of a write that is not there is as good as before.
+    for (resource, status) in [("a", 412), ("b", 200), ("c", 200)] {
+        let path = format!("/{resource}/plain");
+        server.write(&path, 4).await.is_problem(412, "stale-token");
+        assert_eq!(server.write(&path, 5).await.status, status, "{resource}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_is_under_way_when_the_time_is_over_is_an_unknown_outcome() {
+    let db = Postgres::fresh(3).await;
+    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
+                $$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$; \
+                CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED \
+                FOR EACH ROW EXECUTE FUNCTION slow()";
+    sqlx::raw_sql(slow).execute(&db.pool).await.unwrap();
+    let server = start_ended(&db).await;
+    let answer = server.write("/a/commit", 5).await;
+    answer.is_problem(503, "outcome-unknown");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_over_its_time_keeps_its_connection() {
     let db = Postgres::fresh(1).await;

@@ -1,0 +1,34 @@
+//! What comes to the lease stores: cursors of lists, which a client sends back, and the answers of servers.
+
+use super::lines;
+use crate::lease::fuzz;
+
+/// A cursor, for each store that has one of several parts.
+pub fn cursor(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        for again in [
+            fuzz::redis::cursor,
+            fuzz::quorum::cursor,
+            fuzz::embedded::cursor,
+        ] {
+            if let Some(written) = again(text) {
+                assert_eq!(again(&written).as_ref(), Some(&written));
+            }
+        }
+    }
+}
+
+/// An answer of a script, a word for each line; the keys that a SCAN has found.
+pub fn redis_answer(bytes: &[u8]) {
+    let words = || -> Vec<String> {
+        let lines = lines(bytes).into_iter();
+        lines
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect()
+    };
+    fuzz::redis::answer(words());
+    fuzz::quorum::answer(words());
+    for line in lines(bytes) {
+        fuzz::redis::lease_key(line);
+    }
+}

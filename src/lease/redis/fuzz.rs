@@ -1,0 +1,35 @@
+//! What the fuzz targets reach of this store.
+
+use super::{
+    answer::{Answer, Granted, unexpected},
+    list::{Cursor, resource_of_key},
+};
+use crate::epochs::{Epoch, partition_of};
+
+/// Reads an answer of a script.
+pub(crate) fn answer(words: Vec<String>) {
+    match Answer::parse(words) {
+        Ok(Answer::Granted(Granted { token, n, .. })) => {
+            assert!(token.get() > 0 && (0..Epoch::SIZE).contains(&n));
+        }
+        Ok(_) => {}
+        // It quotes nothing.
+        Err(error) => assert_eq!(format!("{error:?}"), format!("{:?}", unexpected())),
+    }
+}
+
+/// Reads a cursor, and writes what was read.
+pub(crate) fn cursor(text: &str) -> Option<String> {
+    Cursor::parse(text).ok().map(|cursor| cursor.to_string())
+}
+
+/// Reads a key that a SCAN has found.
+pub(crate) fn lease_key(key: &[u8]) {
+    if let Some(resource) = resource_of_key("tower-fence:{", key.to_vec()) {
+        let whole = format!(
+            "tower-fence:{{{}}}:lease:{resource}",
+            partition_of(&resource)
+        );
+        assert_eq!(whole.as_bytes(), key);
+    }
+}
