@@ -6,4 +6,5 @@
 //! reads. No server is needed: the tests are in `tests/model.rs`.
 
 pub mod documented;
+pub mod lease;
 pub mod search;
