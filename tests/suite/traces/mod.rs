@@ -1,2 +1,5 @@
 //! Steps drawn from the models of `tests/model`, taken by the real fence and the real lease stores: states and answers
 //! are compared after each.
+
+mod lease;
+mod lease_announced;

@@ -120,12 +120,5 @@ pub fn large() -> Vec<Bounds> {
             losses: any,
             ..two
         },
-        Bounds {
-            forged: 1,
-            most: 1,
-            losses: any,
-            issuers: 1,
-            ..two
-        },
     ]
 }

@@ -6,7 +6,8 @@ mod database;
 mod loss;
 mod request;
 mod rules;
-mod state;
+pub mod state;
+mod walk;
 mod write;
 
 use stateright::{Model, Property};

@@ -6,8 +6,9 @@ mod database;
 mod loss;
 mod request;
 mod rules;
-mod server;
-mod state;
+pub mod server;
+pub mod state;
+mod walk;
 
 use stateright::{Model, Property};
 
