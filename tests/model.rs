@@ -77,6 +77,16 @@ fn a_quorum_holds() {
 #[test]
 fn each_rule_of_a_quorum_is_needed() {
     each_rule_is_needed::<Quorum>();
+use tower_fence_model::lease::{last_word, losses};
+
+#[test]
+fn tokens_survive_what_is_lost() {
+    losses::hold(losses::small());
+}
+
+#[test]
+fn each_rule_of_what_is_lost_is_needed() {
+    losses::each_rule_is_needed();
 }
 
 #[test]
@@ -94,4 +104,22 @@ fn a_quorum_holds_where_each_rule_is_missed() {
     for &rule in Quorum::RULES {
         holds(Quorum::new(Bounds::without(rule)));
     }
+fn tokens_survive_what_is_lost_in_large_bounds() {
+    losses::hold(losses::large());
+}
+
+#[test]
+fn the_last_word_holds() {
+    last_word::hold(last_word::small());
+}
+
+#[test]
+fn each_rule_of_the_last_word_is_needed() {
+    last_word::each_rule_is_needed();
+}
+
+#[test]
+#[ignore = "takes long"]
+fn the_last_word_holds_in_large_bounds() {
+    last_word::hold(last_word::large());
 }

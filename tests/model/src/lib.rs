@@ -7,6 +7,7 @@
 
 pub mod documented;
 pub mod fence;
+pub mod lease;
 pub mod quorum;
 pub mod search;
 

@@ -4,5 +4,7 @@
 mod fence;
 mod fence_read;
 mod fence_real;
+mod lease;
+mod lease_announced;
 mod quorum;
 mod quorum_nodes;

@@ -1,0 +1,101 @@
+//! The fence's row of a resource, the value that it protects, and the last epoch. Each statement is one step.
+
+use super::rules::{Rule, Rules};
+
+/// How many tokens an epoch has.
+pub const EPOCH: u8 = 16;
+
+/// How many epochs a partition moves up when the time line has changed. (1,000 in the crate.)
+const MOVE: u8 = 3;
+
+/// How far a row moves up that is above all epochs. (1,000,000 in the crate.)
+const JUMP: u8 = 4;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct Database {
+    /// The last epoch that was handed out.
+    pub epoch: u8,
+    pub max_token: u8,
+    pub announced: u8,
+    /// Whose lease that was announced for.
+    pub lease: Option<u8>,
+    /// What is protected: the number of its last write.
+    pub value: u8,
+    /// Whether the time line has changed, and nobody has looked since.
+    pub changed: bool,
+}
+
+pub enum Announcement {
+    Announced,
+    Outranked { next: u8, was_last: bool },
+}
+
+impl Default for Database {
+    fn default() -> Self {
+        Self {
+            epoch: 1,
+            max_token: 0,
+            announced: 0,
+            lease: None,
+            value: 0,
+            changed: false,
+        }
+    }
+}
+
+impl Database {
+    pub fn next_epoch(&mut self, rules: Rules) -> u8 {
+        self.catch_up(rules);
+        self.epoch += 1;
+        self.epoch
+    }
+
+    pub fn announce(&mut self, token: u8, lease: u8, rules: Rules) -> Announcement {
+        self.catch_up(rules);
+        let repeats = self.announced == token && rules.follows(Rule::Repeats);
+        let is_mine = self.lease == Some(lease);
+        let is_next = self.announced < token
+            || !rules.follows(Rule::Highest)
+            || repeats && (is_mine || !rules.follows(Rule::WhoseLease));
+        if self.max_token < token && is_next {
+            self.grant(token, lease, rules);
+            return Announcement::Announced;
+        }
+        Announcement::Outranked {
+            next: self.max_token.max(self.announced) + 1,
+            was_last: repeats && is_mine,
+        }
+    }
+
+    pub fn grant(&mut self, token: u8, lease: u8, rules: Rules) {
+        if rules.follows(Rule::Raise) {
+            self.max_token = self.max_token.max(token - 1);
+        }
+        self.announced = token;
+        self.lease = Some(lease);
+    }
+
+    /// Admits a write and makes it.
+    pub fn write(&mut self, token: u8, value: u8, rules: Rules) -> bool {
+        self.catch_up(rules);
+        let admitted = token > self.max_token;
+        if admitted {
+            self.max_token = token;
+            self.value = value;
+        }
+        admitted
+    }
+
+    fn catch_up(&mut self, rules: Rules) {
+        if std::mem::take(&mut self.changed) && rules.follows(Rule::MoveUp) {
+            self.epoch += MOVE;
+            let handed_out = self.epoch * EPOCH + (EPOCH - 1);
+            let seen = self.max_token.max(self.announced);
+            self.max_token = if seen > handed_out {
+                seen + JUMP
+            } else {
+                handed_out
+            };
+        }
+    }
+}

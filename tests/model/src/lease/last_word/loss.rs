@@ -1,0 +1,102 @@
+//! What is lost, and what is forged.
+
+use super::{
+    LastWord, Step,
+    database::EPOCH,
+    state::{Issuer, Server, State},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Loss {
+    /// Its leases are gone, and it counts in a new epoch.
+    RedisRestarts,
+    /// The keys are those of before, and issuers that have just started believe them.
+    KeysAreCopiedBack,
+    /// There are two from now on: the old master does not know that it is none any more.
+    ReplicaIsPromoted,
+    /// It forgets what it has announced.
+    IssuerRestarts,
+    /// What was not on the disk is lost.
+    DatabaseCrashes,
+    /// What it had not got is lost.
+    StandbyIsPromoted,
+}
+
+/// A token far above all that will be granted.
+const FAR: u8 = 200;
+
+impl LastWord {
+    pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
+        let server = &state.servers[usize::from(state.master)];
+        if state.forged < self.bounds.forged {
+            // One that the store will hand out, and one that it never will.
+            steps.push(Step::Forge {
+                token: server.clock + 2,
+            });
+            steps.push(Step::Forge { token: FAR });
+        }
+        if state.losses == self.bounds.most {
+            return;
+        }
+        let comes = |loss| self.bounds.losses.contains(&loss);
+        if comes(Loss::KeysAreCopiedBack) && state.saved.is_none() {
+            steps.push(Step::RedisIsSaved);
+        }
+        if comes(Loss::StandbyIsPromoted) && state.standby.is_none() {
+            steps.push(Step::StandbyFallsBehind);
+        }
+        let happens = |loss: &Loss| match loss {
+            Loss::RedisRestarts => true,
+            Loss::KeysAreCopiedBack => state.saved.as_ref().is_some_and(|saved| saved != server),
+            Loss::ReplicaIsPromoted => state.master == 0,
+            Loss::IssuerRestarts => true,
+            Loss::DatabaseCrashes => state.disk != state.database,
+            Loss::StandbyIsPromoted => state
+                .standby
+                .as_ref()
+                .is_some_and(|standby| *standby != state.database),
+        };
+        let losses = self.bounds.losses.iter().copied().filter(happens);
+        steps.extend(losses.map(Step::Lose));
+    }
+
+    pub(super) fn lose(&self, state: &mut State, loss: Loss) {
+        state.losses += 1;
+        let master = usize::from(state.master);
+        match loss {
+            Loss::RedisRestarts => state.servers[master] = self.new_epoch(state),
+            Loss::KeysAreCopiedBack => {
+                state.servers[master] = state.saved.take().expect("it was saved");
+            }
+            Loss::ReplicaIsPromoted => {
+                state.servers[1] = self.new_epoch(state);
+                state.master = 1;
+            }
+            Loss::IssuerRestarts => {
+                let server = state.issuers[0].server;
+                state.issuers[0] = Issuer {
+                    server,
+                    ..Issuer::default()
+                };
+                for request in &mut state.requests {
+                    request.take_if(|request| request.issuer == 0);
+                }
+            }
+            Loss::DatabaseCrashes => state.database = state.disk.clone(),
+            Loss::StandbyIsPromoted => {
+                state.database = state.standby.take().expect("it was behind");
+                state.database.changed = true;
+                state.disk = state.database.clone();
+            }
+        }
+    }
+
+    fn new_epoch(&self, state: &mut State) -> Server {
+        let epoch = state.database.next_epoch(self.rules);
+        state.disk = state.database.clone();
+        Server {
+            clock: epoch * EPOCH,
+            lease: None,
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What the resource makes of the tokens of a store that may hand out any: an old one again, one that another server
+//! hands out too, one that somebody has forged.
+
+mod bounds;
+mod database;
+mod loss;
+mod request;
+mod rules;
+pub mod state;
+mod walk;
+mod write;
+
+use stateright::{Model, Property};
+
+use self::{
+    database::EPOCH,
+    rules::{Promise, Rules},
+    state::{HOLDERS, Holder, Kind, Of, State},
+};
+use crate::search::{self, World};
+
+pub use self::{
+    bounds::{Bounds, large, small},
+    loss::Loss,
+    rules::Rule,
+};
+
+/// How often issuers connect anew after a promotion.
+const RECONNECTS: u8 = 2;
+
+/// The world.
+pub struct LastWord {
+    pub bounds: Bounds,
+    rules: Rules,
+}
+
+impl LastWord {
+    /// With all rules.
+    pub fn within(bounds: Bounds) -> Self {
+        let rules = Rules::default();
+        Self { bounds, rules }
+    }
+}
+
+/// Searches the world within each of these bounds. This is compiled here, with optimizations, as a test is not.
+pub fn hold(all: Vec<Bounds>) {
+    for bounds in all {
+        search::holds(LastWord::within(bounds));
+    }
+}
+
+/// Leaves out each rule alone.
+pub fn each_rule_is_needed() {
+    search::each_rule_is_needed::<LastWord>();
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    Acquire {
+        holder: Of,
+        issuer: u8,
+    },
+    Renew {
+        holder: Of,
+        issuer: u8,
+        new_token: bool,
+    },
+    Release {
+        holder: Of,
+        issuer: u8,
+    },
+    /// The caller is gone, the request goes on.
+    Abandon(Of),
+    ScriptRuns(Of),
+    IsAnnounced(Of),
+    TakesHigherToken(Of),
+    IsStillHeldAndAnswered(Of),
+    IsGivenBack(Of),
+    Reads(Of),
+    Writes(Of),
+    /// The write is under way, its holder goes on without an answer.
+    WriteIsDelayed(Of),
+    DelayedWriteArrives,
+    LeaseRunsOut {
+        server: usize,
+    },
+    /// An issuer connects anew, and may find either server.
+    Reconnects {
+        issuer: u8,
+    },
+    /// Somebody writes under a token that was granted to nobody.
+    Forge {
+        token: u8,
+    },
+    /// Redis saves its keys.
+    RedisIsSaved,
+    /// From here on the standby of the database follows no more.
+    StandbyFallsBehind,
+    Lose(Loss),
+}
+
+impl World for LastWord {
+    type Rule = Rule;
+    const NAME: &'static str = "The last word";
+    const RULES: &'static [Rule] = Rule::ALL;
+
+    fn without(rule: Rule) -> Self {
+        let (bounds, without) = (rule.bounds(), Some(rule));
+        let rules = Rules { without };
+        Self { bounds, rules }
+    }
+}
+
+impl Model for LastWord {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::default()]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        for place in 0..=HOLDERS {
+            if let Some(request) = &state.requests[place] {
+                steps.push(Self::goes_on(Of(place), request));
+                let is_free = state.requests[HOLDERS].is_none();
+                if place < HOLDERS && is_free && state.abandoned < self.bounds.abandoned {
+                    steps.push(Step::Abandon(Of(place)));
+                }
+            }
+        }
+        for holder in 0..self.bounds.holders {
+            // They come in order.
+            if holder > 0 && state.holders[holder - 1] == Holder::New {
+                break;
+            }
+            if state.requests[holder].is_none() {
+                self.asks(state, holder, steps);
+            }
+            self.works(state, holder, steps);
+        }
+        if state.delayed.is_some() {
+            steps.push(Step::DelayedWriteArrives);
+        }
+        for (server, keys) in state.servers.iter().enumerate() {
+            if keys.lease.is_some() {
+                steps.push(Step::LeaseRunsOut { server });
+            }
+        }
+        if state.master == 1 && state.reconnects < RECONNECTS {
+            steps.extend((0..self.bounds.issuers).map(|issuer| Step::Reconnects { issuer }));
+        }
+        self.losses(state, steps);
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut state = state.clone();
+        match step {
+            Step::Acquire { holder, issuer } => {
+                Self::ask(&mut state, holder, issuer, Kind::Acquire)
+            }
+            Step::Renew {
+                holder,
+                issuer,
+                new_token,
+            } => {
+                Self::ask(&mut state, holder, issuer, Kind::Renew { new_token });
+            }
+            Step::Release { holder, issuer } => {
+                Self::ask(&mut state, holder, issuer, Kind::Release)
+            }
+            Step::Abandon(of) => {
+                state.abandoned += 1;
+                state.requests[HOLDERS] = state.requests[of.0].take();
+            }
+            Step::ScriptRuns(of) => self.run_script(&mut state, of),
+            Step::IsAnnounced(of) => self.announce(&mut state, of),
+            Step::TakesHigherToken(of) => self.take_higher(&mut state, of),
+            Step::IsStillHeldAndAnswered(of) => self.confirm(&mut state, of),
+            Step::IsGivenBack(of) => self.give_back(&mut state, of),
+            Step::Reads(_) | Step::Writes(_) | Step::WriteIsDelayed(_) => {
+                self.work(&mut state, step)
+            }
+            Step::DelayedWriteArrives => self.arrive(&mut state),
+            Step::Forge { token } => self.forge(&mut state, token),
+            Step::LeaseRunsOut { server } => state.servers[server].lease = None,
+            Step::Reconnects { issuer } => {
+                state.reconnects += 1;
+                let server = &mut state.issuers[usize::from(issuer)].server;
+                *server = 1 - *server;
+            }
+            Step::RedisIsSaved => {
+                state.saved = Some(state.servers[usize::from(state.master)].clone());
+            }
+            Step::StandbyFallsBehind => state.standby = Some(state.database.clone()),
+            Step::Lose(loss) => self.lose(&mut state, loss),
+        }
+        let mut clocks = state.servers.iter().map(|server| server.clock / EPOCH);
+        if clocks.any(|epoch| epoch > state.past.epoch.max(state.database.epoch)) {
+            state.past.breaks(Promise::OwnClock);
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        // One for each text: a property is a function without an environment.
+        fn kept<const N: usize>(_: &LastWord, state: &State) -> bool {
+            state.past.broken != Some(Promise::ALL[N])
+        }
+        let text = |n: usize| Promise::ALL[n].text();
+        let mut properties = vec![
+            Property::always(text(0), kept::<0>),
+            Property::always(text(1), kept::<1>),
+            Property::always(text(2), kept::<2>),
+            Property::always(text(3), kept::<3>),
+            Property::always(text(4), kept::<4>),
+            Property::always(text(5), kept::<5>),
+            Property::always(text(6), kept::<6>),
+            Property::sometimes("all holders have written", |world: &Self, state: &State| {
+                state.past.wrote + 1 == 1 << world.bounds.holders
+            }),
+        ];
+        if self.bounds.forged > 0 {
+            properties.push(Property::sometimes(
+                "a holder writes after a token was forged",
+                |_: &Self, state: &State| state.past.wrote_after_forgery,
+            ));
+        }
+        properties
+    }
+}

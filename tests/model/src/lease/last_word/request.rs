@@ -1,0 +1,298 @@
+//! A request on its way through a process that announces its grants.
+
+use super::{
+    LastWord, Step,
+    database::Announcement,
+    rules::{Promise, Rule},
+    state::{HOLDERS, Held, Holder, Kind, Of, Phase, Request, Server, State},
+};
+
+/// How often a request takes a higher token at most.
+const ATTEMPTS: u8 = 2;
+
+impl LastWord {
+    /// What a holder may ask for.
+    pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
+        // The first request goes to the first issuer: they are alike.
+        let first = state.holders[0] == Holder::New;
+        let issuers = if first { 1 } else { self.bounds.issuers };
+        let of = Of(holder);
+        for issuer in 0..issuers {
+            let renews_with = |new_token| Step::Renew {
+                holder: of,
+                issuer,
+                new_token,
+            };
+            match state.holders[holder] {
+                Holder::New | Holder::Asks => {
+                    // One that was granted and not answered is asked for once more.
+                    if usize::from(state.grants) <= self.bounds.holders {
+                        steps.push(Step::Acquire { holder: of, issuer });
+                    }
+                }
+                Holder::Holds(_) => {
+                    if self.bounds.releases {
+                        steps.push(Step::Release { holder: of, issuer });
+                    }
+                    if self.bounds.renewals {
+                        steps.push(renews_with(false));
+                    }
+                    if state.new_tokens < self.bounds.new_tokens {
+                        steps.push(renews_with(true));
+                    }
+                }
+                Holder::Done => {}
+            }
+        }
+    }
+
+    pub(super) fn ask(state: &mut State, Of(holder): Of, issuer: u8, kind: Kind) {
+        match kind {
+            Kind::Acquire => state.holders[holder] = Holder::Asks,
+            Kind::Renew { new_token } => state.new_tokens += u8::from(new_token),
+            Kind::Release => state.holders[holder] = Holder::Done,
+        }
+        state.requests[holder] = Some(Request {
+            id: u8::try_from(holder).expect("there are few"),
+            issuer,
+            kind,
+            phase: Phase::Sent,
+            higher: 0,
+            after: state.past.highest(),
+        });
+    }
+
+    /// The next step of a request.
+    pub(super) fn goes_on(of: Of, request: &Request) -> Step {
+        match request.phase {
+            Phase::Sent => Step::ScriptRuns(of),
+            Phase::Took(_) => Step::IsAnnounced(of),
+            Phase::Outranked(_) => Step::TakesHigherToken(of),
+            Phase::Announced(_) => Step::IsStillHeldAndAnswered(of),
+            Phase::Lost => Step::IsGivenBack(of),
+        }
+    }
+
+    /// The store grants, renews or releases.
+    pub(super) fn run_script(&self, state: &mut State, of: Of) {
+        let request = take(state, of);
+        let server = server_of(state, &request);
+        let took = match request.kind {
+            Kind::Acquire => match server.lease {
+                Some((id, token)) if id == request.id => Some(token),
+                // It is asked for again, or never.
+                Some(_) => return,
+                None => {
+                    let token = server.count(request.id);
+                    state.grants += 1;
+                    Some(token)
+                }
+            },
+            Kind::Renew { new_token } => match server.lease {
+                Some((id, token)) if id == request.id => {
+                    Some(if new_token { server.count(id) } else { token })
+                }
+                _ => None,
+            },
+            Kind::Release => {
+                server.lease.take_if(|(id, _)| *id == request.id);
+                return;
+            }
+        };
+        let Some(token) = took else {
+            return Self::is_lost(state, of);
+        };
+        if self.needs_no_announcement(state, &request, token) {
+            return self.answer(state, of, &request, token);
+        }
+        put(
+            state,
+            of,
+            Request {
+                phase: Phase::Took(token),
+                ..request
+            },
+        );
+    }
+
+    fn needs_no_announcement(&self, state: &State, request: &Request, token: u8) -> bool {
+        let issuer = &state.issuers[usize::from(request.issuer)];
+        match request.kind {
+            Kind::Acquire => !self.rules.follows(Rule::Announce),
+            Kind::Renew { new_token: true } => !self.rules.follows(Rule::NewToken),
+            Kind::Renew { new_token: false } => {
+                !self.rules.follows(Rule::OfOthers)
+                    || issuer.announced[usize::from(request.id)] == Some(token)
+            }
+            Kind::Release => unreachable!("it takes no token"),
+        }
+    }
+
+    pub(super) fn announce(&self, state: &mut State, of: Of) {
+        let request = take(state, of);
+        let Phase::Took(token) = request.phase else {
+            unreachable!("it has a token");
+        };
+        let announcement = state.database.announce(token, request.id, self.rules);
+        if self.rules.follows(Rule::OnDisk) {
+            state.disk = state.database.clone();
+        }
+        let phase = match announcement {
+            Announcement::Announced => Phase::Announced(token),
+            Announcement::Outranked { next, was_last } => match request.kind {
+                Kind::Renew { new_token: false } if was_last => {
+                    return self.answer(state, of, &request, token);
+                }
+                Kind::Renew { .. } if self.rules.follows(Rule::RenewalIsLost) => Phase::Lost,
+                // The plainer form.
+                _ if !self.rules.follows(Rule::OfTheStore) => {
+                    state.database.grant(next, request.id, self.rules);
+                    Phase::Announced(next)
+                }
+                // It fails, for this time.
+                _ if request.higher == ATTEMPTS => return,
+                _ if self.rules.follows(Rule::Lift) => Phase::Outranked(next),
+                _ => return state.past.breaks(Promise::Open),
+            },
+        };
+        put(state, of, Request { phase, ..request });
+    }
+
+    /// The store gives the lease a token above what the fence has seen.
+    pub(super) fn take_higher(&self, state: &mut State, of: Of) {
+        let request = take(state, of);
+        let Phase::Outranked(next) = request.phase else {
+            unreachable!("it was outranked");
+        };
+        let compares = self.rules.follows(Rule::LiftCompares);
+        let follows = !self.rules.follows(Rule::ClockStays);
+        let server = server_of(state, &request);
+        let Some((id, _)) = server
+            .lease
+            .filter(|(id, _)| !compares || *id == request.id)
+        else {
+            return Self::is_lost(state, of);
+        };
+        let token = server.count(id).max(next);
+        server.lease = Some((id, token));
+        if follows {
+            server.clock = token;
+        }
+        let higher = request.higher + 1;
+        put(
+            state,
+            of,
+            Request {
+                phase: Phase::Took(token),
+                higher,
+                ..request
+            },
+        );
+    }
+
+    /// Whether the lease stands is asked once more.
+    pub(super) fn confirm(&self, state: &mut State, of: Of) {
+        let request = take(state, of);
+        let Phase::Announced(token) = request.phase else {
+            unreachable!("it was announced");
+        };
+        let plain = !self.rules.follows(Rule::OfTheStore);
+        let server = server_of(state, &request);
+        match server.lease.filter(|(id, _)| *id == request.id) {
+            None => Self::is_lost(state, of),
+            Some((id, _)) if plain => {
+                server.lease = Some((id, token));
+                self.answer(state, of, &request, token);
+            }
+            Some((_, now)) if now == token => self.answer(state, of, &request, token),
+            Some((_, now)) => put(
+                state,
+                of,
+                Request {
+                    phase: Phase::Took(now),
+                    ..request
+                },
+            ),
+        }
+    }
+
+    pub(super) fn give_back(&self, state: &mut State, of: Of) {
+        let request = take(state, of);
+        let server = server_of(state, &request);
+        let stood = server.lease.take_if(|(id, _)| *id == request.id).is_some();
+        // Whose holder has asked twice may outrank itself.
+        if stood && Self::no_fault(state) && self.bounds.abandoned == 0 {
+            state.past.breaks(Promise::Stands);
+        }
+        Self::is_lost(state, of);
+    }
+
+    /// The holder hears that its lease is lost; who acquires may ask again.
+    fn is_lost(state: &mut State, Of(holder): Of) {
+        if let Some(holder @ Holder::Holds(_)) = state.holders.get_mut(holder) {
+            *holder = Holder::Done;
+        }
+    }
+
+    fn answer(&self, state: &mut State, of: Of, request: &Request, token: u8) {
+        let issuer = &mut state.issuers[usize::from(request.issuer)];
+        issuer.announced[usize::from(request.id)] = Some(token);
+        if of.0 == HOLDERS {
+            return;
+        }
+        let new = Held {
+            id: request.id,
+            token,
+            read: None,
+            used: false,
+            in_doubt: false,
+        };
+        state.holders[of.0] = Holder::Holds(match state.holders[of.0] {
+            // What it has read under this lease is covered.
+            Holder::Holds(held) if held.token == token => held,
+            Holder::Holds(held) => Held {
+                read: held.read,
+                ..new
+            },
+            _ => new,
+        });
+        let past = &mut state.past;
+        let other = |(other, id): &(u8, u8)| *other == token && *id != request.id;
+        if past.answered.iter().any(other) {
+            past.breaks(Promise::Distinct);
+        }
+        if request.kind == Kind::Acquire && token < request.after {
+            past.breaks(Promise::Later);
+        }
+        let answered = (token, request.id);
+        if let Err(place) = past.answered.binary_search(&answered) {
+            past.answered.insert(place, answered);
+        }
+    }
+
+    pub(super) fn no_fault(state: &State) -> bool {
+        state.losses == 0 && state.forged == 0
+    }
+}
+
+impl Server {
+    /// Gives a lease the next token.
+    fn count(&mut self, id: u8) -> u8 {
+        self.clock += 1;
+        self.lease = Some((id, self.clock));
+        self.clock
+    }
+}
+
+fn take(state: &mut State, of: Of) -> Request {
+    state.requests[of.0].take().expect("it is on its way")
+}
+
+fn put(state: &mut State, of: Of, request: Request) {
+    state.requests[of.0] = Some(request);
+}
+
+fn server_of<'a>(state: &'a mut State, request: &Request) -> &'a mut Server {
+    let server = state.issuers[usize::from(request.issuer)].server;
+    &mut state.servers[usize::from(server)]
+}

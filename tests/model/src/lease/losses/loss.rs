@@ -1,0 +1,177 @@
+//! What is lost.
+
+use super::{
+    Losses, Step,
+    server::Keys,
+    state::{Issuer, Phase, State},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Loss {
+    /// Another history, and nothing is left.
+    RedisRestartsEmpty,
+    /// Another history, and the keys are those of before.
+    RedisRestartsFromAnOldFile,
+    /// Another history, and nothing is lost.
+    RedisRestarts,
+    /// The history stays.
+    RedisIsFlushed,
+    /// The history stays, and the lease.
+    ClockIsEvicted,
+    /// The history stays, the keys are those of before.
+    KeysAreCopiedBack,
+    /// There are two from now on: the old master does not know that it is none any more.
+    ReplicaIsPromoted,
+    /// It forgets what it has seen.
+    IssuerRestarts,
+    /// What was not on the disk is lost.
+    DatabaseCrashes,
+    /// What it had not got is lost.
+    StandbyIsPromoted,
+}
+
+impl Losses {
+    pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
+        if state.past.just_forgot && self.is_remembered(state) {
+            steps.push(Step::AMinutePasses);
+        }
+        if state.losses == self.bounds.most {
+            return;
+        }
+        let server = &state.servers[usize::from(state.master)];
+        let database = &state.databases[0];
+        let comes = |loss| self.bounds.losses.contains(&loss);
+        let uses_file = comes(Loss::RedisRestartsFromAnOldFile)
+            || comes(Loss::KeysAreCopiedBack)
+            || comes(Loss::ReplicaIsPromoted);
+        if uses_file && state.saved.is_none() && server.keys != Keys::default() {
+            steps.push(Step::RedisIsSaved);
+        }
+        if comes(Loss::StandbyIsPromoted) && database.standby.is_none() {
+            steps.push(Step::StandbyFallsBehind);
+        }
+        // An epoch is forgotten everywhere if all forget at once, unless the database notices.
+        let remembers = self.bounds.notices || !state.past.just_forgot;
+        let happens = |loss: &Loss| match loss {
+            Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
+                remembers && server.keys != Keys::default()
+            }
+            Loss::RedisRestartsFromAnOldFile => {
+                remembers
+                    && state
+                        .saved
+                        .as_ref()
+                        .is_some_and(|saved| *saved != server.keys)
+            }
+            // A script that is on the way then knows less than its issuer.
+            Loss::KeysAreCopiedBack => {
+                state
+                    .saved
+                    .as_ref()
+                    .is_some_and(|saved| *saved != server.keys)
+                    && state.requests.iter().all(Option::is_none)
+            }
+            Loss::ClockIsEvicted => remembers && server.keys.clock.is_some(),
+            Loss::RedisRestarts => server.keys != Keys::default(),
+            Loss::ReplicaIsPromoted => {
+                // One that has no epoch yet could begin a new one, on either side.
+                let clock = server.keys.clock.as_ref();
+                let counts = |clock: &super::server::Clock| {
+                    clock.n.is_some() && clock.history == server.history
+                };
+                remembers && state.master == 0 && clock.is_some_and(counts)
+            }
+            Loss::IssuerRestarts => remembers && state.issuers[0] != Issuer::default(),
+            Loss::DatabaseCrashes => database.disk != database.epoch,
+            Loss::StandbyIsPromoted => {
+                let standby = database.standby;
+                let clock = server.keys.clock.as_ref();
+                let knows = |clock: &super::server::Clock| clock.epoch >= state.past.begun;
+                standby.is_some_and(|epoch| epoch != database.epoch)
+                    && (self.bounds.notices || remembers && clock.is_some_and(knows))
+            }
+        };
+        let losses = self.bounds.losses.iter().copied().filter(happens);
+        steps.extend(losses.map(Step::Lose));
+    }
+
+    /// Whether an issuer has seen the last epoch.
+    fn is_remembered(&self, state: &State) -> bool {
+        let mut issuers = state.issuers.iter();
+        // No request takes so long.
+        let mut requests = state.requests.iter().flatten();
+        issuers.any(|issuer| issuer.seen.0 == state.past.begun)
+            && !requests.any(|request| matches!(request.phase, Phase::HasEpoch(..)))
+    }
+
+    pub(super) fn lose(&self, state: &mut State, step: Step) {
+        let loss = match step {
+            Step::Lose(loss) => loss,
+            Step::RedisIsSaved => {
+                let server = &state.servers[usize::from(state.master)];
+                state.saved = Some(server.keys.clone());
+                return;
+            }
+            Step::StandbyFallsBehind => {
+                state.databases[0].standby = Some(state.databases[0].epoch);
+                return;
+            }
+            _ => return self.remind(state),
+        };
+        state.losses += 1;
+        let server = &mut state.servers[usize::from(state.master)];
+        let mut next_history = || {
+            state.histories += 1;
+            state.histories
+        };
+        match loss {
+            Loss::RedisRestartsEmpty => {
+                server.history = next_history();
+                server.keys = Keys::default();
+            }
+            Loss::RedisRestartsFromAnOldFile => {
+                server.history = next_history();
+                server.keys = state.saved.take().expect("it was saved");
+            }
+            Loss::RedisRestarts => server.history = next_history(),
+            Loss::RedisIsFlushed => server.keys = Keys::default(),
+            Loss::ClockIsEvicted => server.keys.clock = None,
+            Loss::KeysAreCopiedBack => server.keys = state.saved.take().expect("it was saved"),
+            Loss::ReplicaIsPromoted => {
+                let keys = server.keys.clone();
+                state.servers[1].history = next_history();
+                state.servers[1].keys = state.saved.take().unwrap_or(keys);
+                state.master = 1;
+            }
+            Loss::IssuerRestarts => {
+                let server = state.issuers[0].server;
+                state.issuers[0] = Issuer {
+                    server,
+                    ..Issuer::default()
+                };
+                for request in &mut state.requests {
+                    request.take_if(|request| request.issuer == 0);
+                }
+            }
+            Loss::DatabaseCrashes => state.databases[0].crash(),
+            Loss::StandbyIsPromoted => {
+                state.databases[0].promote(self.bounds.notices);
+                state.past.just_forgot = !self.bounds.notices;
+            }
+        }
+    }
+
+    /// Each minute issuers tell the database of the epoch in which they have granted.
+    fn remind(&self, state: &mut State) {
+        state.past.just_forgot = false;
+        for (number, issuer) in (0..).zip(&mut state.issuers) {
+            let epoch = issuer.seen.0;
+            if epoch > 0 {
+                let alive = state.databases[self.application(number)].bring_back(epoch, self.rules);
+                if alive > epoch {
+                    issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The lease store and the source of its epochs, and what they lose. Grants are not announced: the tokens are those
+//! that the store hands out.
+
+mod bounds;
+mod database;
+mod loss;
+mod request;
+mod rules;
+pub mod server;
+pub mod state;
+mod walk;
+
+use stateright::{Model, Property};
+
+use self::{
+    rules::{Promise, Rules},
+    state::{HOLDERS, Holder, Kind, Of, State},
+};
+use crate::search::{self, World};
+
+pub use self::{
+    bounds::{Bounds, large, small},
+    loss::Loss,
+    rules::Rule,
+};
+
+/// How often issuers connect anew after a promotion.
+const RECONNECTS: u8 = 2;
+
+/// The world.
+pub struct Losses {
+    pub bounds: Bounds,
+    rules: Rules,
+}
+
+impl Losses {
+    /// With all rules.
+    pub fn within(bounds: Bounds) -> Self {
+        let rules = Rules::default();
+        Self { bounds, rules }
+    }
+
+    /// What the holder of a lease wants.
+    fn resource(&self, id: u8) -> usize {
+        usize::from(self.bounds.apart && usize::from(id) + 1 == self.bounds.holders)
+    }
+
+    /// Whether the tokens of two leases are of one resource, and compared by one fence.
+    fn compare(&self, one: u8, other: u8) -> bool {
+        self.resource(one) == self.resource(other)
+            && self.application(one) == self.application(other)
+    }
+
+    /// The application of an issuer, or of a holder.
+    fn application(&self, number: u8) -> usize {
+        usize::from(number) % self.bounds.applications
+    }
+}
+
+/// Searches the world within each of these bounds. This is compiled here, with optimizations, as a test is not.
+pub fn hold(all: Vec<Bounds>) {
+    for bounds in all {
+        search::holds(Losses::within(bounds));
+    }
+}
+
+/// Leaves out each rule alone.
+pub fn each_rule_is_needed() {
+    search::each_rule_is_needed::<Losses>();
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    Acquire {
+        holder: Of,
+        issuer: u8,
+    },
+    Renew {
+        holder: Of,
+        issuer: u8,
+        new_token: bool,
+    },
+    Release {
+        holder: Of,
+        issuer: u8,
+    },
+    /// The caller is gone, the request goes on.
+    Abandon(Of),
+    ScriptRuns(Of),
+    EpochIsTaken(Of),
+    EpochBegins(Of),
+    MasterIsFoundAgain(Of),
+    IsAnswered(Of),
+    LeaseRunsOut {
+        server: u8,
+        resource: usize,
+    },
+    /// An issuer connects anew, and may find either server.
+    Reconnects {
+        issuer: u8,
+    },
+    /// Redis saves its file; or from here on the replica lags.
+    RedisIsSaved,
+    /// From here on the standby of the database follows no more.
+    StandbyFallsBehind,
+    /// Issuers remind the database of their epochs.
+    AMinutePasses,
+    Lose(Loss),
+}
+
+impl World for Losses {
+    type Rule = Rule;
+    const NAME: &'static str = "Leases and what they lose";
+    const RULES: &'static [Rule] = Rule::ALL;
+
+    fn without(rule: Rule) -> Self {
+        let (bounds, without) = (rule.bounds(), Some(rule));
+        let rules = Rules { without };
+        Self { bounds, rules }
+    }
+}
+
+impl Model for Losses {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::default()]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        for place in 0..=HOLDERS {
+            if let Some(request) = &state.requests[place] {
+                steps.push(Self::goes_on(Of(place), request));
+                let is_free = state.requests[HOLDERS].is_none();
+                if place < HOLDERS && is_free && state.abandoned < self.bounds.abandoned {
+                    steps.push(Step::Abandon(Of(place)));
+                }
+            }
+        }
+        for holder in 0..self.bounds.holders {
+            // They come in order.
+            if holder > 0 && state.holders[holder - 1] == Holder::New {
+                break;
+            }
+            if state.requests[holder].is_none() {
+                self.asks(state, holder, steps);
+            }
+        }
+        for (number, server) in (0..).zip(&state.servers) {
+            for (resource, lease) in server.keys.leases.iter().enumerate() {
+                if lease.is_some() {
+                    steps.push(Step::LeaseRunsOut {
+                        server: number,
+                        resource,
+                    });
+                }
+            }
+        }
+        if state.master == 1 && state.reconnects < RECONNECTS {
+            let issuers = 0..u8::try_from(self.bounds.issuers).expect("there are few");
+            let free = issuers.filter(|issuer| !state.has_epoch(*issuer));
+            steps.extend(free.map(|issuer| Step::Reconnects { issuer }));
+        }
+        self.losses(state, steps);
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut state = state.clone();
+        match step {
+            Step::Acquire { holder, issuer } => self.ask(&mut state, holder, issuer, Kind::Acquire),
+            Step::Renew {
+                holder,
+                issuer,
+                new_token,
+            } => {
+                state.new_tokens += u8::from(new_token);
+                self.ask(&mut state, holder, issuer, Kind::Renew { new_token });
+            }
+            Step::Release { holder, issuer } => self.ask(&mut state, holder, issuer, Kind::Release),
+            Step::Abandon(of) => {
+                state.abandoned += 1;
+                state.requests[HOLDERS] = state.requests[of.0].take();
+            }
+            Step::ScriptRuns(of) => self.run_script(&mut state, of),
+            Step::EpochIsTaken(of) => self.take_epoch(&mut state, of),
+            Step::EpochBegins(of) => self.begin_epoch(&mut state, of),
+            Step::MasterIsFoundAgain(of) => self.find_master(&mut state, of),
+            Step::IsAnswered(of) => self.answer(&mut state, of),
+            Step::LeaseRunsOut { server, resource } => {
+                let server = &mut state.servers[usize::from(server)];
+                let lease = server.keys.leases[resource].take().expect("there is one");
+                state.past.ended |= 1 << lease.id;
+            }
+            Step::Reconnects { issuer } => {
+                state.reconnects += 1;
+                let server = &mut state.issuers[usize::from(issuer)].server;
+                *server = 1 - *server;
+            }
+            Step::RedisIsSaved | Step::StandbyFallsBehind | Step::AMinutePasses | Step::Lose(_) => {
+                self.lose(&mut state, step)
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        // One for each text: a property is a function without an environment.
+        fn kept<const N: usize>(_: &Losses, state: &State) -> bool {
+            state.past.broken != Some(Promise::ALL[N])
+        }
+        let text = |n: usize| Promise::ALL[n].text();
+        let mut properties = vec![
+            Property::always(text(0), kept::<0>),
+            Property::always(text(1), kept::<1>),
+            Property::always(text(2), kept::<2>),
+            Property::always(text(3), kept::<3>),
+            Property::always(text(4), kept::<4>),
+            Property::always(text(5), kept::<5>),
+            Property::always(text(6), kept::<6>),
+            Property::sometimes(
+                "all holders were granted their leases",
+                |world: &Self, state: &State| {
+                    let holders = 0..u8::try_from(world.bounds.holders).expect("there are few");
+                    holders.into_iter().all(|id| state.past.was_granted(id))
+                },
+            ),
+        ];
+        if self.bounds.most > 0 {
+            let after = |world: &Self, state: &State| {
+                let last = state.past.answered.last();
+                state.losses == world.bounds.most && last.is_some_and(|(_, id)| *id > 0)
+            };
+            properties.push(Property::sometimes(
+                "whoever comes later is granted a lease",
+                after,
+            ));
+        }
+        properties
+    }
+}

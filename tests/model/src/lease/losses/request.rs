@@ -1,0 +1,280 @@
+//! A request on its way through an issuer. Each step hears what the last one was answered, and asks the next one.
+
+use super::{
+    Losses, Step,
+    rules::{Promise, Rule},
+    server::{Answer, Call, Place, Script},
+    state::{HOLDERS, Holder, Kind, Of, Phase, Request, State},
+};
+
+impl Losses {
+    /// What a holder may ask for.
+    pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
+        // The first request goes to the first issuer: they are alike.
+        let issuers = if state.holders[0] == Holder::New && self.bounds.applications == 1 {
+            1
+        } else {
+            self.bounds.issuers
+        };
+        let of = Of(holder);
+        let number = u8::try_from(holder).expect("there are few");
+        for issuer in 0..u8::try_from(issuers).expect("there are few") {
+            if self.application(issuer) != self.application(number) {
+                continue;
+            }
+            match state.holders[holder] {
+                Holder::New | Holder::Asks => steps.push(Step::Acquire { holder: of, issuer }),
+                Holder::Holds(_) => {
+                    let renews_with = |new_token| Step::Renew {
+                        holder: of,
+                        issuer,
+                        new_token,
+                    };
+                    if self.bounds.releases {
+                        steps.push(Step::Release { holder: of, issuer });
+                    }
+                    if self.bounds.renewals {
+                        steps.push(renews_with(false));
+                    }
+                    if state.new_tokens < self.bounds.new_tokens {
+                        steps.push(renews_with(true));
+                    }
+                }
+                Holder::Done => {}
+            }
+        }
+    }
+
+    pub(super) fn ask(&self, state: &mut State, Of(holder): Of, issuer: u8, kind: Kind) {
+        state.holders[holder] = match (kind, state.holders[holder]) {
+            (Kind::Acquire, _) => Holder::Asks,
+            (Kind::Renew { .. }, same) => same,
+            (Kind::Release, _) => Holder::Done,
+        };
+        let id = u8::try_from(holder).expect("there are few");
+        let seen = state.issuers[usize::from(issuer)].seen;
+        state.requests[holder] = Some(Request {
+            id,
+            issuer,
+            kind,
+            phase: Phase::Sent {
+                seen,
+                replaces: false,
+            },
+            after: self.highest(state, id),
+        });
+    }
+
+    /// The next step of a request.
+    pub(super) fn goes_on(of: Of, request: &Request) -> Step {
+        match request.phase {
+            Phase::Sent { .. } => Step::ScriptRuns(of),
+            Phase::NeedsEpoch(_) => Step::EpochIsTaken(of),
+            Phase::HasEpoch(..) => Step::EpochBegins(of),
+            Phase::Behind => Step::MasterIsFoundAgain(of),
+            Phase::Granted { .. } => Step::IsAnswered(of),
+        }
+    }
+
+    pub(super) fn run_script(&self, state: &mut State, of: Of) {
+        let mut request = state.requests[of.0].take().expect("it is on its way");
+        let Phase::Sent { seen, replaces } = request.phase else {
+            unreachable!("it was sent");
+        };
+        let call = self.call(&request, seen, replaces);
+        let issuer = usize::from(request.issuer);
+        // What replaces a clock runs on the server that was found just now.
+        if replaces && self.rules.follows(Rule::FindMaster) {
+            state.issuers[issuer].server = state.master;
+        }
+        let server = state.issuers[issuer].server;
+        let mut script = self.script(state, server);
+        let answer = match request.kind {
+            Kind::Acquire => script.acquire(call),
+            Kind::Renew { new_token } => script.renew(call, new_token),
+            Kind::Release => {
+                if script.release(call) {
+                    // Whose lease that was, is another question.
+                    state.past.ended |= 1 << request.id;
+                }
+                return;
+            }
+        };
+        request.phase = match answer {
+            Answer::Granted { token, place } => Phase::Granted {
+                token,
+                place,
+                server,
+                by_master: server == state.master,
+            },
+            Answer::NeedsEpoch(blank) => Phase::NeedsEpoch(blank),
+            Answer::Behind if self.rules.follows(Rule::BeginsAbove) => Phase::Behind,
+            Answer::Behind => return state.past.breaks(Promise::Answered),
+            // It is asked for again, or never.
+            Answer::Held | Answer::OtherSource => return,
+            Answer::Lost => {
+                if of.0 < HOLDERS {
+                    state.holders[of.0] = Holder::Done;
+                    if state.losses == 0 && !state.past.has_ended(request.id) {
+                        state.past.breaks(Promise::Stands);
+                    }
+                }
+                return;
+            }
+        };
+        state.requests[of.0] = Some(request);
+    }
+
+    pub(super) fn take_epoch(&self, state: &mut State, of: Of) {
+        let request = state.requests[of.0].as_mut().expect("it is on its way");
+        let Phase::NeedsEpoch(blank) = request.phase else {
+            unreachable!("it needs one");
+        };
+        let issuer = &mut state.issuers[usize::from(request.issuer)];
+        let application = self.application(request.issuer);
+        let database = &mut state.databases[application];
+        let at_least = blank.epoch + 1;
+        let mut taken = || database.next_epoch(at_least, self.rules);
+        let epoch = if self.rules.follows(Rule::NotAhead) {
+            taken()
+        } else {
+            let epoch = issuer.ahead.take().filter(|epoch| *epoch >= at_least);
+            let epoch = epoch.unwrap_or_else(&mut taken);
+            issuer.ahead = Some(taken());
+            epoch
+        };
+        issuer.told = issuer.told.max(epoch);
+        let handed_out = &mut state.past.handed_out[application];
+        *handed_out = (*handed_out).max(epoch);
+        request.phase = Phase::HasEpoch(blank, epoch);
+    }
+
+    pub(super) fn begin_epoch(&self, state: &mut State, of: Of) {
+        let mut request = state.requests[of.0].take().expect("it is on its way");
+        let Phase::HasEpoch(blank, epoch) = request.phase else {
+            unreachable!("it has one");
+        };
+        let issuer = &state.issuers[usize::from(request.issuer)];
+        let (server, seen) = (issuer.server, issuer.seen);
+        let call = self.call(&request, seen, false);
+        if self.script(state, server).begin_epoch(call, blank, epoch) {
+            state.past.begun = state.past.begun.max(epoch);
+        }
+        request.phase = Phase::Sent {
+            seen,
+            replaces: false,
+        };
+        state.requests[of.0] = Some(request);
+    }
+
+    pub(super) fn find_master(&self, state: &mut State, of: Of) {
+        let request = state.requests[of.0].as_mut().expect("it is on its way");
+        let issuer = &mut state.issuers[usize::from(request.issuer)];
+        if self.rules.follows(Rule::FindMaster) {
+            issuer.server = state.master;
+        }
+        request.phase = Phase::Sent {
+            seen: issuer.seen,
+            replaces: true,
+        };
+    }
+
+    /// The issuer hears of the grant, makes sure that the database knows its epoch, and answers.
+    pub(super) fn answer(&self, state: &mut State, of: Of) {
+        let mut request = state.requests[of.0].take().expect("it is on its way");
+        let Phase::Granted {
+            token,
+            place,
+            server,
+            by_master,
+        } = request.phase
+        else {
+            unreachable!("it was granted");
+        };
+        let issuer = &mut state.issuers[usize::from(request.issuer)];
+        issuer.seen = issuer.seen.max(place);
+        let keeps_token = matches!(request.kind, Kind::Renew { new_token: false });
+        if !keeps_token && issuer.told < place.0 {
+            let database = &mut state.databases[self.application(request.issuer)];
+            let alive = database.bring_back(place.0, self.rules);
+            issuer.told = place.0;
+            if alive > place.0 {
+                // The epoch is over.
+                issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
+                request.phase = Phase::Sent {
+                    seen: issuer.seen,
+                    replaces: false,
+                };
+                state.requests[of.0] = Some(request);
+                return;
+            }
+        }
+        if of.0 < HOLDERS {
+            state.holders[of.0] = Holder::Holds(token);
+            self.judge(state, &request, token, place, (server, by_master));
+        }
+    }
+
+    /// The highest token that was answered, of the resource that this lease is of.
+    fn highest(&self, state: &State, id: u8) -> u8 {
+        let mut answered = state.past.answered.iter().rev();
+        let last = answered.find(|(_, other)| self.compare(*other, id));
+        last.map_or(0, |(token, _)| *token)
+    }
+
+    /// What a grant means for the promises.
+    fn judge(
+        &self,
+        state: &mut State,
+        request: &Request,
+        token: u8,
+        place: Place,
+        (server, by_master): (u8, bool),
+    ) {
+        let past = &mut state.past;
+        let others = |(other, id): &(u8, u8)| {
+            *other == token && *id != request.id && self.compare(*id, request.id)
+        };
+        if past.answered.iter().any(others) {
+            past.breaks(Promise::Distinct);
+        }
+        if by_master && token < request.after {
+            past.breaks(match request.kind {
+                Kind::Acquire => Promise::Later,
+                _ => Promise::StaysDead,
+            });
+        }
+        if server == 1 {
+            past.first_of_new.get_or_insert(token);
+        }
+        if server == 0 && !by_master && past.first_of_new.is_some_and(|first| first < token) {
+            past.breaks(Promise::Outranked);
+        }
+        if place.0 > past.handed_out[self.application(request.issuer)] {
+            past.breaks(Promise::OwnEpochs);
+        }
+        let answered = (token, request.id);
+        if let Err(place) = past.answered.binary_search(&answered) {
+            past.answered.insert(place, answered);
+        }
+    }
+
+    fn call(&self, request: &Request, seen: Place, replaces: bool) -> Call {
+        Call {
+            resource: self.resource(request.id),
+            id: request.id,
+            source: u8::try_from(self.application(request.issuer)).expect("there are two"),
+            seen,
+            replaces,
+        }
+    }
+
+    fn script<'a>(&'a self, state: &'a mut State, server: u8) -> Script<'a> {
+        Script {
+            server: &mut state.servers[usize::from(server)],
+            incarnations: &mut state.incarnations,
+            bounds: &self.bounds,
+            rules: self.rules,
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The lease store: what its scripts do, each in one step.
+
+use super::{
+    Bounds,
+    rules::{Rule, Rules},
+};
+
+/// A clock's place: an epoch and a number.
+pub type Place = (u8, u8);
+
+/// A server and its keys of one partition, with the lease of one resource.
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
+pub struct Server {
+    pub history: u8,
+    pub keys: Keys,
+}
+
+/// What a file or a replica has of a server.
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
+pub struct Keys {
+    pub clock: Option<Clock>,
+    /// Of each resource.
+    pub leases: [Option<Stored>; 2],
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct Clock {
+    pub source: u8,
+    pub history: u8,
+    pub incarnation: u8,
+    pub epoch: u8,
+    /// None while it is blank.
+    pub n: Option<u8>,
+}
+
+/// A lease as it is stored. Its stamp is the clock's place when its token was taken.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct Stored {
+    pub id: u8,
+    pub token: u8,
+    pub stamp: Place,
+}
+
+/// What every script is told.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct Call {
+    pub resource: usize,
+    pub id: u8,
+    pub source: u8,
+    /// The highest place that the issuer has seen.
+    pub seen: Place,
+    /// Whether a clock below that is begun anew.
+    pub replaces: bool,
+}
+
+/// The blank clock for which an epoch is needed.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct Blank {
+    pub history: u8,
+    pub incarnation: u8,
+    pub epoch: u8,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Answer {
+    Granted { token: u8, place: Place },
+    Held,
+    Lost,
+    NeedsEpoch(Blank),
+    Behind,
+    OtherSource,
+}
+
+/// The clock as a script sees it.
+struct Now {
+    own: bool,
+    behind: bool,
+    counts: bool,
+    usable: bool,
+    place: Place,
+}
+
+/// A server while a script runs on it.
+pub struct Script<'a> {
+    pub server: &'a mut Server,
+    /// The last incarnation that was drawn.
+    pub incarnations: &'a mut u8,
+    pub bounds: &'a Bounds,
+    pub rules: Rules,
+}
+
+impl Script<'_> {
+    pub fn acquire(&mut self, call: Call) -> Answer {
+        let now = self.clock(call);
+        let kept = match self.lease(call) {
+            Some(lease) if lease.id != call.id => return Answer::Held,
+            Some(lease) if self.stands(lease, &now) => Some(lease.clone()),
+            _ => None,
+        };
+        if let Some(lease) = kept {
+            return Answer::Granted {
+                token: lease.token,
+                place: now.place,
+            };
+        }
+        if !now.usable && self.rules.follows(Rule::Epoch) {
+            return self.needs_epoch(call, &now);
+        }
+        self.grant(call)
+    }
+
+    pub fn renew(&mut self, call: Call, new_token: bool) -> Answer {
+        let compares = self.rules.follows(Rule::RenewCompares);
+        let lease = match self.lease(call) {
+            Some(lease) if !compares || lease.id == call.id => lease.clone(),
+            _ => return Answer::Lost,
+        };
+        let now = self.clock(call);
+        if now.behind && !call.replaces {
+            return self.needs_epoch(call, &now);
+        }
+        if !self.stands(&lease, &now) {
+            return Answer::Lost;
+        }
+        if !new_token {
+            return Answer::Granted {
+                token: lease.token,
+                place: now.place,
+            };
+        }
+        if !now.usable && self.rules.follows(Rule::Epoch) {
+            return self.needs_epoch(call, &now);
+        }
+        self.grant(call)
+    }
+
+    /// True where a lease has ended.
+    pub fn release(&mut self, call: Call) -> bool {
+        let compares = self.rules.follows(Rule::ReleaseCompares);
+        let lease = &mut self.server.keys.leases[call.resource];
+        lease
+            .take_if(|lease| !compares || lease.id == call.id)
+            .is_some()
+    }
+
+    /// True where the epoch has begun.
+    pub fn begin_epoch(&mut self, call: Call, blank: Blank, epoch: u8) -> bool {
+        let now = self.clock(call);
+        let Some(clock) = &mut self.server.keys.clock else {
+            return false;
+        };
+        let same = !self.rules.follows(Rule::Incarnation) || clock.incarnation == blank.incarnation;
+        let above =
+            !self.rules.follows(Rule::AboveTheClock) || epoch > clock.epoch.max(call.seen.0);
+        if !now.own || now.usable || self.server.history != blank.history || !same || !above {
+            return false;
+        }
+        clock.epoch = epoch;
+        clock.n = Some(0);
+        true
+    }
+
+    fn lease(&self, call: Call) -> &Option<Stored> {
+        &self.server.keys.leases[call.resource]
+    }
+
+    fn clock(&self, call: Call) -> Now {
+        let Some(clock) = &self.server.keys.clock else {
+            return Now {
+                own: false,
+                behind: false,
+                counts: false,
+                usable: false,
+                place: (0, 0),
+            };
+        };
+        let own = (!self.rules.follows(Rule::History) || clock.history == self.server.history)
+            && (!self.rules.follows(Rule::Source) || clock.source == call.source);
+        let place = (clock.epoch, clock.n.unwrap_or(0));
+        let begun = own && clock.n.is_some();
+        let behind = begun && place < call.seen && self.rules.follows(Rule::Memory);
+        let counts = begun && !behind;
+        let is_left = place.1 + 1 < self.bounds.numbers || !self.rules.follows(Rule::EndOfNumbers);
+        Now {
+            own,
+            behind,
+            counts,
+            usable: counts && is_left,
+            place,
+        }
+    }
+
+    /// Whether this clock has granted the lease, and not one that was lost since.
+    fn stands(&self, lease: &Stored, now: &Now) -> bool {
+        (now.counts || !self.rules.follows(Rule::LeaseOfAClock))
+            && (lease.stamp.0 == now.place.0 || !self.rules.follows(Rule::LeaseOfTheEpoch))
+            && lease.stamp.1 <= now.place.1
+    }
+
+    fn needs_epoch(&mut self, call: Call, now: &Now) -> Answer {
+        let found = &mut self.server.keys.clock;
+        if let Some(clock) = found
+            && clock.source != call.source
+            && self.rules.follows(Rule::Source)
+        {
+            return Answer::OtherSource;
+        }
+        if now.behind && !call.replaces {
+            return Answer::Behind;
+        }
+        let epoch = now.place.0.max(call.seen.0);
+        if !now.own || now.behind {
+            *self.incarnations += 1;
+            *found = Some(Clock {
+                source: call.source,
+                history: self.server.history,
+                incarnation: *self.incarnations,
+                epoch,
+                n: None,
+            });
+        }
+        let clock = found.as_mut().expect("it is there now");
+        clock.epoch = clock.epoch.max(epoch);
+        Answer::NeedsEpoch(Blank {
+            history: self.server.history,
+            incarnation: clock.incarnation,
+            epoch,
+        })
+    }
+
+    fn grant(&mut self, call: Call) -> Answer {
+        // Without epochs a clock that is lost counts from the beginning.
+        let clock = self.server.keys.clock.get_or_insert(Clock {
+            source: call.source,
+            history: self.server.history,
+            incarnation: 0,
+            epoch: 0,
+            n: None,
+        });
+        let n = clock.n.unwrap_or(0) + 1;
+        clock.n = Some(n);
+        let place = (clock.epoch, n);
+        let token = clock.epoch * self.bounds.numbers + n;
+        self.server.keys.leases[call.resource] = Some(Stored {
+            id: call.id,
+            token,
+            stamp: place,
+        });
+        Answer::Granted { token, place }
+    }
+}

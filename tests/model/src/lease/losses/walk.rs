@@ -1,0 +1,25 @@
+//! Walks that a real store can take: whole calls, one after the other.
+
+use stateright::Model;
+
+use super::{Losses, Step, state::State};
+
+impl Losses {
+    /// The calls that may come next, and what may be lost.
+    pub fn calls(&self, state: &State) -> Vec<Step> {
+        let mut steps = Vec::new();
+        self.actions(state, &mut steps);
+        steps
+    }
+
+    /// Takes a step, and then all those of the request that it began.
+    pub fn take(&self, state: &State, step: Step) -> State {
+        let mut state = self.next_state(state, step).expect("each step goes on");
+        while let Some(place) = state.requests.iter().position(Option::is_some) {
+            let request = state.requests[place].as_ref().expect("it is there");
+            let next = Self::goes_on(super::Of(place), request);
+            state = self.next_state(&state, next).expect("each step goes on");
+        }
+        state
+    }
+}

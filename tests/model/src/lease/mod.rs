@@ -1,0 +1,7 @@
+//! Leases: what their tokens promise whatever is lost, and what the resource makes of them.
+//!
+//! Two worlds. In [`losses`] the lease store and the database lose things, and tokens are looked at as the store hands
+//! them out. In [`last_word`] the store may hand out any token, and the resource decides.
+
+pub mod last_word;
+pub mod losses;
