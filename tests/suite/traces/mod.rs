@@ -2,5 +2,6 @@
 //! are compared after each.
 
 mod fence;
+mod fence_floors;
 mod fence_read;
 mod fence_real;

@@ -47,7 +47,7 @@ pub struct Mode {
     pub announced: bool,
     /// Tokens write once; otherwise again and again.
     pub single_use: bool,
-    /// Check and write are one statement; otherwise a transaction of several.
+    /// Check and write may be one statement; otherwise they are a transaction of several.
     pub at_once: bool,
     /// A holder writes back what it has read, with its change; otherwise its statement adds the change.
     pub writes_back: bool,
