@@ -148,8 +148,11 @@ impl<'a, R: Real> Trace<'a, R> {
         steps.retain(|step| match step {
             // Its outcome is the same.
             Step::RunStatementUnheard(..) => false,
-            // One at a time, and SQLite's would wait for the whole database.
-            Step::BeginStatement(..) => !waits && (free || !on_sqlite),
+            // One at a time. It waits where its token is alive; SQLite's would wait for the whole database.
+            Step::BeginStatement(who, _) => {
+                let alive = self.token_of(&self.state, *who) > self.max_token();
+                !waits && (free || alive && !on_sqlite)
+            }
             // A failed statement does not abort the transaction there.
             Step::SwallowError(..) => !on_sqlite,
             // Any transaction waits for a writer there.

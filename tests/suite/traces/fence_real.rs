@@ -83,8 +83,9 @@ impl<DB: TestDatabase> Crate<DB> {
         Self { db, fences }
     }
 
+    /// Another process, in whose queue no write stands.
     fn fence(&self) -> &Fence<DB> {
-        &self.fences[&(Who::A, Request::First)]
+        &self.fences[&(Who::Stranger, Request::Again)]
     }
 }
 

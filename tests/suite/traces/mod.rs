@@ -2,6 +2,7 @@
 //! are compared after each.
 
 mod fence;
+mod fence_floors;
 mod fence_read;
 mod fence_real;
 mod lease;

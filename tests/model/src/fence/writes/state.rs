@@ -47,7 +47,7 @@ pub struct Mode {
     pub announced: bool,
     /// Tokens write once; otherwise again and again.
     pub single_use: bool,
-    /// Check and write are one statement; otherwise a transaction of several.
+    /// Check and write may be one statement; otherwise they are a transaction of several.
     pub at_once: bool,
     /// A holder writes back what it has read, with its change; otherwise its statement adds the change.
     pub writes_back: bool,
@@ -150,7 +150,7 @@ pub enum Attempt {
     /// In a transaction, which has the lock of the row.
     Admitted,
     Written(Data),
-    /// A statement of the handler has failed, which swallowed that.
+    /// A statement of the handler has failed, which swallowed that. It has no lock any more.
     Aborted,
     /// Rolled back. The fence is to be raised before the answer.
     Failing,
@@ -244,14 +244,10 @@ impl State {
             .any(|attempt| matches!(attempt, Attempt::Written(_)))
     }
 
-    /// Whether a transaction is open that has been admitted.
+    /// Whether a transaction is open that has the row's lock. One that was aborted has it no more.
     pub fn is_open(&self) -> bool {
-        self.attempts().any(|attempt| {
-            matches!(
-                attempt,
-                Attempt::Admitted | Attempt::Written(_) | Attempt::Aborted
-            )
-        })
+        self.attempts()
+            .any(|attempt| matches!(attempt, Attempt::Admitted | Attempt::Written(_)))
     }
 
     /// Something was answered under this token.

@@ -136,16 +136,16 @@ impl Writes {
         };
         match state.attempt(who, request) {
             Attempt::None | Attempt::Over => {}
-            Attempt::Sent if state.mode.at_once && who != Who::Stranger => {
-                steps.push(Step::BeginStatement(who, request));
-            }
             Attempt::Begun(_) => {
                 if free {
                     steps.push(Step::RunStatement(who, request));
                     steps.push(Step::RunStatementUnheard(who, request));
                 }
             }
-            Attempt::Sent | Attempt::GaveUp => {
+            sent @ (Attempt::Sent | Attempt::GaveUp) => {
+                if state.mode.at_once && sent == Attempt::Sent && who != Who::Stranger {
+                    steps.push(Step::BeginStatement(who, request));
+                }
                 if free && self.in_history(state) {
                     steps.push(admit(who, request));
                 }
