@@ -3,123 +3,120 @@
 //!
 //! `cargo test --test model` searches small bounds; `-- --ignored` the large ones, which takes long.
 
-use tower_fence_model::{
-    fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
-    quorum::{Bounds, Quorum},
-    search::{World, each_rule_is_needed, holds},
-};
+use tower_fence_model::searches;
 
 #[test]
 fn the_fence_holds() {
-    holds(Writes::small());
+    searches::fence();
 }
 
 #[test]
 fn each_rule_of_the_fence_is_needed() {
-    each_rule_is_needed::<Writes>();
+    searches::rules_of_the_fence();
 }
 
+/// Three holders.
 #[test]
-#[ignore]
+#[ignore = "millions of states, minutes"]
 fn the_fence_holds_in_large_bounds() {
-    holds(Writes::large());
+    searches::fence_in_large_bounds();
 }
 
 #[test]
 fn floors_hold() {
-    holds(Floors::small());
+    searches::floors();
 }
 
 #[test]
 fn each_rule_of_floors_is_needed() {
-    each_rule_is_needed::<Floors>();
+    searches::rules_of_floors();
 }
 
+/// Three holders, and a removal.
 #[test]
-#[ignore]
+#[ignore = "millions of states, minutes"]
 fn floors_hold_in_large_bounds() {
-    holds(Floors::large());
+    searches::floors_in_large_bounds();
 }
 
 #[test]
 fn idempotency_keys_hold() {
-    holds(Keys::small());
+    searches::keys();
 }
 
 #[test]
 fn each_rule_of_idempotency_keys_is_needed() {
-    each_rule_is_needed::<Keys>();
+    searches::rules_of_keys();
 }
 
+/// Three requests, two crashes, two failures.
 #[test]
-#[ignore]
+#[ignore = "larger bounds"]
 fn idempotency_keys_hold_in_large_bounds() {
-    holds(Keys::large());
+    searches::keys_in_large_bounds();
 }
 
 #[test]
 fn writes_to_several_resources_hold() {
-    holds(Several::small());
+    searches::several_resources();
 }
 
 #[test]
 fn each_rule_of_several_resources_is_needed() {
-    each_rule_is_needed::<Several>();
+    searches::rules_of_several_resources();
 }
-
-#[test]
-fn a_quorum_holds() {
-    for bounds in Bounds::small() {
-        holds(Quorum::new(bounds));
-    }
-}
-
-#[test]
-fn each_rule_of_a_quorum_is_needed() {
-    each_rule_is_needed::<Quorum>();
-use tower_fence_model::lease::{last_word, losses};
 
 #[test]
 fn tokens_survive_what_is_lost() {
-    losses::hold(losses::small());
+    searches::losses();
 }
 
 #[test]
 fn each_rule_of_what_is_lost_is_needed() {
-    losses::each_rule_is_needed();
+    searches::rules_of_losses();
 }
 
 #[test]
-#[ignore = "takes long"]
-fn a_quorum_holds_in_large_bounds() {
-    for bounds in Bounds::large() {
-        holds(Quorum::new(bounds));
-    }
-}
-
-/// Each rule is missed in these bounds when it is left out.
-#[test]
-#[ignore = "takes long"]
-fn a_quorum_holds_where_each_rule_is_missed() {
-    for &rule in Quorum::RULES {
-        holds(Quorum::new(Bounds::without(rule)));
-    }
+#[ignore = "millions of states, minutes"]
 fn tokens_survive_what_is_lost_in_large_bounds() {
-    losses::hold(losses::large());
+    searches::losses_in_large_bounds();
 }
 
 #[test]
 fn the_last_word_holds() {
-    last_word::hold(last_word::small());
+    searches::last_word();
 }
 
 #[test]
 fn each_rule_of_the_last_word_is_needed() {
-    last_word::each_rule_is_needed();
+    searches::rules_of_the_last_word();
 }
 
 #[test]
-#[ignore = "takes long"]
+#[ignore = "millions of states, minutes"]
 fn the_last_word_holds_in_large_bounds() {
-    last_word::hold(last_word::large());
+    searches::last_word_in_large_bounds();
+}
+
+#[test]
+fn a_quorum_holds() {
+    searches::quorum();
+}
+
+#[test]
+fn each_rule_of_a_quorum_is_needed() {
+    searches::rules_of_a_quorum();
+}
+
+#[test]
+#[ignore = "millions of states, minutes"]
+fn a_quorum_holds_in_large_bounds() {
+    searches::quorum_in_large_bounds();
+}
+
+/// With all rules, in the bounds in which each is missed when it is left out.
+#[test]
+#[ignore = "millions of states, minutes"]
+fn a_quorum_holds_in_the_bounds_of_each_rule() {
+    searches::quorum_in_the_bounds_of_each_rule();
 }

@@ -10,5 +10,6 @@ pub mod fence;
 pub mod lease;
 pub mod quorum;
 pub mod search;
+pub mod searches;
 
 pub use stateright::Model;
