@@ -151,3 +151,30 @@ impl WriteError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_that_commits_and_is_not_answered_may_have_been_written() {
+        let failure = |fault| Failure {
+            fault,
+            cause: Arc::new(sqlx::Error::RowNotFound),
+        };
+        for fault in [Fault::Lost, Fault::Silent] {
+            assert!(matches!(
+                WriteError::alone(failure(fault)),
+                WriteError::Commit(CommitError::OutcomeUnknown(_))
+            ));
+            assert!(matches!(
+                WriteError::in_transaction(failure(fault)),
+                WriteError::Admit(AdmitError::Unavailable(_))
+            ));
+        }
+        assert!(matches!(
+            WriteError::alone(failure(Fault::Collision)),
+            WriteError::Admit(AdmitError::Busy(_))
+        ));
+    }
+}

@@ -184,3 +184,30 @@ impl From<sqlx::Error> for Failure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_out_of_reach_is_told_from_what_is_refused() {
+        let broken = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        for (error, fault) in [
+            (sqlx::Error::PoolTimedOut, Fault::Contention),
+            (sqlx::Error::Io(broken()), Fault::Lost),
+            (sqlx::Error::Tls(Box::new(broken())), Fault::Lost),
+            (sqlx::Error::Protocol("odd".into()), Fault::Lost),
+            (sqlx::Error::PoolClosed, Fault::Lost),
+            (sqlx::Error::WorkerCrashed, Fault::Lost),
+            (sqlx::Error::RowNotFound, Fault::Refused),
+        ] {
+            assert_eq!(Fault::of(&error), fault, "{error}");
+        }
+        for fault in [Fault::Ended, Fault::Lost] {
+            assert!(fault.is_gone());
+        }
+        for fault in [Fault::Silent, Fault::Contention, Fault::Refused] {
+            assert!(!fault.is_gone());
+        }
+    }
+}

@@ -35,6 +35,7 @@
 //! | | `layer::deferred::a_commit_that_fails_is_no_success` |
 //! | | `layer::false_success::a_deferred_constraint_that_fails_at_commit_is_no_success` |
 //! | | `layer::false_success::a_transaction_in_a_spawned_task_is_no_success` |
+//! | | `layer::time_limit::a_commit_that_is_under_way_when_the_time_is_over_is_an_unknown_outcome` |
 //! | 5. a client that goes away leaves nothing behind | `failures::cancellation::a_thousand_clients_that_go_away_leave_nothing_behind` |
 //! | | `fence::abandoned::abandoned_statements_are_ended_though_all_connections_are_taken` |
 //! | | `fence::commit::a_dropped_transaction_leaves_nothing_behind` |
