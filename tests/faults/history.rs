@@ -1,12 +1,11 @@
 //! What was asked, what was answered, and what is there in the end.
 
-use std::{
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::{sync::Mutex, time::Instant};
+
+use serde::{Deserialize, Serialize};
 
 /// What a resource holds: the fold of the entries that were written to it, in their order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct State {
     pub count: i64,
     /// Of all entries and of their order.
@@ -15,7 +14,7 @@ pub struct State {
 }
 
 impl State {
-    /// What comes next. `service/tables.rs` has the same in SQL.
+    /// What comes next. `tables.rs` has the same in SQL.
     pub const fn with(self, entry: i64, amount: i64) -> Self {
         Self {
             count: self.count + 1,
@@ -133,9 +132,10 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    pub fn new() -> Self {
+    /// Moments count from when the history began.
+    pub fn new(began: Instant) -> Self {
         Self {
-            began: Instant::now(),
+            began,
             operations: Mutex::default(),
         }
     }
@@ -149,13 +149,8 @@ impl Recorder {
         self.operations.lock().unwrap().extend(operations);
     }
 
-    /// How many operations there are by now that this holds of.
-    pub fn count(&self, holds: impl Fn(&Operation) -> bool) -> usize {
-        let operations = self.operations.lock().unwrap();
-        operations.iter().filter(|one| holds(one)).count()
-    }
-
-    pub fn into_operations(self) -> Vec<Operation> {
-        self.operations.into_inner().unwrap()
+    /// What was written down by now.
+    pub fn take(&self) -> Vec<Operation> {
+        std::mem::take(&mut self.operations.lock().unwrap())
     }
 }

@@ -1,0 +1,60 @@
+//! The command line: that of a test program, and how long to run.
+
+use std::time::Duration;
+
+use crate::{run::Options, servers::leases::STORES};
+
+pub struct Arguments {
+    pub options: Options,
+    /// Only names what there is.
+    pub list: bool,
+    filters: Vec<String>,
+    skipped: Vec<String>,
+}
+
+impl Arguments {
+    /// # Errors
+    ///
+    /// What is wrong with them.
+    pub fn parse(given: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut given = given.peekable();
+        let mut arguments = Self {
+            options: Options {
+                length: Duration::from_secs(60),
+                seed: rand::random::<u32>().into(),
+                store: None,
+            },
+            list: false,
+            filters: vec![],
+            skipped: vec![],
+        };
+        while let Some(argument) = given.next() {
+            let mut value = || given.next().ok_or(format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--list" => arguments.list = true,
+                "--skip" => arguments.skipped.push(value()?),
+                "--seconds" => {
+                    let seconds = value()?.parse().map_err(|_| "seconds are a number")?;
+                    arguments.options.length = Duration::from_secs(seconds);
+                }
+                "--seed" => {
+                    arguments.options.seed = value()?.parse().map_err(|_| "a seed is a number")?;
+                }
+                "--store" => {
+                    let name = value()?;
+                    let store = STORES.into_iter().find(|store| *store == name);
+                    arguments.options.store = Some(store.ok_or(format!("stores: {STORES:?}"))?);
+                }
+                // What other test programs know, and this one has no use for.
+                option if option.starts_with('-') => {}
+                filter => arguments.filters.push(filter.to_owned()),
+            }
+        }
+        Ok(arguments)
+    }
+
+    pub fn asks_for(&self, name: &str) -> bool {
+        let is_in = |filters: &[String]| filters.iter().any(|filter| name.contains(filter));
+        (self.filters.is_empty() || is_in(&self.filters)) && !is_in(&self.skipped)
+    }
+}

@@ -1,0 +1,60 @@
+//! Faults of Redis, and of the way to it.
+
+use tokio::time::sleep;
+
+use super::{Stage, disturb, slow_down};
+use crate::{
+    plan::{Fault, Planned},
+    support::proxy::Link,
+};
+
+impl Stage {
+    pub(super) async fn at_node(&self, planned: Planned) -> bool {
+        let Planned {
+            fault,
+            lasts,
+            choice,
+            ..
+        } = planned;
+        let n = choice % self.leases.nodes.len();
+        if fault == Fault::NodeClockJumps {
+            let jump = ["+1d", "-1h", "+30y", "-3s"][choice % 4];
+            self.leases.clock.jump_to(jump);
+            sleep(lasts).await;
+            self.leases.clock.jump_to("+0");
+            return true;
+        }
+        let mut node = self.leases.nodes[n].lock().await;
+        match fault {
+            Fault::NodeFrozen => {
+                node.signal("-STOP");
+                sleep(lasts).await;
+                node.signal("-CONT");
+            }
+            // Without a file it comes back empty, or has the last one that was saved.
+            Fault::NodeKilled => {
+                node.kill();
+                sleep(lasts).await;
+                node.start_again().await;
+            }
+            Fault::NodeFromOldFile => {
+                let _ = node.try_command(&["SAVE"]).await;
+                sleep(lasts).await;
+                node.kill();
+                node.start_again().await;
+            }
+            Fault::NodeFlushed => drop(node.try_command(&["FLUSHALL"]).await),
+            Fault::NodeEvicts => {
+                let policy = ["CONFIG", "SET", "maxmemory-policy", "allkeys-random"];
+                let _ = node.try_command(&policy).await;
+                let _ = node.try_command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+                sleep(lasts).await;
+                let _ = node.try_command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+            }
+            Fault::NodeCutOff => disturb(&self.leases.links[n], Link::Cut, lasts).await,
+            Fault::NodeSlow => slow_down(&self.leases.links[n], lasts).await,
+            _ => disturb(&self.leases.links[n], Link::NoAnswer, lasts).await,
+        }
+        true
+    }
+}
