@@ -86,6 +86,19 @@ pub struct Planned {
     pub choice: usize,
 }
 
+impl Planned {
+    /// The end of a run without faults.
+    pub const fn nothing(at: Duration) -> Self {
+        let (fault, lasts) = (Checkpoint, Duration::ZERO);
+        Self {
+            at,
+            fault,
+            lasts,
+            choice: 0,
+        }
+    }
+}
+
 /// The faults of a run of this length.
 pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
     let mut random = StdRng::seed_from_u64(seed);

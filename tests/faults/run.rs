@@ -17,7 +17,7 @@ use crate::{
     clients::{self, PAIRS, Servers, Side, WORKLOADS},
     faults::{self, Stage, Targets},
     history::{History, Loss, Recorder},
-    plan::plan,
+    plan::{Planned, plan},
     servers::{
         database::Database,
         leases::{LeaseServers, STORES},
@@ -34,6 +34,10 @@ pub struct Options {
     pub seed: u64,
     /// All of them in turn, where none is named.
     pub store: Option<&'static str>,
+    /// How many there are of each client.
+    pub clients: usize,
+    /// Without faults, to compare.
+    pub calm: bool,
 }
 
 /// No part of a run lasts longer than this, so that stores and servers take turns.
@@ -63,7 +67,11 @@ pub async fn run(options: Options) -> Summary {
     let mut summary = Summary::new(&options);
     for (n, store) in phases.into_iter().enumerate() {
         let seed = options.seed.wrapping_add(n as u64);
-        let phase = phase(&targets, store, n, seed, length).await;
+        let plan = match options.calm {
+            true => vec![Planned::nothing(length)],
+            false => plan(seed, store, length),
+        };
+        let phase = phase(&targets, store, n, options.clients, seed, plan).await;
         println!("{phase}");
         summary.add(phase);
     }
@@ -74,8 +82,9 @@ async fn phase(
     targets: &Arc<Targets>,
     store: &'static str,
     number: usize,
+    times: usize,
     seed: u64,
-    length: Duration,
+    plan: Vec<Planned>,
 ) -> Phase {
     let began = Instant::now();
     let leases = LeaseServers::start(store).await;
@@ -106,11 +115,11 @@ async fn phase(
     let (stop, stopped) = watch::channel(false);
     let mut clients = JoinSet::new();
     for side in &sides {
-        for task in clients::start(&servers, side, seed, &stopped) {
+        for task in clients::start(&servers, side, times, seed, &stopped) {
             clients.spawn(task);
         }
     }
-    let faults = faults::happen(&stage, plan(seed, store, length)).await;
+    let faults = faults::happen(&stage, plan).await;
     let stuck = recover(&sides[0]).await;
     stop.send_replace(true);
     while let Some(client) = clients.join_next().await {
@@ -121,7 +130,11 @@ async fn phase(
     drop(stage);
     let mut conn = targets.database.lock().await.connect().await;
     let [fenced, unfenced] = sides;
-    let fenced = Verdict::of(&history(&fenced, &losses, &mut conn).await);
+    let whole = history(&fenced, &losses, &mut conn).await;
+    let fenced = Verdict::of(&whole);
+    if !fenced.is_good() {
+        keep(&whole, seed);
+    }
     let unfenced = Verdict::of(&history(&unfenced, &losses, &mut conn).await);
     Phase {
         store,
@@ -161,5 +174,20 @@ async fn history(side: &Side, losses: &[Loss], conn: &mut PgConnection) -> Histo
         states: side.tables.states(&mut tx, &side.names).await.unwrap(),
         log: side.tables.lines(&mut tx, &side.names).await.unwrap(),
         sums: PAIRS.to_vec(),
+    }
+}
+
+/// Leaves a bad history for whoever looks for the cause, by resource and time.
+fn keep(history: &History, seed: u64) {
+    let path = std::env::temp_dir().join(format!("under-faults-{seed}.txt"));
+    let mut operations = history.operations.clone();
+    operations.sort_by_key(|one| (one.resource, one.invoked));
+    let operations = operations.iter().map(|one| format!("{one:?}\n"));
+    let log = history.log.iter().map(|line| format!("{line:?}\n"));
+    let losses = history.losses.iter().map(|loss| format!("{loss:?}\n"));
+    let text: String = operations.chain(log).chain(losses).collect();
+    match std::fs::write(&path, text) {
+        Ok(()) => println!("the history is in {}", path.display()),
+        Err(error) => println!("the history could not be written: {error}"),
     }
 }

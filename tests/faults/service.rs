@@ -85,13 +85,12 @@ async fn unfenced_write(
     Path(resources): Path<Vec<String>>,
     Json(writing): Json<Writing>,
 ) -> Result<(), StatusCode> {
-    let written = async {
+    to_the_end(async move {
         let mut tx = pool.begin().await?;
         write(&mut tx, UNFENCED, &resources, &writing).await?;
         tx.commit().await
-    };
-    let written: sqlx::Result<()> = written.await;
-    written.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+    })
+    .await
 }
 
 async fn read(
@@ -99,15 +98,23 @@ async fn read(
     pool: PgPool,
     resources: Vec<String>,
 ) -> Result<Json<Vec<State>>, StatusCode> {
-    let read = async {
+    to_the_end(async move {
         // Behind a pooler, a statement of its own might be prepared on one server and run on another.
         let mut tx = pool.begin().await?;
         let states = tables.states(&mut tx, &resources).await?;
         tx.commit().await?;
-        Ok(states)
-    };
-    let read: sqlx::Result<Vec<State>> = read.await;
-    read.map(Json).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+        Ok(Json(states))
+    })
+    .await
+}
+
+/// In a task, which goes on when the client goes away: sqlx's `begin`, dropped, can leave its connection in the pool
+/// with a transaction that nobody ends.
+async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = sqlx::Result<T>> + Send + 'static,
+) -> Result<T, StatusCode> {
+    let done = tokio::spawn(work).await.expect("it does not panic");
+    done.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
 }
 
 fn routes(fence: &Fence<sqlx::Postgres>) -> Router {
@@ -194,7 +201,7 @@ pub async fn serve() {
     if is_pooled {
         options = options.statement_cache_capacity(0);
     }
-    let wait = Duration::from_secs(2);
+    let wait = Duration::from_secs(3);
     let pool = PgPoolOptions::new()
         .max_connections(12)
         .acquire_timeout(wait);

@@ -31,7 +31,7 @@ use crate::{
 const TTL: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(8);
 
 /// What a client does, to which resources; and how many do so.
 #[derive(Clone, Copy, Debug)]
@@ -46,32 +46,32 @@ pub const WORKLOADS: [Workload; 6] = [
     Workload {
         name: "counter",
         resources: (0, 6),
-        clients: 8,
+        clients: 4,
     },
     Workload {
         name: "sql",
         resources: (4, 8),
-        clients: 4,
+        clients: 2,
     },
     Workload {
         name: "set",
         resources: (8, 12),
-        clients: 10,
+        clients: 4,
     },
     Workload {
         name: "transfers",
         resources: (12, 16),
-        clients: 4,
+        clients: 2,
     },
     Workload {
         name: "repeated",
         resources: (16, 20),
-        clients: 6,
+        clients: 3,
     },
     Workload {
         name: "line",
         resources: (20, 22),
-        clients: 8,
+        clients: 4,
     },
 ];
 
@@ -145,17 +145,18 @@ struct Client {
     stop: watch::Receiver<bool>,
 }
 
-/// Starts all clients of one side.
+/// Starts all clients of one side, each so many times.
 pub fn start(
     servers: &Arc<Servers>,
     side: &Arc<Side>,
+    times: usize,
     seed: u64,
     stop: &watch::Receiver<bool>,
 ) -> Vec<impl Future<Output = ()> + Send + use<>> {
     let mut tasks = vec![];
     for (workload, of) in WORKLOADS.iter().enumerate() {
-        for n in 0..of.clients {
-            let random = seed ^ (workload * 100 + n) as u64;
+        for n in 0..of.clients * times {
+            let random = seed ^ (workload * 10_000 + n) as u64;
             let client = Client {
                 servers: servers.clone(),
                 side: side.clone(),

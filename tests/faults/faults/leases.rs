@@ -1,11 +1,13 @@
 //! Faults of Redis, and of the way to it.
 
-use tokio::time::sleep;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
 
 use super::{Stage, disturb, slow_down};
 use crate::{
     plan::{Fault, Planned},
-    support::proxy::Link,
+    support::{proxy::Link, redis::RedisServer},
 };
 
 impl Stage {
@@ -38,18 +40,18 @@ impl Stage {
                 node.start_again().await;
             }
             Fault::NodeFromOldFile => {
-                let _ = node.try_command(&["SAVE"]).await;
+                command(&node, &["SAVE"]).await;
                 sleep(lasts).await;
                 node.kill();
                 node.start_again().await;
             }
-            Fault::NodeFlushed => drop(node.try_command(&["FLUSHALL"]).await),
+            Fault::NodeFlushed => command(&node, &["FLUSHALL"]).await,
             Fault::NodeEvicts => {
                 let policy = ["CONFIG", "SET", "maxmemory-policy", "allkeys-random"];
-                let _ = node.try_command(&policy).await;
-                let _ = node.try_command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+                command(&node, &policy).await;
+                command(&node, &["CONFIG", "SET", "maxmemory", "1"]).await;
                 sleep(lasts).await;
-                let _ = node.try_command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+                command(&node, &["CONFIG", "SET", "maxmemory", "0"]).await;
             }
             Fault::NodeCutOff => disturb(&self.leases.links[n], Link::Cut, lasts).await,
             Fault::NodeSlow => slow_down(&self.leases.links[n], lasts).await,
@@ -57,4 +59,18 @@ impl Stage {
         }
         true
     }
+}
+
+/// Runs a command, if the server can.
+async fn command(node: &RedisServer, words: &[&str]) {
+    let run = async {
+        let client = redis::Client::open(node.url())?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        let mut command = redis::cmd(words[0]);
+        command
+            .arg(&words[1..])
+            .query_async::<redis::Value>(&mut connection)
+            .await
+    };
+    let _ = timeout(Duration::from_secs(5), run).await;
 }
