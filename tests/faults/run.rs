@@ -1,6 +1,7 @@
 //! A run: one lease store after the other under clients and faults, and what the checker finds in the end.
 
 use std::{
+    path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -43,7 +44,7 @@ pub struct Options {
 /// No part of a run lasts longer than this, so that stores and servers take turns.
 const LONGEST_PHASE: Duration = Duration::from_secs(120);
 /// How long clients may need to go on when all faults are over.
-const RECOVERY: Duration = Duration::from_secs(60);
+const RECOVERY: Duration = Duration::from_secs(120);
 
 /// Runs for so long under faults, with some seconds more for servers to start and for clients to recover.
 pub async fn run(options: Options) -> Summary {
@@ -64,6 +65,7 @@ pub async fn run(options: Options) -> Summary {
         address,
         pooler: Mutex::new(pooler),
     });
+    println!("seed {}", options.seed);
     let mut summary = Summary::new(&options);
     for (n, store) in phases.into_iter().enumerate() {
         let seed = options.seed.wrapping_add(n as u64);
@@ -149,10 +151,10 @@ async fn phase(
 
 /// Waits until each workload goes on; which of them do not.
 async fn recover(side: &Side) -> Vec<&'static str> {
-    let written = || side.written.each_ref().map(|count| count.load(Relaxed));
-    let (before, deadline) = (written(), Instant::now() + RECOVERY);
+    let answered = || side.answered.each_ref().map(|count| count.load(Relaxed));
+    let (before, deadline) = (answered(), Instant::now() + RECOVERY);
     loop {
-        let now = written();
+        let now = answered();
         let stuck = (0..now.len()).filter(|n| now[*n] == before[*n]);
         let stuck: Vec<_> = stuck.map(|n| WORKLOADS[n].name).collect();
         if stuck.is_empty() || Instant::now() > deadline {
@@ -179,7 +181,7 @@ async fn history(side: &Side, losses: &[Loss], conn: &mut PgConnection) -> Histo
 
 /// Leaves a bad history for whoever looks for the cause, by resource and time.
 fn keep(history: &History, seed: u64) {
-    let path = std::env::temp_dir().join(format!("under-faults-{seed}.txt"));
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("under-faults-{seed}.txt"));
     let mut operations = history.operations.clone();
     operations.sort_by_key(|one| (one.resource, one.invoked));
     let operations = operations.iter().map(|one| format!("{one:?}\n"));

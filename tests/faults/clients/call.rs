@@ -182,8 +182,8 @@ impl Client {
         });
         self.side.recorder.record(operations);
         let is_write = matches!(kinds[0], Kind::Write { .. } | Kind::Rewrite { .. });
-        if is_write && answer == Answer::Done {
-            self.side.written[self.workload].fetch_add(1, Relaxed);
+        if is_write && answer != Answer::Unknown {
+            self.side.answered[self.workload].fetch_add(1, Relaxed);
         }
     }
 }

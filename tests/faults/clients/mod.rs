@@ -85,8 +85,8 @@ pub struct Side {
     pub is_fenced: bool,
     pub names: Vec<String>,
     pub recorder: Recorder,
-    /// Acknowledged writes of each workload.
-    pub written: [AtomicU64; WORKLOADS.len()],
+    /// How many writes of each workload were answered, one way or the other.
+    pub answered: [AtomicU64; WORKLOADS.len()],
 }
 
 impl Side {
@@ -99,7 +99,7 @@ impl Side {
                 .map(|n| format!("{prefix}-{side}-{n}"))
                 .collect(),
             recorder: Recorder::new(began),
-            written: Default::default(),
+            answered: Default::default(),
         }
     }
 }
