@@ -161,7 +161,8 @@ fn locks<L: Leases>(leases: L) -> Router {
 fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
     let (store, urls) = (variable(variables::STORE), variable(variables::STORE_URLS));
     let urls: Vec<_> = urls.split_whitespace().collect();
-    let wait = Duration::from_secs(1);
+    // On a busy machine an answer may be late.
+    let wait = Duration::from_secs(2);
     let redis = || RedisLeases::builder(fence.clone()).command_wait(wait);
     let redis = match store.as_str() {
         "postgres" => {
@@ -170,7 +171,7 @@ fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
         }
         "quorum" => {
             let quorum = QuorumLeases::builder(fence.clone()).command_wait(wait);
-            let quorum = quorum.node_wait(Duration::from_millis(400));
+            let quorum = quorum.node_wait(Duration::from_millis(800));
             return locks(
                 quorum
                     .connect_lazy(&urls)

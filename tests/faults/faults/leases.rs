@@ -24,6 +24,11 @@ impl Stage {
             self.leases.clock.jump_to(jump);
             sleep(lasts).await;
             self.leases.clock.jump_to("+0");
+            if jump.starts_with('+') {
+                // Leases that were taken meanwhile end in a day, or in thirty years.
+                let node = self.leases.nodes[0].lock().await;
+                command(&node, &["FLUSHALL"]).await;
+            }
             return true;
         }
         let mut node = self.leases.nodes[n].lock().await;
