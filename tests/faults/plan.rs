@@ -114,7 +114,7 @@ pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
     let (mut planned, mut deck) = (vec![], vec![]);
     let mut at = Duration::ZERO;
     loop {
-        at += Duration::from_millis(random.random_range(200..1_500));
+        at += Duration::from_millis(random.random_range(300..2_500));
         if at >= length {
             return planned;
         }
@@ -125,7 +125,7 @@ pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
         planned.push(Planned {
             at,
             fault: deck.pop().expect("it was filled"),
-            lasts: Duration::from_millis(random.random_range(100..2_500)),
+            lasts: Duration::from_millis(random.random_range(100..2_000)),
             choice: random.random_range(0..1_000),
         });
     }

@@ -51,7 +51,7 @@ pub const WORKLOADS: [Workload; 6] = [
     Workload {
         name: "sql",
         resources: (4, 8),
-        clients: 2,
+        clients: 3,
     },
     Workload {
         name: "set",
@@ -61,7 +61,7 @@ pub const WORKLOADS: [Workload; 6] = [
     Workload {
         name: "transfers",
         resources: (12, 16),
-        clients: 2,
+        clients: 3,
     },
     Workload {
         name: "repeated",
