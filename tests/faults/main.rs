@@ -26,6 +26,9 @@ use self::{
     checker::{linearizable, samples},
 };
 
+/// A name, and what fails by a panic.
+type Test<'a> = (&'static str, Box<dyn Fn() + 'a>);
+
 /// What this does beside the run itself.
 const CHECKS: [(&str, fn()); 4] = [
     (
@@ -67,7 +70,7 @@ fn main() -> ExitCode {
         let failures = summary.failures();
         assert!(failures.is_empty(), "{}", failures.join("\n"));
     };
-    let mut tests: Vec<(&str, Box<dyn Fn()>)> = vec![];
+    let mut tests: Vec<Test<'_>> = vec![];
     for (name, check) in CHECKS {
         tests.push((name, Box::new(check)));
     }

@@ -58,6 +58,9 @@ pub struct Summary {
     phases: Vec<Phase>,
 }
 
+/// Its name, and where it is.
+type Figure = (&'static str, fn(&Verdict) -> usize);
+
 /// A run that is longer has to show that it can lose updates.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -103,7 +106,7 @@ impl fmt::Display for Summary {
             }
         }
         writeln!(f, "\n| | with the fence | without |\n|---|---|---|")?;
-        let figures: [(&str, fn(&Verdict) -> usize); 8] = [
+        let figures: [Figure; 8] = [
             ("writes acknowledged", |verdict| verdict.acknowledged),
             ("writes without an answer", |verdict| verdict.unknown),
             ("writes refused", |verdict| verdict.refused),
