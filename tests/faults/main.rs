@@ -23,7 +23,7 @@ use std::{env, panic, process::ExitCode, time::Instant};
 
 use self::{
     arguments::Arguments,
-    checker::{linearizable, samples},
+    checker::{bad_histories, linearizable},
 };
 
 /// A name, and what fails by a panic.
@@ -33,15 +33,15 @@ type Test<'a> = (&'static str, Box<dyn Fn() + 'a>);
 const CHECKS: [(&str, fn()); 4] = [
     (
         "checker::each_kind_of_bad_history_is_found",
-        samples::each_kind_of_bad_history_is_found,
+        bad_histories::each_kind_of_bad_history_is_found,
     ),
     (
         "checker::a_failover_may_lose_the_last_writes_with_all_that_is_newer",
-        samples::a_failover_may_lose_the_last_writes_with_all_that_is_newer,
+        bad_histories::a_failover_may_lose_the_last_writes_with_all_that_is_newer,
     ),
     (
         "checker::a_million_operations_are_judged",
-        samples::a_million_operations_are_judged,
+        bad_histories::a_million_operations_are_judged,
     ),
     (
         "checker::the_checker_and_a_search_for_an_order_judge_alike",

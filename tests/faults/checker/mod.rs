@@ -7,10 +7,11 @@
 //! 3. The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token
 //!    is the fold of the writes at or below it ([`folds`]).
 
+pub mod bad_histories;
 mod folds;
 pub mod linearizable;
 mod order;
-pub mod samples;
+mod samples;
 mod writes;
 
 use std::{collections::HashMap, ops::Range};
