@@ -99,6 +99,11 @@ impl PostgresServer {
         }
     }
 
+    /// Its first process.
+    pub fn id(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()

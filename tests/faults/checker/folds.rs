@@ -1,0 +1,128 @@
+//! The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token is
+//! the fold of the writes at or below it.
+
+use super::{Kinds, Sorted, Verdict};
+use crate::history::{Answer, History, Kind, Line, Moment, Operation, State};
+
+pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
+    for (resource, state) in history.states.iter().enumerate() {
+        let (log, writes) = &sorted.logs[resource];
+        let folds = Folds::of(log, writes);
+        for pair in log.windows(2) {
+            if pair[0].token > pair[1].token {
+                verdict.violated(Kinds::Disorder, || format!("{pair:?}"));
+            }
+        }
+        let is_counted = |(n, line): (usize, &Line)| usize::try_from(line.position) == Ok(n + 1);
+        if folds.states.last() != Some(state) || !log.iter().enumerate().all(is_counted) {
+            let written = log.len();
+            verdict.lost += written.saturating_sub(usize::try_from(state.count).unwrap_or(0));
+            verdict.violated(Kinds::Overwritten, || {
+                format!(
+                    "{resource}: {written} writes, {state:?}, not {:?}",
+                    folds.states.last()
+                )
+            });
+        }
+        let mut reads: Vec<(&Operation, State)> = vec![];
+        for operation in &sorted.operations[resource] {
+            let (Kind::Read(seen), Answer::Done) = (operation.kind, operation.answer) else {
+                continue;
+            };
+            if history.losses.iter().any(|loss| loss.concerns(operation)) {
+                verdict.unchecked += 1;
+            } else {
+                folds.judge(operation, seen, verdict);
+                reads.push((operation, seen));
+            }
+        }
+        one_after_the_other(&reads, verdict);
+    }
+    for &(first, last, sum) in &history.sums {
+        let balances = history.states[first..last]
+            .iter()
+            .map(|state| state.balance);
+        let balances: i64 = balances.sum();
+        if balances != sum {
+            verdict.violated(Kinds::Sum, || {
+                format!("{first}..{last}: {balances}, not {sum}")
+            });
+        }
+    }
+}
+
+/// What a resource was after each of its writes, and when that can have been.
+struct Folds<'a> {
+    log: &'a [Line],
+    writes: &'a [Option<&'a Operation>],
+    /// After so many writes.
+    states: Vec<State>,
+    /// When the last of so many writes was asked for, at the earliest.
+    invoked: Vec<Moment>,
+    /// When the first of those behind so many was done, at the latest.
+    done: Vec<Moment>,
+}
+
+impl<'a> Folds<'a> {
+    fn of(log: &'a [Line], writes: &'a [Option<&'a Operation>]) -> Self {
+        let (mut state, mut invoked, mut done) = (State::default(), 0, Moment::MAX);
+        let mut folds = Self {
+            log,
+            writes,
+            states: vec![state],
+            invoked: vec![invoked],
+            done: vec![done],
+        };
+        for (line, write) in log.iter().zip(writes) {
+            let written = write.and_then(Operation::written);
+            state = state.with(line.entry, written.map_or(0, |(_, amount)| amount));
+            invoked = invoked.max(write.map_or(0, |write| write.invoked));
+            folds.states.push(state);
+            folds.invoked.push(invoked);
+        }
+        for write in writes.iter().rev() {
+            done = done.min(write.map_or(Moment::MAX, Operation::done));
+            folds.done.push(done);
+        }
+        folds.done.reverse();
+        folds
+    }
+
+    /// Judges what a read has seen.
+    fn judge(&self, read: &Operation, seen: State, verdict: &mut Verdict) {
+        let what = || format!("{read:?}");
+        let count = usize::try_from(seen.count).unwrap_or(usize::MAX);
+        if self.states.get(count) != Some(&seen) {
+            return verdict.violated(Kinds::Invented, what);
+        }
+        if self.invoked[count] > read.answered {
+            verdict.violated(Kinds::Future, what);
+        }
+        let missed = |line: &Line| line.token < read.token;
+        if self.done[count] < read.invoked || self.log.get(count).is_some_and(missed) {
+            verdict.violated(Kinds::Missed, what);
+        }
+        let outranks = |n: usize| match self.writes[n].map(|write| write.kind) {
+            Some(Kind::Rewrite { .. }) => self.log[n].token > read.token,
+            _ => self.log[n].token >= read.token,
+        };
+        verdict.overtaken += usize::from(count.checked_sub(1).is_some_and(outranks));
+    }
+}
+
+/// No read sees less than one that was answered before it.
+fn one_after_the_other(reads: &[(&Operation, State)], verdict: &mut Verdict) {
+    let mut answered: Vec<_> = reads.iter().collect();
+    answered.sort_by_key(|(read, _)| read.answered);
+    let mut answered = answered.into_iter().peekable();
+    let mut least = 0;
+    // As they were invoked.
+    for (read, seen) in reads {
+        while let Some((_, seen)) = answered.next_if(|(one, _)| one.answered < read.invoked) {
+            least = least.max(seen.count);
+        }
+        if seen.count < least {
+            verdict.violated(Kinds::Missed, || format!("less than {least}: {read:?}"));
+        }
+    }
+}

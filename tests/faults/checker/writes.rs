@@ -1,0 +1,90 @@
+//! Every acknowledged write is there exactly once, an unknown one at most once, a refused one not at all.
+
+use std::collections::HashMap;
+
+use super::{Kinds, Sorted, Verdict};
+use crate::history::{Answer, History, Kind, Line, Moment, Operation};
+
+pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
+    let mut parts = HashMap::<i64, u8>::new();
+    for (resource, operations) in sorted.operations.iter().enumerate() {
+        let (log, writes) = &sorted.logs[resource];
+        let times = times(log);
+        lines(log, writes, &times, verdict);
+        for operation in operations {
+            let Some((entry, _)) = operation.written() else {
+                continue;
+            };
+            let is_there = times.contains_key(&entry);
+            if operation.parts > 1 && is_there {
+                *parts.entry(entry).or_default() += 1;
+            }
+            if operation.answer == Answer::Refused && is_there {
+                verdict.violated(Kinds::Refused, || format!("{operation:?}"));
+            }
+            if operation.answer == Answer::Done && !is_there {
+                missing(history, operation, log, writes, verdict);
+            }
+        }
+    }
+    for operation in &history.operations {
+        let there = operation.written().and_then(|(entry, _)| parts.get(&entry));
+        if there.is_some_and(|there| *there != operation.parts) {
+            verdict.violated(Kinds::Torn, || format!("{operation:?}"));
+        }
+    }
+}
+
+fn times(log: &[Line]) -> HashMap<i64, usize> {
+    let mut times = HashMap::with_capacity(log.len());
+    for line in log {
+        *times.entry(line.entry).or_default() += 1;
+    }
+    times
+}
+
+fn lines(
+    log: &[Line],
+    writes: &[Option<&Operation>],
+    times: &HashMap<i64, usize>,
+    verdict: &mut Verdict,
+) {
+    for (line, write) in log.iter().zip(writes) {
+        if times[&line.entry] > 1 {
+            verdict.violated(Kinds::Doubled, || format!("{line:?} {write:?}"));
+        }
+        if write.is_none_or(|write| write.token != line.token) {
+            verdict.violated(Kinds::Foreign, || format!("{line:?} {write:?}"));
+        }
+    }
+    for pair in log.windows(2).zip(writes.windows(2)) {
+        let ([one, two], [_, Some(write)]) = pair else {
+            continue;
+        };
+        if one.token == two.token && matches!(write.kind, Kind::Write { .. }) {
+            verdict.violated(Kinds::Repeated, || format!("{one:?} {write:?}"));
+        }
+    }
+}
+
+/// An acknowledged write is not there. A failover may have lost it, with all that is newer.
+fn missing(
+    history: &History,
+    operation: &Operation,
+    log: &[Line],
+    writes: &[Option<&Operation>],
+    verdict: &mut Verdict,
+) {
+    let Some(loss) = history.losses.iter().find(|loss| loss.concerns(operation)) else {
+        verdict.lost += 1;
+        return verdict.violated(Kinds::Lost, || format!("{operation:?}"));
+    };
+    verdict.failed_over += 1;
+    let is_older = |done: Moment| done <= loss.crashed;
+    let newer = log.iter().zip(writes).find(|(line, write)| {
+        line.token > operation.token && write.is_some_and(|write| is_older(write.done()))
+    });
+    if let Some((newer, _)) = newer {
+        verdict.violated(Kinds::LostAlone, || format!("{operation:?}, not {newer:?}"));
+    }
+}

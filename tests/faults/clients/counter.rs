@@ -1,0 +1,26 @@
+//! Reads, thinks, and writes back, under a lease that is renewed meanwhile.
+
+use rand::RngExt;
+use tower_fence::client::Holder;
+
+use super::{Client, TTL};
+
+impl Client {
+    pub(super) async fn count(&mut self) -> Option<()> {
+        let (resource, service) = (self.choose(), self.choose_service());
+        let invoked = self.now();
+        let holder = Holder::new(self.servers.leases[service].clone())
+            .ttl(TTL)
+            .wait(TTL);
+        let guard = holder.acquire(&self.side.names[resource]).await.ok()?;
+        let field = guard.fencing_token();
+        let held = self.granted(resource, field.token.get(), field.to_string(), invoked);
+        // A grant is announced, so a read that begins after it needs no token.
+        let with_tokens = self.side.is_fenced && self.random.random_bool(0.5);
+        let read = self.read(&[&held], with_tokens).await?;
+        self.think(20, 0.0).await;
+        self.write(&[&held], &[1], Some(&read)).await;
+        let _ = guard.release().await;
+        Some(())
+    }
+}

@@ -1,0 +1,13 @@
+//! Waits in line, and writes at once when it is its turn.
+
+use super::Client;
+
+impl Client {
+    pub(super) async fn stand_in_line(&mut self) -> Option<()> {
+        let resource = self.choose();
+        let (lease, held) = self.acquire(resource, 2).await?;
+        self.write(&[&held], &[1], None).await;
+        self.release(&lease).await;
+        Some(())
+    }
+}

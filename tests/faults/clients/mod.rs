@@ -1,0 +1,228 @@
+//! Clients, after Jepsen's tests of etcd's locks. Each takes a lease, reads, thinks, writes, and starts anew; some with
+//! the fence, and the same ones without.
+
+mod call;
+mod counter;
+mod line;
+mod repeated;
+mod set;
+mod sql;
+mod transfers;
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tokio::{sync::watch, time::sleep};
+use tower_fence::{Resource, client::HttpLeases};
+
+use crate::{
+    history::Recorder,
+    tables::{FENCED, Tables, UNFENCED},
+};
+
+/// How long a lease lasts, and how long some of its holders pause.
+const TTL: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// What a client does, to which resources; and how many do so.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    pub name: &'static str,
+    resources: (usize, usize),
+    clients: usize,
+}
+
+/// All of them.
+pub const WORKLOADS: [Workload; 6] = [
+    Workload {
+        name: "counter",
+        resources: (0, 6),
+        clients: 4,
+    },
+    Workload {
+        name: "sql",
+        resources: (4, 8),
+        clients: 3,
+    },
+    Workload {
+        name: "set",
+        resources: (8, 12),
+        clients: 4,
+    },
+    Workload {
+        name: "transfers",
+        resources: (12, 16),
+        clients: 3,
+    },
+    Workload {
+        name: "repeated",
+        resources: (16, 20),
+        clients: 3,
+    },
+    Workload {
+        name: "line",
+        resources: (20, 22),
+        clients: 4,
+    },
+];
+
+/// How many resources there are, and which are in pairs whose balances have one sum.
+pub const RESOURCES: usize = 22;
+pub const PAIRS: [(usize, usize, i64); 2] = [(12, 14, 0), (14, 16, 0)];
+
+/// Those who write with the fence, or those who do without.
+pub struct Side {
+    pub tables: Tables,
+    pub is_fenced: bool,
+    pub names: Vec<String>,
+    pub recorder: Recorder,
+    /// How many writes of each workload were answered, one way or the other.
+    pub answered: [AtomicU64; WORKLOADS.len()],
+}
+
+impl Side {
+    pub fn new(is_fenced: bool, prefix: &str, began: Instant) -> Self {
+        let side = if is_fenced { "fenced" } else { "unfenced" };
+        Self {
+            tables: if is_fenced { FENCED } else { UNFENCED },
+            is_fenced,
+            names: (0..RESOURCES)
+                .map(|n| format!("{prefix}-{side}-{n}"))
+                .collect(),
+            recorder: Recorder::new(began),
+            answered: Default::default(),
+        }
+    }
+}
+
+/// Where the servers are, as clients see them.
+pub struct Servers {
+    /// The services.
+    pub urls: Vec<String>,
+    pub leases: Vec<HttpLeases>,
+    pub http: reqwest::Client,
+    pub database: String,
+    /// Whether leases are in Postgres, so that SQL takes them.
+    pub leases_in_sql: bool,
+    pub entries: AtomicI64,
+}
+
+impl Servers {
+    pub fn new(urls: Vec<String>, database: String, store: &str) -> Self {
+        let leases = urls.iter().map(|url| {
+            let leases = HttpLeases::new(&format!("{url}/locks")).unwrap();
+            leases.answer_wait(PATIENCE)
+        });
+        Self {
+            leases: leases.collect(),
+            urls,
+            http: reqwest::Client::builder()
+                .timeout(PATIENCE)
+                .build()
+                .unwrap(),
+            database,
+            leases_in_sql: store == "postgres",
+            entries: AtomicI64::new(1),
+        }
+    }
+}
+
+/// One client.
+struct Client {
+    servers: Arc<Servers>,
+    side: Arc<Side>,
+    workload: usize,
+    random: StdRng,
+    stop: watch::Receiver<bool>,
+}
+
+/// Starts all clients of one side, each so many times.
+pub fn start(
+    servers: &Arc<Servers>,
+    side: &Arc<Side>,
+    times: usize,
+    seed: u64,
+    stop: &watch::Receiver<bool>,
+) -> Vec<impl Future<Output = ()> + Send + use<>> {
+    let mut tasks = vec![];
+    for (workload, of) in WORKLOADS.iter().enumerate() {
+        for n in 0..of.clients * times {
+            let random = seed ^ (workload * 10_000 + n) as u64;
+            let client = Client {
+                servers: servers.clone(),
+                side: side.clone(),
+                workload,
+                random: StdRng::seed_from_u64(random),
+                stop: stop.clone(),
+            };
+            tasks.push(client.run());
+        }
+    }
+    tasks
+}
+
+impl Client {
+    async fn run(mut self) {
+        let mut connection = None;
+        while !*self.stop.borrow() {
+            let worked = match WORKLOADS[self.workload].name {
+                "counter" => self.count().await,
+                "sql" => self.count_in_sql(&mut connection).await,
+                "set" => self.add_to_set().await,
+                "transfers" => self.transfer().await,
+                "repeated" => self.repeat().await,
+                "line" => self.stand_in_line().await,
+                name => unreachable!("{name}"),
+            };
+            if worked.is_none() {
+                self.pause(Duration::from_millis(50)).await;
+            }
+        }
+    }
+
+    /// Waits for so long, or until all is over.
+    async fn pause(&mut self, length: Duration) {
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            () = sleep(length) => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    }
+
+    /// Thinks for a moment at most, and some of the time for longer than a lease lasts.
+    async fn think(&mut self, at_most_ms: u64, pauses: f64) {
+        let length = match self.random.random_bool(pauses) {
+            true => PAUSE,
+            false => Duration::from_millis(self.random.random_range(0..=at_most_ms)),
+        };
+        self.pause(length).await;
+    }
+
+    /// One of the workload's resources.
+    fn choose(&mut self) -> usize {
+        let (first, last) = WORKLOADS[self.workload].resources;
+        let range: Range<usize> = first..last;
+        self.random.random_range(range)
+    }
+
+    fn choose_service(&mut self) -> usize {
+        self.random.random_range(0..self.servers.urls.len())
+    }
+
+    fn resource(&self, number: usize) -> Resource {
+        Resource::new(&self.side.names[number]).unwrap()
+    }
+
+    fn new_entry(&self) -> i64 {
+        self.servers.entries.fetch_add(1, Relaxed)
+    }
+}

@@ -1,0 +1,132 @@
+//! Which faults come when: drawn from a seed, each kind as often as every other.
+
+use std::time::Duration;
+
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fault {
+    ServiceFrozen,
+    ServiceKilled,
+    ServiceCutOff,
+    ServiceSlow,
+    /// Requests arrive, and answers are lost.
+    ServiceWithoutAnswer,
+    ServiceClockJumps,
+    PoolerFrozen,
+    PoolerKilled,
+    PostgresFrozen,
+    PostgresKilled,
+    PostgresRestarted,
+    PostgresCutOff,
+    PostgresSlow,
+    PostgresWithoutAnswer,
+    BackendKilled,
+    BackendsTerminated,
+    BackendsCanceled,
+    Checkpoint,
+    NoSpace,
+    FailoverSynchronous,
+    FailoverAsynchronous,
+    NodeFrozen,
+    NodeKilled,
+    NodeFromOldFile,
+    NodeFlushed,
+    NodeEvicts,
+    NodeCutOff,
+    NodeSlow,
+    NodeWithoutAnswer,
+    NodeClockJumps,
+    RollingRestart,
+}
+
+use Fault::*;
+
+/// What any store is under, what each Redis is, and what those are that are reached by a link of the run's own.
+const ANYWHERE: [Fault; 22] = [
+    ServiceFrozen,
+    ServiceKilled,
+    ServiceCutOff,
+    ServiceSlow,
+    ServiceWithoutAnswer,
+    ServiceClockJumps,
+    PoolerFrozen,
+    PoolerKilled,
+    PostgresFrozen,
+    PostgresKilled,
+    PostgresRestarted,
+    PostgresCutOff,
+    PostgresSlow,
+    PostgresWithoutAnswer,
+    BackendKilled,
+    BackendsTerminated,
+    BackendsCanceled,
+    Checkpoint,
+    NoSpace,
+    FailoverSynchronous,
+    FailoverAsynchronous,
+    RollingRestart,
+];
+const IN_REDIS: [Fault; 5] = [
+    NodeFrozen,
+    NodeKilled,
+    NodeFromOldFile,
+    NodeFlushed,
+    NodeEvicts,
+];
+const ON_LINKS: [Fault; 4] = [NodeCutOff, NodeSlow, NodeWithoutAnswer, NodeClockJumps];
+
+/// One fault, from when on and for how long after the beginning, and which of several servers it is at.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    pub at: Duration,
+    pub fault: Fault,
+    pub lasts: Duration,
+    pub choice: usize,
+}
+
+impl Planned {
+    /// The end of a run without faults.
+    pub const fn nothing(at: Duration) -> Self {
+        let (fault, lasts) = (Checkpoint, Duration::ZERO);
+        Self {
+            at,
+            fault,
+            lasts,
+            choice: 0,
+        }
+    }
+}
+
+/// The faults of a run of this length.
+pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut kinds = ANYWHERE.to_vec();
+    if store != "postgres" {
+        kinds.extend(IN_REDIS);
+        // As often as those of Postgres, which are many.
+        kinds.extend(IN_REDIS);
+    }
+    if matches!(store, "redis" | "quorum") {
+        kinds.extend(ON_LINKS);
+    }
+    let (mut planned, mut deck) = (vec![], vec![]);
+    let mut at = Duration::ZERO;
+    loop {
+        at += Duration::from_millis(random.random_range(300..2_500));
+        if at >= length {
+            return planned;
+        }
+        if deck.is_empty() {
+            deck.clone_from(&kinds);
+            deck.shuffle(&mut random);
+        }
+        planned.push(Planned {
+            at,
+            fault: deck.pop().expect("it was filled"),
+            lasts: Duration::from_millis(random.random_range(100..2_000)),
+            choice: random.random_range(0..1_000),
+        });
+    }
+}

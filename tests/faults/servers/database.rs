@@ -1,0 +1,195 @@
+//! Postgres under one address, whichever server is there.
+
+use std::{fs, process::Command, time::Duration};
+
+use sqlx::{Connection, PgConnection};
+use tokio::time::{sleep, timeout};
+use tower_fence::Fence;
+
+use crate::{
+    history::{Loss, Recorder},
+    support::{
+        postgres::PostgresServer,
+        process::send_signal,
+        proxy::{Link, Proxy},
+        standby::{Replication, Standby},
+    },
+    tables::{FENCED, UNFENCED},
+};
+
+pub struct Database {
+    primary: PostgresServer,
+}
+
+impl Database {
+    /// A server with the fence's tables and those of the services, and its address.
+    pub async fn start() -> (Self, Proxy) {
+        // A process that is killed loses nothing that it has handed to the system, so nobody waits for the disk. What
+        // is written by a run is neither too much for a standby that is made anew.
+        let settings = [
+            "fsync=off",
+            "max_connections=200",
+            "checkpoint_timeout=30s",
+            "max_wal_size=256MB",
+        ];
+        let primary = PostgresServer::start(&settings).await;
+        let address = Proxy::to(primary.addr()).await;
+        let url = primary.url("postgres");
+        let pool = sqlx::PgPool::connect(&url).await.unwrap();
+        Fence::new(pool.clone()).migrate().await.unwrap();
+        let mut conn = pool.acquire().await.unwrap();
+        for tables in [FENCED, UNFENCED] {
+            tables.create(&mut conn).await.unwrap();
+        }
+        (Self { primary }, address)
+    }
+
+    /// Where it is, past the address that faults are at.
+    pub async fn connect(&self) -> PgConnection {
+        let url = self.primary.url("postgres");
+        PgConnection::connect(&url).await.unwrap()
+    }
+
+    pub fn url(&self, address: &Proxy) -> String {
+        address.url(&self.primary.url("postgres"))
+    }
+
+    /// Runs a statement, if the server can.
+    pub async fn try_execute(&self, sql: &'static str) {
+        let url = self.primary.url("postgres");
+        let run = async {
+            let mut conn = PgConnection::connect(&url).await?;
+            sqlx::raw_sql(sql).execute(&mut conn).await?;
+            conn.close().await
+        };
+        let _ = timeout(Duration::from_secs(5), run).await;
+    }
+
+    /// Ends the server at once, or has it end by itself, and starts it again after a while.
+    pub async fn restart(&mut self, at_once: bool, away: Duration) {
+        match at_once {
+            true => self.primary.crash().await,
+            false => self.primary.stop().await,
+        }
+        sleep(away).await;
+        self.primary.restart().await;
+    }
+
+    /// Freezes all of its processes, for so long.
+    pub async fn freeze(&self, length: Duration) {
+        let processes = self.processes();
+        self.signal(&processes, "-STOP");
+        sleep(length).await;
+        self.signal(&processes, "-CONT");
+    }
+
+    /// Kills one process that serves a connection. The server ends all others, too, and recovers.
+    pub async fn kill_one_backend(&mut self, choice: usize) {
+        let processes = self.processes();
+        let backends: Vec<_> = processes.iter().filter(|pid| serves(**pid)).collect();
+        if let Some(pid) = backends.get(choice % backends.len().max(1)) {
+            let _ = Command::new("kill")
+                .args(["-KILL", &pid.to_string()])
+                .status();
+        }
+        self.recover().await;
+    }
+
+    /// No file may grow, for so long; a server that cannot write its log ends itself.
+    pub async fn no_space(&mut self, length: Duration) {
+        // A segment of its log has 16 MB, and most tables are smaller than this.
+        self.limit_files("1048576:unlimited");
+        sleep(length).await;
+        self.limit_files("unlimited:unlimited");
+        self.recover().await;
+    }
+
+    fn limit_files(&self, limit: &str) {
+        for pid in self.processes() {
+            let arguments = ["--pid", &pid.to_string(), &format!("--fsize={limit}")];
+            let _ = Command::new("prlimit").args(arguments).output();
+        }
+    }
+
+    /// Starts it again where it has ended by itself.
+    async fn recover(&mut self) {
+        let url = self.primary.url("postgres");
+        for _ in 0..50 {
+            if let Ok(Ok(conn)) = timeout(Duration::from_secs(1), PgConnection::connect(&url)).await
+            {
+                let _ = conn.close().await;
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        self.primary.crash().await;
+        self.primary.restart().await;
+    }
+
+    /// Has a standby that goes on in the place of the server after a while.
+    pub async fn fail_over(
+        &mut self,
+        address: &Proxy,
+        replication: Replication,
+        lasts: Duration,
+        clock: &Recorder,
+    ) -> Option<Loss> {
+        let standby = Standby::of(&self.primary, replication).await;
+        sleep(lasts).await;
+        let from = clock.now();
+        if replication == Replication::Asynchronous {
+            standby.catch_up(&self.primary).await;
+            standby.hold_back();
+            sleep(lasts).await;
+        }
+        self.primary.crash().await;
+        let crashed = clock.now();
+        address.set(Link::Cut);
+        self.primary = standby.promote().await;
+        address.switch_to(self.primary.addr());
+        let until = clock.now();
+        (replication == Replication::Asynchronous).then_some(Loss {
+            from,
+            crashed,
+            until,
+        })
+    }
+
+    /// The server's processes, itself first.
+    fn processes(&self) -> Vec<u32> {
+        let server = self.primary.id();
+        let mut processes = vec![server];
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        processes.extend(all.filter(|pid| parent(*pid) == Some(server)));
+        processes
+    }
+
+    fn signal(&self, processes: &[u32], signal: &str) {
+        for pid in processes {
+            // One that serves a connection may be gone.
+            if fs::exists(format!("/proc/{pid}/task")).unwrap_or(false) {
+                match *pid == self.primary.id() {
+                    true => send_signal(*pid, signal),
+                    false => drop(
+                        Command::new("kill")
+                            .args([signal, &pid.to_string()])
+                            .output(),
+                    ),
+                }
+            }
+        }
+    }
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, behind) = stat.rsplit_once(") ")?;
+    behind.split(' ').nth(1)?.parse().ok()
+}
+
+/// Whether a process of the server serves a connection by TCP: its title has the address.
+fn serves(pid: u32) -> bool {
+    let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&title).contains(" 127.0.0.1(")
+}

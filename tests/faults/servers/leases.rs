@@ -1,0 +1,109 @@
+//! The servers of a lease store.
+
+use futures_util::future::join_all;
+use tokio::sync::Mutex;
+
+use crate::support::{
+    cluster::RedisCluster,
+    eventually,
+    proxy::Proxy,
+    redis::{RedisServer, Sentinel},
+    wall_clock::WallClock,
+};
+
+/// Where leases are kept.
+pub const STORES: [&str; 5] = ["postgres", "redis", "sentinel", "cluster", "quorum"];
+
+pub struct LeaseServers {
+    /// Redis, in any number; none where leases are in Postgres.
+    pub nodes: Vec<Mutex<RedisServer>>,
+    /// To each of the nodes; none where clients find them by themselves.
+    pub links: Vec<Proxy>,
+    /// Of the nodes that stand alone.
+    pub clock: WallClock,
+    /// Who names the master.
+    _sentinel: Option<Sentinel>,
+    urls: Vec<String>,
+}
+
+impl LeaseServers {
+    pub async fn start(store: &'static str) -> Self {
+        let clock = WallClock::right();
+        let mut sentinel = None;
+        let nodes = match store {
+            "postgres" => vec![],
+            "redis" => vec![RedisServer::start_with(&[], &clock.variables()).await],
+            "quorum" => {
+                let mut nodes = vec![RedisServer::start_with(&[], &clock.variables()).await];
+                nodes.extend(join_all((1..5).map(|_| RedisServer::start(&[]))).await);
+                nodes
+            }
+            "sentinel" => {
+                let announced = [
+                    "--replica-announce-ip",
+                    "127.0.0.1",
+                    "--repl-diskless-sync-delay",
+                    "0",
+                ];
+                let master = RedisServer::start(&announced).await;
+                let replica = RedisServer::start(&announced).await;
+                let port = master.addr().port().to_string();
+                replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+                sentinel = Some(watch(&master, &replica).await);
+                vec![master, replica]
+            }
+            "cluster" => RedisCluster::start().await.nodes,
+            other => panic!("no store {other:?}: {STORES:?}"),
+        };
+        let mut links = vec![];
+        if matches!(store, "redis" | "quorum") {
+            links = join_all(nodes.iter().map(|node| Proxy::to(node.addr()))).await;
+        }
+        let urls = match &sentinel {
+            Some(sentinel) => vec![sentinel.url()],
+            None if links.is_empty() => nodes.iter().map(RedisServer::url).collect(),
+            None => nodes
+                .iter()
+                .zip(&links)
+                .map(|(node, link)| link.url(&node.url()))
+                .collect(),
+        };
+        let nodes = nodes.into_iter().map(Mutex::new).collect();
+        Self {
+            nodes,
+            links,
+            clock,
+            _sentinel: sentinel,
+            urls,
+        }
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.urls.clone()
+    }
+}
+
+/// A sentinel that knows of both.
+async fn watch(master: &RedisServer, replica: &RedisServer) -> Sentinel {
+    eventually("the replica has all", async || {
+        replica
+            .info("INFO replication")
+            .await
+            .contains("master_link_status:up")
+    })
+    .await;
+    let sentinel = Sentinel::start(master);
+    eventually("the sentinel knows the replica", async || {
+        let client = redis::Client::open(sentinel.url()).unwrap();
+        let Ok(mut connection) = client.get_multiplexed_async_connection().await else {
+            return false;
+        };
+        let mut replicas = redis::cmd("SENTINEL");
+        replicas.arg("replicas").arg("the-master");
+        let known: redis::RedisResult<Vec<redis::Value>> =
+            replicas.query_async(&mut connection).await;
+        known.is_ok_and(|known| known.len() == 1)
+    })
+    .await;
+    sentinel
+}

@@ -1,0 +1,120 @@
+//! PgBouncer in transaction mode, in front of a Postgres.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    os::unix::{fs::chown, process::CommandExt},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use reqwest::Url;
+use tempfile::TempDir;
+
+use super::free_port;
+use crate::support::{eventually, process::send_signal};
+
+pub struct PgBouncer {
+    port: u16,
+    folder: TempDir,
+    child: Child,
+    url: Url,
+}
+
+impl PgBouncer {
+    /// In front of a database under this URL, which has to go on being there.
+    pub async fn start(database: &str) -> Self {
+        let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+        let mut url = Url::parse(database).unwrap();
+        let (host, server_port) = (url.host_str().unwrap(), url.port().unwrap());
+        let (user, password) = (url.username(), url.password().unwrap());
+        let file = folder.path().join("pgbouncer.ini");
+        let settings = format!(
+            "[databases]\n* = host={host} port={server_port} user={user} password={password}\n\
+             [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
+             auth_type = any\npool_mode = transaction\nserver_reset_query = DISCARD ALL\n\
+             server_reset_query_always = 1\nignore_startup_parameters = extra_float_digits\n\
+             max_client_conn = 1000\nserver_login_retry = 1\nquery_wait_timeout = 5\n"
+        );
+        fs::write(&file, settings).unwrap();
+        if let Some((user, group)) = unprivileged() {
+            for path in [folder.path(), &file] {
+                chown(path, Some(user), Some(group)).unwrap();
+            }
+        }
+        url.set_port(Some(port)).unwrap();
+        let child = run(folder.path());
+        let this = Self {
+            port,
+            folder,
+            child,
+            url,
+        };
+        this.is_ready().await;
+        this
+    }
+
+    /// The same database, by way of it.
+    pub fn url(&self) -> String {
+        self.url.to_string()
+    }
+
+    pub fn signal(&self, signal: &str) {
+        send_signal(self.child.id(), signal);
+    }
+
+    pub async fn restart(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.child = run(self.folder.path());
+        self.is_ready().await;
+    }
+
+    async fn is_ready(&self) {
+        let addr: SocketAddr = ([127, 0, 0, 1], self.port).into();
+        eventually("PgBouncer listens", async || {
+            tokio::net::TcpStream::connect(addr).await.is_ok()
+        })
+        .await;
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn run(folder: &Path) -> Child {
+    let debian = Path::new("/usr/sbin/pgbouncer");
+    let program = if debian.exists() {
+        debian
+    } else {
+        Path::new("pgbouncer")
+    };
+    let mut command = Command::new(program);
+    command.args(["-q", "pgbouncer.ini"]).current_dir(folder);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    if let Some((user, group)) = unprivileged() {
+        command.uid(user).gid(group);
+    }
+    command
+        .spawn()
+        .expect("pgbouncer is not installed: use tests/run")
+}
+
+/// Whom to run as: it refuses root.
+fn unprivileged() -> Option<(u32, u32)> {
+    let id = |arguments: &[&str]| -> Option<u32> {
+        let output = Command::new("id").args(arguments).output().ok()?;
+        String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+    };
+    if id(&["-u"]) != Some(0) {
+        return None;
+    }
+    Some((id(&["-u", "nobody"])?, id(&["-g", "nobody"])?))
+}

@@ -1,0 +1,106 @@
+//! The three services, each a process behind a link of its own.
+
+use std::{env, process::Command};
+
+use tokio::sync::Mutex;
+
+use super::free_port;
+use crate::{
+    service::variables,
+    support::{process::Process, proxy::Proxy, wall_clock::WallClock},
+};
+
+/// What each service is told.
+pub struct Settings {
+    /// Of Postgres, and of PgBouncer in front of it.
+    pub database: String,
+    pub pooled: String,
+    pub store: &'static str,
+    pub store_urls: Vec<String>,
+}
+
+pub struct Service {
+    variables: Vec<(String, String)>,
+    process: Option<Process>,
+}
+
+pub struct Services {
+    pub services: Vec<Mutex<Service>>,
+    /// How clients reach them.
+    pub links: Vec<Proxy>,
+    /// The wall clock of all of them.
+    pub clock: WallClock,
+}
+
+impl Services {
+    /// The first is a plain one, the second passes connections from write to write, the third is behind PgBouncer.
+    pub async fn start(settings: &Settings) -> Self {
+        let clock = WallClock::right();
+        let (mut services, mut links) = (vec![], vec![]);
+        for n in 0..3 {
+            let port = free_port();
+            let url = if n == 2 {
+                &settings.pooled
+            } else {
+                &settings.database
+            };
+            let mut variables = vec![
+                (variables::ADDR, format!("127.0.0.1:{port}")),
+                (variables::DATABASE_URL, url.clone()),
+                (variables::LISTEN_URL, settings.database.clone()),
+                (variables::STORE, settings.store.into()),
+                (variables::STORE_URLS, settings.store_urls.join(" ")),
+            ];
+            if n == 1 {
+                variables.push((variables::REUSE, "yes".into()));
+            }
+            if n == 0 {
+                let clock = clock
+                    .variables()
+                    .map(|(name, value)| (name, value.to_owned()));
+                variables.extend(clock);
+            }
+            let variables = variables
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value));
+            let mut service = Service {
+                variables: variables.collect(),
+                process: None,
+            };
+            service.start().await;
+            services.push(Mutex::new(service));
+            links.push(Proxy::to(([127, 0, 0, 1], port).into()).await);
+        }
+        Self {
+            services,
+            links,
+            clock,
+        }
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.links
+            .iter()
+            .map(|link| format!("http://{}", link.addr))
+            .collect()
+    }
+}
+
+impl Service {
+    pub async fn start(&mut self) {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.arg("service").envs(self.variables.iter().cloned());
+        let mut process = Process::run(command);
+        process.prints("listens", 1).await;
+        self.process = Some(process);
+    }
+
+    /// As `kill -9` does.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    pub fn signal(&self, signal: &str) {
+        self.process.as_ref().expect("it runs").signal(signal);
+    }
+}

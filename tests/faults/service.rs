@@ -1,0 +1,221 @@
+//! The service that is run three times: this same program, started with `service`.
+
+use std::{env, net::SocketAddr, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State as Shared},
+    http::StatusCode,
+    routing::get,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::{
+    PgConnection, PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::net::TcpListener;
+use tower_fence::{
+    Fence, FenceLayer, Idempotency, PathParam, PgFencedTx,
+    issuer::Issuer,
+    layer::DatabaseError,
+    lease::{Leases, PostgresLeases, QuorumLeases, RedisLeases},
+};
+
+use crate::{
+    history::State,
+    tables::{FENCED, Tables, UNFENCED},
+};
+
+/// What a service is told by its environment.
+pub mod variables {
+    pub const ADDR: &str = "FAULTS_ADDR";
+    pub const DATABASE_URL: &str = "FAULTS_DATABASE_URL";
+    /// The database past the pooler, where there is one.
+    pub const LISTEN_URL: &str = "FAULTS_LISTEN_URL";
+    /// Whether connections go from write to write.
+    pub const REUSE: &str = "FAULTS_REUSE";
+    pub const STORE: &str = "FAULTS_STORE";
+    /// Of the store's servers, with spaces between.
+    pub const STORE_URLS: &str = "FAULTS_STORE_URLS";
+}
+
+/// One request that writes, to each of the resources in its path.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Writing {
+    pub entry: i64,
+    /// By resource. The fence has its own; without it nobody else knows them.
+    pub tokens: Vec<i64>,
+    pub amounts: Vec<i64>,
+    /// What each resource is to be, as its client has computed it from what it read. Otherwise the entry is added
+    /// to what is there.
+    pub back: Option<Vec<State>>,
+}
+
+/// Writes all parts of a request.
+pub async fn write(
+    conn: &mut PgConnection,
+    tables: Tables,
+    resources: &[String],
+    writing: &Writing,
+) -> sqlx::Result<()> {
+    for (n, resource) in resources.iter().enumerate() {
+        let (entry, amount) = (writing.entry, writing.amounts[n]);
+        let position = match &writing.back {
+            Some(back) => tables.write_back(conn, resource, back[n]).await?,
+            None => tables.append(conn, resource, entry, amount).await?,
+        };
+        let token = writing.tokens[n];
+        tables.log(conn, resource, entry, token, position).await?;
+    }
+    Ok(())
+}
+
+async fn fenced_write(
+    Path(resources): Path<Vec<String>>,
+    mut tx: PgFencedTx,
+    Json(mut writing): Json<Writing>,
+) -> Result<(), DatabaseError> {
+    let admitted = tx.all_admitted().iter();
+    writing.tokens = admitted.map(|one| one.token.get()).collect();
+    Ok(write(&mut tx, FENCED, &resources, &writing).await?)
+}
+
+async fn unfenced_write(
+    Shared(pool): Shared<PgPool>,
+    Path(resources): Path<Vec<String>>,
+    Json(writing): Json<Writing>,
+) -> Result<(), StatusCode> {
+    to_the_end(async move {
+        let mut tx = pool.begin().await?;
+        write(&mut tx, UNFENCED, &resources, &writing).await?;
+        tx.commit().await
+    })
+    .await
+}
+
+async fn read(
+    tables: Tables,
+    pool: PgPool,
+    resources: Vec<String>,
+) -> Result<Json<Vec<State>>, StatusCode> {
+    to_the_end(async move {
+        // Behind a pooler, a statement of its own might be prepared on one server and run on another.
+        let mut tx = pool.begin().await?;
+        let states = tables.states(&mut tx, &resources).await?;
+        tx.commit().await?;
+        Ok(Json(states))
+    })
+    .await
+}
+
+/// In a task, which goes on when the client goes away: sqlx's `begin`, dropped, can leave its connection in the pool
+/// with a transaction that nobody ends.
+async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = sqlx::Result<T>> + Send + 'static,
+) -> Result<T, StatusCode> {
+    let done = tokio::spawn(work).await.expect("it does not panic");
+    done.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+}
+
+fn routes(fence: &Fence<sqlx::Postgres>) -> Router {
+    let (pool, one) = (fence.get_pool().clone(), || PathParam("one"));
+    let fenced_read = |Shared(pool): Shared<PgPool>, Path(resources): Path<Vec<String>>| {
+        read(FENCED, pool, resources)
+    };
+    let unfenced_read = |Shared(pool): Shared<PgPool>, Path(resources): Path<Vec<String>>| {
+        read(UNFENCED, pool, resources)
+    };
+    let fenced = get(fenced_read).post(fenced_write);
+    let unfenced = get(unfenced_read).post(unfenced_write);
+    let keys = Idempotency::required().wait(Duration::from_secs(2));
+    let both = [one(), PathParam("two")];
+    Router::new()
+        .route("/fenced/{one}/{two}", fenced.clone())
+        .route_layer(FenceLayer::new(fence.clone(), both))
+        .merge(
+            Router::new()
+                .route("/fenced/{one}", fenced.clone())
+                .route_layer(FenceLayer::new(fence.clone(), one())),
+        )
+        .merge(
+            Router::new()
+                .route("/keyed/fenced/{one}", fenced)
+                .route_layer(
+                    FenceLayer::new(fence.clone(), one())
+                        .reusable()
+                        .idempotent(keys),
+                ),
+        )
+        .route("/unfenced/{one}/{two}", unfenced.clone())
+        .route("/unfenced/{one}", unfenced.clone())
+        .route("/keyed/unfenced/{one}", unfenced)
+        .with_state(pool)
+}
+
+fn locks<L: Leases>(leases: L) -> Router {
+    let issuer = Issuer::new(leases);
+    let issuer = issuer.ttl_limits(Duration::from_millis(1)..=Duration::from_secs(60));
+    Router::new().nest("/locks", issuer.router())
+}
+
+fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
+    let (store, urls) = (variable(variables::STORE), variable(variables::STORE_URLS));
+    let urls: Vec<_> = urls.split_whitespace().collect();
+    // On a busy machine an answer may be late.
+    let wait = Duration::from_secs(2);
+    let redis = || RedisLeases::builder(fence.clone()).command_wait(wait);
+    let redis = match store.as_str() {
+        "postgres" => {
+            let listen = variable(variables::LISTEN_URL).parse().unwrap();
+            return locks(PostgresLeases::new(fence.clone()).listen_with(listen));
+        }
+        "quorum" => {
+            let quorum = QuorumLeases::builder(fence.clone()).command_wait(wait);
+            let quorum = quorum.node_wait(Duration::from_millis(800));
+            return locks(
+                quorum
+                    .connect_lazy(&urls)
+                    .unwrap()
+                    .announced_to(fence.clone()),
+            );
+        }
+        "redis" => redis().connect_lazy(urls[0]),
+        "sentinel" => redis().connect_sentinels_lazy(&urls, "the-master"),
+        "cluster" => redis().connect_cluster_lazy(&urls),
+        other => panic!("no store {other:?}"),
+    };
+    locks(redis.unwrap().announced_to(fence.clone()))
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
+}
+
+/// Serves until the process is killed.
+pub async fn serve() {
+    let (url, direct) = (
+        variable(variables::DATABASE_URL),
+        variable(variables::LISTEN_URL),
+    );
+    let is_pooled = url != direct;
+    let mut options: PgConnectOptions = url.parse().unwrap();
+    if is_pooled {
+        options = options.statement_cache_capacity(0);
+    }
+    let wait = Duration::from_secs(3);
+    let pool = PgPoolOptions::new()
+        .max_connections(12)
+        .acquire_timeout(wait);
+    let fence = Fence::new(pool.connect_lazy_with(options))
+        .pool_wait(wait)
+        .lock_wait(wait)
+        .hold_limit(wait)
+        .answer_wait(wait)
+        .transaction_pooling(is_pooled)
+        .reuse_connections(env::var(variables::REUSE).is_ok());
+    let app = routes(&fence).merge(issuer(&fence));
+    let addr: SocketAddr = variable(variables::ADDR).parse().unwrap();
+    let listener = TcpListener::bind(addr).await.unwrap();
+    println!("listens");
+    axum::serve(listener, app).await.unwrap();
+}

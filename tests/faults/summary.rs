@@ -1,0 +1,152 @@
+//! What a run was, in figures.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use crate::{
+    checker::{Kinds, Verdict},
+    faults::Counts,
+    run::Options,
+};
+
+/// One lease store under faults.
+pub struct Phase {
+    pub store: &'static str,
+    pub seed: u64,
+    pub faults: Counts,
+    pub fenced: Verdict,
+    pub unfenced: Verdict,
+    /// Workloads that did not go on when all faults were over.
+    pub stuck: Vec<&'static str>,
+    /// How often the database has failed over, and may have lost something.
+    pub losses: usize,
+}
+
+impl Phase {
+    fn is_good(&self) -> bool {
+        self.fenced.is_good() && self.fenced.lost == 0 && self.stuck.is_empty()
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            store,
+            seed,
+            fenced,
+            unfenced,
+            ..
+        } = self;
+        let faults: usize = self.faults.values().sum();
+        write!(
+            f,
+            "{store} (seed {seed}): {faults} faults; fence {} of {}, without {} of {}",
+            fenced.lost, fenced.acknowledged, unfenced.lost, unfenced.acknowledged
+        )?;
+        if !self.stuck.is_empty() {
+            write!(f, "\n  stuck: {:?}", self.stuck)?;
+        }
+        for example in &fenced.examples {
+            write!(f, "\n  {example}")?;
+        }
+        Ok(())
+    }
+}
+
+/// All of a run.
+pub struct Summary {
+    options: Options,
+    phases: Vec<Phase>,
+}
+
+/// Its name, and where it is.
+type Figure = (&'static str, fn(&Verdict) -> usize);
+
+/// A run that is longer has to show that it can lose updates.
+const LONG: Duration = Duration::from_secs(60);
+
+impl Summary {
+    pub fn new(options: &Options) -> Self {
+        Self {
+            options: options.clone(),
+            phases: vec![],
+        }
+    }
+
+    pub fn add(&mut self, phase: Phase) {
+        self.phases.push(phase);
+    }
+
+    /// What is wrong with the run.
+    pub fn failures(&self) -> Vec<String> {
+        let bad = self.phases.iter().filter(|phase| !phase.is_good());
+        let mut failures: Vec<_> = bad.map(|phase| format!("{phase}")).collect();
+        if self.options.length > LONG && self.sum(|phase| phase.unfenced.lost) == 0 {
+            failures.push("nothing was lost without the fence: the run proves nothing".into());
+        }
+        failures
+    }
+
+    fn sum(&self, of: impl Fn(&Phase) -> usize) -> usize {
+        self.phases.iter().map(of).sum()
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { length, seed, .. } = &self.options;
+        writeln!(f, "\n{length:?} under faults, seed {seed}")?;
+        let mut faults = Counts::new();
+        let mut violations = BTreeMap::<Kinds, usize>::new();
+        for phase in &self.phases {
+            for (fault, count) in &phase.faults {
+                *faults.entry(*fault).or_default() += count;
+            }
+            for (kind, count) in &phase.unfenced.violations {
+                *violations.entry(*kind).or_default() += count;
+            }
+        }
+        writeln!(f, "\n| | with the fence | without |\n|---|---|---|")?;
+        let figures: [Figure; 8] = [
+            ("writes acknowledged", |verdict| verdict.acknowledged),
+            ("writes without an answer", |verdict| verdict.unknown),
+            ("writes refused", |verdict| verdict.refused),
+            ("leases granted", |verdict| verdict.grants),
+            ("reads with a token", |verdict| verdict.reads),
+            ("reads that were outranked meanwhile", |verdict| {
+                verdict.overtaken
+            }),
+            ("writes that an asynchronous failover lost", |verdict| {
+                verdict.failed_over
+            }),
+            ("**acknowledged writes lost**", |verdict| verdict.lost),
+        ];
+        for (name, of) in figures {
+            let (fenced, unfenced) = (
+                self.sum(|phase| of(&phase.fenced)),
+                self.sum(|phase| of(&phase.unfenced)),
+            );
+            writeln!(f, "| {name} | {fenced} | {unfenced} |")?;
+        }
+        writeln!(f, "\n| fault | times |\n|---|---|")?;
+        for (fault, count) in faults {
+            writeln!(f, "| {fault:?} | {count} |")?;
+        }
+        let failovers = self.sum(|phase| phase.losses);
+        writeln!(
+            f,
+            "\nfailovers that may lose: {failovers}; without the fence: {violations:?}"
+        )?;
+        let [fenced, written] = [
+            self.sum(|phase| phase.fenced.lost),
+            self.sum(|phase| phase.fenced.acknowledged),
+        ];
+        let [unfenced, others] = [
+            self.sum(|phase| phase.unfenced.lost),
+            self.sum(|phase| phase.unfenced.acknowledged),
+        ];
+        write!(
+            f,
+            "fence {fenced} of {written}, without {unfenced} of {others}"
+        )
+    }
+}
