@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use axum::http::StatusCode;
-use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::{Postgres, Sqlite};
 use tokio::task::JoinHandle;
 use tower_fence::{Resource, TokenUse};
@@ -159,6 +159,16 @@ impl<'a, R: Real> Trace<'a, R> {
             Step::Look(_) => free || !on_sqlite,
             _ => true,
         });
+        // What it is about is a statement that waits for a write, and for its COMMIT.
+        let is_rare = |step: &&Step| match step {
+            Step::BeginStatement(..) => !free,
+            Step::Write(..) | Step::Commit(..) => waits,
+            _ => false,
+        };
+        let rare: Vec<Step> = steps.iter().filter(is_rare).copied().collect();
+        if !rare.is_empty() && self.random.random_bool(0.7) {
+            return rare.choose(&mut self.random).copied();
+        }
         steps.choose(&mut self.random).copied()
     }
 

@@ -158,7 +158,7 @@ impl<'a, R: Partition> Trace<'a, R> {
     fn begin(real: &'a R, world: &'a Floors, partition: u8) -> Self {
         let names = (0..).map(|n| format!("{partition}-{n}"));
         let mut names = names.filter(|name| crc32fast::hash(name.as_bytes()) as u8 == partition);
-        let mut name = || tower_fence::Resource::new(&names.next().unwrap()).unwrap();
+        let mut name = || tower_fence::Resource::new(names.next().unwrap()).unwrap();
         Self {
             real,
             world,

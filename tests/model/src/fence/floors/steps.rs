@@ -113,7 +113,7 @@ impl Floors {
             }
             Removal::Asked(below) if !self.follows(Rule::FloorIsLockedFirst) => remove(below),
             Removal::Asked(_) => {
-                if !shared && !(self.one_writer && state.is_written_to()) {
+                if !(shared || self.one_writer && state.is_written_to()) {
                     steps.push(Step::LockFloor);
                 }
             }

@@ -20,7 +20,7 @@ pub enum Step {
     CommitUnheard(Request),
     /// Only where that is a transaction of its own.
     Record(Request),
-    /// The handler fails: all is rolled back.
+    /// The handler fails: all is rolled back. Nobody older is there, whom a raise would stop.
     Fail(Request),
     /// The client goes away: all is rolled back.
     GoAway(Request),
@@ -112,7 +112,6 @@ impl Keys {
                 state.failures -= 1;
                 state.failed = true;
                 set(&mut state, request, Attempt::Over);
-                state.max_token = before.max_token.max(TOKEN - 1);
                 if !self.follows(Rule::FailureLeavesNone) {
                     record(&mut state, request, None);
                 }
