@@ -85,12 +85,12 @@ async fn unfenced_write(
     Path(resources): Path<Vec<String>>,
     Json(writing): Json<Writing>,
 ) -> Result<(), StatusCode> {
-    to_the_end(async move {
+    let written = async {
         let mut tx = pool.begin().await?;
         write(&mut tx, UNFENCED, &resources, &writing).await?;
         tx.commit().await
-    })
-    .await
+    };
+    answered(written.await)
 }
 
 async fn read(
@@ -98,22 +98,17 @@ async fn read(
     pool: PgPool,
     resources: Vec<String>,
 ) -> Result<Json<Vec<State>>, StatusCode> {
-    to_the_end(async move {
+    let read = async {
         // Behind a pooler, a statement of its own might be prepared on one server and run on another.
         let mut tx = pool.begin().await?;
         let states = tables.states(&mut tx, &resources).await?;
         tx.commit().await?;
         Ok(Json(states))
-    })
-    .await
+    };
+    answered(read.await)
 }
 
-/// In a task, which goes on when the client goes away: sqlx's `begin`, dropped, can leave its connection in the pool
-/// with a transaction that nobody ends.
-async fn to_the_end<T: Send + 'static>(
-    work: impl Future<Output = sqlx::Result<T>> + Send + 'static,
-) -> Result<T, StatusCode> {
-    let done = tokio::spawn(work).await.expect("it does not panic");
+fn answered<T>(done: sqlx::Result<T>) -> Result<T, StatusCode> {
     done.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
 }
 

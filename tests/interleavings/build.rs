@@ -17,7 +17,7 @@ fn main() -> Outcome {
     println!("cargo::rerun-if-changed=src/root.rs");
     println!("cargo::rerun-if-changed=src/mutants.rs");
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-check-cfg=cfg(docsrs, feature, values(any()))");
+    println!("cargo::rustc-check-cfg=cfg(docsrs, fuzzing, feature, values(any()))");
     for feature in ["client", "embedded"] {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }

@@ -8,10 +8,10 @@ mod direct;
 mod reuse;
 mod terminate;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use sqlx::{Connection, Pool, pool::PoolConnection};
-use tokio::time::{Instant, timeout};
+use sqlx::{Pool, pool::PoolConnection};
+use tokio::time::Instant;
 
 pub(super) use self::reuse::EarlyTransaction;
 use self::{direct::Direct, reuse::Reuse, terminate::Terminations};
@@ -20,9 +20,6 @@ use super::{
     settings::{Limits, TransactionLimits},
     sql::{AdvisoryLock, Backend, TransactionManager},
 };
-
-/// How long a connection may take to answer that it lives.
-const ANSWER: Duration = Duration::from_secs(1);
 
 /// Where a fence has its connections from. Clones share all of it.
 pub(super) struct Connections<DB: Backend> {
@@ -151,11 +148,6 @@ impl<DB: Backend> CheckedOut<DB> {
             early: None,
             since: Instant::now(),
         }
-    }
-
-    /// Whether it answers.
-    pub(super) async fn lives(&mut self) -> bool {
-        matches!(timeout(ANSWER, self.conn.ping()).await, Ok(Ok(())))
     }
 
     /// Rolls back the transaction that nobody wants, with the next message.

@@ -90,6 +90,12 @@ pub(crate) trait Backend: Database {
         schema: Option<&str>,
     ) -> impl Future<Output = sqlx::Result<Option<Found>>> + Send;
 
+    /// Makes sure that the connection answers, and is outside of any transaction. sqlx leaves one open, and does not
+    /// count it, where a `begin` of the application was dropped: a statement in there would not commit by itself.
+    fn leave_transaction(
+        conn: &mut Self::Connection,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Rolls back a [`Backend::begin`] that did not return.
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
+    AssertSqlSafe, Connection, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
     migrate::MigrateError,
     postgres::{PgConnectOptions, PgRow, PgTransactionManager},
 };
@@ -82,6 +82,15 @@ impl Backend for Postgres {
             schema: row.try_get("schema")?,
             capabilities: is_current.then_some(capabilities),
         }))
+    }
+
+    async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // An empty message, which begins nothing. sqlx only tells so who has asked it to begin.
+        match conn.begin_with("").await {
+            Err(sqlx::Error::BeginFailed) => Ok(()),
+            Ok(abandoned) => abandoned.rollback().await,
+            Err(error) => Err(error),
+        }
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use sqlx::{
-    AssertSqlSafe, Executor, SqlSafeStr, Sqlite, SqliteConnection,
+    AssertSqlSafe, Connection, Executor, SqlSafeStr, Sqlite, SqliteConnection,
     migrate::MigrateError,
     sqlite::{SqliteConnectOptions, SqliteRow, SqliteTransactionManager},
 };
@@ -54,6 +54,11 @@ impl Backend for Sqlite {
     async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
         // sqlx's worker rolls back a BEGIN whose answer nobody took.
         Ok(())
+    }
+
+    async fn leave_transaction(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // It is in none, for the same reason.
+        conn.ping().await
     }
 
     async fn commit(

@@ -1,5 +1,7 @@
 //! A statement that is a transaction of its own.
 
+use std::time::Duration;
+
 use tokio::time::timeout;
 
 use super::clean_up::CleanUp;
@@ -9,6 +11,9 @@ use crate::fence::{
     settings::Limits,
     sql::{AdvisoryLock, Backend},
 };
+
+/// How long a connection may take to answer that it lives.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// A connection for one statement that commits by itself. Dropped while the statement is under way,
 /// its outcome is unknown, and nothing leaks.
@@ -32,16 +37,21 @@ enum Phase {
 
 impl<DB: Backend> StandaloneStatement<DB> {
     /// Takes a connection. Where the statement failed on one that had died, nobody could know its
-    /// outcome; so a connection that was not in use a moment ago is tested.
+    /// outcome; and in a transaction that the application has left open it would not commit. So a connection that
+    /// the fence itself has not used a moment ago is tested for both.
     pub(in crate::fence) async fn ready(
         connections: &Connections<DB>,
         limits: Limits,
     ) -> Result<Self, Failure> {
         let mut checked_out = connections.check_out(limits).await?;
         checked_out.end_early_transaction();
-        if checked_out.origin == Origin::Idle && !checked_out.lives().await {
+        if checked_out.origin != Origin::Kept && stand_alone(&mut checked_out).await.is_err() {
             checked_out.conn.close_on_drop();
             checked_out = connections.check_out_tested(limits).await?;
+            if let Err(failure) = stand_alone(&mut checked_out).await {
+                checked_out.conn.close_on_drop();
+                return Err(failure);
+            }
         }
         Ok(Self {
             checked_out: Some(checked_out),
@@ -75,6 +85,15 @@ impl<DB: Backend> StandaloneStatement<DB> {
         };
         outcome
     }
+}
+
+/// Leaves a transaction that is open on the connection.
+async fn stand_alone<DB: Backend>(checked_out: &mut CheckedOut<DB>) -> Result<(), Failure> {
+    let left = timeout(ANSWER, DB::leave_transaction(&mut checked_out.conn)).await;
+    left.map_or_else(
+        |_| Err(Failure::silent()),
+        |left| left.map_err(Failure::from),
+    )
 }
 
 /// Only `drop` takes the connection.

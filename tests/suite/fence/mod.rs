@@ -13,6 +13,7 @@ mod failover;
 mod floors;
 mod floors_load;
 mod functions;
+mod left_open;
 mod migration;
 mod partitions;
 mod pool_hooks;

@@ -1,0 +1,90 @@
+//! A connection that the application has left in a transaction: sqlx gives one back to the pool like that where a
+//! `begin` was dropped after it was sent, as the handler of a client that went away. Statements that commit by themselves
+//! would not commit there.
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use tower_fence::{
+    Fence, Resource, Token, TokenUse,
+    lease::{Acquire, Leases, PostgresLeases, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    lease::LONG,
+};
+
+/// What sqlx knows nothing of.
+const LEFT: [&str; 3] = [
+    "BEGIN",
+    "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ledger",
+    "BEGIN; SELECT 1 / 0",
+];
+
+/// Leaves the one connection of the pool as this does.
+async fn leave(db: &Fresh<Postgres>, sql: &'static str) {
+    let mut conn = db.pool.acquire().await.unwrap();
+    let _ = sqlx::raw_sql(sql).execute(&mut *conn).await;
+}
+
+/// What others see.
+async fn seen(db: &Fresh<Postgres>, sql: &str) -> i64 {
+    let mut other = PgConnection::connect(&db.url).await.unwrap();
+    let number = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut other);
+    number.await.unwrap()
+}
+
+async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>) {
+    for left in LEFT {
+        let db = Postgres::fresh(1).await;
+        let fence = fence(&db);
+        let leases = PostgresLeases::new(fence.clone());
+        let [written, leased] = ["written", "leased"].map(|name| Resource::new(name).unwrap());
+        let write = async |token| {
+            let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
+            let query = sqlx::query(sql).bind(token);
+            let token = Token::new(token).unwrap();
+            let rows: Vec<(i64,)> = fence
+                .write(&written, token, TokenUse::SingleUse, query)
+                .await
+                .unwrap();
+            assert_eq!(rows.len(), 1);
+        };
+        // From the second write on it is a single statement.
+        for token in 7..9 {
+            write(token).await;
+        }
+        leave(&db, left).await;
+        write(9).await;
+        let count = "SELECT count(*) FROM ledger WHERE entry = 9";
+        assert_eq!(seen(&db, count).await, 1, "{left}");
+
+        leave(&db, left).await;
+        let lease = leases.acquire(&leased, Acquire::new(LONG)).await.unwrap();
+        let token = "SELECT token FROM fence_leases WHERE resource = 'leased'";
+        assert_eq!(seen(&db, token).await, lease.token.get(), "{left}");
+
+        leave(&db, left).await;
+        let renew = Renew::new(LONG).with_new_token();
+        let renewed = leases.renew(&leased, &lease.id, renew).await.unwrap();
+        assert!(renewed.token > lease.token);
+        assert_eq!(seen(&db, token).await, renewed.token.get(), "{left}");
+
+        leave(&db, left).await;
+        fence
+            .raise(&written, Token::new(20).unwrap())
+            .await
+            .unwrap();
+        let max = "SELECT max_token FROM fence_resources WHERE resource = 'written'";
+        assert_eq!(seen(&db, max).await, 19, "{left}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_answered_that_is_not_committed() {
+    commits_what_it_answers(Fresh::fence).await;
+}
+
+#[tokio::test]
+async fn nothing_is_answered_that_is_not_committed_where_connections_are_reused() {
+    commits_what_it_answers(Fresh::reusing_fence).await;
+}
