@@ -4,6 +4,8 @@ mod admission;
 #[cfg(feature = "postgres")]
 mod at_once;
 mod capabilities;
+#[cfg(feature = "postgres")]
+mod left_open;
 mod migrations;
 #[cfg(feature = "postgres")]
 mod postgres;

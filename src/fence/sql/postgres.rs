@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Connection, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
+    AssertSqlSafe, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
     migrate::MigrateError,
     postgres::{PgConnectOptions, PgRow, PgTransactionManager},
 };
@@ -14,7 +14,7 @@ use super::{
     Committed, Dead, Found, Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse,
     Tables, TransactionManager,
     at_once::{NOTHING, at_once},
-    migrations,
+    left_open, migrations,
     records::records,
     savepoint,
     statements::statements,
@@ -57,8 +57,14 @@ impl Backend for Postgres {
     }
 
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
-        let sql = begin(conn, limits);
-        PgTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+        let sql = AssertSqlSafe(begin(conn, limits)).into_sql_str();
+        match PgTransactionManager::begin(conn, Some(sql.clone())).await {
+            Err(error) if left_open::is_left_open(&error) => {
+                left_open::end(conn).await?;
+                PgTransactionManager::begin(conn, Some(sql)).await
+            }
+            begun => begun,
+        }
     }
 
     async fn find_tables(
@@ -85,19 +91,13 @@ impl Backend for Postgres {
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // An empty message, which begins nothing. sqlx only tells so who has asked it to begin.
-        match conn.begin_with("").await {
-            Err(sqlx::Error::BeginFailed) => Ok(()),
-            Ok(abandoned) => abandoned.rollback().await,
-            Err(error) => Err(error),
-        }
+        left_open::leave(conn).await
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
         // BEGIN may have been sent without sqlx having counted it. Given back to the pool as it
         // is, the connection would stay in that transaction.
-        conn.execute("ROLLBACK").await?;
-        Ok(())
+        left_open::end(conn).await
     }
 
     async fn commit(

@@ -10,6 +10,7 @@ use tower_fence_model::lease::losses::{
 
 use crate::support::{
     database::{Fresh, TestDatabase},
+    eventually,
     lease::{LONG, sku},
     redis::{CLOCK, LEASE, RedisServer, dump, restore},
 };
@@ -124,6 +125,11 @@ impl Real {
             _ => {
                 self.redis.kill();
                 self.redis.start_again().await;
+                // Their connections have died. What was sent on one might have had its effect.
+                for issuer in &self.issuers {
+                    let answers = async || issuer.inspect(&sku()).await.is_ok();
+                    eventually("an issuer connects again", answers).await;
+                }
             }
         }
         restore(&self.redis, &kept).await;
