@@ -59,7 +59,9 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
         text = text.replace(mutant.code, &both);
     }
     // Tests of their own, which have run elsewhere.
-    text = text.replace("#[cfg(test)]", "#[cfg(any())]");
+    for of_tests in ["(test)", "(all(test, ", "any(test, fuzzing)"] {
+        text = text.replace(of_tests, &of_tests.replace("test", "any()"));
+    }
     for narrow in ["pub(super) ", "pub(crate) ", "pub(in crate::fence) "] {
         text = text.replace(narrow, "pub ");
     }

@@ -16,7 +16,7 @@ use crate::support::{
 
 fn invalid<T: std::fmt::Debug>(built: Result<T, LeaseError>) -> (String, String) {
     match built {
-        Err(LeaseError::Invalid { field, detail }) => (field.into(), detail.into()),
+        Err(LeaseError::Invalid { field, detail }) => (field, detail),
         other => panic!("{other:?}"),
     }
 }

@@ -100,7 +100,7 @@ async fn naive_grant_in_etcd(url: &str, http: &reqwest::Client, resource: usize)
         answer.json().await.ok()
     };
     let lease = call("/v3/lease/grant", json!({ "TTL": 1 })).await?;
-    let key = base64(&format!("lock-{resource}"));
+    let key = base64(format!("lock-{resource}"));
     let compare = json!({ "key": key, "target": "CREATE", "create_revision": "0" });
     let put = json!({ "request_put": { "key": key, "lease": lease["ID"] } });
     let put = json!({ "compare": [compare], "success": [put] });

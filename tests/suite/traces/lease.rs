@@ -25,6 +25,10 @@ fn token(model: u8) -> i64 {
     i64::from(model / NUMBERS) * 1_000_000_000 + i64::from(model % NUMBERS)
 }
 
+/// What there is: the epoch of the database; the clock's epoch and number, and whether it belongs to the history of
+/// the server; the token and the stamp of the lease.
+type Seen = (i64, Option<(i64, Option<i64>, bool)>, Option<Vec<i64>>);
+
 /// What the model walks through.
 struct Real {
     redis: RedisServer,
@@ -145,9 +149,7 @@ impl Real {
         dump(&self.redis, &there).await
     }
 
-    /// What there is: the epoch of the database; the clock's epoch and number, and whether it belongs to the history
-    /// of the server; the token and the stamp of the lease.
-    async fn seen(&self) -> (i64, Option<(i64, Option<i64>, bool)>, Option<Vec<i64>>) {
+    async fn seen(&self) -> Seen {
         let epoch = "SELECT coalesce(max(epoch), 0) FROM fence_epochs";
         let fields = ["HMGET", CLOCK, "history", "epoch", "n"];
         let fields: Vec<Option<String>> =
@@ -170,7 +172,7 @@ impl Real {
 }
 
 /// The same, in the model.
-fn expected(state: &State) -> (i64, Option<(i64, Option<i64>, bool)>, Option<Vec<i64>>) {
+fn expected(state: &State) -> Seen {
     let server = &state.servers[0];
     let clock = server.keys.clock.as_ref().map(|clock| {
         let is_own = clock.history == server.history;
