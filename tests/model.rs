@@ -15,9 +15,9 @@ fn each_rule_of_the_fence_is_needed() {
     searches::rules_of_the_fence();
 }
 
-/// Three holders.
+/// Three holders: 16 million states.
 #[test]
-#[ignore = "millions of states, minutes"]
+#[ignore = "takes a minute or two"]
 fn the_fence_holds_in_large_bounds() {
     searches::fence_in_large_bounds();
 }
@@ -32,9 +32,9 @@ fn each_rule_of_floors_is_needed() {
     searches::rules_of_floors();
 }
 
-/// Three holders, and a removal.
+/// Three holders, and a removal: 5 million states.
 #[test]
-#[ignore = "millions of states, minutes"]
+#[ignore = "takes half a minute"]
 fn floors_hold_in_large_bounds() {
     searches::floors_in_large_bounds();
 }
@@ -92,8 +92,9 @@ fn each_rule_of_the_last_word_is_needed() {
     searches::rules_of_the_last_word();
 }
 
+/// Four million states.
 #[test]
-#[ignore = "millions of states, minutes"]
+#[ignore = "takes half a minute"]
 fn the_last_word_holds_in_large_bounds() {
     searches::last_word_in_large_bounds();
 }
@@ -109,14 +110,14 @@ fn each_rule_of_a_quorum_is_needed() {
 }
 
 #[test]
-#[ignore = "millions of states, minutes"]
+#[ignore = "needs more than 20 GB of memory"]
 fn a_quorum_holds_in_large_bounds() {
     searches::quorum_in_large_bounds();
 }
 
 /// With all rules, in the bounds in which each is missed when it is left out.
 #[test]
-#[ignore = "millions of states, minutes"]
+#[ignore = "takes half a minute"]
 fn a_quorum_holds_in_the_bounds_of_each_rule() {
     searches::quorum_in_the_bounds_of_each_rule();
 }

@@ -4,7 +4,7 @@
 use crate::{
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
     lease::{last_word, losses},
-    quorum::{Bounds, Quorum},
+    quorum::{Bounds, Quorum, Rule},
     search::{World, each_rule_is_needed, holds},
 };
 
@@ -88,9 +88,13 @@ pub fn quorum_in_large_bounds() {
     }
 }
 
+/// But for those in which a first attempt is granted while a second one of the same lease gives up: both may have chosen one
+/// token, and the second one takes it back from a node that it has taken and not sealed.
 pub fn quorum_in_the_bounds_of_each_rule() {
     for &rule in Quorum::RULES {
-        holds(Quorum::new(Bounds::without(rule)));
+        if rule != Rule::CleanUpOfAttempt {
+            holds(Quorum::new(Bounds::without(rule)));
+        }
     }
 }
 
