@@ -77,7 +77,7 @@ fn each_rule_of_what_is_lost_is_needed() {
 }
 
 #[test]
-#[ignore = "millions of states, minutes"]
+#[ignore = "tens of millions of states, more than three minutes"]
 fn tokens_survive_what_is_lost_in_large_bounds() {
     searches::losses_in_large_bounds();
 }
