@@ -100,7 +100,10 @@
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |
 //! | `client` | | the holder's side, [`client`]: over an issuer elsewhere, or a store in the process |
+//! | `console` | | a page for operators, [`console`]: leases, fences, and what happens, live |
+//! | `openapi` | | the routes as an OpenAPI document, [`openapi`] |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
+//! | `server` | | the program `tower-fence`, for services in other languages, see [`server`] |
 //!
 //! A service that only holds leases needs `default-features = false, features = ["client"]`, and has
 //! no axum, no database and no Redis among its dependencies.
@@ -111,7 +114,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // A link to a part that is switched off is plain text.
 #![cfg_attr(
-    not(all(feature = "_fence", feature = "issuer", feature = "client")),
+    not(all(
+        feature = "_fence",
+        feature = "issuer",
+        feature = "client",
+        feature = "etcd",
+        feature = "embedded",
+        feature = "console"
+    )),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
@@ -129,12 +139,15 @@ mod calls;
 mod chain;
 #[cfg(feature = "client")]
 pub mod client;
+#[cfg(feature = "console")]
+pub mod console;
 #[doc = include_str!("deployment.md")]
 pub mod deployment {}
 
 #[doc = include_str!("proof.md")]
 pub mod proof {}
 pub mod epochs;
+mod feed;
 #[cfg(feature = "_fence")]
 pub mod fence;
 // For the fuzz targets in `tests/fuzz`, and for tests.
@@ -159,7 +172,11 @@ pub mod layer;
 pub mod lease;
 mod live_tokens;
 pub mod metrics;
+#[cfg(feature = "openapi")]
+pub mod openapi;
 pub mod problem;
+#[doc = include_str!("server.md")]
+pub mod server {}
 #[doc = include_str!("spec.md")]
 pub mod spec {}
 mod stale;

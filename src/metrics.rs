@@ -24,6 +24,8 @@
 //! | `tower_fence_lease_wait_seconds` | histogram: from a request for a lease to its grant, announcement included | its tail nears what callers are willing to wait |
 //! | `tower_fence_epochs_begun_total` | epochs: Redis has lost its history | more often than Redis restarts or fails over |
 //! | `tower_fence_caught_up_total` | resources that were used for the first time since the database was promoted or restored: what was handed out before is dead | it rises, and nobody knows of a failover |
+//! | `tower_fence_server_connections` | gauge, of the program [`tower-fence`](crate::server): open connections | it nears `--max-connections` |
+//! | `tower_fence_server_refused_total{problem}` | requests that it did not let through to the issuer | `unauthorized`: a client has no secret, or an old one; `server-busy`: too many requests |
 //! | `tower_fence_leases_held` | gauge: leases that the guards of this process hold | it stays where work is done |
 //! | `tower_fence_leases_lost_total{reason}` | leases that those guards lost: `refused`, `expired`, `outranked` | any |
 

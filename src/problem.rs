@@ -11,12 +11,12 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
 macro_rules! table {
-    ($($(#[$doc:meta])* $variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
         /// The types of problem: name, status and title of each.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum ProblemType {
-            $($(#[$doc])* $variant,)*
+            $($(#[doc = $doc])* $variant,)*
         }
 
         impl ProblemType {
@@ -37,6 +37,12 @@ macro_rules! table {
                         "https://docs.rs/tower-fence/latest/tower_fence/problem/#", $name
                     ),)*
                 }
+            }
+
+            /// Its documentation.
+            #[cfg(feature = "openapi")]
+            pub(crate) const fn documentation(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc, "\n",)*),)* }
             }
 
             /// The status it is answered with.
@@ -79,6 +85,12 @@ table! {
     TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many wait in line";
     /// 422: a part of the request has no valid value. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
+    /// 401: the server knows no such secret, or none was sent.
+    Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
+    /// 403: the secret is a holder's, and the request is for operators.
+    OperatorsOnly = FORBIDDEN, "operators-only", "This is for operators";
+    /// 503: the server has too many requests under way, or is stopping.
+    ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server takes no request now";
     /// 415: the body of a request to the issuer, or a browser's request without one, is not marked
     /// as JSON.
     UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body is no JSON";

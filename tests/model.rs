@@ -15,7 +15,7 @@ fn each_rule_of_the_fence_is_needed() {
     searches::rules_of_the_fence();
 }
 
-/// Three holders: 16 million states.
+/// Three holders: 12 million states.
 #[test]
 #[ignore = "takes a minute or two"]
 fn the_fence_holds_in_large_bounds() {
@@ -76,10 +76,27 @@ fn each_rule_of_what_is_lost_is_needed() {
     searches::rules_of_losses();
 }
 
+/// Two comparisons that the scripts make all the same.
+#[test]
+fn what_is_compared_twice_is_not_missed() {
+    searches::spare_rules_of_losses();
+}
+
+/// Three holders with one loss of Redis have 18.5 million states. With two losses there was no search yet that came to its end.
 #[test]
 #[ignore = "tens of millions of states, more than three minutes"]
 fn tokens_survive_what_is_lost_in_large_bounds() {
     searches::losses_in_large_bounds();
+}
+
+#[test]
+fn whoever_waits_in_line_gets_its_turn() {
+    searches::line();
+}
+
+#[test]
+fn each_rule_of_the_line_is_needed() {
+    searches::rules_of_the_line();
 }
 
 #[test]
@@ -113,11 +130,4 @@ fn each_rule_of_a_quorum_is_needed() {
 #[ignore = "needs more than 20 GB of memory"]
 fn a_quorum_holds_in_large_bounds() {
     searches::quorum_in_large_bounds();
-}
-
-/// With all rules, in the bounds in which each is missed when it is left out.
-#[test]
-#[ignore = "takes half a minute"]
-fn a_quorum_holds_in_the_bounds_of_each_rule() {
-    searches::quorum_in_the_bounds_of_each_rule();
 }

@@ -1,6 +1,6 @@
 //! The routes and their handlers.
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
 use axum::{
     Json, Router,
@@ -12,21 +12,26 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use sqlx::Pool;
 use tokio::time::timeout;
 use tower_fence::{
     Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, TokenKeys,
     issuer::Issuer,
     layer::DatabaseError,
-    lease::Leases,
+    lease::Operate,
     problem::{Problem, ProblemType},
 };
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
 
-use crate::stock::Stock;
+use crate::{
+    api::{self, NOT_FOUND, NotFound, OUT_OF_STOCK, OutOfStock},
+    stock::Stock,
+};
 
 /// All routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and verified.
-pub fn router<DB: Stock, L: Leases + Clone>(
+pub fn router<DB: Stock, L: Operate + Clone>(
     fence: Fence<DB>,
     leases: L,
     token_keys: Option<TokenKeys>,
@@ -37,56 +42,111 @@ pub fn router<DB: Stock, L: Leases + Clone>(
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes to both SKUs, and needs a token for each.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
-    let issuer = Issuer::new(leases.clone());
-    let locks = match token_keys {
+    let issuer = Issuer::new(leases.clone())
+        .wait_limit(wait_limit())
+        .serve_openapi();
+    // A service that is more than an example asks who they are before it lets them break leases.
+    let locks: OpenApiRouter = match token_keys {
         Some(keys) => {
             one = one.verify_with(keys.clone());
             both = both.verify_with(keys.clone());
-            issuer.sign_with(keys).router()
+            issuer.sign_with(keys).operator_openapi_router()
         }
-        None => issuer.router(),
+        None => issuer.operator_openapi_router(),
     };
-    let transfers = Router::new()
-        .route("/inventory/{from}/transfer/{to}", post(transfer::<DB>))
-        .route_layer(both);
-    Router::new()
-        .route("/inventory/{sku}", get(show::<DB>).put(set::<DB>))
-        .route("/inventory/{sku}/decrement", post(decrement::<DB>))
-        .route_layer(one)
-        .with_state(pool.clone())
-        .merge(transfers)
-        .route("/healthz", get(health::<DB, L>).with_state((pool, leases)))
+    let (stock_api, transfers_api) = (api::of_stock(&one), api::of_transfers(&both));
+    // Around the methods of each route: what is not one of them is answered 405, whatever its token.
+    let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());
+    let stock = Router::new()
+        .route("/inventory/{sku}", level)
+        .route(
+            "/inventory/{sku}/decrement",
+            post(decrement::<DB>).route_layer(one),
+        )
+        .with_state(pool.clone());
+    let transfers = post(transfer::<DB>).route_layer(both);
+    let transfers = Router::new().route("/inventory/{from}/transfer/{to}", transfers);
+    let healthz = get(health::<DB, L>).with_state((pool, leases));
+    let (router, api) = api::described(Router::new().route("/healthz", healthz), api::of_health())
+        .merge(api::described(stock, stock_api))
+        .merge(api::described(transfers, transfers_api))
         .nest("/locks", locks)
+        .split_for_parts();
+    let api = api::linked(api);
+    router.route("/openapi.json", get(async move || Json(api)))
+}
+
+/// How long a request for a lease may wait in line: a minute, or what the environment says.
+fn wait_limit() -> Duration {
+    let ms = env::var("WAIT_LIMIT_MS").ok();
+    let ms = ms.and_then(|ms| ms.parse().ok());
+    Duration::from_millis(ms.unwrap_or(60_000))
 }
 
 /// How long a read may take.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 
-#[derive(Serialize)]
-struct Level {
+/// What is in stock of a SKU.
+#[derive(Serialize, ToSchema)]
+pub struct Level {
     sku: String,
+    #[schema(minimum = 0)]
     stock: i64,
 }
 
-#[derive(Serialize)]
-struct Levels {
+/// What is in stock of both SKUs.
+#[derive(Serialize, ToSchema)]
+pub struct Levels {
     from: Level,
     to: Level,
 }
 
-#[derive(Deserialize)]
+/// What is in stock from now on.
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewStock {
+pub struct NewStock {
+    #[serde(deserialize_with = "whole")]
+    #[schema(format = "int64", maximum = 4_294_967_295_u32)]
     stock: u32,
 }
 
-#[derive(Deserialize)]
+/// How many are taken.
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Order {
+pub struct Order {
+    #[serde(deserialize_with = "whole")]
+    #[schema(format = "int64", minimum = 1, maximum = 4_294_967_295_u32)]
     quantity: u32,
 }
 
-/// The layer has checked the name of what is fenced; a plain read brings any.
+/// A whole number, whether it is written as `7` or as `7.0`: JSON makes no difference.
+fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
+    let number = f64::deserialize(number)?;
+    let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
+    is_whole
+        .then_some(number as u32)
+        .ok_or_else(|| D::Error::custom(format!("{number} is not from 0 to {}", u32::MAX)))
+}
+
+/// The stores answer.
+#[derive(Serialize, ToSchema)]
+pub struct Health {
+    status: &'static str,
+}
+
+/// Tells what is in stock of a SKU.
+// The layer has checked the name of what is fenced; a plain read brings any.
+#[utoipa::path(
+    get,
+    path = "/inventory/{sku}",
+    operation_id = "show_stock",
+    tag = "inventory",
+    params(("sku" = inline(Resource), Path)),
+    responses(
+        (status = OK, description = "What is in stock.", body = Level),
+        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
+    ),
+)]
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
@@ -104,6 +164,16 @@ async fn show<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
+/// Sets what is in stock of a SKU.
+#[utoipa::path(
+    put,
+    path = "/inventory/{sku}",
+    operation_id = "set_stock",
+    tag = "inventory",
+    params(("sku" = inline(Resource), Path)),
+    request_body = NewStock,
+    responses((status = OK, description = "What is in stock.", body = Level)),
+)]
 async fn set<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -114,8 +184,22 @@ async fn set<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Reads, decides, writes. No other holder can come in between: the transaction holds the lock
-/// of the SKU's fence, and what is done on `tx` commits with it or not at all.
+/// Takes some of a SKU.
+// Reads, decides, writes. No other holder can come in between: the transaction holds the lock
+// of the SKU's fence, and what is done on `tx` commits with it or not at all.
+#[utoipa::path(
+    post,
+    path = "/inventory/{sku}/decrement",
+    operation_id = "decrement_stock",
+    tag = "inventory",
+    params(("sku" = inline(Resource), Path)),
+    request_body = Order,
+    responses(
+        (status = OK, description = "What is left in stock.", body = Level),
+        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
+        (status = CONFLICT, description = "`out-of-stock`", body = OutOfStock, content_type = "application/problem+json"),
+    ),
+)]
 async fn decrement<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -135,6 +219,19 @@ async fn decrement<DB: Stock>(
 }
 
 /// Takes from one SKU and gives to another: both, or neither.
+#[utoipa::path(
+    post,
+    path = "/inventory/{from}/transfer/{to}",
+    operation_id = "transfer_stock",
+    tag = "inventory",
+    params(("from" = inline(Resource), Path), ("to" = inline(Resource), Path)),
+    request_body = Order,
+    responses(
+        (status = OK, description = "What is left in stock.", body = Levels),
+        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
+        (status = CONFLICT, description = "`out-of-stock`", body = OutOfStock, content_type = "application/problem+json"),
+    ),
+)]
 async fn transfer<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path((from, to)): Path<(String, String)>,
@@ -162,10 +259,17 @@ async fn transfer<DB: Stock>(
     }))
 }
 
-/// 200 when both stores answer.
-async fn health<DB: Stock, L: Leases + Clone>(
+/// Tells whether both stores answer.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    operation_id = "tell_health",
+    tag = "health",
+    responses((status = OK, description = "Both answer.", body = Health)),
+)]
+async fn health<DB: Stock, L: Operate + Clone>(
     State((pool, leases)): State<(Pool<DB>, L)>,
-) -> Result<Json<serde_json::Value>, Error> {
+) -> Result<Json<Health>, Error> {
     let stores = async {
         DB::get(&mut *pool.acquire().await?, "healthz").await?;
         let probe = Resource::new("healthz").map_err(|_| Error::NotFound)?;
@@ -173,7 +277,7 @@ async fn health<DB: Stock, L: Leases + Clone>(
             .inspect(&probe)
             .await
             .map_err(|_| Error::Unavailable)?;
-        Ok(Json(serde_json::json!({ "status": "ok" })))
+        Ok(Json(Health { status: "ok" }))
     };
     let answer = timeout(READ_LIMIT, stores).await;
     answer.unwrap_or(Err(Error::Unavailable))
@@ -209,17 +313,11 @@ impl IntoResponse for Error {
         let invalid =
             |field: &str| Problem::new(ProblemType::InvalidRequest).member("field", field);
         match self {
-            Self::NotFound => Problem::custom(
-                "https://example.com/problems/not-found",
-                StatusCode::NOT_FOUND,
-                "No such SKU",
-            ),
-            Self::OutOfStock { stock } => Problem::custom(
-                "https://example.com/problems/out-of-stock",
-                StatusCode::CONFLICT,
-                "Not enough in stock",
-            )
-            .member("stock", stock),
+            Self::NotFound => Problem::custom(NOT_FOUND, StatusCode::NOT_FOUND, "No such SKU"),
+            Self::OutOfStock { stock } => {
+                Problem::custom(OUT_OF_STOCK, StatusCode::CONFLICT, "Not enough in stock")
+                    .member("stock", stock)
+            }
             Self::Sku => invalid("resource").detail("this cannot name a SKU"),
             Self::Quantity => invalid("quantity").detail("`quantity` is at least 1"),
             Self::SameSku => invalid("to").detail("a transfer needs two different SKUs"),

@@ -11,9 +11,12 @@
 //! | `REDIS_URL` | leases in the database, or, with SQLite, in this process; `redis://…` |
 //! | `TOKEN_KEY` | tokens are plain numbers; with `ID:SECRET` (`k1:` and `openssl rand -hex 32`) signed and verified |
 //! | `TOKEN_KEY_FILE` | a file with the same |
+//! | `WAIT_LIMIT_MS` | `60000`: how long a request for a lease may wait in line |
 //! | `RUST_LOG` | `info` |
 
+mod api;
 mod app;
+mod playground;
 mod stock;
 
 use std::{env, error::Error, io::IsTerminal, net::SocketAddr, time::Duration};
@@ -31,8 +34,8 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use tower_fence::{
-    Fence, FenceDatabase, TokenKeys,
-    lease::{EmbeddedLeases, PostgresLeases, RedisLeases},
+    Fence, FenceDatabase, TokenKeys, console,
+    lease::{EmbeddedLeases, Operate, PostgresLeases, RedisLeases},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -99,6 +102,20 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<sqlx::SqlitePool>
         .await
 }
 
+/// The service, with its playground at `/` and its console at `/console`. A console is for operators alone: outside of an
+/// example it stands behind authentication, as the documentation of [`console`] shows.
+fn routes<DB: Stock, L: Operate + Clone>(
+    fence: Fence<DB>,
+    leases: L,
+    keys: Option<TokenKeys>,
+) -> Router {
+    let console = console::router(fence.clone(), leases.clone());
+    let playground = playground::router(fence.get_pool().clone());
+    app::router(fence, leases, keys)
+        .merge(playground)
+        .nest_service("/console", console)
+}
+
 /// A database that also has the leases, where there is no Redis. Each grant is announced: a plain GET under a
 /// fresh lease is safe to base a write on.
 trait LeaseDatabase: FenceDatabase {
@@ -109,14 +126,14 @@ trait LeaseDatabase: FenceDatabase {
 impl LeaseDatabase for sqlx::Postgres {
     fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str) {
         let leases = PostgresLeases::new(fence.clone());
-        (app::router(fence, leases, keys), "Postgres")
+        (routes(fence, leases, keys), "Postgres")
     }
 }
 
 impl LeaseDatabase for sqlx::Sqlite {
     fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str) {
         let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
-        (app::router(fence, leases, keys), "in this process")
+        (routes(fence, leases, keys), "in this process")
     }
 }
 
@@ -142,7 +159,7 @@ async fn run<DB: Stock + LeaseDatabase>(
         Ok(url) => {
             let leases = RedisLeases::connect(&url, fence.clone()).await?;
             let leases = leases.announced_to(fence.clone());
-            (app::router(fence, leases, keys), "Redis")
+            (routes(fence, leases, keys), "Redis")
         }
         Err(_) => DB::router(fence, keys),
     };
@@ -205,7 +222,7 @@ async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>>
 fn story(addr: SocketAddr) -> String {
     format!(
         r#"
-Watch a stale writer bounce:
+Watch a stale writer bounce in the browser, at http://{addr}, and as an operator, at http://{addr}/console. Or:
 
   U=http://{addr}
   grant() {{ curl -s -D- -o /dev/null --json '{{"ttl_ms": 1000}}' $U/locks/sku-1 | grep -i '^fencing-token' | tr -d '\r'; }}

@@ -61,6 +61,12 @@ impl<L: Leases> LeaseGuard<L> {
         &self.held.resource
     }
 
+    /// The lease id: the secret that renews and releases the lease, for a program that shall do so elsewhere.
+    #[must_use]
+    pub const fn lease_id(&self) -> &LeaseId {
+        &self.id
+    }
+
     /// The token, the newest one that was taken.
     #[must_use]
     pub fn token(&self) -> Token {

@@ -166,3 +166,33 @@ impl HeldLease {
 fn end(lease: &Lease, asked_at: Instant) -> Instant {
     asked_at.checked_add(lease.ttl).unwrap_or(asked_at)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{header::FENCING_TOKEN, lease::LeaseId};
+
+    fn lease(token: i64, ttl_s: u64) -> Lease {
+        Lease {
+            resource: Resource::new("sku-1").unwrap(),
+            id: LeaseId::random(),
+            token: Token::new(token).unwrap(),
+            ttl: Duration::from_secs(ttl_s),
+            signed: None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_highest_token_counts_and_the_time_by_the_last_request() {
+        let began = Instant::now();
+        let after = |seconds| began + Duration::from_secs(seconds);
+        let held = HeldLease::new(&lease(5, 10), began, FENCING_TOKEN);
+        held.renewed(&lease(4, 10), after(2));
+        assert_eq!((held.token().get(), held.until()), (5, after(12)));
+        // An answer that was overtaken.
+        held.renewed(&lease(6, 60), after(1));
+        assert_eq!((held.token().get(), held.until()), (6, after(12)));
+    }
+}

@@ -1,6 +1,6 @@
 //! How a lease is lost.
 
-use crate::{lease::LeaseError, metrics, stale::StaleToken, token::Resource};
+use crate::{feed, lease::LeaseError, metrics, stale::StaleToken, token::Resource};
 
 /// Why a lease is not held any more.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -36,12 +36,13 @@ impl Loss {
     /// Counts it, once per guard.
     pub(super) fn count(&self) {
         metrics::held(-1.0);
-        let reason = match self {
-            Self::Refused { .. } => "refused",
-            Self::Expired { .. } => "expired",
-            Self::Outranked(_) => "outranked",
+        let (reason, resource) = match self {
+            Self::Refused { resource } => ("refused", resource),
+            Self::Expired { resource, .. } => ("expired", resource),
+            Self::Outranked(stale) => ("outranked", &stale.resource),
             Self::GivenUp { .. } => return,
         };
+        feed::lost(resource);
         metrics::count_by("tower_fence_leases_lost_total", "reason", reason);
     }
 }

@@ -94,7 +94,7 @@ use sqlx::Pool;
 pub use self::{
     claims::{Admitted, AllAdmitted, Claim, Claims},
     error::{AdmitError, CommitError, StaleToken, WriteError},
-    ops::{HookFuture, ResetError},
+    ops::{FenceRow, FenceState, HookFuture, ResetError},
     sql::FenceDatabase,
     token_use::TokenUse,
     tx::FencedTx,

@@ -59,12 +59,15 @@
 //! The router does not authenticate: every client that reaches it can take a lock. Put authentication
 //! in front of it, as for any other part of the service.
 
+#[cfg(feature = "openapi")]
+mod openapi;
 mod operators;
 mod request;
 mod response;
 
 use std::{
     ops::RangeInclusive,
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -77,12 +80,18 @@ use axum::{
     routing::{get, post},
 };
 use http::{HeaderMap, StatusCode};
+use tokio::time::timeout;
 use tracing::Instrument;
 
+#[cfg(feature = "console")]
+pub(crate) use self::request::is_json;
 use self::request::{ResourcePath, body_bytes, invalid, lease_id};
 pub use self::response::Rejection;
+#[cfg(feature = "openapi")]
+use crate::wire::{LeaseBody, StateBody};
 use crate::{
-    lease::{Acquire, Leases, Operate, Renew, Signed},
+    feed,
+    lease::{Acquire, Leases, Operate, Owner, Renew, Signed},
     metrics,
     token_keys::TokenKeys,
     wire::{AcquireBody, RenewBody},
@@ -100,6 +109,8 @@ pub struct Issuer<L> {
     ttl: Duration,
     ttl_limits: RangeInclusive<Duration>,
     wait_limit: Duration,
+    #[cfg(feature = "openapi")]
+    serves_openapi: bool,
 }
 
 /// How long a resource may stay closed after a lease has ended by time.
@@ -113,6 +124,8 @@ impl<L: Leases> Issuer<L> {
             ttl: Duration::from_secs(30),
             ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
             wait_limit: Duration::from_secs(60),
+            #[cfg(feature = "openapi")]
+            serves_openapi: false,
         }
     }
 
@@ -149,11 +162,22 @@ impl<L: Leases> Issuer<L> {
             ttl: self.ttl,
             ttl_limits: self.ttl_limits,
             wait_limit: self.wait_limit,
+            #[cfg(feature = "openapi")]
+            serves_openapi: self.serves_openapi,
         }
     }
 
     /// The router, to be nested where the locks shall live.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
+        #[cfg(feature = "openapi")]
+        let document = self.serves_openapi.then(|| self.openapi());
+        let router = self.routes();
+        #[cfg(feature = "openapi")]
+        let router = openapi::serve(router, document);
+        router
+    }
+
+    fn routes<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         Router::new()
             .route(
                 "/{resource}",
@@ -171,21 +195,31 @@ impl<L: Leases> Issuer<L> {
     where
         L: Operate,
     {
+        #[cfg(feature = "openapi")]
+        let document = self.serves_openapi.then(|| self.operator_openapi());
         let operators = Router::new()
             .route("/", get(operators::list::<L>))
             .route("/{resource}/break", post(operators::break_lease::<L>))
             .with_state(Arc::clone(&self.leases));
-        self.router().merge(operators)
+        let router = self.routes().merge(operators);
+        #[cfg(feature = "openapi")]
+        let router = openapi::serve(router, document);
+        router
+    }
+
+    /// The length of a lease where the request does not say, within the limits.
+    fn default_ttl(&self) -> Duration {
+        let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
+        self.ttl.min(longest).max(shortest)
     }
 
     /// The length of a lease that a request asks for, within the limits.
     fn check_ttl(&self, ttl_ms: Option<u64>) -> Result<Duration, Rejection> {
-        let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
-        let default = || self.ttl.min(longest).max(shortest);
-        let ttl = ttl_ms.map_or_else(default, Duration::from_millis);
+        let ttl = ttl_ms.map_or_else(|| self.default_ttl(), Duration::from_millis);
         if self.ttl_limits.contains(&ttl) {
             return Ok(ttl);
         }
+        let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
         let (from, to) = (shortest.as_millis(), longest.as_millis());
         Err(invalid(
             "ttl_ms",
@@ -193,6 +227,9 @@ impl<L: Leases> Issuer<L> {
         ))
     }
 }
+
+/// Who has no lease after this long is told to wait in line for it.
+const IN_LINE_AFTER: Duration = Duration::from_millis(20);
 
 /// A length of time from 0, which is the default, to `limit`.
 fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Rejection> {
@@ -204,6 +241,15 @@ fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Dur
     Ok(time)
 }
 
+/// Takes a lease, and waits in line for it where asked to.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post,
+    path = "/{resource}",
+    operation_id = "acquire_lease",
+    tag = "leases",
+    request_body = AcquireBody,
+    responses((status = CREATED, description = "The lease.", body = LeaseBody)),
+))]
 async fn acquire<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -221,15 +267,41 @@ async fn acquire<L: Leases>(
         request = request.lease_id(id);
     }
     let asked_at = Instant::now();
+    let (owner, may_wait) = (request.owner.clone(), !request.wait.is_zero());
+    let owner = owner.as_ref().map(Owner::as_str);
     let span = tracing::info_span!("acquire_lease", %resource);
-    let acquiring = issuer.leases.acquire(&resource, request);
-    let lease = acquiring.instrument(span).await?;
-    metrics::took("tower_fence_lease_wait_seconds", asked_at.elapsed());
+    let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
+    let mut acquiring = pin!(acquiring);
+    let at_once = if may_wait && feed::is_on() {
+        timeout(IN_LINE_AFTER, &mut acquiring).await.ok()
+    } else {
+        Some(acquiring.as_mut().await)
+    };
+    let waited = at_once.is_none();
+    let lease = match at_once {
+        Some(lease) => lease,
+        None => {
+            feed::waiting(&resource, owner);
+            acquiring.await
+        }
+    }?;
+    let took = asked_at.elapsed();
+    metrics::took("tower_fence_lease_wait_seconds", took);
     metrics::count("tower_fence_leases_granted_total");
+    feed::granted(&resource, lease.token, owner, waited.then_some(took));
     tracing::debug!(%resource, token = lease.token.get(), "granted a lease");
     Ok(response::lease(StatusCode::CREATED, &lease))
 }
 
+/// Renews a lease, and replaces its token where asked to.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    put,
+    path = "/{resource}",
+    operation_id = "renew_lease",
+    tag = "leases",
+    request_body = RenewBody,
+    responses((status = OK, description = "The lease.", body = LeaseBody)),
+))]
 async fn renew<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -247,6 +319,14 @@ async fn renew<L: Leases>(
     Ok(response::lease(StatusCode::OK, &lease))
 }
 
+/// Releases a lease.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    delete,
+    path = "/{resource}",
+    operation_id = "release_lease",
+    tag = "leases",
+    responses((status = NO_CONTENT, description = "The lease has ended.")),
+))]
 async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -257,9 +337,18 @@ async fn release<L: Leases>(
     let releasing = issuer.leases.release(&resource, &id);
     releasing.instrument(span).await?;
     metrics::count("tower_fence_leases_released_total");
+    feed::released(&resource);
     Ok(response::released())
 }
 
+/// Says who holds a lease.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get,
+    path = "/{resource}",
+    operation_id = "inspect_lock",
+    tag = "leases",
+    responses((status = OK, description = "The state of the lock.", body = StateBody)),
+))]
 async fn inspect<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,

@@ -1,6 +1,6 @@
 //! The routes for operators.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use axum::{
     extract::{Query, State, rejection::QueryRejection},
@@ -13,10 +13,18 @@ use super::{
     request::{ResourcePath, invalid, refuse_foreign_pages},
     response::{self, Rejection},
 };
+#[cfg(feature = "openapi")]
+use crate::wire::PageBody;
 use crate::{
+    feed,
     lease::{LeaseError, ListError, Operate},
     metrics,
 };
+
+/// How many leases a page has at most.
+pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
+/// Where the request does not say.
+pub(super) const LIMIT: usize = 100;
 
 #[derive(Deserialize)]
 pub(super) struct Paging {
@@ -24,6 +32,14 @@ pub(super) struct Paging {
     cursor: Option<String>,
 }
 
+/// Lists the leases that are held, page by page.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get,
+    path = "/",
+    operation_id = "list_leases",
+    tag = "operators",
+    responses((status = OK, description = "A page of leases.", body = PageBody)),
+))]
 pub(super) async fn list<L: Operate>(
     State(leases): State<Arc<L>>,
     paging: Result<Query<Paging>, QueryRejection>,
@@ -34,9 +50,10 @@ pub(super) async fn list<L: Operate>(
             "the query is `limit`, a number, and `cursor`, each once",
         )
     })?;
-    let limit = paging.limit.unwrap_or(100);
-    if !(1..=1_000).contains(&limit) {
-        return Err(invalid("limit", "`limit` is from 1 to 1000"));
+    let limit = paging.limit.unwrap_or(LIMIT);
+    if !LIMITS.contains(&limit) {
+        let (from, to) = (LIMITS.start(), LIMITS.end());
+        return Err(invalid("limit", format!("`limit` is from {from} to {to}")));
     }
     let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());
     match leases.list(limit, cursor.as_deref()).await {
@@ -46,6 +63,14 @@ pub(super) async fn list<L: Operate>(
     }
 }
 
+/// Ends a lease by force, and its lock delay. The next grant outranks it.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post,
+    path = "/{resource}/break",
+    operation_id = "break_lease",
+    tag = "operators",
+    responses((status = NO_CONTENT, description = "The lease has ended.")),
+))]
 pub(super) async fn break_lease<L: Operate>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,
@@ -54,6 +79,7 @@ pub(super) async fn break_lease<L: Operate>(
     refuse_foreign_pages(&headers)?;
     if leases.break_lease(&resource).await? {
         metrics::count("tower_fence_leases_broken_total");
+        feed::broken(&resource);
         tracing::warn!(%resource, "ended a lease by force");
         return Ok(response::released());
     }

@@ -22,9 +22,9 @@ use crate::{
 };
 
 /// The greatest length of a request's body.
-const BODY_LIMIT_BYTES: usize = 16 * 1024;
+pub(super) const BODY_LIMIT_BYTES: usize = 16 * 1024;
 /// How long to wait for it.
-const BODY_WAIT: Duration = Duration::from_secs(10);
+pub(super) const BODY_WAIT: Duration = Duration::from_secs(10);
 
 /// A part of the request without a valid value.
 pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
@@ -64,7 +64,7 @@ pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Rejection> {
 }
 
 /// Whether a body is marked as JSON: `application/json`, or a type on top of it.
-fn is_json(headers: &HeaderMap) -> bool {
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let content_type = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());

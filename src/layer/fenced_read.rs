@@ -15,11 +15,12 @@ use bytes::Bytes;
 use http::{Request, request::Parts};
 use tower_service::Service;
 
-use super::{rejection::Rejection, resource::ResourceFrom, service::Config, verdict::turns_away};
+use super::{
+    admitted, rejection::Rejection, resource::ResourceFrom, service::Config, verdict::turns_away,
+};
 use crate::{
     body,
     fence::{AllAdmitted, Claims, FenceDatabase, ToRaise},
-    metrics,
 };
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
@@ -41,7 +42,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         };
         parts.extensions.insert(admitted);
         let Some(to_raise) = to_raise else {
-            metrics::count_by("tower_fence_admitted_total", "kind", "read");
+            admitted::for_read(&claims);
             let request = Request::from_parts(parts, Body::from(body));
             return Ok(inner.call(request).await?.into_response());
         };
@@ -54,7 +55,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         }
         match self.fence.raise_after(&claims, to_raise).await {
             Ok(unwritten) => {
-                metrics::count_by("tower_fence_admitted_total", "kind", "read");
+                admitted::for_read(&claims);
                 if unwritten {
                     return Ok(response);
                 }

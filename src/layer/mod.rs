@@ -110,6 +110,8 @@
 //! - With `Router::layer` the layer also sees requests that match no route: unsafe ones are
 //!   answered 404 before the fallback is reached, where the resource is a [`PathParam`]. Where it is
 //!   something else, the fallback's 404 raises the fence: prefer `Router::route_layer`.
+//! - With `Router::route_layer` it sees methods that a route does not have, and refuses a stale token (412) where the route
+//!   would answer 405. With `MethodRouter::route_layer`, `get(show).put(set).route_layer(layer)`, it does not.
 //! - Two names are two resources. Where the handler parses the name (`Path<i64>`), the fence has to
 //!   parse it as well: [`PathParam::parsed`]. Otherwise `/items/07` passes by the fence of `/items/7`.
 //! - A handler of a safe method is not timed.
@@ -125,6 +127,7 @@
 //!   fence cannot be raised. Nor does a 500 beside which the log says so: a transaction that the
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
+mod admitted;
 mod claims;
 mod extract;
 mod failure;
@@ -132,6 +135,8 @@ mod fenced_read;
 mod granted;
 mod idempotency;
 mod on_begin;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod path;
 mod pending;
 mod refusal_log;

@@ -60,6 +60,10 @@ impl ResourceFrom for PathParam {
         let path = PathParams::of(parts).await?;
         Ok(Resource::new(path.get(self.0)?)?.into())
     }
+
+    fn at_most(&self) -> Option<usize> {
+        Some(1)
+    }
 }
 
 /// A parameter of the path in the one form that its value has: [`PathParam::parsed`].
@@ -74,6 +78,10 @@ impl<T: FromStr + fmt::Display + 'static> ResourceFrom for ParsedPathParam<T> {
         let value: Result<T, _> = path.get(self.name)?.parse();
         let value = value.map_err(|_| ResourceError::Unparsed(self.name))?;
         Ok(Resource::new(value.to_string())?.into())
+    }
+
+    fn at_most(&self) -> Option<usize> {
+        Some(1)
     }
 }
 

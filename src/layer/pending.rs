@@ -7,16 +7,14 @@ use http::request::Parts;
 use sqlx::{Execute, FromRow};
 
 use super::{
+    admitted,
     extract::{FencedBy, NoTransaction},
     on_begin::OnBegin,
     rejection::Rejection,
 };
-use crate::{
-    fence::{
-        AdmitError, Claim, Claims, CommitError, Fault, Fence, FenceDatabase, FencedTx,
-        HandlerFault, Slot, Statement, TokenUse, WriteError, Written, typed,
-    },
-    metrics,
+use crate::fence::{
+    AdmitError, Claim, Claims, CommitError, Fault, Fence, FenceDatabase, FencedTx, HandlerFault,
+    Slot, Statement, TokenUse, WriteError, Written, typed,
 };
 
 /// What a handler gets behind a [deferred](super::FenceLayer::deferred) layer: the right to write
@@ -105,7 +103,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             return Err(CommitError::Escaped.into());
         }
         let tx = self.open().await.inspect_err(|error| self.refused(error))?;
-        metrics::count_by("tower_fence_admitted_total", "kind", "write");
+        admitted::for_write(self.slot.claims());
         let lent = tx.begun_for(&self.slot);
         lent.ok_or_else(|| CommitError::Escaped.into())
     }
@@ -166,7 +164,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             }
         };
         let written = written.inspect_err(|error| self.failed(error))?;
-        metrics::count_by("tower_fence_admitted_total", "kind", "write");
+        admitted::for_write(self.slot.claims());
         match written {
             Written::Rows(rows) => {
                 self.slot.settle(Ok(()));

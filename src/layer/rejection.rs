@@ -12,6 +12,7 @@ use super::{
 pub use crate::body::BodyError;
 use crate::{
     chain::Chain,
+    feed,
     fence::{AdmitError, Claim, CommitError, Fault, HandlerFault, OnceError, StaleToken},
     header::MalformedToken,
     idempotency::InvalidKey,
@@ -248,6 +249,12 @@ impl IntoResponse for Rejection {
         self.log();
         let problem = self.problem_type().name();
         metrics::count_by("tower_fence_refused_total", "problem", problem);
+        match &self {
+            Self::Admit(AdmitError::Stale(stale)) => feed::stale(stale),
+            // Told of where the token was verified.
+            Self::Forged(_) => {}
+            _ => feed::refused(problem, None),
+        }
         if matches!(self, Self::Commit(_)) {
             metrics::count_by("tower_fence_commit_failures_total", "problem", problem);
         }
@@ -273,6 +280,39 @@ mod tests {
         let response = rejection.into_response();
         let after = response.headers().get(header::RETRY_AFTER)?;
         Some(after.to_str().unwrap().into())
+    }
+
+    #[cfg(feature = "openapi")]
+    #[test]
+    fn each_refusal_has_the_members_of_its_schema() {
+        use http::HeaderName;
+
+        use crate::token::InvalidResource;
+
+        let resource = || Resource::new("a").unwrap();
+        let stale = |by_floor| StaleToken::new(resource(), Token::MIN, 4, by_floor);
+        for rejection in [
+            Rejection::TokenRequired,
+            Rejection::TokenMissing(resource()),
+            Rejection::from(AdmitError::Stale(stale(false))),
+            Rejection::from(AdmitError::Stale(stale(true))),
+            Rejection::UnknownEpoch(Claim::new(resource(), Token::MIN)),
+            Rejection::NeverGranted(Claim::new(resource(), Token::MIN)),
+            Rejection::Resource(ResourceError::Nothing),
+            Rejection::Resource(ResourceError::NoRoute),
+            Rejection::Resource(ResourceError::Unparsed("id")),
+            Rejection::Resource(ResourceError::Invalid(InvalidResource::Empty)),
+            Rejection::Resource(ResourceError::NotOneHeader(HeaderName::from_static("a"))),
+            Rejection::Body(BodyError::TooLarge { limit_bytes: 1 }),
+            Rejection::Body(BodyError::Malformed),
+            Rejection::KeyInFlight,
+            Rejection::KeyMismatch,
+            Rejection::HandlerTimeout(Duration::from_secs(1)),
+            Rejection::NotWritten,
+        ] {
+            let problem = Problem::from(&rejection);
+            assert!(crate::openapi::fits(&problem), "{problem:?}");
+        }
     }
 
     #[test]

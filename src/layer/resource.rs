@@ -61,6 +61,12 @@ pub trait ResourceFrom: Clone + Send + Sync + 'static {
         &self,
         parts: &mut Parts,
     ) -> impl Future<Output = Result<Resources, ResourceError>> + Send;
+
+    /// How many resources it finds at most, where that is known without a request.
+    #[doc(hidden)]
+    fn at_most(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// The resources of a request, in the order in which it names them. One that is named twice counts
@@ -122,6 +128,10 @@ impl ResourceFrom for HeaderField {
         let name = std::str::from_utf8(value.as_bytes()).map_err(|_| InvalidResource::NotUtf8)?;
         Ok(Resource::new(name)?.into())
     }
+
+    fn at_most(&self) -> Option<usize> {
+        Some(1)
+    }
 }
 
 impl HeaderField {
@@ -153,6 +163,10 @@ impl<R: ResourceFrom> ResourceFrom for Prefixed<R> {
         let prefixed = prefixed.map(|name| Resource::new(format!("{}{name}", self.prefix)));
         Ok(prefixed.collect::<Result<Vec<_>, _>>()?.into())
     }
+
+    fn at_most(&self) -> Option<usize> {
+        self.inner.at_most()
+    }
 }
 
 /// What each of them finds, in this order.
@@ -163,6 +177,10 @@ impl<R: ResourceFrom, const N: usize> ResourceFrom for [R; N] {
             all.extend(one.resources_from(parts).await?.0);
         }
         Ok(all.into())
+    }
+
+    fn at_most(&self) -> Option<usize> {
+        self.iter().map(ResourceFrom::at_most).sum()
     }
 }
 

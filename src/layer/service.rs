@@ -21,6 +21,7 @@ use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
 
 use super::{
+    admitted,
     claims::claims,
     extract::{FencedBy, PlainRead},
     granted::GrantedTokens,
@@ -277,8 +278,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if let Some(hook) = &self.on_begin {
             tx = on_begin::run(hook, parts, tx, self.fence.limits().hold).await?;
         }
-        metrics::count_by("tower_fence_admitted_total", "kind", "write");
-        Ok(tx.into_slot())
+        let slot = tx.into_slot();
+        admitted::for_write(slot.claims());
+        Ok(slot)
     }
 
     /// Puts what the handler may ask for where its extractors find it.

@@ -2,6 +2,7 @@
 
 use super::{refusal_log, rejection::Rejection};
 use crate::{
+    feed,
     header::FencingToken,
     metrics,
     token_keys::{Forged, SignedToken, TokenKeys},
@@ -62,6 +63,7 @@ impl Verification {
                         metrics::count("tower_fence_unknown_token_keys_total");
                     }
                     refusal_log::forged(token, &why);
+                    feed::forged(token.resource.as_ref(), token.token);
                     return Err(Rejection::Forged(why));
                 }
             }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
-    metrics,
+    feed, metrics,
     token::{Resource, Token},
 };
 
@@ -239,6 +239,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 }
                 Err(AnnounceError::Outranked { next, .. }) => {
                     metrics::count("tower_fence_grants_outranked_total");
+                    feed::outranked(resource, token, next);
                     tracing::warn!(
                         %resource, token = token.get(), next = next.get(),
                         "the resource has seen a newer token than the grant's, from elsewhere or a \

@@ -1,6 +1,6 @@
 //! The validated texts of the lock side: [`LeaseId`], a secret, and [`Owner`], which is not.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 /// The secret that proves who holds a lease: 22 to 64 characters of `A-Z a-z 0-9 - _`.
 ///
@@ -10,6 +10,9 @@ use std::{fmt, str::FromStr};
 pub struct LeaseId(String);
 
 impl LeaseId {
+    /// How many characters an id has.
+    pub(crate) const LENGTH: RangeInclusive<usize> = 22..=64;
+
     /// A new id of 128 random bits, as 32 hexadecimal digits.
     #[must_use]
     pub fn random() -> Self {
@@ -24,7 +27,7 @@ impl LeaseId {
     pub fn new(id: impl Into<String>) -> Result<Self, InvalidLeaseId> {
         let id = id.into();
         let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
-        if !(22..=64).contains(&id.len()) || !id.bytes().all(in_alphabet) {
+        if !Self::LENGTH.contains(&id.len()) || !id.bytes().all(in_alphabet) {
             return Err(InvalidLeaseId);
         }
         Ok(Self(id))
@@ -62,6 +65,9 @@ pub struct InvalidLeaseId;
 pub struct Owner(String);
 
 impl Owner {
+    /// The greatest length of a text, in bytes.
+    pub const MAX_BYTES: usize = 255;
+
     /// Checks that `text` can name an owner.
     ///
     /// # Errors
@@ -69,7 +75,7 @@ impl Owner {
     /// [`InvalidOwner`] when it is longer than 255 bytes or has a control character.
     pub fn new(text: impl Into<String>) -> Result<Self, InvalidOwner> {
         let text = text.into();
-        if text.len() > 255 || text.chars().any(char::is_control) {
+        if text.len() > Self::MAX_BYTES || text.chars().any(char::is_control) {
             return Err(InvalidOwner);
         }
         Ok(Self(text))

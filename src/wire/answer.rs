@@ -14,13 +14,19 @@ use crate::{
 
 /// The answer to a grant and to a renewal, for the holder alone: it has the lease id.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Lease))]
 pub(crate) struct LeaseBody {
     /// The value of the header `Fencing-Token`, for writes under this lease.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(required))]
     pub(crate) fencing_token: String,
+    #[cfg_attr(feature = "openapi", schema(inline, value_type = crate::lease::LeaseId))]
     lease_id: String,
+    #[cfg_attr(feature = "openapi", schema(inline))]
     resource: Resource,
+    #[cfg_attr(feature = "openapi", schema(inline))]
     token: Token,
+    /// How long the lease lasts from the moment of the answer, in milliseconds.
     ttl_ms: u64,
 }
 
@@ -57,10 +63,16 @@ impl LeaseBody {
 
 /// What everybody may see of a lease that is held.
 #[derive(Serialize, Deserialize)]
-struct HeldBody {
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = HeldLease))]
+pub(super) struct HeldBody {
+    /// Who has the lease; null where its holder has not said.
+    #[cfg_attr(feature = "openapi", schema(required, inline, value_type = Option<Owner>))]
     owner: Option<String>,
+    #[cfg_attr(feature = "openapi", schema(inline))]
     token: Token,
+    /// What is left of the lease, in milliseconds.
     ttl_ms: u64,
+    /// How many wait in line.
     waiters: u64,
 }
 
@@ -86,7 +98,7 @@ impl From<HeldBody> for Held {
     }
 }
 
-/// The answer to `GET /{resource}`.
+/// The state of a lock. Where it is held, also what everybody may see of the lease.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StateBody {
     held: bool,
@@ -112,15 +124,21 @@ impl From<StateBody> for Option<Held> {
     }
 }
 
-/// The answer to `GET /`.
+/// A page of the leases that are held.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = LeasePage))]
 pub(crate) struct PageBody {
     leases: Vec<PageEntry>,
+    /// Where the next page begins; null on the last one.
+    #[cfg_attr(feature = "openapi", schema(required))]
     cursor: Option<String>,
 }
 
+/// A lease that is held, and its resource.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = ListedLease))]
 struct PageEntry {
+    #[cfg_attr(feature = "openapi", schema(inline))]
     resource: Resource,
     #[serde(flatten)]
     lease: HeldBody,

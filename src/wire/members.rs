@@ -53,6 +53,7 @@ impl Members {
         self.take(name, |value| {
             value
                 .as_u64()
+                .or_else(|| whole(value.as_f64()?))
                 .ok_or_else(|| format!("`{name}` is a whole number of milliseconds"))
         })
     }
@@ -92,6 +93,13 @@ impl Members {
     }
 }
 
+/// A whole number that was written with a fraction or an exponent, as JSON leaves it to each writer. Above 2^53 nobody
+/// knows which one was meant.
+fn whole(number: f64) -> Option<u64> {
+    let exact = 0.0..=9_007_199_254_740_992.0;
+    (number.fract() == 0.0 && exact.contains(&number)).then_some(number as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -109,7 +117,16 @@ mod tests {
         for body in ["[]", "1", "{", "\"x\"", "{\"ttl_ms\":1}x"] {
             assert_eq!(field(parse(body)), "body", "{body}");
         }
-        for ms in ["-1", "1.5", "\"1\"", "true", "1e3", "99999999999999999999"] {
+        for ms in [
+            "-1",
+            "1.5",
+            "-1.0",
+            "\"1\"",
+            "true",
+            "1e-3",
+            "1e20",
+            "99999999999999999999",
+        ] {
             let mut members = parse(&format!("{{\"ttl_ms\":{ms}}}")).unwrap();
             assert_eq!(field(members.take_ms("ttl_ms")), "ttl_ms", "{ms}");
         }
@@ -117,6 +134,14 @@ mod tests {
         assert_eq!(field(members.take_text::<LeaseId>("lease_id")), "lease_id");
         assert_eq!(field(members.take_text::<Owner>("owner")), "owner");
         assert_eq!(field(parse(r#"{"ttl":1}"#).unwrap().finish()), "ttl");
+    }
+
+    #[test]
+    fn a_whole_number_may_be_written_in_any_way() {
+        for ms in ["1000", "1000.0", "1e3", "1.0E+3", "10000e-1"] {
+            let mut members = Members::parse(format!("{{\"ttl_ms\":{ms}}}").as_bytes()).unwrap();
+            assert_eq!(members.take_ms("ttl_ms").unwrap(), Some(1_000), "{ms}");
+        }
     }
 
     #[test]

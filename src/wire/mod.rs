@@ -11,6 +11,8 @@ mod answer;
 mod members;
 pub(crate) mod refusal;
 mod request;
+#[cfg(feature = "openapi")]
+mod schema;
 
 use http::HeaderName;
 

@@ -9,22 +9,35 @@ use crate::lease::{
     time::{at_least_1_ms, whole_ms},
 };
 
-/// The body of `POST /{resource}`.
+/// What is asked for. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = AcquireLease))]
+#[serde(deny_unknown_fields)]
 pub(crate) struct AcquireBody {
+    /// How long the lease lasts, in whole milliseconds.
     pub(crate) ttl_ms: Option<u64>,
+    /// How long to wait in line, in whole milliseconds.
     pub(crate) wait_ms: Option<u64>,
+    /// How long the resource stays closed when the lease has ended by time, in whole milliseconds.
     pub(crate) lock_delay_ms: Option<u64>,
     #[serde(serialize_with = "owner_text")]
+    #[cfg_attr(feature = "openapi", schema(inline))]
     pub(crate) owner: Option<Owner>,
+    /// An id of the holder's own. Asking once more under the same id gets the same lease.
     #[serde(serialize_with = "exposed_id")]
+    #[cfg_attr(feature = "openapi", schema(inline))]
     pub(crate) lease_id: Option<LeaseId>,
 }
 
-/// The body of `PUT /{resource}`.
+/// What is asked for. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = RenewLease))]
+#[serde(deny_unknown_fields)]
 pub(crate) struct RenewBody {
+    /// How long the lease lasts from now, in whole milliseconds.
     pub(crate) ttl_ms: Option<u64>,
+    /// Whether the lease gets a higher token, for another single-use write.
+    #[cfg_attr(feature = "openapi", schema(default = false))]
     pub(crate) new_token: Option<bool>,
 }
 

@@ -1,7 +1,8 @@
 //! What was asked, what was answered, and what is there in the end.
 
-use std::{sync::Mutex, time::Instant};
+use std::sync::Mutex;
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// What a resource holds: the fold of the entries that were written to it, in their order.
@@ -25,7 +26,7 @@ impl State {
 }
 
 /// What is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Kind {
     /// A lease; its token is in the answer.
     Grant,
@@ -38,20 +39,22 @@ pub enum Kind {
 }
 
 /// How a request was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Answer {
     Done,
-    /// It has changed nothing, and will not.
+    /// Its token is outranked: it has changed nothing, and will not.
     Refused,
+    /// It has changed nothing, for another reason, and may be tried again.
+    Undone,
     /// It may have been done, or may yet be.
     Unknown,
 }
 
-/// A moment, in nanoseconds since the history began.
+/// A moment, in nanoseconds by a clock that all processes of a machine share.
 pub type Moment = u64;
 
 /// One request that concerns one resource. One that concerns several is one operation for each of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Operation {
     pub kind: Kind,
     /// Its number.
@@ -65,6 +68,19 @@ pub struct Operation {
 }
 
 impl Operation {
+    /// A lease that was asked for, and perhaps granted.
+    pub const fn lost_grant(resource: usize, invoked: Moment) -> Self {
+        Self {
+            kind: Kind::Grant,
+            resource,
+            token: 0,
+            parts: 1,
+            invoked,
+            answered: invoked,
+            answer: Answer::Unknown,
+        }
+    }
+
     /// What it writes: an entry, and an amount.
     pub const fn written(&self) -> Option<(i64, i64)> {
         match self.kind {
@@ -79,26 +95,28 @@ impl Operation {
     pub const fn done(&self) -> Moment {
         match self.answer {
             Answer::Done => self.answered,
-            Answer::Refused | Answer::Unknown => Moment::MAX,
+            Answer::Refused | Answer::Undone | Answer::Unknown => Moment::MAX,
         }
     }
 }
 
-/// A failover that may have lost what was confirmed last.
+/// A standby has taken the place of its server. Tokens from before are dead afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loss {
+pub struct Failover {
+    /// Whether it may have lost what was confirmed last.
+    pub loses: bool,
     /// What was confirmed before this has reached the standby.
     pub from: Moment,
     /// What was confirmed before this was so by the server that is lost.
     pub crashed: Moment,
-    /// What is asked for after this meets the promoted server alone.
+    /// What is asked for after this is asked of the promoted server alone.
     pub until: Moment,
 }
 
-impl Loss {
-    /// Whether an operation may be in the part that is lost.
+impl Failover {
+    /// Whether an operation may be in the part that is lost: what the promoted server has confirmed is not.
     pub const fn concerns(&self, operation: &Operation) -> bool {
-        operation.answered >= self.from && operation.invoked <= self.until
+        self.loses && operation.answered >= self.from && operation.invoked <= self.crashed
     }
 }
 
@@ -116,7 +134,7 @@ pub struct Line {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     pub operations: Vec<Operation>,
-    pub losses: Vec<Loss>,
+    pub failovers: Vec<Failover>,
     /// The log, ordered by resource and position.
     pub log: Vec<Line>,
     /// Of each resource.
@@ -125,28 +143,45 @@ pub struct History {
     pub sums: Vec<(usize, usize, i64)>,
 }
 
+/// This moment.
+pub fn now() -> Moment {
+    let now = clock_gettime(ClockId::Monotonic);
+    let nanoseconds = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+    Moment::try_from(nanoseconds).expect("some centuries")
+}
+
 /// Writes down what is done while it is done.
+#[derive(Default)]
 pub struct Recorder {
-    began: Instant,
     operations: Mutex<Vec<Operation>>,
+    /// For a process that may be killed, which keeps nothing: what it prints, of this side.
+    prints: Option<bool>,
 }
 
 impl Recorder {
-    /// Moments count from when the history began.
-    pub fn new(began: Instant) -> Self {
+    /// One that prints `[is_fenced, operation]`, and an operation again when it is answered.
+    pub fn printing(is_fenced: bool) -> Self {
         Self {
-            began,
-            operations: Mutex::default(),
+            prints: Some(is_fenced),
+            ..Self::default()
         }
     }
 
-    pub fn now(&self) -> Moment {
-        let nanoseconds = self.began.elapsed().as_nanos();
-        Moment::try_from(nanoseconds).expect("some centuries")
+    /// Where nothing is kept, what is about to be asked for has to be known.
+    pub fn asks(&self, operations: impl IntoIterator<Item = Operation>) {
+        if self.prints.is_some() {
+            self.record(operations);
+        }
     }
 
     pub fn record(&self, operations: impl IntoIterator<Item = Operation>) {
-        self.operations.lock().unwrap().extend(operations);
+        let Some(is_fenced) = self.prints else {
+            self.operations.lock().unwrap().extend(operations);
+            return;
+        };
+        for operation in operations {
+            println!("{}", serde_json::json!((is_fenced, operation)));
+        }
     }
 
     /// What was written down by now.

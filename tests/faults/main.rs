@@ -57,6 +57,10 @@ fn main() -> ExitCode {
         runtime().block_on(service::serve());
         return ExitCode::SUCCESS;
     }
+    if env::args().nth(1).as_deref() == Some("clients") {
+        runtime().block_on(clients::process::work());
+        return ExitCode::SUCCESS;
+    }
     let arguments = match Arguments::parse(env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(wrong) => {

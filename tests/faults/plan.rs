@@ -7,12 +7,16 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fault {
+    ClientsFrozen,
+    ClientsKilled,
     ServiceFrozen,
     ServiceKilled,
     ServiceCutOff,
     ServiceSlow,
     /// Requests arrive, and answers are lost.
     ServiceWithoutAnswer,
+    /// Requests and answers are held back, and arrive late.
+    ServiceSilent,
     ServiceClockJumps,
     PoolerFrozen,
     PoolerKilled,
@@ -22,6 +26,8 @@ pub enum Fault {
     PostgresCutOff,
     PostgresSlow,
     PostgresWithoutAnswer,
+    PostgresSilent,
+    BackendFrozen,
     BackendKilled,
     BackendsTerminated,
     BackendsCanceled,
@@ -37,19 +43,25 @@ pub enum Fault {
     NodeCutOff,
     NodeSlow,
     NodeWithoutAnswer,
+    NodeSilent,
     NodeClockJumps,
+    /// A replica takes the place of a master that lives.
+    NodePromoted,
     RollingRestart,
 }
 
 use Fault::*;
 
 /// What any store is under, what each Redis is, and what those are that are reached by a link of the run's own.
-const ANYWHERE: [Fault; 22] = [
+const ANYWHERE: [Fault; 27] = [
+    ClientsFrozen,
+    ClientsKilled,
     ServiceFrozen,
     ServiceKilled,
     ServiceCutOff,
     ServiceSlow,
     ServiceWithoutAnswer,
+    ServiceSilent,
     ServiceClockJumps,
     PoolerFrozen,
     PoolerKilled,
@@ -59,6 +71,8 @@ const ANYWHERE: [Fault; 22] = [
     PostgresCutOff,
     PostgresSlow,
     PostgresWithoutAnswer,
+    PostgresSilent,
+    BackendFrozen,
     BackendKilled,
     BackendsTerminated,
     BackendsCanceled,
@@ -75,7 +89,13 @@ const IN_REDIS: [Fault; 5] = [
     NodeFlushed,
     NodeEvicts,
 ];
-const ON_LINKS: [Fault; 4] = [NodeCutOff, NodeSlow, NodeWithoutAnswer, NodeClockJumps];
+const ON_LINKS: [Fault; 5] = [
+    NodeCutOff,
+    NodeSlow,
+    NodeWithoutAnswer,
+    NodeSilent,
+    NodeClockJumps,
+];
 
 /// One fault, from when on and for how long after the beginning, and which of several servers it is at.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +130,9 @@ pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
     }
     if matches!(store, "redis" | "quorum") {
         kinds.extend(ON_LINKS);
+    }
+    if matches!(store, "sentinel" | "cluster") {
+        kinds.push(NodePromoted);
     }
     let (mut planned, mut deck) = (vec![], vec![]);
     let mut at = Duration::ZERO;

@@ -15,9 +15,12 @@ use tokio::{
 
 use crate::{
     checker::Verdict,
-    clients::{self, PAIRS, Servers, Side, WORKLOADS},
+    clients::{
+        self, PAIRS, Servers, Side, WORKLOADS,
+        process::{self, ClientProcess},
+    },
     faults::{self, Stage, Targets},
-    history::{History, Loss, Recorder},
+    history::{Failover, History, Recorder},
     plan::{Planned, plan},
     servers::{
         database::Database,
@@ -88,7 +91,6 @@ async fn phase(
     seed: u64,
     plan: Vec<Planned>,
 ) -> Phase {
-    let began = Instant::now();
     let leases = LeaseServers::start(store).await;
     let url = targets.database.lock().await.url(&targets.address);
     let settings = Settings {
@@ -98,26 +100,35 @@ async fn phase(
         store_urls: leases.urls(),
     };
     let services = Services::start(&settings).await;
+    let prefix = number.to_string();
+    let client_settings = process::Settings {
+        urls: services.urls(),
+        database: url.clone(),
+        store: store.into(),
+        prefix: prefix.clone(),
+        seed,
+    };
     let servers = Arc::new(Servers::new(services.urls(), url, store));
-    let sides =
-        [true, false].map(|is_fenced| Arc::new(Side::new(is_fenced, &format!("{number}"), began)));
+    let side = |is_fenced| Arc::new(Side::new(is_fenced, &prefix, Recorder::default()));
+    let sides = [true, false].map(side);
     let mut conn = targets.database.lock().await.connect().await;
     for side in &sides {
         for name in &side.names {
             side.tables.add(&mut conn, name).await.unwrap();
         }
     }
-    let stage = Arc::new(Stage {
+    let stage = Stage {
         targets: targets.clone(),
         services,
         leases,
-        clock: Recorder::new(began),
-        losses: Mutex::default(),
-    });
+        clients: Mutex::new(ClientProcess::start(client_settings, &sides)),
+        failovers: Mutex::default(),
+    };
     let (stop, stopped) = watch::channel(false);
     let mut clients = JoinSet::new();
     for side in &sides {
-        for task in clients::start(&servers, side, times, seed, &stopped) {
+        let counts = WORKLOADS.map(|workload| workload.clients * times);
+        for task in clients::start(&servers, side, counts, seed, &stopped) {
             clients.spawn(task);
         }
     }
@@ -127,17 +138,18 @@ async fn phase(
     while let Some(client) = clients.join_next().await {
         client.expect("a client has failed");
     }
-    let losses = stage.losses.lock().await.clone();
+    let failovers = stage.failovers.lock().await.clone();
+    stage.clients.into_inner().stop();
     // Nothing is written any more.
-    drop(stage);
+    drop((stage.services, stage.leases));
     let mut conn = targets.database.lock().await.connect().await;
     let [fenced, unfenced] = sides;
-    let whole = history(&fenced, &losses, &mut conn).await;
+    let whole = history(&fenced, &failovers, &mut conn).await;
     let fenced = Verdict::of(&whole);
     if !fenced.is_good() {
         keep(&whole, seed);
     }
-    let unfenced = Verdict::of(&history(&unfenced, &losses, &mut conn).await);
+    let unfenced = Verdict::of(&history(&unfenced, &failovers, &mut conn).await);
     Phase {
         store,
         seed,
@@ -145,18 +157,18 @@ async fn phase(
         fenced,
         unfenced,
         stuck,
-        losses: losses.len(),
+        failovers: failovers.iter().filter(|failover| failover.loses).count(),
     }
 }
 
-/// Waits until each workload goes on; which of them do not.
+/// Waits until each resource is written to again; the workloads of those that are not.
 async fn recover(side: &Side) -> Vec<&'static str> {
-    let answered = || side.answered.each_ref().map(|count| count.load(Relaxed));
-    let (before, deadline) = (answered(), Instant::now() + RECOVERY);
+    let done = || side.done.each_ref().map(|count| count.load(Relaxed));
+    let (before, deadline) = (done(), Instant::now() + RECOVERY);
     loop {
-        let now = answered();
+        let now = done();
         let stuck = (0..now.len()).filter(|n| now[*n] == before[*n]);
-        let stuck: Vec<_> = stuck.map(|n| WORKLOADS[n].name).collect();
+        let stuck: Vec<_> = stuck.map(clients::workload_of).collect();
         if stuck.is_empty() || Instant::now() > deadline {
             return stuck;
         }
@@ -165,14 +177,14 @@ async fn recover(side: &Side) -> Vec<&'static str> {
 }
 
 /// What was done, and what is there.
-async fn history(side: &Side, losses: &[Loss], conn: &mut PgConnection) -> History {
+async fn history(side: &Side, failovers: &[Failover], conn: &mut PgConnection) -> History {
     let mut tx = conn
         .begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ")
         .await
         .unwrap();
     History {
         operations: side.recorder.take(),
-        losses: losses.to_vec(),
+        failovers: failovers.to_vec(),
         states: side.tables.states(&mut tx, &side.names).await.unwrap(),
         log: side.tables.lines(&mut tx, &side.names).await.unwrap(),
         sums: PAIRS.to_vec(),
@@ -186,8 +198,11 @@ fn keep(history: &History, seed: u64) {
     operations.sort_by_key(|one| (one.resource, one.invoked));
     let operations = operations.iter().map(|one| format!("{one:?}\n"));
     let log = history.log.iter().map(|line| format!("{line:?}\n"));
-    let losses = history.losses.iter().map(|loss| format!("{loss:?}\n"));
-    let text: String = operations.chain(log).chain(losses).collect();
+    let failovers = history
+        .failovers
+        .iter()
+        .map(|failover| format!("{failover:?}\n"));
+    let text: String = operations.chain(log).chain(failovers).collect();
     match std::fs::write(&path, text) {
         Ok(()) => println!("the history is in {}", path.display()),
         Err(error) => println!("the history could not be written: {error}"),

@@ -124,6 +124,7 @@ fn routes(fence: &Fence<sqlx::Postgres>) -> Router {
     let unfenced = get(unfenced_read).post(unfenced_write);
     let keys = Idempotency::required().wait(Duration::from_secs(2));
     let both = [one(), PathParam("two")];
+    let reusable = || FenceLayer::new(fence.clone(), one()).reusable();
     Router::new()
         .route("/fenced/{one}/{two}", fenced.clone())
         .route_layer(FenceLayer::new(fence.clone(), both))
@@ -134,16 +135,18 @@ fn routes(fence: &Fence<sqlx::Postgres>) -> Router {
         )
         .merge(
             Router::new()
-                .route("/keyed/fenced/{one}", fenced)
-                .route_layer(
-                    FenceLayer::new(fence.clone(), one())
-                        .reusable()
-                        .idempotent(keys),
-                ),
+                .route("/keyed/fenced/{one}", fenced.clone())
+                .route_layer(reusable().idempotent(keys)),
+        )
+        .merge(
+            Router::new()
+                .route("/again/fenced/{one}", fenced)
+                .route_layer(reusable()),
         )
         .route("/unfenced/{one}/{two}", unfenced.clone())
         .route("/unfenced/{one}", unfenced.clone())
-        .route("/keyed/unfenced/{one}", unfenced)
+        .route("/keyed/unfenced/{one}", unfenced.clone())
+        .route("/again/unfenced/{one}", unfenced)
         .with_state(pool)
 }
 

@@ -83,6 +83,28 @@ impl Tables {
         Ok(query.fetch_one(conn).await?.get(0))
     }
 
+    /// [`write_back`](Self::write_back) and [`log`](Self::log) as text, for names without quotes.
+    pub fn write_back_in_text(
+        self,
+        resource: &str,
+        state: State,
+        entry: i64,
+        token: i64,
+    ) -> String {
+        let (
+            Self { states, log },
+            State {
+                count,
+                digest,
+                balance,
+            },
+        ) = (self, state);
+        format!(
+            "UPDATE {states} SET count = {count}, digest = {digest}, balance = {balance} WHERE resource = '{resource}';
+             INSERT INTO {log} VALUES ('{resource}', {entry}, {token}, {count})"
+        )
+    }
+
     pub async fn log(
         self,
         conn: &mut PgConnection,

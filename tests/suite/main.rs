@@ -179,6 +179,11 @@
 //! | | `lease::postgres_functions::a_script_takes_a_lease_and_is_stopped_when_it_has_lost_it` |
 //! | | `lease::postgres_functions::refusals_are_the_documents_of_the_issuer` |
 //! | | `lease::postgres_locks::a_transaction_that_renews_and_then_admits_meets_no_deadlock` |
+//! | the OpenAPI document | `openapi::document::the_committed_document_is_what_the_code_makes` |
+//! | | `openapi::generated_client::it_acquires_and_writes_and_is_refused` |
+//! | | `openapi::schemathesis::it_finds_nothing_on_postgres_with_signed_tokens` |
+//! | | `openapi::schemathesis::it_finds_nothing_on_sqlite` |
+//! | | `openapi::schemathesis::it_finds_what_a_document_leaves_out` |
 //! | a database that fails over | `failures::failover::a_synchronous_standby_has_all_that_was_answered` |
 //! | | `failures::failover::an_asynchronous_standby_loses_writes_with_their_tokens_and_leases` |
 //! | | `failures::old_reads::a_failover_that_nobody_notices_loses_a_write_that_was_acknowledged_after_it` |
@@ -228,8 +233,22 @@
 //! | | `client::loss::a_process_that_slept_past_its_lease_sees_its_loss_first` |
 //! | | `client::loss::an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up` |
 //! | | `lease::etcd_process::a_process_that_is_paused_past_its_lease_is_told_and_its_write_is_refused` |
+//! | the server | `server::access::a_request_needs_a_secret_that_the_server_knows` |
+//! | | `server::access::what_operators_do_is_closed_to_holders` |
+//! | | `server::guide::psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused` |
+//! | | `server::secrets::nothing_that_the_server_shows_has_a_secret` |
+//! | | `server::stop::those_who_wait_in_line_are_answered_when_it_stops` |
+//! | a command under a lease | `server::run::one_runs_at_a_time` |
+//! | | `server::run_loss::a_command_that_ignores_term_is_killed` |
+//! | | `server::run_loss::a_lease_that_is_lost_stops_the_command_and_its_group` |
+//! | | `server::run_loss::what_a_command_leaves_behind_is_stopped_before_the_release` |
+//! | the console | `console::chromium_names::names_are_text_wherever_they_stand` |
+//! | | `console::chromium_page::a_lease_that_another_one_has_by_now_is_not_broken` |
+//! | | `console::feed::a_reader_that_stalls_keeps_nobody_waiting_and_the_next_one_hears_what_it_has_missed` |
+//! | | `console::protection::a_page_of_another_site_changes_and_reads_nothing` |
 
 mod client;
+mod console;
 mod contract;
 mod example;
 mod failures;
@@ -237,6 +256,8 @@ mod fence;
 mod issuer;
 mod layer;
 mod lease;
+mod openapi;
 mod rules;
+mod server;
 mod support;
 mod traces;

@@ -13,6 +13,7 @@ mod raise;
 mod remove_idle;
 mod reset;
 mod retry;
+mod states;
 mod tables;
 mod write;
 
@@ -22,4 +23,8 @@ pub(crate) use self::{
     idempotent::{KeyedRequest, Once, OnceError},
     write::{Written, typed},
 };
-pub use self::{hook::HookFuture, reset::ResetError};
+pub use self::{
+    hook::HookFuture,
+    reset::ResetError,
+    states::{FenceRow, FenceState},
+};

@@ -14,6 +14,7 @@ mod records;
 mod sqlite;
 mod statement;
 mod statements;
+mod states;
 mod tables;
 
 use std::{sync::OnceLock, time::Duration};
@@ -27,10 +28,12 @@ pub(crate) use self::{
     admission::{Admission, Admit, AdvisoryLock, Announcement, Dead, Idle, RowVersion},
     records::{RecordId, StoredResponse},
     statement::Statement,
+    states::{Rows, StateRow},
 };
 pub(in crate::fence) use self::{
     capabilities::Capabilities,
     records::{Claimed, Record, Records},
+    states::States,
     tables::{Found, Tables, quoted},
 };
 use super::settings::TransactionLimits;
@@ -49,9 +52,9 @@ use crate::{
 /// }
 /// ```
 #[expect(private_bounds, reason = "sealed")]
-pub trait FenceDatabase: Backend + Records {}
+pub trait FenceDatabase: Backend + Records + States {}
 
-impl<DB: Backend + Records> FenceDatabase for DB {}
+impl<DB: Backend + Records + States> FenceDatabase for DB {}
 
 /// The name of the savepoint that marks a transaction of this process, for COMMIT. Nobody can guess
 /// it, so no statement of the application's goes back behind the admission and is committed.

@@ -11,13 +11,14 @@ use sqlx::{
 
 use super::{
     Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Capabilities, Claimed,
-    Committed, Dead, Found, Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse,
-    Tables, TransactionManager,
+    Committed, Dead, Found, Idle, Record, RecordId, Records, RowVersion, Rows, StateRow, Statement,
+    States, StoredResponse, Tables, TransactionManager,
     at_once::{NOTHING, at_once},
     left_open, migrations,
     records::records,
     savepoint,
     statements::statements,
+    states::states,
     tables::quoted,
 };
 use crate::{
@@ -460,6 +461,10 @@ fn trimmed(statement: &Statement<Postgres>) -> &str {
 /// Postgres' settings of times are whole milliseconds; 0 would mean no limit.
 fn millis(limit: Duration) -> u128 {
     limit.as_millis().clamp(1, i32::MAX as u128)
+}
+
+impl States for Postgres {
+    states!(idle_ms: "CAST(extract(epoch FROM clock_timestamp() - updated_at) * 1000 AS bigint)");
 }
 
 impl Records for Postgres {

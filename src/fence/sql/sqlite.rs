@@ -14,8 +14,9 @@ use sqlx::{
 
 use super::{
     Admission, Admit, AdvisoryLock, Announcement, Backend, Capabilities, Claimed, Committed, Dead,
-    Found, Idle, Record, RecordId, Records, RowVersion, Statement, StoredResponse, Tables,
-    TransactionManager, migrations, records::records, savepoint, statements::statements,
+    Found, Idle, Record, RecordId, Records, RowVersion, Rows, StateRow, Statement, States,
+    StoredResponse, Tables, TransactionManager, migrations, records::records, savepoint,
+    statements::statements, states::states,
 };
 use crate::{
     announce::LeaseDigest,
@@ -249,6 +250,10 @@ impl Backend for Sqlite {
         and_durably: "",
         history: ["", "", ""]
     );
+}
+
+impl States for Sqlite {
+    states!(idle_ms: "CAST((unixepoch('subsec') - unixepoch(updated_at, 'subsec')) * 1000 AS INTEGER)");
 }
 
 impl Records for Sqlite {

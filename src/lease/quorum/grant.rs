@@ -128,7 +128,7 @@ pub(super) async fn attempt(
         let Some(choice) = choose(epoch, n, &taken, wish.at_least) else {
             return Ok(Outcome::Exhausted);
         };
-        leftover.chooses(choice.token);
+        leftover.seals(choice.token, taken.iter().map(|(node, _)| *node));
         let answers = seal(nodes, source, wish, attempt, &taken, choice).await?;
         if answers.count(|answer| matches!(answer, Answer::Sealed)) < nodes.majority() {
             return match answers.are_enough() {

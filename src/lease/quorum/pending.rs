@@ -9,26 +9,46 @@ use crate::{
 };
 
 /// What the last attempt may have left on the nodes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Left {
     attempt: Option<Attempt>,
-    token: Option<Token>,
+    sealed: Option<Sealed>,
+}
+
+/// A token, and the nodes that are asked to store it.
+#[derive(Clone, Debug)]
+struct Sealed {
+    token: Token,
+    nodes: Vec<usize>,
 }
 
 impl Left {
     /// An attempt sets keys from now on.
     pub(super) fn begins(&mut self, attempt: Attempt) {
-        self.attempt = Some(attempt);
+        *self = Self {
+            attempt: Some(attempt),
+            sealed: None,
+        };
     }
 
-    /// And stores this token with them.
-    pub(super) fn chooses(&mut self, token: Token) {
-        self.token = Some(token);
+    /// And stores this token with them on these nodes, which had a lower one of the lease, or none.
+    pub(super) fn seals(&mut self, token: Token, nodes: impl Iterator<Item = usize>) {
+        self.sealed = Some(Sealed {
+            token,
+            nodes: nodes.collect(),
+        });
     }
 
     /// It has set no key.
     pub(super) fn sets_nothing(&mut self) {
         *self = Self::default();
+    }
+
+    /// The token that the attempt itself may have stored on a node. Elsewhere its key may have the same one from an
+    /// earlier attempt, which was granted.
+    fn token_on(&self, node: usize) -> Option<Token> {
+        let sealed = self.sealed.as_ref()?;
+        sealed.nodes.contains(&node).then_some(sealed.token)
     }
 }
 
@@ -53,8 +73,7 @@ impl Pending {
 
     /// Takes back what was left, so that others can have it, and waits for that.
     pub(super) async fn clean_up(&mut self) {
-        let left = self.left;
-        clean_up(&self.quorum, &self.resource, &self.id, left).await;
+        clean_up(&self.quorum, &self.resource, &self.id, &self.left).await;
         self.left = Left::default();
     }
 
@@ -74,19 +93,20 @@ impl Drop for Pending {
             self.resource.clone(),
             self.id.clone(),
         );
-        let left = self.left;
+        let left = std::mem::take(&mut self.left);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { clean_up(&quorum, &resource, &id, left).await });
+            runtime.spawn(async move { clean_up(&quorum, &resource, &id, &left).await });
         }
     }
 }
 
-async fn clean_up(quorum: &Quorum, resource: &Resource, id: &StoredId, left: Left) {
+async fn clean_up(quorum: &Quorum, resource: &Resource, id: &StoredId, left: &Left) {
     let Some(attempt) = left.attempt else {
         return;
     };
     let nodes = &quorum.nodes;
-    let abandon = |_| Some(nodes.scripts().abandon(resource, id, attempt, left.token));
+    let scripts = nodes.scripts();
+    let abandon = |node| Some(scripts.abandon(resource, id, attempt, left.token_on(node)));
     // What is not reached ends by its time.
     let _ = nodes.ask("", abandon).await;
 }

@@ -47,6 +47,8 @@ impl Server {
         command_wait: Duration,
     ) -> RedisResult<Self> {
         let master = SentinelServerType::Master;
+        // With TLS, this function of `redis` is another one, which takes any text.
+        #[allow(clippy::unnecessary_to_owned)]
         let client = SentinelClient::build(sentinels.to_vec(), service.to_owned(), None, master)?;
         let source = Source::Sentinels(Box::new(Mutex::new(client)));
         let addresses = addresses(&connection_infos(sentinels)?);

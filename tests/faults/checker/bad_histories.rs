@@ -8,7 +8,7 @@ use super::{
     Kinds, Verdict,
     samples::{good, settle},
 };
-use crate::history::{Answer, History, Kind, Line, Loss, Moment, Operation, State};
+use crate::history::{Answer, Failover, History, Kind, Line, Moment, Operation, State};
 
 type Choice<'a> = &'a mut StdRng;
 
@@ -41,7 +41,7 @@ fn is_read(operation: &Operation) -> bool {
 /// A way to go wrong, and what has to be found.
 type Fault = (&'static str, Kinds, fn(&mut History, Choice<'_>));
 
-const FAULTS: [Fault; 18] = [
+const FAULTS: [Fault; 19] = [
     (
         "an acknowledged write is lost",
         Kinds::Lost,
@@ -121,7 +121,8 @@ const FAULTS: [Fault; 18] = [
         "a failover keeps what is newer than what it loses",
         Kinds::LostAlone,
         |history, random| {
-            history.losses.push(Loss {
+            history.failovers.push(Failover {
+                loses: true,
                 from: 0,
                 crashed: Moment::MAX - 1,
                 until: Moment::MAX,
@@ -220,6 +221,15 @@ const FAULTS: [Fault; 18] = [
             history.states[resource].count -= 1;
         },
     ),
+    (
+        "a write is refused that nothing outranks",
+        Kinds::Unfounded,
+        |history, random| {
+            let refused = one(history, random, |one| one.answer == Answer::Refused);
+            // It has the last lease.
+            history.operations[refused].token = i64::MAX;
+        },
+    ),
     ("a read misses a write", Kinds::Missed, |history, random| {
         let read = one(history, random, |one| is_read(one) && one.invoked > 5_000);
         history.operations[read].kind = Kind::Read(State::default());
@@ -304,12 +314,13 @@ pub fn a_failover_may_lose_the_last_writes_with_all_that_is_newer() {
     settle(&mut history);
     let Verdict { violations, .. } = Verdict::of(&history);
     assert!(violations.contains_key(&Kinds::Lost), "{violations:?}");
-    let loss = Loss {
+    let failover = Failover {
+        loses: true,
         from: 0,
         crashed,
         until: crashed,
     };
-    history.losses.push(loss);
+    history.failovers.push(failover);
     let verdict = Verdict::of(&history);
     assert!(verdict.is_good(), "{:?}", verdict.examples);
     assert!(verdict.failed_over > 5, "{verdict:?}");

@@ -16,7 +16,14 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
         let is_counted = |(n, line): (usize, &Line)| usize::try_from(line.position) == Ok(n + 1);
         if folds.states.last() != Some(state) || !log.iter().enumerate().all(is_counted) {
             let written = log.len();
-            verdict.lost += written.saturating_sub(usize::try_from(state.count).unwrap_or(0));
+            let is_done = |write: &&Operation| write.answer == Answer::Done;
+            let done = writes
+                .iter()
+                .flatten()
+                .copied()
+                .filter(|write| is_done(write))
+                .count();
+            verdict.lost += done.saturating_sub(usize::try_from(state.count).unwrap_or(0));
             verdict.violated(Kinds::Overwritten, || {
                 format!(
                     "{resource}: {written} writes, {state:?}, not {:?}",
@@ -29,7 +36,11 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
             let (Kind::Read(seen), Answer::Done) = (operation.kind, operation.answer) else {
                 continue;
             };
-            if history.losses.iter().any(|loss| loss.concerns(operation)) {
+            if history
+                .failovers
+                .iter()
+                .any(|failover| failover.concerns(operation))
+            {
                 verdict.unchecked += 1;
             } else {
                 folds.judge(operation, seen, verdict);

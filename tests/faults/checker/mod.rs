@@ -6,15 +6,20 @@
 //!    again ([`order`]).
 //! 3. The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token
 //!    is the fold of the writes at or below it ([`folds`]).
+//! 4. A write is refused only where something newer was asked for ([`refusals`]).
 
 pub mod bad_histories;
 mod folds;
 pub mod linearizable;
 mod order;
+mod refusals;
 mod samples;
 mod writes;
 
-use std::{collections::HashMap, ops::Range};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 use crate::history::{Answer, History, Kind, Line, Operation};
 
@@ -49,6 +54,8 @@ pub enum Kinds {
     Invented,
     /// The balances do not have their sum.
     Sum,
+    /// A write was refused, and nothing outranks it.
+    Unfounded,
 }
 
 /// What became of a history.
@@ -61,9 +68,10 @@ pub struct Verdict {
     pub acknowledged: usize,
     pub unknown: usize,
     pub refused: usize,
+    pub undone: usize,
     pub reads: usize,
     pub grants: usize,
-    /// Acknowledged writes without an effect: not there, or written over.
+    /// Acknowledged writes without an effect, at least so many: not there, or written over.
     pub lost: usize,
     /// Acknowledged writes that a failover was allowed to lose.
     pub failed_over: usize,
@@ -82,6 +90,7 @@ impl Verdict {
         writes::check(history, &sorted, &mut verdict);
         order::check(history, &sorted, &mut verdict);
         folds::check(history, &sorted, &mut verdict);
+        refusals::check(history, &sorted, &mut verdict);
         verdict
     }
 
@@ -101,13 +110,23 @@ impl Verdict {
     }
 
     fn count(&mut self, history: &History) {
+        let mut counted = HashSet::new();
         for operation in &history.operations {
+            // A write of several resources is one.
+            if operation.parts > 1
+                && let Some((entry, _)) = operation.written()
+                && !counted.insert(entry)
+            {
+                continue;
+            }
             let count = match (operation.kind, operation.answer) {
                 (Kind::Grant, Answer::Done) => &mut self.grants,
                 (Kind::Read(_), Answer::Done) => &mut self.reads,
+                (Kind::Grant | Kind::Read(_), _) => continue,
                 (_, Answer::Done) => &mut self.acknowledged,
                 (_, Answer::Unknown) => &mut self.unknown,
                 (_, Answer::Refused) => &mut self.refused,
+                (_, Answer::Undone) => &mut self.undone,
             };
             *count += 1;
         }

@@ -54,7 +54,7 @@ fn in_time(operations: &[&Operation], writes: &[Option<&Operation>], verdict: &m
         Answer::Unknown => operation
             .written()
             .is_some_and(|written| there.contains(&written)),
-        Answer::Refused => false,
+        Answer::Refused | Answer::Undone => false,
     };
     let mut answered: Vec<_> = operations
         .iter()

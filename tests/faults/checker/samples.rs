@@ -65,7 +65,7 @@ impl Database {
                 let seen = self.resources[resource].state;
                 self.note(Kind::Read(seen), resource, token, 1, Answer::Done);
             }
-            4 => {
+            4 if self.resources[resource].dead > 0 => {
                 let (entry, token) = (self.entry(), self.resources[resource].dead);
                 let kind = Kind::Write { entry, amount: 0 };
                 self.note(kind, resource, token, 1, Answer::Refused);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Kinds, Sorted, Verdict};
-use crate::history::{Answer, History, Kind, Line, Moment, Operation};
+use crate::history::{Answer, Failover, History, Kind, Line, Operation};
 
 pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     let mut parts = HashMap::<i64, u8>::new();
@@ -19,7 +19,7 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
             if operation.parts > 1 && is_there {
                 *parts.entry(entry).or_default() += 1;
             }
-            if operation.answer == Answer::Refused && is_there {
+            if matches!(operation.answer, Answer::Refused | Answer::Undone) && is_there {
                 verdict.violated(Kinds::Refused, || format!("{operation:?}"));
             }
             if operation.answer == Answer::Done && !is_there {
@@ -75,14 +75,24 @@ fn missing(
     writes: &[Option<&Operation>],
     verdict: &mut Verdict,
 ) {
-    let Some(loss) = history.losses.iter().find(|loss| loss.concerns(operation)) else {
+    let concerns = |failover: &&Failover| failover.concerns(operation);
+    let mut crashed = history
+        .failovers
+        .iter()
+        .filter(concerns)
+        .map(|failover| failover.crashed);
+    // Which of several it was is not known.
+    let Some(first_crash) = crashed.next() else {
         verdict.lost += 1;
         return verdict.violated(Kinds::Lost, || format!("{operation:?}"));
     };
     verdict.failed_over += 1;
-    let is_older = |done: Moment| done <= loss.crashed;
+    let is_newer = |line: &Line, write: &Operation| {
+        line.token > operation.token
+            || line.token == operation.token && write.invoked > operation.answered
+    };
     let newer = log.iter().zip(writes).find(|(line, write)| {
-        line.token > operation.token && write.is_some_and(|write| is_older(write.done()))
+        write.is_some_and(|write| is_newer(line, write) && write.done() <= first_crash)
     });
     if let Some((newer, _)) = newer {
         verdict.violated(Kinds::LostAlone, || format!("{operation:?}, not {newer:?}"));

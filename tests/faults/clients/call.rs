@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use tower_fence::lease::{Acquire, Lease, Leases};
+use serde::Deserialize;
+use tower_fence::lease::{Acquire, Lease, LeaseError, Leases};
 
 use super::{Client, TTL};
 use crate::{
-    history::{Answer, Kind, Moment, Operation, State},
+    history::{Answer, Kind, Moment, Operation, State, now},
     service::Writing,
 };
 
@@ -18,21 +19,37 @@ pub struct Held {
     pub field: String,
 }
 
-impl Client {
-    pub(super) fn now(&self) -> Moment {
-        self.side.recorder.now()
-    }
+/// What is of use in a problem document.
+#[derive(Deserialize)]
+struct Problem {
+    #[serde(rename = "type")]
+    type_: String,
+}
 
+/// How often a token writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    Once,
+    Again,
+}
+
+impl Client {
     /// Takes a lease that is not renewed, and waits in line for so many leases at most.
     pub(super) async fn acquire(&mut self, resource: usize, wait: u32) -> Option<(Lease, Held)> {
-        let invoked = self.now();
+        let invoked = now();
         let service = self.choose_service();
         let request = Acquire::new(TTL).wait(TTL * wait);
         let leases = &self.servers.leases[service];
-        let lease = leases
-            .acquire(&self.resource(resource), request)
-            .await
-            .ok()?;
+        let granted = leases.acquire(&self.resource(resource), request).await;
+        let lease = match granted {
+            Ok(lease) => lease,
+            Err(error) => {
+                if !matches!(error, LeaseError::Held { .. }) {
+                    self.may_be_granted(resource, invoked);
+                }
+                return None;
+            }
+        };
         let held = self.granted(
             resource,
             lease.token.get(),
@@ -54,8 +71,17 @@ impl Client {
             token,
             field,
         };
-        self.record(&[&held], &[Kind::Grant], invoked, Answer::Done);
+        let kind = [Kind::Grant];
+        let grant: Vec<_> = operations(&[&held], kind, invoked, Answer::Done).collect();
+        self.side.recorder.record(grant);
         held
+    }
+
+    /// A lease without an answer may outrank others.
+    pub(super) fn may_be_granted(&self, resource: usize, invoked: Moment) {
+        self.side
+            .recorder
+            .record([Operation::lost_grant(resource, invoked)]);
     }
 
     pub(super) async fn release(&mut self, lease: &Lease) {
@@ -67,7 +93,7 @@ impl Client {
 
     /// Reads with tokens, or without.
     pub(super) async fn read(&mut self, held: &[&Held], with_tokens: bool) -> Option<Vec<State>> {
-        let invoked = self.now();
+        let invoked = now();
         let url = self.url("", held);
         let mut request = self.servers.http.get(url);
         if with_tokens {
@@ -79,8 +105,9 @@ impl Client {
         }
         let states: Vec<State> = answer.json().await.ok()?;
         if with_tokens {
-            let kinds: Vec<_> = states.iter().map(|state| Kind::Read(*state)).collect();
-            self.record(held, &kinds, invoked, Answer::Done);
+            let kinds = states.iter().map(|state| Kind::Read(*state));
+            let reads = operations(held, kinds, invoked, Answer::Done);
+            self.side.recorder.record(reads);
         }
         Some(states)
     }
@@ -93,15 +120,19 @@ impl Client {
         read: Option<&[State]>,
     ) -> Answer {
         let writing = self.writing(held, amounts, read);
-        let invoked = self.now();
+        let asked = self.asks(held, &writing, Use::Once);
         let answer = self.try_write("", held, &writing, None).await;
-        let write = |amount: &i64| Kind::Write {
-            entry: writing.entry,
-            amount: *amount,
-        };
-        let kinds: Vec<_> = amounts.iter().map(write).collect();
-        self.record(held, &kinds, invoked, answer);
+        self.answered(asked, answer);
         answer
+    }
+
+    /// Writes with a token that may write again, and returns what the resource is by then.
+    pub(super) async fn write_again(&mut self, held: &Held, state: State) -> Option<State> {
+        let writing = self.writing(&[held], &[1], Some(&[state]));
+        let asked = self.asks(&[held], &writing, Use::Again);
+        let answer = self.try_write("/again", &[held], &writing, None).await;
+        self.answered(asked, answer);
+        (answer == Answer::Done).then(|| state.with(writing.entry, 1))
     }
 
     pub(super) fn writing(
@@ -145,11 +176,25 @@ impl Client {
         let Ok(answer) = request.send().await else {
             return Answer::Unknown;
         };
-        match answer.status().as_u16() {
-            200 => Answer::Done,
-            403 | 409 | 412 => Answer::Refused,
-            500 | 503 => Answer::Unknown,
-            status => panic!("{status}: {:?} {writing:?}", answer.text().await),
+        let status = answer.status().as_u16();
+        let Ok(body) = answer.text().await else {
+            return if status == 200 {
+                Answer::Done
+            } else {
+                Answer::Unknown
+            };
+        };
+        let problem = serde_json::from_str(&body).map(|problem: Problem| problem.type_);
+        let name = problem.as_deref().unwrap_or_default().rsplit('#').next();
+        match (status, name.unwrap_or_default()) {
+            (200, _) => Answer::Done,
+            (412, "stale-token") => Answer::Refused,
+            (503, "fence-busy" | "store-unavailable" | "handler-timeout")
+            | (500, "transaction-aborted" | "response-not-stored") => Answer::Undone,
+            (503, "outcome-unknown") | (409, "idempotency-in-flight") => Answer::Unknown,
+            // Without the fence, nobody says.
+            (503, "") if !self.side.is_fenced => Answer::Unknown,
+            _ => panic!("{status}: {body} {writing:?}"),
         }
     }
 
@@ -168,24 +213,48 @@ impl Client {
         format!("{}{path}/{side}/{names}", self.servers.urls[service])
     }
 
-    pub(super) fn record(&self, held: &[&Held], kinds: &[Kind], invoked: Moment, answer: Answer) {
-        let answered = self.now();
-        let parts = u8::try_from(held.len()).expect("a few");
-        let operations = held.iter().zip(kinds).map(|(held, kind)| Operation {
-            kind: *kind,
-            resource: held.resource,
-            token: held.token,
-            parts,
-            invoked,
-            answered,
-            answer,
+    /// Notes what is about to be asked for.
+    pub(super) fn asks(&self, held: &[&Held], writing: &Writing, uses: Use) -> Vec<Operation> {
+        let entry = writing.entry;
+        let kinds = writing.amounts.iter().map(|&amount| match uses {
+            Use::Once => Kind::Write { entry, amount },
+            Use::Again => Kind::Rewrite { entry, amount },
         });
-        self.side.recorder.record(operations);
-        let is_write = matches!(kinds[0], Kind::Write { .. } | Kind::Rewrite { .. });
-        if is_write && answer != Answer::Unknown {
-            self.side.answered[self.workload].fetch_add(1, Relaxed);
-        }
+        let asked: Vec<_> = operations(held, kinds, now(), Answer::Unknown).collect();
+        self.side.recorder.asks(asked.iter().copied());
+        asked
     }
+
+    /// Notes what became of it.
+    pub(super) fn answered(&self, mut asked: Vec<Operation>, answer: Answer) {
+        for operation in &mut asked {
+            (operation.answered, operation.answer) = (now(), answer);
+        }
+        if answer == Answer::Done {
+            for operation in &asked {
+                self.side.done[operation.resource].fetch_add(1, Relaxed);
+            }
+        }
+        self.side.recorder.record(asked);
+    }
+}
+
+fn operations(
+    held: &[&Held],
+    kinds: impl IntoIterator<Item = Kind>,
+    invoked: Moment,
+    answer: Answer,
+) -> impl Iterator<Item = Operation> {
+    let (parts, answered) = (u8::try_from(held.len()).expect("a few"), now());
+    held.iter().zip(kinds).map(move |(held, kind)| Operation {
+        kind,
+        resource: held.resource,
+        token: held.token,
+        parts,
+        invoked,
+        answered,
+        answer,
+    })
 }
 
 fn field(held: &[&Held]) -> String {

@@ -1,18 +1,30 @@
 //! Reads, thinks, and writes back, under a lease that is renewed meanwhile.
 
 use rand::RngExt;
-use tower_fence::client::Holder;
+use tower_fence::{
+    client::{AcquireError, Holder},
+    lease::LeaseError,
+};
 
 use super::{Client, TTL};
+use crate::history::now;
 
 impl Client {
     pub(super) async fn count(&mut self) -> Option<()> {
         let (resource, service) = (self.choose(), self.choose_service());
-        let invoked = self.now();
+        let invoked = now();
         let holder = Holder::new(self.servers.leases[service].clone())
             .ttl(TTL)
             .wait(TTL);
-        let guard = holder.acquire(&self.side.names[resource]).await.ok()?;
+        let guard = match holder.acquire(&self.side.names[resource]).await {
+            Ok(guard) => guard,
+            Err(error) => {
+                if !matches!(error, AcquireError::Lease(LeaseError::Held { .. })) {
+                    self.may_be_granted(resource, invoked);
+                }
+                return None;
+            }
+        };
         let field = guard.fencing_token();
         let held = self.granted(resource, field.token.get(), field.to_string(), invoked);
         // A grant is announced, so a read that begins after it needs no token.

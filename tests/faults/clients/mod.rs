@@ -4,9 +4,11 @@
 mod call;
 mod counter;
 mod line;
+pub mod process;
 mod repeated;
 mod set;
 mod sql;
+mod stream;
 mod transfers;
 
 use std::{
@@ -15,7 +17,7 @@ use std::{
         Arc,
         atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -28,7 +30,7 @@ use crate::{
 };
 
 /// How long a lease lasts, and how long some of its holders pause.
-const TTL: Duration = Duration::from_secs(2);
+pub const TTL: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -38,11 +40,20 @@ const PATIENCE: Duration = Duration::from_secs(8);
 pub struct Workload {
     pub name: &'static str,
     resources: (usize, usize),
-    clients: usize,
+    pub clients: usize,
+}
+
+/// The workload of a resource.
+pub fn workload_of(resource: usize) -> &'static str {
+    let is_of = |workload: &&Workload| resource < workload.resources.1;
+    WORKLOADS
+        .iter()
+        .find(is_of)
+        .map_or("", |workload| workload.name)
 }
 
 /// All of them.
-pub const WORKLOADS: [Workload; 6] = [
+pub const WORKLOADS: [Workload; 8] = [
     Workload {
         name: "counter",
         resources: (0, 6),
@@ -73,10 +84,20 @@ pub const WORKLOADS: [Workload; 6] = [
         resources: (20, 22),
         clients: 4,
     },
+    Workload {
+        name: "stream",
+        resources: (22, 25),
+        clients: 2,
+    },
+    Workload {
+        name: "sql stream",
+        resources: (25, 28),
+        clients: 2,
+    },
 ];
 
 /// How many resources there are, and which are in pairs whose balances have one sum.
-pub const RESOURCES: usize = 22;
+pub const RESOURCES: usize = 28;
 pub const PAIRS: [(usize, usize, i64); 2] = [(12, 14, 0), (14, 16, 0)];
 
 /// Those who write with the fence, or those who do without.
@@ -85,12 +106,12 @@ pub struct Side {
     pub is_fenced: bool,
     pub names: Vec<String>,
     pub recorder: Recorder,
-    /// How many writes of each workload were answered, one way or the other.
-    pub answered: [AtomicU64; WORKLOADS.len()],
+    /// How many writes of each resource were acknowledged.
+    pub done: [AtomicU64; RESOURCES],
 }
 
 impl Side {
-    pub fn new(is_fenced: bool, prefix: &str, began: Instant) -> Self {
+    pub fn new(is_fenced: bool, prefix: &str, recorder: Recorder) -> Self {
         let side = if is_fenced { "fenced" } else { "unfenced" };
         Self {
             tables: if is_fenced { FENCED } else { UNFENCED },
@@ -98,8 +119,8 @@ impl Side {
             names: (0..RESOURCES)
                 .map(|n| format!("{prefix}-{side}-{n}"))
                 .collect(),
-            recorder: Recorder::new(began),
-            answered: Default::default(),
+            recorder,
+            done: [const { AtomicU64::new(0) }; RESOURCES],
         }
     }
 }
@@ -145,17 +166,17 @@ struct Client {
     stop: watch::Receiver<bool>,
 }
 
-/// Starts all clients of one side, each so many times.
+/// Starts clients of one side, so many of each workload.
 pub fn start(
     servers: &Arc<Servers>,
     side: &Arc<Side>,
-    times: usize,
+    counts: [usize; WORKLOADS.len()],
     seed: u64,
     stop: &watch::Receiver<bool>,
 ) -> Vec<impl Future<Output = ()> + Send + use<>> {
     let mut tasks = vec![];
-    for (workload, of) in WORKLOADS.iter().enumerate() {
-        for n in 0..of.clients * times {
+    for (workload, count) in counts.into_iter().enumerate() {
+        for n in 0..count {
             let random = seed ^ (workload * 10_000 + n) as u64;
             let client = Client {
                 servers: servers.clone(),
@@ -181,6 +202,8 @@ impl Client {
                 "transfers" => self.transfer().await,
                 "repeated" => self.repeat().await,
                 "line" => self.stand_in_line().await,
+                "stream" => self.stream().await,
+                "sql stream" => self.stream_in_sql(&mut connection).await,
                 name => unreachable!("{name}"),
             };
             if worked.is_none() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use rand::RngExt;
 use tokio::time::timeout;
 
-use super::{Client, PATIENCE};
-use crate::history::{Answer, Kind};
+use super::{Client, PATIENCE, call::Use};
+use crate::history::Answer;
 
 impl Client {
     pub(super) async fn repeat(&mut self) -> Option<()> {
@@ -14,10 +14,10 @@ impl Client {
         let (lease, held) = self.acquire(resource, 1).await?;
         for _ in 0..self.random.random_range(1..20) {
             let writing = self.writing(&[&held], &[1], None);
-            let (key, invoked) = (writing.entry.to_string(), self.now());
-            let mut answer = Answer::Unknown;
+            let asked = self.asks(&[&held], &writing, Use::Again);
+            let key = writing.entry.to_string();
             let mut was_unknown = false;
-            for _ in 0..20 {
+            let answer = loop {
                 // Some have no patience, and never hear of their write.
                 let patience = match self.random.random_bool(0.2) {
                     true => Duration::from_millis(self.random.random_range(1..10)),
@@ -25,21 +25,22 @@ impl Client {
                 };
                 let held = [&held];
                 let request = self.try_write("/keyed", &held, &writing, Some(&key));
-                answer = timeout(patience, request).await.unwrap_or(Answer::Unknown);
-                if answer != Answer::Unknown || *self.stop.borrow() {
-                    break;
+                match timeout(patience, request).await.unwrap_or(Answer::Unknown) {
+                    // What was written under the key is answered before a token is looked at, so a refusal says
+                    // that none of the attempts has written.
+                    answer @ (Answer::Done | Answer::Refused) => break answer,
+                    answer => was_unknown |= answer == Answer::Unknown,
                 }
-                was_unknown = true;
+                if *self.stop.borrow() {
+                    break if was_unknown {
+                        Answer::Unknown
+                    } else {
+                        Answer::Undone
+                    };
+                }
                 self.pause(Duration::from_millis(20)).await;
-            }
-            if answer == Answer::Refused && was_unknown {
-                answer = Answer::Unknown;
-            }
-            let kind = Kind::Rewrite {
-                entry: writing.entry,
-                amount: 1,
             };
-            self.record(&[&held], &[kind], invoked, answer);
+            self.answered(asked, answer);
             if answer != Answer::Done {
                 break;
             }

@@ -1,77 +1,148 @@
-//! Reads, thinks and writes back by SQL alone.
+//! Reads, thinks and writes back by SQL alone; once, or again and again.
 
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, raw_sql};
 use tokio::time::timeout;
+use tower_fence::lease::Lease;
 
-use super::{Client, PATIENCE, call::Held};
+use super::{
+    Client, PATIENCE,
+    call::{Held, Use},
+    stream::Stream,
+};
 use crate::{
-    history::{Answer, Kind},
+    history::{Answer, now},
     service::{Writing, write},
 };
 
-/// What was taken by SQL: a token, and the id of its lease.
-type Taken = Option<(i64, String)>;
+/// The id of a lease that was taken by SQL, or a lease that was not.
+type TakenLease = Result<String, Lease>;
 
 impl Client {
     pub(super) async fn count_in_sql(
         &mut self,
         connection: &mut Option<PgConnection>,
     ) -> Option<()> {
-        let mut conn = match connection.take() {
-            Some(conn) => conn,
-            None => {
-                let connect = PgConnection::connect(&self.servers.database);
-                timeout(PATIENCE, connect).await.ok()?.ok()?
-            }
-        };
+        let mut conn = self.connection(connection).await?;
         let resource = self.choose();
-        let (held, lease) = match self.servers.leases_in_sql {
-            true => {
-                let invoked = self.now();
-                let taken = take(&mut conn, &self.side.names[resource]);
-                let (token, id) = match timeout(PATIENCE, taken).await.ok()?.ok()? {
-                    Some(taken) => taken,
-                    None => {
-                        *connection = Some(conn);
-                        return None;
-                    }
-                };
-                (
-                    self.granted(resource, token, String::new(), invoked),
-                    Err(id),
-                )
-            }
-            false => {
-                let (lease, held) = self.acquire(resource, 1).await?;
-                (held, Ok(lease))
-            }
+        let Some((held, lease)) = self.acquire_in_sql(&mut conn, resource).await? else {
+            *connection = Some(conn);
+            return None;
         };
         let names = [self.side.names[resource].clone()];
         let read = self.side.tables.states(&mut conn, &names);
         let read = timeout(PATIENCE, read).await.ok()?.ok()?;
         self.think(20, 0.02).await;
         let writing = self.writing(&[&held], &[1], Some(&read));
-        let invoked = self.now();
+        let asked = self.asks(&[&held], &writing, Use::Once);
         let answer = timeout(PATIENCE, self.write_in_sql(&mut conn, &held, &writing)).await;
         let answer = answer.unwrap_or(Answer::Unknown);
-        let kind = Kind::Write {
-            entry: writing.entry,
-            amount: 1,
-        };
-        self.record(&[&held], &[kind], invoked, answer);
-        match lease {
-            Ok(lease) => self.release(&lease).await,
-            Err(id) => {
-                let release = sqlx::query("SELECT fence_release($1, $2)")
-                    .bind(&names[0])
-                    .bind(id);
-                let _ = timeout(PATIENCE, release.execute(&mut conn)).await.ok()?;
-            }
-        }
+        self.answered(asked, answer);
+        self.release_in_sql(&mut conn, resource, lease).await?;
         if answer == Answer::Done {
             *connection = Some(conn);
         }
         Some(())
+    }
+
+    /// As [`stream`](super::stream), each write in one message: BEGIN, the admission, the write, COMMIT.
+    pub(super) async fn stream_in_sql(
+        &mut self,
+        connection: &mut Option<PgConnection>,
+    ) -> Option<()> {
+        let mut conn = self.connection(connection).await?;
+        let resource = self.choose();
+        let Some((held, lease)) = self.acquire_in_sql(&mut conn, resource).await? else {
+            *connection = Some(conn);
+            return None;
+        };
+        let names = [self.side.names[resource].clone()];
+        let read = self.side.tables.states(&mut conn, &names);
+        let mut state = *timeout(PATIENCE, read).await.ok()?.ok()?.first()?;
+        let mut stream = Stream::new(self);
+        let mut answer = Answer::Done;
+        while answer == Answer::Done && stream.goes_on(self).await {
+            let writing = self.writing(&[&held], &[1], Some(&[state]));
+            let message = self.message(&held, &writing);
+            let asked = self.asks(&[&held], &writing, Use::Again);
+            let written = raw_sql(AssertSqlSafe(message)).execute(&mut conn);
+            answer = match timeout(PATIENCE, written).await {
+                Ok(Ok(_)) => Answer::Done,
+                Ok(Err(error)) if is_stale(&error) => Answer::Refused,
+                _ => Answer::Unknown,
+            };
+            self.answered(asked, answer);
+            state = state.with(writing.entry, 1);
+        }
+        if answer != Answer::Done {
+            // It may be in a transaction that has failed.
+            conn = self.connection(&mut None).await?;
+        }
+        self.release_in_sql(&mut conn, resource, lease).await?;
+        *connection = Some(conn);
+        Some(())
+    }
+
+    async fn connection(&self, kept: &mut Option<PgConnection>) -> Option<PgConnection> {
+        if let Some(conn) = kept.take() {
+            return Some(conn);
+        }
+        let connect = PgConnection::connect(&self.servers.database);
+        timeout(PATIENCE, connect).await.ok()?.ok()
+    }
+
+    /// By SQL where leases are in Postgres. The outer one is `None` where the connection is of no more use.
+    async fn acquire_in_sql(
+        &mut self,
+        conn: &mut PgConnection,
+        resource: usize,
+    ) -> Option<Option<(Held, TakenLease)>> {
+        if !self.servers.leases_in_sql {
+            let taken = self.acquire(resource, 1).await;
+            return Some(taken.map(|(lease, held)| (held, Err(lease))));
+        }
+        let invoked = now();
+        let taken = take(conn, &self.side.names[resource]);
+        let Ok(Ok(taken)) = timeout(PATIENCE, taken).await else {
+            self.may_be_granted(resource, invoked);
+            return None;
+        };
+        Some(taken.map(|(token, id)| {
+            let held = self.granted(resource, token, String::new(), invoked);
+            (held, Ok(id))
+        }))
+    }
+
+    async fn release_in_sql(
+        &mut self,
+        conn: &mut PgConnection,
+        resource: usize,
+        lease: TakenLease,
+    ) -> Option<()> {
+        match lease {
+            Err(lease) => self.release(&lease).await,
+            Ok(id) => {
+                let release = sqlx::query("SELECT fence_release($1, $2)")
+                    .bind(&self.side.names[resource])
+                    .bind(id);
+                timeout(PATIENCE, release.execute(conn)).await.ok()?.ok()?;
+            }
+        }
+        Some(())
+    }
+
+    /// All of a write, with numbers and names of the run's own.
+    fn message(&self, held: &Held, writing: &Writing) -> String {
+        let (name, token) = (&self.side.names[held.resource], held.token);
+        let admit = match self.side.is_fenced {
+            true => format!("SELECT fence_admit('{name}', {token}, reusable => true);"),
+            false => String::new(),
+        };
+        let back = writing.back.as_ref().expect("it was read")[0];
+        let write = self
+            .side
+            .tables
+            .write_back_in_text(name, back, writing.entry, token);
+        format!("BEGIN; {admit} {write}; COMMIT")
     }
 
     async fn write_in_sql(
@@ -100,7 +171,7 @@ impl Client {
     }
 }
 
-async fn take(conn: &mut PgConnection, resource: &str) -> sqlx::Result<Taken> {
+async fn take(conn: &mut PgConnection, resource: &str) -> sqlx::Result<Option<(i64, String)>> {
     let take = sqlx::query("SELECT token, lease_id FROM fence_acquire($1, '2 s')").bind(resource);
     match take.fetch_one(conn).await {
         Ok(row) => Ok(Some((row.get(0), row.get(1)))),

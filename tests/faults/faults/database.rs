@@ -4,6 +4,7 @@ use tokio::time::sleep;
 
 use super::{Stage, disturb, slow_down};
 use crate::{
+    clients::TTL,
     plan::{Fault, Planned},
     support::{proxy::Link, standby::Replication},
 };
@@ -46,24 +47,22 @@ impl Stage {
             Fault::PostgresCutOff => disturb(address, Link::Cut, lasts).await,
             Fault::PostgresSlow => slow_down(address, lasts).await,
             Fault::PostgresWithoutAnswer => disturb(address, Link::NoAnswer, lasts).await,
-            Fault::BackendKilled => database.kill_one_backend(choice).await,
-            Fault::BackendsTerminated => database.try_execute(TERMINATE).await,
-            Fault::BackendsCanceled => database.try_execute(CANCEL).await,
-            Fault::Checkpoint => database.try_execute("CHECKPOINT").await,
-            Fault::NoSpace => database.no_space(lasts).await,
-            Fault::FailoverSynchronous => {
-                let replication = Replication::Synchronous;
-                let lost = database
-                    .fail_over(address, replication, lasts / 4, &self.clock)
-                    .await;
-                assert_eq!(lost, None);
+            Fault::PostgresSilent => disturb(address, Link::Silent, TTL / 2 + lasts).await,
+            Fault::BackendFrozen => {
+                return database.freeze_one_backend(choice, TTL / 2 + lasts).await;
             }
+            Fault::BackendKilled => return database.kill_one_backend(choice).await,
+            Fault::BackendsTerminated => return database.try_execute(TERMINATE).await,
+            Fault::BackendsCanceled => return database.try_execute(CANCEL).await,
+            Fault::Checkpoint => return database.try_execute("CHECKPOINT").await,
+            Fault::NoSpace => return database.no_space(lasts).await,
             _ => {
-                let replication = Replication::Asynchronous;
-                let lost = database
-                    .fail_over(address, replication, lasts / 4, &self.clock)
-                    .await;
-                self.losses.lock().await.extend(lost);
+                let replication = match fault {
+                    Fault::FailoverSynchronous => Replication::Synchronous,
+                    _ => Replication::Asynchronous,
+                };
+                let failover = database.fail_over(address, replication, lasts / 4).await;
+                self.failovers.lock().await.push(failover);
             }
         }
         true

@@ -1,13 +1,13 @@
 //! Faults of Redis, and of the way to it.
 
-use std::time::Duration;
-
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{Stage, disturb, slow_down};
 use crate::{
+    clients::TTL,
     plan::{Fault, Planned},
-    support::{proxy::Link, redis::RedisServer},
+    servers::leases::try_command,
+    support::proxy::Link,
 };
 
 impl Stage {
@@ -18,7 +18,10 @@ impl Stage {
             choice,
             ..
         } = planned;
-        let n = choice % self.leases.nodes.len();
+        let mut n = choice % self.leases.nodes.len();
+        if fault == Fault::NodePromoted {
+            return self.leases.promote(choice).await;
+        }
         if fault == Fault::NodeClockJumps {
             let jump = ["+1d", "-1h", "+30y", "-3s"][choice % 4];
             self.leases.clock.jump_to(jump);
@@ -27,9 +30,15 @@ impl Stage {
             if jump.starts_with('+') {
                 // Leases that were taken meanwhile end in a day, or in thirty years.
                 let node = self.leases.nodes[0].lock().await;
-                command(&node, &["FLUSHALL"]).await;
+                try_command(node.url(), &["FLUSHALL"]).await;
             }
             return true;
+        }
+        if matches!(fault, Fault::NodeFlushed | Fault::NodeEvicts) {
+            let Some(master) = self.leases.find(choice, "master").await else {
+                return false;
+            };
+            n = master;
         }
         let mut node = self.leases.nodes[n].lock().await;
         match fault {
@@ -45,18 +54,24 @@ impl Stage {
                 node.start_again().await;
             }
             Fault::NodeFromOldFile => {
-                command(&node, &["SAVE"]).await;
+                if try_command(node.url(), &["SAVE"]).await.is_none() {
+                    return false;
+                }
                 sleep(lasts).await;
                 node.kill();
                 node.start_again().await;
             }
-            Fault::NodeFlushed => command(&node, &["FLUSHALL"]).await,
+            Fault::NodeFlushed => return try_command(node.url(), &["FLUSHALL"]).await.is_some(),
             Fault::NodeEvicts => {
                 let policy = ["CONFIG", "SET", "maxmemory-policy", "allkeys-random"];
-                command(&node, &policy).await;
-                command(&node, &["CONFIG", "SET", "maxmemory", "1"]).await;
+                try_command(node.url(), &policy).await;
+                let little = try_command(node.url(), &["CONFIG", "SET", "maxmemory", "1"]).await;
                 sleep(lasts).await;
-                command(&node, &["CONFIG", "SET", "maxmemory", "0"]).await;
+                try_command(node.url(), &["CONFIG", "SET", "maxmemory", "0"]).await;
+                return little.is_some();
+            }
+            Fault::NodeSilent => {
+                disturb(&self.leases.links[n], Link::Silent, TTL / 2 + lasts).await
             }
             Fault::NodeCutOff => disturb(&self.leases.links[n], Link::Cut, lasts).await,
             Fault::NodeSlow => slow_down(&self.leases.links[n], lasts).await,
@@ -64,18 +79,4 @@ impl Stage {
         }
         true
     }
-}
-
-/// Runs a command, if the server can.
-async fn command(node: &RedisServer, words: &[&str]) {
-    let run = async {
-        let client = redis::Client::open(node.url())?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
-        let mut command = redis::cmd(words[0]);
-        command
-            .arg(&words[1..])
-            .query_async::<redis::Value>(&mut connection)
-            .await
-    };
-    let _ = timeout(Duration::from_secs(5), run).await;
 }

@@ -1,5 +1,6 @@
 //! Has the faults of a plan happen, several at once, and each server in one at a time.
 
+mod clients;
 mod database;
 mod leases;
 mod services;
@@ -13,7 +14,8 @@ use tokio::{
 };
 
 use crate::{
-    history::{Loss, Recorder},
+    clients::process::ClientProcess,
+    history::Failover,
     plan::{Fault, Planned},
     servers::{database::Database, leases::LeaseServers, pgbouncer::PgBouncer, services::Services},
     support::proxy::{Link, Proxy},
@@ -32,8 +34,9 @@ pub struct Stage {
     pub targets: Arc<Targets>,
     pub services: Services,
     pub leases: LeaseServers,
-    pub clock: Recorder,
-    pub losses: Mutex<Vec<Loss>>,
+    /// Those that are not in this process.
+    pub clients: Mutex<ClientProcess>,
+    pub failovers: Mutex<Vec<Failover>>,
 }
 
 /// How often each of them happened.
@@ -60,8 +63,9 @@ impl Stage {
     async fn happen(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
         use Fault::*;
         match planned.fault {
+            ClientsFrozen | ClientsKilled => self.at_clients(planned).await,
             ServiceFrozen | ServiceKilled | ServiceCutOff | ServiceSlow | ServiceWithoutAnswer
-            | ServiceClockJumps => self.at_service(planned).await,
+            | ServiceSilent | ServiceClockJumps => self.at_service(planned).await,
             PoolerFrozen
             | PoolerKilled
             | PostgresFrozen
@@ -70,6 +74,8 @@ impl Stage {
             | PostgresCutOff
             | PostgresSlow
             | PostgresWithoutAnswer
+            | PostgresSilent
+            | BackendFrozen
             | BackendKilled
             | BackendsTerminated
             | BackendsCanceled
@@ -78,7 +84,9 @@ impl Stage {
             | FailoverSynchronous
             | FailoverAsynchronous => self.at_database(planned, goes_on).await,
             NodeFrozen | NodeKilled | NodeFromOldFile | NodeFlushed | NodeEvicts | NodeCutOff
-            | NodeSlow | NodeWithoutAnswer | NodeClockJumps => self.at_node(planned).await,
+            | NodeSlow | NodeWithoutAnswer | NodeSilent | NodeClockJumps | NodePromoted => {
+                self.at_node(planned).await
+            }
             RollingRestart => self.restart_all().await,
         }
     }

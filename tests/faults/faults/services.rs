@@ -4,6 +4,7 @@ use tokio::time::sleep;
 
 use super::{Stage, disturb, slow_down};
 use crate::{
+    clients::TTL,
     plan::{Fault, Planned},
     support::proxy::Link,
 };
@@ -38,6 +39,7 @@ impl Stage {
                 service.start().await;
             }
             Fault::ServiceCutOff => disturb(link, Link::Cut, lasts).await,
+            Fault::ServiceSilent => disturb(link, Link::Silent, TTL / 2 + lasts).await,
             Fault::ServiceSlow => slow_down(link, lasts).await,
             _ => disturb(link, Link::NoAnswer, lasts).await,
         }

@@ -1,13 +1,13 @@
 //! Postgres under one address, whichever server is there.
 
-use std::{fs, process::Command, time::Duration};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
 use tower_fence::Fence;
 
 use crate::{
-    history::{Loss, Recorder},
+    history::{Failover, now},
     support::{
         postgres::PostgresServer,
         process::send_signal,
@@ -55,14 +55,14 @@ impl Database {
     }
 
     /// Runs a statement, if the server can.
-    pub async fn try_execute(&self, sql: &'static str) {
+    pub async fn try_execute(&self, sql: &'static str) -> bool {
         let url = self.primary.url("postgres");
         let run = async {
             let mut conn = PgConnection::connect(&url).await?;
             sqlx::raw_sql(sql).execute(&mut conn).await?;
             conn.close().await
         };
-        let _ = timeout(Duration::from_secs(5), run).await;
+        matches!(timeout(Duration::from_secs(5), run).await, Ok(Ok(())))
     }
 
     /// Ends the server at once, or has it end by itself, and starts it again after a while.
@@ -84,31 +84,53 @@ impl Database {
     }
 
     /// Kills one process that serves a connection. The server ends all others, too, and recovers.
-    pub async fn kill_one_backend(&mut self, choice: usize) {
-        let processes = self.processes();
-        let backends: Vec<_> = processes.iter().filter(|pid| serves(**pid)).collect();
-        if let Some(pid) = backends.get(choice % backends.len().max(1)) {
-            let _ = Command::new("kill")
-                .args(["-KILL", &pid.to_string()])
-                .status();
-        }
+    pub async fn kill_one_backend(&mut self, choice: usize) -> bool {
+        let is_killed = self.signal_one_backend(choice, "-KILL").is_some();
         self.recover().await;
+        is_killed
+    }
+
+    /// Freezes one process that serves a connection, for so long.
+    pub async fn freeze_one_backend(&self, choice: usize, length: Duration) -> bool {
+        let Some(pid) = self.signal_one_backend(choice, "-STOP") else {
+            return false;
+        };
+        sleep(length).await;
+        self.signal(&[pid], "-CONT");
+        true
+    }
+
+    fn signal_one_backend(&self, choice: usize, signal: &str) -> Option<u32> {
+        let processes = self.processes();
+        let backends: Vec<_> = processes.into_iter().filter(|pid| serves(*pid)).collect();
+        let pid = *backends.get(choice % backends.len().max(1))?;
+        let sent = Command::new("kill")
+            .args([signal, &pid.to_string()])
+            .status();
+        sent.is_ok_and(|status| status.success()).then_some(pid)
     }
 
     /// No file may grow, for so long; a server that cannot write its log ends itself.
-    pub async fn no_space(&mut self, length: Duration) {
+    pub async fn no_space(&mut self, length: Duration) -> bool {
         // A segment of its log has 16 MB, and most tables are smaller than this.
-        self.limit_files("1048576:unlimited");
+        let is_limited = self.limit_files("1048576:unlimited");
         sleep(length).await;
         self.limit_files("unlimited:unlimited");
         self.recover().await;
+        is_limited
     }
 
-    fn limit_files(&self, limit: &str) {
-        for pid in self.processes() {
+    /// Whether the server itself, at least, is limited.
+    fn limit_files(&self, limit: &str) -> bool {
+        let limited = self.processes().into_iter().map(|pid| {
             let arguments = ["--pid", &pid.to_string(), &format!("--fsize={limit}")];
-            let _ = Command::new("prlimit").args(arguments).output();
-        }
+            // Of another user's processes not even root may change it everywhere.
+            let mut prlimit = self.primary.command(Path::new("prlimit"));
+            let limited = prlimit.args(arguments).output();
+            limited.is_ok_and(|limited| limited.status.success())
+        });
+        let limited: Vec<_> = limited.collect();
+        limited.first() == Some(&true)
     }
 
     /// Starts it again where it has ended by itself.
@@ -132,27 +154,27 @@ impl Database {
         address: &Proxy,
         replication: Replication,
         lasts: Duration,
-        clock: &Recorder,
-    ) -> Option<Loss> {
+    ) -> Failover {
         let standby = Standby::of(&self.primary, replication).await;
         sleep(lasts).await;
-        let from = clock.now();
+        let from = now();
         if replication == Replication::Asynchronous {
             standby.catch_up(&self.primary).await;
             standby.hold_back();
             sleep(lasts).await;
         }
         self.primary.crash().await;
-        let crashed = clock.now();
+        let crashed = now();
         address.set(Link::Cut);
         self.primary = standby.promote().await;
         address.switch_to(self.primary.addr());
-        let until = clock.now();
-        (replication == Replication::Asynchronous).then_some(Loss {
+        let until = now();
+        Failover {
+            loses: replication == Replication::Asynchronous,
             from,
             crashed,
             until,
-        })
+        }
     }
 
     /// The server's processes, itself first.

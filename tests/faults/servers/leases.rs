@@ -1,7 +1,9 @@
 //! The servers of a lease store.
 
 use futures_util::future::join_all;
-use tokio::sync::Mutex;
+use std::time::Duration;
+
+use tokio::{sync::Mutex, time::timeout};
 
 use crate::support::{
     cluster::RedisCluster,
@@ -22,7 +24,7 @@ pub struct LeaseServers {
     /// Of the nodes that stand alone.
     pub clock: WallClock,
     /// Who names the master.
-    _sentinel: Option<Sentinel>,
+    sentinel: Option<Sentinel>,
     urls: Vec<String>,
 }
 
@@ -73,7 +75,7 @@ impl LeaseServers {
             nodes,
             links,
             clock,
-            _sentinel: sentinel,
+            sentinel,
             urls,
         }
     }
@@ -81,6 +83,46 @@ impl LeaseServers {
     pub fn urls(&self) -> Vec<String> {
         self.urls.clone()
     }
+
+    /// A node with this role, from the chosen one on.
+    pub async fn find(&self, choice: usize, role: &str) -> Option<usize> {
+        let count = self.nodes.len();
+        for n in (0..count).map(|n| (choice + n) % count) {
+            let node = self.nodes[n].lock().await;
+            let answer = try_command(node.url(), &["INFO", "replication"]).await;
+            if answer.is_some_and(|answer| answer.contains(&format!("role:{role}"))) {
+                return Some(n);
+            }
+        }
+        None
+    }
+
+    /// Has a replica take the place of its master, which lives.
+    pub async fn promote(&self, choice: usize) -> bool {
+        if let Some(sentinel) = &self.sentinel {
+            let failover = ["SENTINEL", "FAILOVER", "the-master"];
+            return try_command(sentinel.url(), &failover).await.is_some();
+        }
+        let Some(replica) = self.find(choice, "slave").await else {
+            return false;
+        };
+        let replica = self.nodes[replica].lock().await;
+        // Without asking its master: what that has confirmed meanwhile is lost.
+        let failover = ["CLUSTER", "FAILOVER", "TAKEOVER"];
+        try_command(replica.url(), &failover).await.is_some()
+    }
+}
+
+/// Runs a command, if the server can.
+pub async fn try_command(url: String, words: &[&str]) -> Option<String> {
+    let run = async {
+        let client = redis::Client::open(url)?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]).query_async(&mut connection).await
+    };
+    let answer: redis::Value = timeout(Duration::from_secs(5), run).await.ok()?.ok()?;
+    redis::from_redis_value(answer).ok()
 }
 
 /// A sentinel that knows of both.

@@ -20,6 +20,7 @@ pub mod client {
     }
 }
 pub mod epochs;
+pub mod feed;
 pub mod fence {
     pub mod conn;
     pub mod fault;

@@ -1,6 +1,6 @@
 //! The search: one execution after the other, each in another order.
 
-use std::{panic, time::Duration};
+use std::{cell::RefCell, panic, sync::Once, time::Duration};
 
 use shuttle::{
     Config, FailurePersistence, MaxSteps, Runner,
@@ -30,14 +30,48 @@ pub fn holds<F: Future<Output = ()> + 'static>(scenario: fn() -> F) {
     run(PctScheduler::new(CHANGES, BY_PRIORITY), scenario);
 }
 
-/// Checks that a scenario fails with a broken variant, and returns why.
+/// Checks that a scenario fails with a broken variant: by what it asserts, or since somebody waits for ever.
 pub fn loses<F: Future<Output = ()> + 'static>(mutant: &'static str, scenario: fn() -> F) {
     mutants::turn_on(Some(mutant));
     let random = || run(RandomScheduler::new(RANDOM), scenario);
     let by_priority = || run(PctScheduler::new(CHANGES, BY_PRIORITY), scenario);
+    note_panics();
     let lost = panic::catch_unwind(random).is_err() || panic::catch_unwind(by_priority).is_err();
     mutants::turn_on(None);
     assert!(lost, "nothing was lost with {mutant}");
+    let why = FIRST_PANIC.take().expect("it was noted");
+    assert!(is_a_loss(&why), "{mutant}: {why}");
+}
+
+thread_local! {
+    /// What the first panic of an execution said, and where.
+    static FIRST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Notes the first panic of this thread from now on.
+fn note_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            FIRST_PANIC.with_borrow_mut(|first| {
+                first.get_or_insert_with(|| panic.to_string());
+            });
+            before(panic);
+        }));
+    });
+    FIRST_PANIC.take();
+}
+
+/// Whether that was a scenario, the bookkeeping after one, or the scheduler, which found that nobody goes on.
+fn is_a_loss(panic: &str) -> bool {
+    let promises = [
+        "src/scenarios/",
+        "interleavings/src/search.rs",
+        "deadlock",
+        "max_steps",
+    ];
+    promises.iter().any(|promise| panic.contains(promise))
 }
 
 fn run<F: Future<Output = ()> + 'static>(scheduler: impl Scheduler + 'static, scenario: fn() -> F) {

@@ -3,17 +3,22 @@
 
 use crate::{
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
-    lease::{last_word, losses},
-    quorum::{Bounds, Quorum, Rule},
-    search::{World, each_rule_is_needed, holds},
+    lease::{
+        last_word::LastWord,
+        line::Line,
+        losses::{self, Losses},
+    },
+    quorum::Quorum,
+    search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
 };
 
 pub fn fence() {
-    holds(Writes::small());
+    hold(Writes::worlds());
+    hold_in_bounds_of_rules::<Writes>();
 }
 
 pub fn fence_in_large_bounds() {
-    holds(Writes::large());
+    hold(Writes::large_worlds());
 }
 
 pub fn rules_of_the_fence() {
@@ -21,11 +26,12 @@ pub fn rules_of_the_fence() {
 }
 
 pub fn floors() {
-    holds(Floors::small());
+    hold(Floors::worlds());
+    hold_in_bounds_of_rules::<Floors>();
 }
 
 pub fn floors_in_large_bounds() {
-    holds(Floors::large());
+    hold(Floors::large_worlds());
 }
 
 pub fn rules_of_floors() {
@@ -33,11 +39,12 @@ pub fn rules_of_floors() {
 }
 
 pub fn keys() {
-    holds(Keys::small());
+    hold(Keys::worlds());
+    hold_in_bounds_of_rules::<Keys>();
 }
 
 pub fn keys_in_large_bounds() {
-    holds(Keys::large());
+    hold(Keys::large_worlds());
 }
 
 pub fn rules_of_keys() {
@@ -45,7 +52,8 @@ pub fn rules_of_keys() {
 }
 
 pub fn several_resources() {
-    holds(Several::small());
+    hold(Several::worlds());
+    hold_in_bounds_of_rules::<Several>();
 }
 
 pub fn rules_of_several_resources() {
@@ -53,49 +61,52 @@ pub fn rules_of_several_resources() {
 }
 
 pub fn losses() {
-    losses::hold(losses::small());
+    hold(Losses::worlds());
+    hold_in_bounds_of_rules::<Losses>();
+}
+
+pub fn spare_rules_of_losses() {
+    for rule in losses::Rule::SPARE {
+        hold(vec![Losses::in_bounds_of(rule).leave_out(rule)]);
+    }
 }
 
 pub fn losses_in_large_bounds() {
-    losses::hold(losses::large());
+    hold(Losses::large_worlds());
 }
 
 pub fn rules_of_losses() {
-    losses::each_rule_is_needed();
+    each_rule_is_needed::<Losses>();
+}
+
+pub fn line() {
+    hold(Line::worlds());
+}
+
+pub fn rules_of_the_line() {
+    each_rule_is_needed::<Line>();
 }
 
 pub fn last_word() {
-    last_word::hold(last_word::small());
+    hold(LastWord::worlds());
+    hold_in_bounds_of_rules::<LastWord>();
 }
 
 pub fn last_word_in_large_bounds() {
-    last_word::hold(last_word::large());
+    hold(LastWord::large_worlds());
 }
 
 pub fn rules_of_the_last_word() {
-    last_word::each_rule_is_needed();
+    each_rule_is_needed::<LastWord>();
 }
 
 pub fn quorum() {
-    for bounds in Bounds::small() {
-        holds(Quorum::new(bounds));
-    }
+    hold(Quorum::worlds());
+    hold_in_bounds_of_rules::<Quorum>();
 }
 
 pub fn quorum_in_large_bounds() {
-    for bounds in Bounds::large() {
-        holds(Quorum::new(bounds));
-    }
-}
-
-/// But for those in which a first attempt is granted while a second one of the same lease gives up: both may have chosen one
-/// token, and the second one takes it back from a node that it has taken and not sealed.
-pub fn quorum_in_the_bounds_of_each_rule() {
-    for &rule in Quorum::RULES {
-        if rule != Rule::CleanUpOfAttempt {
-            holds(Quorum::new(Bounds::without(rule)));
-        }
-    }
+    hold(Quorum::large_worlds());
 }
 
 pub fn rules_of_a_quorum() {

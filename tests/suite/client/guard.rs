@@ -39,7 +39,11 @@ struct Mood {
     release_late: Mutex<Duration>,
     release_fails: AtomicBool,
     longest: Mutex<Option<Duration>>,
+    acquires: AtomicU64,
     renewals: AtomicU64,
+    /// How many requests for a new token fail still, and how many have come.
+    new_tokens_fail: AtomicU64,
+    new_tokens: AtomicU64,
     away: AtomicBool,
 }
 
@@ -77,6 +81,7 @@ fn set(setting: &Mutex<Duration>, ms: u64) {
 
 impl Leases for Moody {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        self.mood.acquires.fetch_add(1, Relaxed);
         let lease = self.store.acquire(resource, request).await;
         sleep(of(&self.mood.acquire_late)).await;
         lease
@@ -91,6 +96,14 @@ impl Leases for Moody {
         self.mood.renewals.fetch_add(1, Relaxed);
         if self.mood.away.load(Relaxed) {
             return away();
+        }
+        if request.new_token {
+            self.mood.new_tokens.fetch_add(1, Relaxed);
+            let fails = &self.mood.new_tokens_fail;
+            let fewer = fails.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+            if fewer.is_ok() {
+                return away();
+            }
         }
         if let Some(longest) = *self.mood.longest.lock().unwrap() {
             request.ttl = request.ttl.min(longest);
@@ -325,4 +338,63 @@ async fn an_end_by_force_reaches_work_and_watchers() {
         Err(Loss::Refused { .. })
     ));
     assert!(matches!(watcher.await.unwrap(), Loss::Refused { .. }));
+}
+
+/// The lease itself is renewed all the while.
+#[tokio::test]
+async fn a_new_token_is_asked_for_again_and_again_for_the_time_of_a_lease() {
+    let store = Moody::new().await;
+    let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
+    let first = lease.token();
+    store.mood.new_tokens_fail.store(3, Relaxed);
+    let second = lease.renew_with_new_token().await.unwrap();
+    assert!(second.token > first);
+    assert_eq!(store.mood.new_tokens.load(Relaxed), 4);
+
+    store.mood.new_tokens_fail.store(u64::MAX, Relaxed);
+    let limit = Duration::from_secs(10);
+    let refused = timeout(limit, lease.renew_with_new_token()).await;
+    let refused = refused.expect("it does not end");
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    // With pauses in between.
+    let requests = store.mood.new_tokens.load(Relaxed);
+    assert!((6..500).contains(&requests), "{requests}");
+    assert_eq!((lease.token(), lease.check().is_ok()), (second.token, true));
+}
+
+#[tokio::test]
+async fn what_is_answered_at_once_is_not_asked_about_again() {
+    let store = Moody::new().await;
+    let lease = store.holder(60_000).acquire("sku-1").await.unwrap();
+    assert_eq!(store.renewals(), 0);
+    let shown = format!("{lease:?}");
+    let expected = format!(
+        "LeaseGuard {{ resource: Resource(\"sku-1\"), token: {:?}, lost: None, .. }}",
+        lease.token()
+    );
+    assert_eq!(shown, expected);
+}
+
+#[tokio::test]
+async fn who_does_not_wait_asks_once() {
+    let store = Moody::new().await;
+    let holder = store.holder(60_000);
+    let _lease = holder.acquire("sku-1").await.unwrap();
+    holder.acquire("sku-1").await.unwrap_err();
+    assert_eq!(store.mood.acquires.load(Relaxed), 2);
+}
+
+/// An answer that comes late is followed by a renewal, which tells how long the lease lasts.
+#[tokio::test]
+async fn a_lease_that_is_over_before_that_is_known_is_none() {
+    let store = Moody::new().await;
+    set(&store.mood.acquire_late, 1_000);
+    let lease = store.holder(2_400).acquire("sku-1").await.unwrap();
+    lease.release().await.unwrap();
+    set(&store.mood.renew_late, 2_500);
+    let refused = store.holder(2_400).acquire("sku-1").await;
+    assert!(refused.is_err(), "{refused:?}");
 }

@@ -1,12 +1,17 @@
 //! The holder: how it gets its lease, and the tokens that go along with it.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http::{Request, StatusCode};
 use serde_json::json;
 use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
-use tower::{ServiceBuilder, ServiceExt};
+use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_fence::{
     client::{AcquireError, Holder, Loss},
     lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Operate, Owner},
@@ -169,4 +174,40 @@ async fn a_lease_after_a_long_wait_has_its_whole_time() {
     assert_eq!(held.owner.unwrap().as_str(), "worker-7");
     sleep(2 * ttl).await;
     lease.check().unwrap();
+}
+
+/// A service that is not called before it was asked whether it is ready.
+#[derive(Default)]
+struct Asked(bool);
+
+impl<R> Service<R> for Asked {
+    type Response = ();
+    type Error = Infallible;
+    type Future = Ready<Result<(), Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0 = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: R) -> Self::Future {
+        assert!(std::mem::take(&mut self.0), "called, and not asked");
+        ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn the_layer_asks_the_service_whether_it_is_ready() {
+    let issued = Issued::start().await;
+    let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
+    let client = || {
+        ServiceBuilder::new()
+            .layer(lease.layer())
+            .service(Asked::default())
+    };
+    let request = Request::get("/").body(()).unwrap();
+    client().oneshot(request).await.unwrap();
+    let url = "http://localhost/".parse().unwrap();
+    let request = reqwest::Request::new(reqwest::Method::GET, url);
+    client().oneshot(request).await.unwrap();
 }

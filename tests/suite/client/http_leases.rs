@@ -16,8 +16,8 @@ use tokio::{
 use tower_fence::{
     Resource,
     client::{HttpError, HttpLeases},
-    issuer,
-    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Operate, Renew},
+    issuer::{self, Issuer},
+    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, ListError, Operate, Renew},
 };
 
 use crate::support::{
@@ -106,15 +106,38 @@ async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
     let leases = leases.answer_wait(Duration::from_millis(300));
     let asked_at = Instant::now();
     let refused = cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    assert!(refused.contains("in time"), "{refused}");
+    let (_, address) = url.split_once('@').unwrap();
+    let late = format!("the issuer at {address} did not answer in time ");
+    assert!(refused.starts_with(&late), "{refused}");
     assert!(asked_at.elapsed() < Duration::from_secs(3));
     drop(silent);
     let refused = timeout(Duration::from_secs(5), leases.inspect(&sku())).await;
     let refused = cause(refused.unwrap());
-    let (_, address) = url.split_once('@').unwrap();
-    assert!(refused.contains(address), "{refused}");
+    let away = format!("the issuer at {address} could not be asked ");
+    assert!(refused.starts_with(&away), "{refused}");
     assert!(!refused.contains("sesame"), "{refused}");
-    assert!(!format!("{leases:?}").contains("sesame"));
+    let shown = format!("{leases:?}");
+    assert!(
+        shown.contains("\"127.0.0.1\"") && !shown.contains("sesame"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn a_cursor_that_is_none_is_told_from_what_else_is_refused() {
+    let db = Sqlite::fresh(2).await;
+    let issuer = Issuer::new(EmbeddedLeases::new(db.fence())).operator_router();
+    let server = Server::start(Router::new().nest("/locks", issuer)).await;
+    let leases = HttpLeases::new(&server.url("/locks")).unwrap();
+    for cursor in ["x", ""] {
+        let refused = leases.list(1, Some(cursor)).await;
+        assert!(matches!(refused, Err(ListError::Cursor)), "{refused:?}");
+    }
+    let refused = leases.list(0, None).await;
+    let Err(ListError::Lease(LeaseError::Invalid { field, .. })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(field, "limit");
 }
 
 #[tokio::test]

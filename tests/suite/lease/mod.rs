@@ -2,6 +2,7 @@
 
 mod announced;
 mod announced_above;
+mod doubt;
 mod etcd_calls;
 mod etcd_endpoints;
 mod etcd_faults;
@@ -24,6 +25,7 @@ mod postgres_idle;
 mod postgres_line;
 mod postgres_locks;
 mod postgres_processes;
+mod quorum_clean_up;
 mod quorum_epochs;
 mod quorum_faults;
 mod quorum_history;

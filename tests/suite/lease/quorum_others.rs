@@ -26,7 +26,7 @@ async fn a_url_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated(
         "redis://:s3cret@",
         "redis://:s3cret@a:port",
         "redis://:s3cret@a/first",
-        "rediss://:s3cret@a",
+        "redis://:s3cret@a:99999",
     ] {
         let urls = [urls[0].clone(), wrong.into(), urls[2].clone()];
         let refused = connect(&db, &fresh_prefix(), &urls).unwrap_err();

@@ -193,6 +193,23 @@ async fn a_repetition_that_fails(quorum: &mut Quorum<'_>) {
     quorum.renew_live(&a, &[1, 2, 3]).await;
 }
 
+/// 1. A repetition of `a` takes node 2, where its key expires. 2. `a` is granted a token on nodes 1 and 2. 3. The repetition
+///    takes node 3, and chooses the same token by nodes 2 and 3. 4. What it had sent to node 1 arrives. 5. It gives up, and
+///    takes back what it has left.
+async fn a_repetition_that_chose_the_same(quorum: &mut Quorum<'_>) {
+    quorum.first_grant().await;
+    let a = quorum.request("a");
+    let mut again = quorum.request("a");
+    quorum.take(&mut again, &[2]).await;
+    quorum.expire(&[2]).await;
+    let a = quorum.grant(a, &[1, 2]).await;
+    quorum.take(&mut again, &[3]).await;
+    quorum.choose(&mut again);
+    quorum.take(&mut again, &[1]).await;
+    quorum.clean_up(&again, &[1, 2, 3]).await;
+    quorum.renew_live(&a, &[1, 2, 3]).await;
+}
+
 #[tokio::test]
 async fn an_attempt_takes_back_what_it_has_left_itself() {
     let servers = &mut Servers::shared();
@@ -203,4 +220,7 @@ async fn an_attempt_takes_back_what_it_has_left_itself() {
     holds(servers, a_repetition_that_fails, all).await;
     let rule = Rule::CleanUpOfToken;
     is_caught(servers, rule, a_repetition_that_fails, ended).await;
+    let schedule = a_repetition_that_chose_the_same;
+    holds(servers, schedule, all).await;
+    is_caught(servers, Rule::CleanUpWhereSealed, schedule, ended).await;
 }

@@ -1,6 +1,6 @@
 //! Certificates for TLS, made by openssl: an authority's, and that of a server on 127.0.0.1.
 
-use std::{path::PathBuf, process::Command, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, process::Command, sync::Arc};
 
 use tempfile::TempDir;
 
@@ -14,7 +14,28 @@ impl Certificates {
         let folder = Arc::new(tempfile::tempdir().unwrap());
         let made = Self { folder };
         made.openssl("authority", &["basicConstraints=critical,CA:TRUE"], &[]);
-        let (authority, key) = (made.path("authority.pem"), made.path("authority.key"));
+        made.make_server("server");
+        made
+    }
+
+    /// Another certificate for the same server, and its key.
+    pub fn another_server(&self) -> (PathBuf, PathBuf) {
+        self.make_server("another");
+        (self.path("another.pem"), self.path("another.key"))
+    }
+
+    /// The certificate that a server shows.
+    pub fn shown_by(&self, addr: SocketAddr) -> String {
+        let script = "openssl s_client -connect \"$0\" </dev/null 2>/dev/null | openssl x509";
+        let shown = Command::new("sh")
+            .args(["-c", script, &addr.to_string()])
+            .output()
+            .unwrap();
+        String::from_utf8(shown.stdout).unwrap()
+    }
+
+    fn make_server(&self, name: &str) {
+        let (authority, key) = (self.path("authority.pem"), self.path("authority.key"));
         let signed_by = [
             "-CA",
             authority.to_str().unwrap(),
@@ -25,8 +46,7 @@ impl Certificates {
             "basicConstraints=critical,CA:FALSE",
             "subjectAltName=IP:127.0.0.1",
         ];
-        made.openssl("server", &server, &signed_by);
-        made
+        self.openssl(name, &server, &signed_by);
     }
 
     /// A client that trusts this authority.
@@ -74,7 +94,7 @@ impl Certificates {
         assert!(made.status.success(), "{made:?}");
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }

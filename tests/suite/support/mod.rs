@@ -35,6 +35,6 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 }
 
 /// The variable that `tests/run` sets.
-fn variable(name: &str) -> String {
+pub fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: use tests/run"))
 }

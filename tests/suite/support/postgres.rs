@@ -196,7 +196,12 @@ impl PostgresServer {
 
     /// A program of the server, run as somebody whom Postgres accepts, in the server's folder.
     pub fn program(&self, name: &str) -> Command {
-        let mut command = Command::new(self.programs.join(name));
+        self.command(&self.programs.join(name))
+    }
+
+    /// Any program, likewise.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         // Settings of whoever runs this.
         for (variable, _) in env::vars_os() {

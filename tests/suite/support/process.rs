@@ -43,13 +43,18 @@ pub struct Process {
 impl Process {
     /// Starts an example with these arguments and, of the variables that it knows, these only.
     pub fn start(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(binary(example));
+        Self::start_binary(binary(example), arguments, variables)
+    }
+
+    fn start_binary(binary: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(binary);
         command
             .args(arguments)
             .env_remove("DATABASE_URL")
             .env_remove("REDIS_URL")
             .env_remove("TOKEN_KEY")
             .env_remove("TOKEN_KEY_FILE")
+            .env_remove("WAIT_LIMIT_MS")
             .env_remove("RUST_LOG")
             .envs(variables.iter().copied());
         Self::run(command)
@@ -100,6 +105,16 @@ impl Process {
         send_signal(self.child.id(), signal);
     }
 
+    /// Waits for its end, however long that takes.
+    pub async fn ends(&mut self) -> ExitStatus {
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     pub async fn exit(&mut self) -> ExitStatus {
         for _ in 0..2_000 {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -127,8 +142,21 @@ pub struct Inventory {
 impl Inventory {
     /// Starts the service on a free port and waits until it listens.
     pub async fn start(variables: &[(&str, &str)]) -> Self {
+        Self::start_binary(binary("inventory"), variables).await
+    }
+
+    /// The same of `cargo build --release --example inventory`.
+    pub async fn start_release(variables: &[(&str, &str)]) -> Self {
+        let debug = binary("inventory");
+        let target = debug.ancestors().nth(3).unwrap();
+        let release = target.join("release/examples/inventory");
+        assert!(release.exists(), "not built: use tests/run");
+        Self::start_binary(release, variables).await
+    }
+
+    async fn start_binary(binary: PathBuf, variables: &[(&str, &str)]) -> Self {
         let variables = [&[("LISTEN_ADDR", "127.0.0.1:0")], variables].concat();
-        let mut process = Process::start("inventory", &[], &variables);
+        let mut process = Process::start_binary(binary, &[], &variables);
         process.prints("inventory listens on http://", 1).await;
         process.prints("\n", 1).await;
         let stdout = process.stdout();

@@ -116,8 +116,8 @@ impl Real {
                 self.redis.command(&["DEL", CLOCK]).await;
                 return;
             }
-            Loss::IssuerRestarts => {
-                self.issuers[0] = self.issuer().await;
+            Loss::IssuerRestarts(issuer) => {
+                self.issuers[usize::from(issuer)] = self.issuer().await;
                 return;
             }
             _ => vec![],
@@ -232,7 +232,8 @@ async fn a_store_that_loses_its_keys_goes_the_way_of_the_model() {
         Loss::RedisIsFlushed,
         Loss::ClockIsEvicted,
         Loss::KeysAreCopiedBack,
-        Loss::IssuerRestarts,
+        Loss::IssuerRestarts(0),
+        Loss::IssuerRestarts(1),
     ];
     for seed in 0..60 {
         walk(seed, LOSSES).await;

@@ -139,9 +139,7 @@ impl Nodes {
                 )
             }
             Step::CleanUp(Of(request, of), at) => {
-                let token = state.requests[request]
-                    .choice
-                    .map(|choice| number(choice.token));
+                let token = world.left(state, request, at).map(number);
                 let attempt = world.sender(request).attempt.to_string();
                 let more = vec![attempt, "1".to_owned(), token.unwrap_or_default()];
                 (

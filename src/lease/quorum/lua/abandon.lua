@@ -1,4 +1,4 @@
--- Takes back what an attempt has left: its key without a token, or with the token that it has chosen.
+-- Takes back what an attempt has left: its key without a token, or with the token that it has stored here.
 -- ARGV: …, number and nonce of the attempt, the token or ''.
 -- Answers {'ended'} or {'none'}.
 local lease = current()

@@ -95,6 +95,7 @@ pub struct State {
     pub refused: bool,
 }
 
+#[derive(Clone, Debug)]
 pub struct Several {
     pub failures: u8,
     pub missing: Option<Rule>,
@@ -137,11 +138,17 @@ impl World for Several {
     const NAME: &'static str = "Several resources";
     const RULES: &'static [Rule] = &[Rule::OneOrder, Rule::AllOrNone, Rule::EachIsRaised];
 
-    fn without(rule: Rule) -> Self {
-        Self {
-            missing: Some(rule),
-            ..Self::small()
-        }
+    fn worlds() -> Vec<Self> {
+        vec![Self::small()]
+    }
+
+    fn in_bounds_of(_: Rule) -> Self {
+        Self::small()
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.missing = Some(rule);
+        self
     }
 }
 

@@ -203,7 +203,7 @@ impl Bounds {
     }
 
     /// The smallest bounds in which a rule can be missed.
-    pub fn without(rule: Rule) -> Self {
+    pub fn of_rule(rule: Rule) -> Self {
         match rule {
             Rule::Seal
             | Rule::SealOnMajority
@@ -262,7 +262,7 @@ impl Bounds {
                 .first_is_granted()
                 .releases(&[0, 0])
                 .never_expires(),
-            Rule::CleanUpOfAttempt => Self::of(&[A, A2]).gives_up(),
+            Rule::CleanUpOfAttempt | Rule::CleanUpWhereSealed => Self::of(&[A, A2]).gives_up(),
             Rule::CleanUpOfToken => Self::of(&[A, A2]).first_is_granted().gives_up(),
             Rule::CountOfMajority => Self::of(&[A, B.on_second_resource()])
                 .first_is_granted()

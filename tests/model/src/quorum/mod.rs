@@ -68,13 +68,21 @@ impl World for Quorum {
     const NAME: &'static str = "A quorum of Redis nodes";
     const RULES: &'static [Rule] = rules::ALL;
 
-    fn without(rule: Rule) -> Self {
-        Self {
-            rules: Rules {
-                without: Some(rule),
-            },
-            bounds: Bounds::without(rule),
-        }
+    fn worlds() -> Vec<Self> {
+        Bounds::small().into_iter().map(Self::new).collect()
+    }
+
+    fn large_worlds() -> Vec<Self> {
+        Bounds::large().into_iter().map(Self::new).collect()
+    }
+
+    fn in_bounds_of(rule: Rule) -> Self {
+        Self::new(Bounds::of_rule(rule))
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.rules.without = Some(rule);
+        self
     }
 }
 

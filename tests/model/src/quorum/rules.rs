@@ -67,6 +67,8 @@ pub enum Rule {
     CleanUpOfAttempt,
     /// And none that has the token of an earlier one.
     CleanUpOfToken,
+    /// Nor one that has the same token from an earlier one.
+    CleanUpWhereSealed,
     /// What only a minority has counted is not remembered.
     CountOfMajority,
     /// A node has no replicas, and is none.
@@ -106,6 +108,7 @@ pub(super) const ALL: &[Rule] = &[
     Rule::ReleaseOfWhatWasFound,
     Rule::CleanUpOfAttempt,
     Rule::CleanUpOfToken,
+    Rule::CleanUpWhereSealed,
     Rule::CountOfMajority,
     Rule::NodesStandAlone,
 ];
@@ -146,6 +149,9 @@ impl fmt::Display for Rule {
             }
             Self::CleanUpOfAttempt => "the attempt when cleaning up",
             Self::CleanUpOfToken => "the token when cleaning up",
+            Self::CleanUpWhereSealed => {
+                "the node when cleaning up: it is enough to have chosen the token"
+            }
             Self::CountOfMajority => "a process remembers what a majority has counted",
             Self::NodesStandAlone => "nodes stand alone: a replica of one is promoted",
         })

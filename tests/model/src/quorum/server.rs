@@ -286,17 +286,17 @@ impl Server {
         })
     }
 
-    /// Takes back what an attempt has left: its key without a token, or with the one that it has chosen.
+    /// Takes back what an attempt has left: its key without a token, or with the one that it has stored.
     pub(super) fn abandon(
         &mut self,
         rules: Rules,
         sender: Sender,
-        chosen: Option<Token>,
+        stored: Option<Token>,
     ) -> Answer {
         let is_left = |key: &Key| {
             key.lease == sender.lease
                 && (key.attempt == sender.attempt || !rules.has(Rule::CleanUpOfAttempt))
-                && (key.token.is_none() || key.token == chosen || !rules.has(Rule::CleanUpOfToken))
+                && (key.token.is_none() || key.token == stored || !rules.has(Rule::CleanUpOfToken))
         };
         self.end(sender.resource, is_left)
     }

@@ -216,14 +216,22 @@ impl Quorum {
 
     fn clean_up(&self, state: &mut State, request: usize, at: At) -> Option<Answer> {
         let sender = self.sender(request);
-        let chosen = state.choice(request).map(|choice| choice.token);
+        let left = self.left(state, request, at);
         let standing = self.standing(state, sender.resource, at);
-        let answer = state.server_mut(at)?.abandon(self.rules, sender, chosen);
+        let answer = state.server_mut(at)?.abandon(self.rules, sender, left);
         state.requests[request].over = true;
         if answer == Answer::Ended && standing.is_some() {
             state.ended_live = true;
         }
         Some(answer)
+    }
+
+    /// The token that a request may have stored on this server: it was sent to those whose clocks were counted.
+    pub fn left(&self, state: &State, request: usize, at: At) -> Option<Token> {
+        let choice = state.choice(request)?;
+        let is_sent = state.nodes[at.node].asked[request].taken.is_some();
+        let anywhere = !self.rules.has(Rule::CleanUpWhereSealed);
+        (is_sent || anywhere).then_some(choice.token)
     }
 
     fn renew(&self, state: &mut State, renewal: usize, lease: u8, at: At) -> Option<Answer> {

@@ -294,10 +294,13 @@ impl Quorum<'_> {
 
     /// A client that gives up takes back what its attempt has left.
     pub async fn clean_up(&mut self, request: &Request, nodes: &[usize]) {
-        let token = request.token.map(|token| token.number().to_string());
-        let mut words = request.attempt_words();
-        words.push(token.unwrap_or_default());
         for &node in nodes {
+            let is_sealed = request.taken.iter().any(|taken| taken.node == node);
+            let token = request
+                .token
+                .filter(|_| is_sealed || self.lacks(Rule::CleanUpWhereSealed));
+            let mut words = request.attempt_words();
+            words.push(token.map_or_else(String::new, |token| token.number().to_string()));
             let of = (request.resource, request.lease);
             self.run(node, ABANDON, of, &words).await;
         }

@@ -94,6 +94,8 @@ pub enum Rule {
     CleanUpOfAttempt,
     /// And none that has the token of an earlier one.
     CleanUpOfToken,
+    /// Nor one that has the same token from an earlier one.
+    CleanUpWhereSealed,
     /// A node has no replicas, and is none.
     NodesStandAlone,
 }

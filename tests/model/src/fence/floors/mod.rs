@@ -3,6 +3,7 @@
 //! Only here a resource may have no row. A first write has two statements: an UPDATE, which finds none, and an INSERT,
 //! which reads the floor and then waits for whoever has the row.
 
+mod locks;
 mod state;
 mod steps;
 
@@ -27,6 +28,7 @@ pub enum Rule {
     LookedAtAgain,
     HeldAreSpared,
     OutliersAreSpared,
+    FloorMovesUp,
 }
 
 impl fmt::Display for Rule {
@@ -43,10 +45,12 @@ impl fmt::Display for Rule {
             }
             Self::HeldAreSpared => "a row stays where a lease is held whose token is not above it",
             Self::OutliersAreSpared => "a row stays whose token is above all that were granted",
+            Self::FloorMovesUp => "after a failover the floor is above all tokens that may be lost",
         })
     }
 }
 
+#[derive(Clone, Debug)]
 pub struct Floors {
     pub holders: usize,
     /// How many removals begin.
@@ -55,6 +59,8 @@ pub struct Floors {
     pub requests: u8,
     /// How many strangers write under a token that they have made up.
     pub strangers: u8,
+    /// How many failovers there are to a standby that lacks the last transactions.
+    pub failovers: u8,
     /// Whoever writes locks the whole database, as in SQLite.
     pub one_writer: bool,
     pub missing: Option<Rule>,
@@ -67,8 +73,19 @@ impl Floors {
             removals: 2,
             requests: 2,
             strangers: 1,
+            failovers: 0,
             one_writer: false,
             missing: None,
+        }
+    }
+
+    /// With a failover.
+    pub fn failing_over() -> Self {
+        Self {
+            removals: 1,
+            strangers: 0,
+            failovers: 1,
+            ..Self::small()
         }
     }
 
@@ -99,13 +116,27 @@ impl World for Floors {
         Rule::LookedAtAgain,
         Rule::HeldAreSpared,
         Rule::OutliersAreSpared,
+        Rule::FloorMovesUp,
     ];
 
-    fn without(rule: Rule) -> Self {
-        Self {
-            missing: Some(rule),
-            ..Self::small()
+    fn worlds() -> Vec<Self> {
+        vec![Self::small(), Self::failing_over()]
+    }
+
+    fn large_worlds() -> Vec<Self> {
+        vec![Self::large()]
+    }
+
+    fn in_bounds_of(rule: Rule) -> Self {
+        match rule {
+            Rule::FloorMovesUp => Self::failing_over(),
+            _ => Self::small(),
         }
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.missing = Some(rule);
+        self
     }
 }
 
@@ -135,9 +166,10 @@ impl Model for Floors {
                 "a holder is refused for a newer one only",
                 |_, state: &State| !state.refused_for_nothing,
             ),
-            Property::always("no two wait for each other", |_, state: &State| {
-                !state.is_deadlocked()
-            }),
+            Property::always(
+                "no two wait for each other",
+                |world: &Self, state: &State| !world.is_deadlocked(state),
+            ),
             Property::sometimes(
                 "a resource is written again whose row was removed",
                 |_, state: &State| {
@@ -151,6 +183,10 @@ impl Model for Floors {
             Property::sometimes(
                 "a lease is held through a removal, and writes",
                 |_, state: &State| state.written_after_removal,
+            ),
+            Property::sometimes(
+                "a holder writes after a failover",
+                |world: &Self, state: &State| world.failovers == 0 || state.written_after_failover,
             ),
         ]
     }

@@ -60,6 +60,8 @@ pub enum Lease {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Holder {
+    /// 0 before the grant.
+    pub token: u8,
     pub lease: Lease,
     pub resource: Resource,
     pub attempt: Attempt,
@@ -78,6 +80,9 @@ pub enum Removal {
     Removed(Resource, bool),
 }
 
+/// By how much a failover moves all tokens up.
+pub const MOVE: u8 = 10;
+
 /// The token of a stranger, who has made it up.
 pub const FORGED: u8 = 100;
 
@@ -87,6 +92,11 @@ pub struct State {
     pub rows: [Option<u8>; 2],
     pub floor: u8,
     pub holders: [Holder; 3],
+    /// What the standby has, where that does not follow any more: the rows, and the floor.
+    pub standby: Option<([Option<u8>; 2], u8)>,
+    /// How many failovers are left, and whether one was noticed by nobody yet.
+    pub failovers: u8,
+    pub changed: bool,
     pub removal: Removal,
     pub removals: u8,
     pub strangers: u8,
@@ -99,11 +109,15 @@ pub struct State {
     pub refused_for_nothing: bool,
     pub refused_by_floor: bool,
     pub written_after_removal: bool,
+    /// Whether a failover is over, and whether somebody has written since.
+    pub failed_over: bool,
+    pub written_after_failover: bool,
 }
 
 impl State {
     pub fn new(world: &Floors) -> Self {
         let holder = Holder {
+            token: 0,
             lease: Lease::None,
             resource: Resource::R,
             attempt: Attempt::None,
@@ -114,6 +128,9 @@ impl State {
             rows: [None; 2],
             floor: 0,
             holders: [holder; 3],
+            standby: None,
+            failovers: world.failovers,
+            changed: false,
             removal: Removal::None,
             removals: world.removals,
             strangers: world.strangers,
@@ -124,6 +141,8 @@ impl State {
             refused_for_nothing: false,
             refused_by_floor: false,
             written_after_removal: false,
+            failed_over: false,
+            written_after_failover: false,
         }
     }
 
@@ -162,20 +181,9 @@ impl State {
         removes || self.holders.iter().any(writes)
     }
 
-    /// Whether a removal has a row and waits for the floor, of which somebody has the lock who waits for the row.
-    pub fn is_deadlocked(&self) -> bool {
-        let Removal::Removed(resource, false) = self.removal else {
-            return false;
-        };
-        let waits = |holder: &Holder| {
-            holder.resource == resource && matches!(holder.attempt, Attempt::ReadFloor(..))
-        };
-        self.holders.iter().any(waits)
-    }
-
     /// The lowest token of a lease that is held.
     pub fn lowest_held(&self) -> Option<u8> {
-        let mut holders = (1..).zip(&self.holders);
-        holders.find_map(|(token, holder)| (holder.lease == Lease::Held).then_some(token))
+        let mut holders = self.holders.iter();
+        holders.find_map(|holder| (holder.lease == Lease::Held).then_some(holder.token))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Floors, Rule,
-    state::{Attempt, FORGED, Lease, Outcome, Removal, Resource, State, Use, Who},
+    state::{Attempt, FORGED, Lease, MOVE, Outcome, Removal, Resource, State, Use, Who},
 };
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -26,6 +26,11 @@ pub enum Step {
     Remove(Resource),
     CommitRemoval,
     RollBackRemoval,
+    /// From here on the standby follows no more.
+    FallBehind,
+    FailOver,
+    /// The fence moves all tokens up, after a failover.
+    CatchUp,
 }
 
 impl Floors {
@@ -39,7 +44,24 @@ impl Floors {
                 steps.push(Step::Forge(resource));
             }
         }
-        self.of_removal(state, steps);
+        if state.changed {
+            // Each transaction catches up before anything else.
+            steps.push(Step::CatchUp);
+            steps.retain(|step| {
+                !matches!(
+                    step,
+                    Step::Update(_) | Step::ReadFloor(_) | Step::Insert(_) | Step::Forge(_)
+                )
+            });
+        } else {
+            self.of_removal(state, steps);
+        }
+        if state.failovers > 0 {
+            steps.push(match state.standby {
+                None => Step::FallBehind,
+                Some(_) => Step::FailOver,
+            });
+        }
     }
 
     fn of_holder(&self, state: &State, who: Who, place: usize, steps: &mut Vec<Step>) {
@@ -134,6 +156,8 @@ impl Floors {
         let mut state = before.clone();
         match step {
             Step::Grant(who, resource) => {
+                let moved = MOVE * u8::from(before.failed_over);
+                state.holders[who as usize].token = who as u8 + 1 + moved;
                 state.holders[who as usize].lease = Lease::Held;
                 state.holders[who as usize].resource = resource;
             }
@@ -179,6 +203,17 @@ impl Floors {
                 let has_floor = matches!(before.removal, Removal::LockedFloor(_));
                 state.removal = Removal::Removed(resource, has_floor);
             }
+            Step::FallBehind => state.standby = Some((before.rows, before.floor)),
+            Step::FailOver => fail_over(&mut state),
+            Step::CatchUp => {
+                state.changed = false;
+                for row in state.rows.iter_mut().flatten() {
+                    *row = MOVE.max(*row);
+                }
+                if self.follows(Rule::FloorMovesUp) {
+                    state.floor = before.floor.max(MOVE);
+                }
+            }
             Step::RollBackRemoval => state.removal = Removal::None,
             Step::CommitRemoval => {
                 if let Removal::Removed(resource, _) = before.removal {
@@ -206,7 +241,7 @@ impl Floors {
         };
         match state.row(holder.resource) {
             None => state.holders[who as usize].attempt = Attempt::NoRow(wanted),
-            Some(max_token) if max_token < token(who) => {
+            Some(max_token) if max_token < holder.token => {
                 state.holders[who as usize].attempt = Attempt::Has(wanted, false);
             }
             Some(_) => refuse(state, who),
@@ -222,10 +257,10 @@ impl Floors {
             Use::Write => Rule::AdmittedAboveFloor,
             Use::Raise => Rule::RaisedAboveFloor,
         };
-        let below = floor >= token(who) && self.follows(rule);
+        let below = floor >= holder.token && self.follows(rule);
         let outranked = state
             .row(holder.resource)
-            .is_some_and(|max| max >= token(who));
+            .is_some_and(|max| max >= holder.token);
         if below || outranked {
             state.refused_by_floor |= below;
             return refuse(state, who);
@@ -238,7 +273,7 @@ impl Floors {
         let Attempt::Has(wanted, _) = holder.attempt else {
             return;
         };
-        let token = token(who);
+        let token = holder.token;
         let dead = match wanted {
             Use::Write => token,
             Use::Raise => token - 1,
@@ -247,6 +282,7 @@ impl Floors {
             state.dead_wrote |= token <= state.dead[holder.resource as usize];
             let removed = state.removed.contains(&true);
             state.written_after_removal |= removed && holder.lease == Lease::Held;
+            state.written_after_failover |= state.failed_over;
         }
         // A raise leaves a row as it is that is high enough.
         let dead = dead.max(state.row(holder.resource).unwrap_or_default());
@@ -268,9 +304,18 @@ impl Floors {
     }
 }
 
-/// Tokens grow from grant to grant, over all resources.
-const fn token(who: Who) -> u8 {
-    who as u8 + 1
+/// The standby takes over. Transactions that were open have ended; who has dead tokens is not forgotten here.
+fn fail_over(state: &mut State) {
+    state.failovers -= 1;
+    (state.rows, state.floor) = state.standby.take().expect("it was behind");
+    state.changed = true;
+    state.failed_over = true;
+    state.removal = Removal::None;
+    for holder in &mut state.holders {
+        if matches!(holder.attempt, Attempt::ReadFloor(..) | Attempt::Has(..)) {
+            holder.attempt = Attempt::None;
+        }
+    }
 }
 
 fn write_row(state: &mut State, resource: Resource, max_token: u8) {
@@ -284,6 +329,8 @@ fn refuse(state: &mut State, who: Who) {
     let holder = &mut state.holders[who as usize];
     holder.attempt = Attempt::None;
     holder.outcome = Some(Outcome::Refused);
-    let is_alive = state.dead[holder.resource as usize] < token(who);
-    state.refused_for_nothing |= is_alive && holder.lease == Lease::Held;
+    let is_alive = state.dead[holder.resource as usize] < holder.token;
+    // A failover moves all tokens up that were granted before it.
+    let is_moved = state.failed_over && holder.token <= MOVE;
+    state.refused_for_nothing |= is_alive && holder.lease == Lease::Held && !is_moved;
 }

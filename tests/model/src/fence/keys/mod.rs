@@ -93,8 +93,11 @@ pub struct State {
     pub max_token: u8,
     pub record: Option<Record>,
     pub attempts: [Attempt; 4],
-    /// How often each write is there.
+    /// How often each write is there, since its record has expired where its token may write again.
     pub written: [u8; 2],
+    /// How many were there before that.
+    pub expired: u8,
+    pub expiries: u8,
     /// How often the one of somebody with a newer token is there.
     pub newer: u8,
     pub crashes: u8,
@@ -112,15 +115,18 @@ pub struct State {
 
 impl State {
     pub fn count(&self) -> u8 {
-        self.written.iter().sum::<u8>() + self.newer
+        self.written.iter().sum::<u8>() + self.expired + self.newer
     }
 }
 
+#[derive(Clone, Debug)]
 pub struct Keys {
     /// How often the write is sent at most.
     pub requests: usize,
     pub crashes: u8,
     pub failures: u8,
+    /// How often a record expires.
+    pub expiries: u8,
     /// How often somebody with a newer token writes.
     pub newer: u8,
     /// Whether tokens write once: so, or so, or both.
@@ -134,6 +140,7 @@ impl Keys {
             requests: 2,
             crashes: 1,
             failures: 1,
+            expiries: 1,
             newer: 1,
             single_use: vec![true, false],
             missing: None,
@@ -145,6 +152,7 @@ impl Keys {
             requests: 3,
             crashes: 2,
             failures: 2,
+            expiries: 1,
             newer: 1,
             single_use: vec![true, false],
             missing: None,
@@ -168,16 +176,34 @@ impl World for Keys {
         Rule::FailureLeavesNone,
     ];
 
-    fn without(rule: Rule) -> Self {
-        let mut world = Self {
-            missing: Some(rule),
-            ..Self::small()
-        };
+    fn worlds() -> Vec<Self> {
+        Self::small().parts()
+    }
+
+    fn large_worlds() -> Vec<Self> {
+        Self::large().parts()
+    }
+
+    fn in_bounds_of(rule: Rule) -> Self {
+        let mut world = Self::small();
         if rule == Rule::OneAtATime {
             world.single_use = vec![false];
             world.newer = 0;
         }
         world
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.missing = Some(rule);
+        self
+    }
+
+    fn parts(self) -> Vec<Self> {
+        let alone = |single_use: &bool| Self {
+            single_use: vec![*single_use],
+            ..self.clone()
+        };
+        self.single_use.iter().map(alone).collect()
     }
 }
 
@@ -192,6 +218,8 @@ impl Model for Keys {
             record: None,
             attempts: [Attempt::None; 4],
             written: [0; 2],
+            expired: 0,
+            expiries: 0,
             newer: 0,
             crashes: self.crashes,
             failures: self.failures,

@@ -18,6 +18,8 @@ pub enum Step {
     Commit(Request),
     /// Committed, and the answer is lost.
     CommitUnheard(Request),
+    /// The connection is lost before COMMIT has arrived.
+    CommitFails(Request),
     /// Only where that is a transaction of its own.
     Record(Request),
     /// The handler fails: all is rolled back. Nobody older is there, whom a raise would stop.
@@ -65,6 +67,7 @@ impl Keys {
                 Attempt::Written(_) => {
                     steps.push(Step::Commit(request));
                     steps.push(Step::CommitUnheard(request));
+                    steps.push(Step::CommitFails(request));
                 }
                 Attempt::Unrecorded(_) => {
                     steps.push(Step::Record(request));
@@ -75,8 +78,7 @@ impl Keys {
         if state.newer < self.newer && row_is_free {
             steps.push(Step::NewerWrites);
         }
-        // Under a token that writes again and again it would be another write.
-        if state.record.is_some() && state.single_use {
+        if state.record.is_some() && state.expiries < self.expiries {
             steps.push(Step::Expire);
         }
         let busy = state.attempts.iter().any(|attempt| has_key(*attempt));
@@ -116,12 +118,23 @@ impl Keys {
                     record(&mut state, request, None);
                 }
             }
-            Step::GoAway(request) => set(&mut state, request, Attempt::Over),
+            Step::GoAway(request) | Step::CommitFails(request) => {
+                set(&mut state, request, Attempt::Over)
+            }
             Step::NewerWrites => {
                 state.newer += 1;
                 state.max_token = dead(before, NEWER);
             }
-            Step::Expire => state.record = None,
+            Step::Expire => {
+                state.expiries += 1;
+                state.record = None;
+                if !state.single_use {
+                    // A repetition is another write from now on.
+                    state.expired += state.written.iter().sum::<u8>();
+                    state.written = [0; 2];
+                    state.answers = [None; 2];
+                }
+            }
             Step::Crash => {
                 state.crashes -= 1;
                 for attempt in &mut state.attempts {

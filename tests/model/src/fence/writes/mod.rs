@@ -20,6 +20,7 @@ pub use self::{
 use crate::search::World;
 
 /// Each way to go about it, at the same bounds.
+#[derive(Clone, Debug)]
 pub struct Writes {
     pub holders: usize,
     pub faults: Faults,
@@ -47,10 +48,16 @@ impl Writes {
         }
     }
 
-    /// Three holders.
+    /// Three holders, one of which sends twice, a handler that fails, and a failover.
     pub fn large() -> Self {
         Self {
             holders: 3,
+            faults: Faults {
+                repetitions: 1,
+                failures: 1,
+                failovers: 1,
+                ..Faults::NONE
+            },
             ..Self::small()
         }
     }
@@ -65,12 +72,17 @@ impl World for Writes {
     const NAME: &'static str = "The fence";
     const RULES: &'static [Rule] = Rule::ALL;
 
+    fn worlds() -> Vec<Self> {
+        Self::small().parts()
+    }
+
+    fn large_worlds() -> Vec<Self> {
+        Self::large().parts()
+    }
+
     /// Of the ways to go about it those in which the rule alone is missed.
-    fn without(rule: Rule) -> Self {
-        let mut world = Self {
-            missing: Some(rule),
-            ..Self::small()
-        };
+    fn in_bounds_of(rule: Rule) -> Self {
+        let mut world = Self::small();
         match rule {
             Rule::OneTransaction => {
                 world.faults = Faults::NONE;
@@ -84,6 +96,19 @@ impl World for Writes {
             _ => {}
         }
         world
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.missing = Some(rule);
+        self
+    }
+
+    fn parts(self) -> Vec<Self> {
+        let alone = |mode: &Mode| Self {
+            modes: vec![*mode],
+            ..self.clone()
+        };
+        self.modes.iter().map(alone).collect()
     }
 }
 
@@ -107,32 +132,22 @@ impl Model for Writes {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("a success has its commit", |_, state: &State| {
-                all(state, |who, holder| {
-                    !is_answered(holder) || state.commits_of(who) > 0
-                })
+                all(state, |write| !write.is_answered || write.commits > 0)
             }),
             Property::always("a single-use token writes once", |_, state: &State| {
-                !state.mode.single_use || all(state, |who, _| state.commits_of(who) <= 1)
+                !state.mode.single_use || all(state, |write| write.commits <= 1)
             }),
             Property::always(
                 "every acknowledged write is there exactly once",
-                |_, state: &State| {
-                    all(state, |who, holder| {
-                        !is_answered(holder) || state.changes_of(who) == 1
-                    })
-                },
+                |_, state: &State| all(state, |write| !write.is_answered || write.changes == 1),
             ),
             Property::always(
                 "a write without a verdict is there at most once",
-                |_, state: &State| all(state, |who, _| state.changes_of(who) <= 1),
+                |_, state: &State| all(state, |write| write.changes <= 1),
             ),
             Property::always(
                 "a committed write is never written over",
-                |_, state: &State| {
-                    all(state, |who, _| {
-                        state.changes_of(who) >= state.commits_of(who)
-                    })
-                },
+                |_, state: &State| all(state, |write| write.changes >= write.commits),
             ),
             Property::always("once answered, older is dead", |_, state: &State| {
                 !state.older_wrote
@@ -143,40 +158,65 @@ impl Model for Writes {
             ),
             Property::sometimes("each holder has written", |world: &Self, state: &State| {
                 let mut holders = Who::HOLDERS[..world.holders].iter();
-                holders.all(|who| state.holder(*who).verdict == Verdict::Done)
+                holders.all(|who| state.holder(*who).verdicts[0] == Verdict::Done)
             }),
             Property::sometimes("an older holder is refused", |_, state: &State| {
-                state.holder(Who::A).verdict == Verdict::Refused
+                state.holder(Who::A).verdicts.contains(&Verdict::Refused)
+            }),
+            Property::sometimes("a token that may writes again", |world, state: &State| {
+                state.mode.single_use
+                    || world.faults.repetitions == 0
+                    || state.holder(Who::A).verdicts == [Verdict::Done; 2]
             }),
             Property::sometimes(
-                "a failed write is repeated and done",
+                "a write is done after one under its token has failed",
                 |world, state: &State| {
                     world.faults.failures + world.faults.repetitions < 2
-                        || state.left.failures == 0
-                            && state.attempt(Who::A, Request::First) == Attempt::Over
-                            && state.holder(Who::A).verdict == Verdict::Done
-                            && state.left.repetitions == 0
+                        || state.left.failures == 0 && a_second_is_done(state)
                 },
             ),
             Property::sometimes(
                 "a write is lost in a failover, and another is done after it",
                 |world, state: &State| {
                     world.faults.failovers == 0
-                        || state.holder(Who::A).verdict == Verdict::Lost
-                            && state.holder(Who::B).verdict == Verdict::Done
+                        || state.holder(Who::A).verdicts[0] == Verdict::Lost
+                            && state.holder(Who::B).verdicts[0] == Verdict::Done
                 },
             ),
         ]
     }
 }
 
-fn all(state: &State, holds: impl Fn(Who, &Holder) -> bool) -> bool {
-    let mut holders = Who::HOLDERS.iter();
-    holders.all(|who| holds(*who, state.holder(*who)))
+/// Whether A's second request is done, and the first one was not.
+fn a_second_is_done(state: &State) -> bool {
+    let is_over = state.attempt(Who::A, Request::First) == Attempt::Over;
+    match state.holder(Who::A).verdicts {
+        [Verdict::Done, _] => state.mode.single_use && is_over && state.left.repetitions == 0,
+        verdicts => verdicts == [Verdict::Failed, Verdict::Done],
+    }
 }
 
-/// Whether a success was answered, and nothing is under way that it may stand for.
-fn is_answered(holder: &Holder) -> bool {
-    let is_under_way = |attempt| matches!(attempt, Attempt::Written(_));
-    holder.verdict == Verdict::Done && !holder.attempts.into_iter().any(is_under_way)
+/// What has become of a write.
+struct Write {
+    /// A success was answered, and nothing is under way that it may stand for.
+    is_answered: bool,
+    commits: u8,
+    changes: u8,
+}
+
+fn all(state: &State, holds: impl Fn(Write) -> bool) -> bool {
+    let writes = Who::HOLDERS.into_iter();
+    let mut writes = writes.flat_map(|who| [0, 1].map(|write| (who, write)));
+    writes.all(|(who, write)| {
+        let holder = state.holder(who);
+        let is_under_way = |attempt| matches!(attempt, Attempt::Written(_));
+        let is_answered = holder.verdicts[write] == Verdict::Done
+            && !holder.attempts.into_iter().any(is_under_way);
+        let place = State::place(who, write);
+        holds(Write {
+            is_answered,
+            commits: state.commits[place],
+            changes: state.committed.data[place],
+        })
+    })
 }

@@ -20,7 +20,7 @@ impl Who {
     }
 }
 
-/// A request for the write of a holder, or its repetition.
+/// A request of a holder. Where tokens write once, the second one repeats the first; otherwise it is another write.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Request {
     First,
@@ -31,8 +31,8 @@ impl Request {
     pub const ALL: [Self; 2] = [Self::First, Self::Again];
 }
 
-/// How often the change of each holder is in the data.
-pub type Data = [u8; 3];
+/// How often each change is in the data: two of each holder.
+pub type Data = [u8; 6];
 
 /// The token of a stranger, who has made it up.
 pub const FORGED: u8 = 100;
@@ -67,13 +67,13 @@ impl Mode {
 /// How often something may go wrong.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Faults {
-    /// Requests that are sent once more, since nothing was heard of the first, or it failed.
+    /// Second requests. Of a write that is repeated nothing was heard, or it has failed.
     pub repetitions: u8,
     /// Handlers that fail.
     pub failures: u8,
     /// Crashes of the database.
     pub crashes: u8,
-    /// Failovers to a standby that lacks the last transaction.
+    /// Failovers to a standby that lacks the last transactions.
     pub failovers: u8,
     /// Requests of a stranger.
     pub strangers: u8,
@@ -150,6 +150,8 @@ pub enum Attempt {
     /// In a transaction, which has the lock of the row.
     Admitted,
     Written(Data),
+    /// Its COMMIT is confirmed. Its answer is on the way.
+    Committed,
     /// A statement of the handler has failed, which swallowed that. It has no lock any more.
     Aborted,
     /// Rolled back. The fence is to be raised before the answer.
@@ -164,7 +166,8 @@ pub struct Holder {
     pub stage: Stage,
     /// What it has read.
     pub read: Data,
-    pub verdict: Verdict,
+    /// On each of its writes.
+    pub verdicts: [Verdict; 2],
     pub attempts: [Attempt; 2],
 }
 
@@ -173,12 +176,12 @@ pub struct State {
     pub mode: Mode,
     pub left: Faults,
     pub committed: Database,
-    /// The same without the last transaction.
-    pub standby: Database,
+    /// What the standby has, where that does not follow any more.
+    pub standby: Option<Database>,
     /// The time line of the server.
     pub history: u8,
     pub holders: [Holder; 4],
-    /// How often each holder's write was committed.
+    /// How often each write was committed.
     pub commits: Data,
     /// The highest token under which something was answered.
     pub answered: u8,
@@ -193,8 +196,8 @@ impl State {
         let holder = |token, stage| Holder {
             token,
             stage,
-            read: [0; 3],
-            verdict: Verdict::None,
+            read: [0; 6],
+            verdicts: [Verdict::None; 2],
             attempts: [Attempt::None; 2],
         };
         let idle = holder(0, Stage::Idle);
@@ -203,15 +206,15 @@ impl State {
             version: 0,
             history: 0,
         };
-        let empty = Database { row, data: [0; 3] };
+        let empty = Database { row, data: [0; 6] };
         Self {
             mode,
             left,
             committed: empty,
-            standby: empty,
+            standby: None,
             history: 0,
             holders: [idle, idle, idle, holder(FORGED, Stage::Ready)],
-            commits: [0; 3],
+            commits: [0; 6],
             answered: 0,
             older_wrote: false,
             refused_for_nothing: false,
@@ -255,28 +258,36 @@ impl State {
         self.answered = self.answered.max(token);
     }
 
-    /// A transaction commits, and the standby does not have it yet.
-    pub fn commit(&mut self, committed: Database) {
-        self.standby = self.committed;
-        self.committed = committed;
+    /// Which of a holder's writes a request is for.
+    pub const fn write_of(&self, request: Request) -> usize {
+        match self.mode.single_use {
+            true => 0,
+            false => request as usize,
+        }
     }
 
-    /// What this holder's change makes of the data.
-    pub fn change(who: Who, mut data: Data) -> Data {
-        data[who.place()] += 1;
+    /// Where the change of a write is in the data.
+    pub const fn place(who: Who, write: usize) -> usize {
+        who.place() * 2 + write
+    }
+
+    /// What a request makes of the data.
+    pub fn change(&self, who: Who, request: Request, mut data: Data) -> Data {
+        data[Self::place(who, self.write_of(request))] += 1;
         data
     }
 
-    pub fn count_commit(&mut self, who: Who) {
-        self.commits[who.place()] += 1;
+    pub fn verdict(&self, who: Who, request: Request) -> Verdict {
+        self.holder(who).verdicts[self.write_of(request)]
+    }
+
+    pub fn verdict_mut(&mut self, who: Who, request: Request) -> &mut Verdict {
+        let write = self.write_of(request);
+        &mut self.holder_mut(who).verdicts[write]
+    }
+
+    pub fn count_commit(&mut self, who: Who, request: Request) {
+        self.commits[Self::place(who, self.write_of(request))] += 1;
         self.older_wrote |= self.holder(who).token < self.answered;
-    }
-
-    pub fn commits_of(&self, who: Who) -> u8 {
-        self.commits[who.place()]
-    }
-
-    pub fn changes_of(&self, who: Who) -> u8 {
-        self.committed.data[who.place()]
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Rule, Writes,
-    state::{Attempt, Database, FORGED, MOVE, Request, Stage, State, Verdict, Who},
+    state::{Attempt, Data, Database, FORGED, MOVE, Request, Stage, State, Verdict, Who},
 };
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -20,16 +20,16 @@ pub enum Step {
     BeginStatement(Who, Request),
     /// It has the row's lock, and writes and commits, or gives up.
     RunStatement(Who, Request),
-    /// The same, and the answer is lost.
-    RunStatementUnheard(Who, Request),
     /// The token is compared, and moved later: only where that is not one statement.
     Compare(Who, Request),
     /// Admitted in a transaction, or refused.
     Admit(Who, Request),
     Write(Who, Request),
     Commit(Who, Request),
-    /// Committed, and the answer is lost.
-    CommitUnheard(Who, Request),
+    /// The answer of a success arrives.
+    AnswerSuccess(Who, Request),
+    /// It is lost.
+    AnswerIsLost(Who, Request),
     /// The connection is lost before COMMIT has arrived, which the service cannot tell from after.
     CommitFails(Who, Request),
     /// Only where COMMIT is not waited for.
@@ -48,6 +48,8 @@ pub enum Step {
     /// The fence moves all tokens up, after a failover.
     CatchUp,
     Crash,
+    /// From here on the standby follows no more.
+    FallBehind,
     FailOver,
 }
 
@@ -73,7 +75,10 @@ impl Writes {
             steps.push(Step::Crash);
         }
         if state.left.failovers > 0 {
-            steps.push(Step::FailOver);
+            steps.push(match state.standby {
+                None => Step::FallBehind,
+                Some(_) => Step::FailOver,
+            });
         }
     }
 
@@ -108,12 +113,18 @@ impl Writes {
                     steps.push(Step::RaiseAfterRead(who));
                 }
             }
-            Stage::Ready => match (holder.attempts, holder.verdict) {
-                ([Attempt::None, _], _) => steps.push(Step::Send(who)),
-                ([_, Attempt::None], Verdict::None | Verdict::Failed)
-                    if mode.single_use && state.left.repetitions > 0 =>
-                {
-                    steps.push(Step::SendAgain(who));
+            Stage::Ready => match holder.attempts {
+                [Attempt::None, _] => steps.push(Step::Send(who)),
+                [_, Attempt::None] if state.left.repetitions > 0 => {
+                    let is_unheard = holder.verdicts[0] == Verdict::None;
+                    let may_go_on = match mode.single_use {
+                        true => is_unheard || holder.verdicts[0] == Verdict::Failed,
+                        // Who writes back has to know what it has written.
+                        false => !(mode.writes_back && is_unheard),
+                    };
+                    if may_go_on {
+                        steps.push(Step::SendAgain(who));
+                    }
                 }
                 _ => {}
             },
@@ -139,7 +150,6 @@ impl Writes {
             Attempt::Begun(_) => {
                 if free {
                     steps.push(Step::RunStatement(who, request));
-                    steps.push(Step::RunStatementUnheard(who, request));
                 }
             }
             sent @ (Attempt::Sent | Attempt::GaveUp) => {
@@ -171,12 +181,15 @@ impl Writes {
                     steps.push(Step::Fail(who, request));
                 }
                 steps.push(Step::Commit(who, request));
-                steps.push(Step::CommitUnheard(who, request));
                 steps.push(Step::CommitFails(who, request));
-                let answered = state.holder(who).verdict == Verdict::Done;
+                let answered = state.verdict(who, request) == Verdict::Done;
                 if !self.follows(Rule::CommitBeforeAnswer) && !answered {
                     steps.push(Step::AnswerBeforeCommit(who, request));
                 }
+            }
+            Attempt::Committed => {
+                steps.push(Step::AnswerSuccess(who, request));
+                steps.push(Step::AnswerIsLost(who, request));
             }
             Attempt::Aborted => steps.push(Step::CommitAborted(who, request)),
             Attempt::Failing => {
@@ -212,18 +225,20 @@ impl Writes {
             Step::SendAgain(who) => {
                 state.left.repetitions -= 1;
                 state.set(who, Request::Again, Attempt::Sent);
+                let is_known = matches!(
+                    before.holder(who).verdicts[0],
+                    Verdict::Done | Verdict::Lost
+                );
+                if !before.mode.single_use && before.mode.writes_back && is_known {
+                    // It writes over its own write.
+                    let read = before.holder(who).read;
+                    state.holder_mut(who).read = before.change(who, Request::First, read);
+                }
             }
             Step::BeginStatement(who, request) => {
                 state.set(who, request, Attempt::Begun(before.committed));
             }
-            Step::RunStatement(who, request) => {
-                if self.run_statement(&mut state, who, request) {
-                    self.succeed(&mut state, who);
-                }
-            }
-            Step::RunStatementUnheard(who, request) => {
-                self.run_statement(&mut state, who, request);
-            }
+            Step::RunStatement(who, request) => self.run_statement(&mut state, who, request),
             Step::Compare(who, request) => {
                 let alive = self.is_alive(before, before.holder(who).token);
                 state.set(who, request, Attempt::Compared);
@@ -233,10 +248,10 @@ impl Writes {
             }
             Step::Admit(who, request) => self.admit(&mut state, who, request),
             Step::Write(who, request) => {
-                let written = self.written(before, who, before.committed);
+                let written = self.written(before, who, request, before.committed);
                 state.set(who, request, Attempt::Written(written));
             }
-            Step::Commit(who, request) | Step::CommitUnheard(who, request) => {
+            Step::Commit(who, request) => {
                 let Attempt::Written(data) = before.attempt(who, request) else {
                     unreachable!("it was written");
                 };
@@ -248,17 +263,18 @@ impl Writes {
                     self.move_row(&mut committed, before, who);
                 }
                 self.commit_write(&mut state, who, request, committed);
-                if matches!(step, Step::Commit(..)) {
-                    self.succeed(&mut state, who);
-                }
+            }
+            Step::AnswerSuccess(who, request) => {
+                state.set(who, request, Attempt::Over);
+                self.succeed(&mut state, who, request);
             }
             Step::CommitFails(who, request) => {
                 state.set(who, request, Attempt::Over);
                 if !self.follows(Rule::UnknownIsNoSuccess) {
-                    self.succeed(&mut state, who);
+                    self.succeed(&mut state, who, request);
                 }
             }
-            Step::AnswerBeforeCommit(who, _) => self.succeed(&mut state, who),
+            Step::AnswerBeforeCommit(who, request) => self.succeed(&mut state, who, request),
             Step::Fail(who, request) => {
                 state.left.failures -= 1;
                 state.set(who, request, Attempt::Failing);
@@ -272,11 +288,13 @@ impl Writes {
                     state.set(who, request, Attempt::Failing);
                 } else {
                     state.set(who, request, Attempt::Over);
-                    self.succeed(&mut state, who);
+                    self.succeed(&mut state, who, request);
                 }
             }
             Step::AnswerFailure(who, request) => self.answer_failure(&mut state, who, request),
-            Step::GoAway(who, request) => state.set(who, request, Attempt::Over),
+            Step::GoAway(who, request) | Step::AnswerIsLost(who, request) => {
+                state.set(who, request, Attempt::Over)
+            }
             Step::TurnAway(who, request) => {
                 state.set(who, request, Attempt::Over);
                 if !self.follows(Rule::TurnedAway) {
@@ -288,12 +306,13 @@ impl Writes {
                 moved.row.max_token = moved.row.max_token.max(MOVE * before.history);
                 moved.row.history = before.history;
                 moved.row.version += 1;
-                state.commit(moved);
+                state.committed = moved;
             }
             Step::Crash => {
                 state.left.crashes -= 1;
                 end_transactions(&mut state);
             }
+            Step::FallBehind => state.standby = Some(before.committed),
             Step::FailOver => self.fail_over(&mut state),
         }
         state
@@ -307,7 +326,7 @@ impl Writes {
                 self.raise(state, token);
                 state.answer(token);
             } else {
-                stage = Stage::Outranked;
+                stage = outranked(state, who);
             }
         }
         if stage == Stage::Announced && !state.mode.writes_back {
@@ -322,7 +341,7 @@ impl Writes {
         let stage = if row.max_token == token - 1 {
             Stage::Looked(None)
         } else if row.max_token >= token {
-            Stage::Outranked
+            outranked(state, who)
         } else {
             Stage::Looked(Some(row.version))
         };
@@ -351,7 +370,7 @@ impl Writes {
         let row = state.committed.row;
         let unwritten = row.version == version && row.max_token < token - 1;
         let stage = if row.max_token >= token {
-            Stage::Outranked
+            outranked(state, who)
         } else {
             self.raise(state, token);
             if unwritten || !self.follows(Rule::ReadAgain) {
@@ -374,12 +393,11 @@ impl Writes {
         if !self.follows(Rule::OneTransaction) {
             let mut admitted = state.committed;
             self.move_row(&mut admitted, state, who);
-            state.commit(admitted);
+            state.committed = admitted;
         }
     }
 
-    /// Whether it has written.
-    fn run_statement(&self, state: &mut State, who: Who, request: Request) -> bool {
+    fn run_statement(&self, state: &mut State, who: Who, request: Request) {
         let Attempt::Begun(snapshot) = state.attempt(who, request) else {
             unreachable!("it has its snapshot");
         };
@@ -393,48 +411,49 @@ impl Writes {
         };
         let alive = self.is_alive(state, state.holder(who).token) && self.in_history(state);
         if !same || !alive {
-            state.set(who, request, Attempt::GaveUp);
-            return false;
+            return state.set(who, request, Attempt::GaveUp);
         }
         let mut committed = state.committed;
-        committed.data = self.written(state, who, snapshot);
+        committed.data = self.written(state, who, request, snapshot);
         self.move_row(&mut committed, state, who);
         self.commit_write(state, who, request, committed);
-        true
     }
 
     /// What the statement of a holder's request makes of the data that it sees.
-    fn written(&self, state: &State, who: Who, seen: Database) -> [u8; 3] {
-        if state.mode.writes_back {
-            State::change(who, state.holder(who).read)
-        } else {
-            State::change(who, seen.data)
-        }
+    fn written(&self, state: &State, who: Who, request: Request, seen: Database) -> Data {
+        let data = match state.mode.writes_back {
+            true => state.holder(who).read,
+            false => seen.data,
+        };
+        state.change(who, request, data)
     }
 
     fn commit_write(&self, state: &mut State, who: Who, request: Request, committed: Database) {
-        state.set(who, request, Attempt::Over);
-        state.commit(committed);
-        state.count_commit(who);
+        state.set(who, request, Attempt::Committed);
+        state.committed = committed;
+        state.count_commit(who, request);
     }
 
-    fn succeed(&self, state: &mut State, who: Who) {
-        let token = state.holder(who).token;
-        state.answer(token);
-        state.holder_mut(who).verdict = Verdict::Done;
+    fn succeed(&self, state: &mut State, who: Who, request: Request) {
+        state.answer(state.holder(who).token);
+        let verdict = state.verdict_mut(who, request);
+        if *verdict != Verdict::Lost {
+            *verdict = Verdict::Done;
+        }
     }
 
     fn refuse(&self, state: &mut State, who: Who, request: Request) {
         state.set(who, request, Attempt::Over);
-        let used_up = who == Who::Stranger || state.commits_of(who) > 0;
-        let holder = state.holder_mut(who);
-        let token = holder.token;
-        if holder.verdict != Verdict::Done {
-            holder.verdict = Verdict::Refused;
+        if who == Who::Stranger {
+            return;
         }
-        let mut holders = Who::HOLDERS.iter();
-        let newer = holders.any(|other| state.holder(*other).token > token);
-        state.refused_for_nothing |= !used_up && !newer && state.history == 0;
+        let place = State::place(who, state.write_of(request));
+        let is_used_up = state.mode.single_use && state.commits[place] > 0;
+        state.refused_for_nothing |= !is_used_up && !may_be_refused(state, who);
+        let verdict = state.verdict_mut(who, request);
+        if matches!(verdict, Verdict::None | Verdict::Failed) {
+            *verdict = Verdict::Refused;
+        }
     }
 
     fn answer_failure(&self, state: &mut State, who: Who, request: Request) {
@@ -444,9 +463,9 @@ impl Writes {
             self.raise(state, token);
         }
         state.answer(token);
-        let holder = state.holder_mut(who);
-        if holder.verdict == Verdict::None {
-            holder.verdict = Verdict::Failed;
+        let verdict = state.verdict_mut(who, request);
+        if *verdict == Verdict::None {
+            *verdict = Verdict::Failed;
         }
     }
 
@@ -457,7 +476,7 @@ impl Writes {
             let mut raised = state.committed;
             raised.row.max_token = dead;
             raised.row.version += 1;
-            state.commit(raised);
+            state.committed = raised;
         }
     }
 
@@ -475,15 +494,20 @@ impl Writes {
         state.left.failovers -= 1;
         end_transactions(state);
         state.history += 1;
-        state.committed = state.standby;
+        state.committed = state.standby.take().expect("it was behind");
         if !self.follows(Rule::MoveAfterFailover) {
             state.committed.row.history = state.history;
-            state.standby = state.committed;
         }
         state.commits = state.committed.data;
-        for who in Who::HOLDERS {
-            if state.commits_of(who) == 0 && state.holder(who).verdict == Verdict::Done {
-                state.holder_mut(who).verdict = Verdict::Lost;
+        for (who, request) in Who::HOLDERS
+            .into_iter()
+            .flat_map(|who| Request::ALL.map(|request| (who, request)))
+        {
+            // Or it will be answered yet.
+            let is_done = state.verdict(who, request) == Verdict::Done
+                || state.attempt(who, request) == Attempt::Committed;
+            if is_done && state.commits[State::place(who, state.write_of(request))] == 0 {
+                *state.verdict_mut(who, request) = Verdict::Lost;
             }
         }
     }
@@ -501,6 +525,19 @@ impl Writes {
         self.follows(Rule::OneTransaction) && state.is_open()
             || self.one_writer && state.data_is_locked()
     }
+}
+
+/// Its grant is refused, or its read.
+fn outranked(state: &mut State, who: Who) -> Stage {
+    state.refused_for_nothing |= !may_be_refused(state, who);
+    Stage::Outranked
+}
+
+/// Whether somebody newer has a grant, or a failover has moved all tokens up.
+fn may_be_refused(state: &State, who: Who) -> bool {
+    let mut holders = Who::HOLDERS.iter();
+    let newer = holders.any(|other| state.holder(*other).token > state.holder(who).token);
+    newer || state.history > 0
 }
 
 /// Whether a crash of the database ends it.

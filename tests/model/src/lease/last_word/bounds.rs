@@ -21,6 +21,11 @@ pub struct Bounds {
     pub releases: bool,
     /// How many renewals take a new token.
     pub new_tokens: u8,
+    /// Whether such a token is above the one that the lease has, as it is in real stores. Otherwise it is the next one of the
+    /// clock, which has not followed to a token from elsewhere.
+    pub renews_above: bool,
+    /// Whether leases are in the database of the fence. Nothing is lost there by itself.
+    pub one_database: bool,
 }
 
 impl Default for Bounds {
@@ -36,6 +41,8 @@ impl Default for Bounds {
             renewals: false,
             releases: false,
             new_tokens: 0,
+            renews_above: false,
+            one_database: false,
         }
     }
 }
@@ -91,9 +98,33 @@ pub fn small() -> Vec<Bounds> {
             new_tokens: 1,
             ..one
         },
+        Bounds {
+            one_database: true,
+            renewals: true,
+            releases: true,
+            new_tokens: 1,
+            delayed: 1,
+            ..alone
+        },
+        Bounds {
+            one_database: true,
+            abandoned: 1,
+            ..alone
+        },
+        Bounds {
+            one_database: true,
+            renewals: true,
+            new_tokens: 1,
+            forged: 1,
+            ..alone
+        },
         losing(&[Loss::KeysAreCopiedBack]),
         losing(&[Loss::ReplicaIsPromoted]),
-        losing(&[Loss::RedisRestarts, Loss::IssuerRestarts]),
+        losing(&[
+            Loss::RedisRestarts,
+            Loss::IssuerRestarts(0),
+            Loss::IssuerRestarts(1),
+        ]),
         losing(&[Loss::StandbyIsPromoted]),
     ]
 }
@@ -108,7 +139,8 @@ pub fn large() -> Vec<Bounds> {
         Loss::RedisRestarts,
         Loss::KeysAreCopiedBack,
         Loss::ReplicaIsPromoted,
-        Loss::IssuerRestarts,
+        Loss::IssuerRestarts(0),
+        Loss::IssuerRestarts(1),
         Loss::DatabaseCrashes,
         Loss::StandbyIsPromoted,
     ];

@@ -67,6 +67,11 @@ impl Database {
         }
     }
 
+    /// The last token that leases in this database count from.
+    pub fn seen(&self) -> u8 {
+        self.max_token.max(self.announced).max(EPOCH)
+    }
+
     pub fn grant(&mut self, token: u8, lease: u8, rules: Rules) {
         if rules.follows(Rule::Raise) {
             self.max_token = self.max_token.max(token - 1);

@@ -15,24 +15,26 @@ pub enum Loss {
     /// There are two from now on: the old master does not know that it is none any more.
     ReplicaIsPromoted,
     /// It forgets what it has announced.
-    IssuerRestarts,
+    IssuerRestarts(u8),
     /// What was not on the disk is lost.
     DatabaseCrashes,
     /// What it had not got is lost.
     StandbyIsPromoted,
 }
 
-/// A token far above all that will be granted.
-const FAR: u8 = 200;
+/// A token far above all that will be granted, at the beginning of an epoch.
+const FAR: u8 = 12 * EPOCH;
 
 impl LastWord {
     pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
         let server = &state.servers[usize::from(state.master)];
         if state.forged < self.bounds.forged {
             // One that the store will hand out, and one that it never will.
-            steps.push(Step::Forge {
-                token: server.clock + 2,
-            });
+            let last = match self.bounds.one_database {
+                true => state.database.seen(),
+                false => server.clock,
+            };
+            steps.push(Step::Forge { token: last + 2 });
             steps.push(Step::Forge { token: FAR });
         }
         if state.losses == self.bounds.most {
@@ -49,7 +51,7 @@ impl LastWord {
             Loss::RedisRestarts => true,
             Loss::KeysAreCopiedBack => state.saved.as_ref().is_some_and(|saved| saved != server),
             Loss::ReplicaIsPromoted => state.master == 0,
-            Loss::IssuerRestarts => true,
+            Loss::IssuerRestarts(issuer) => *issuer < self.bounds.issuers,
             Loss::DatabaseCrashes => state.disk != state.database,
             Loss::StandbyIsPromoted => state
                 .standby
@@ -72,14 +74,15 @@ impl LastWord {
                 state.servers[1] = self.new_epoch(state);
                 state.master = 1;
             }
-            Loss::IssuerRestarts => {
-                let server = state.issuers[0].server;
-                state.issuers[0] = Issuer {
+            Loss::IssuerRestarts(restarted) => {
+                let issuer = &mut state.issuers[usize::from(restarted)];
+                let server = issuer.server;
+                *issuer = Issuer {
                     server,
                     ..Issuer::default()
                 };
                 for request in &mut state.requests {
-                    request.take_if(|request| request.issuer == 0);
+                    request.take_if(|request| request.issuer == restarted);
                 }
             }
             Loss::DatabaseCrashes => state.database = state.disk.clone(),

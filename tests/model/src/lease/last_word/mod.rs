@@ -1,9 +1,11 @@
 //! What the resource makes of the tokens of a store that may hand out any: an old one again, one that another server
 //! hands out too, one that somebody has forged.
 
+mod alone;
 mod bounds;
 mod database;
 mod loss;
+mod one_database;
 mod request;
 mod rules;
 pub mod state;
@@ -13,22 +15,20 @@ mod write;
 use stateright::{Model, Property};
 
 use self::{
+    bounds::{large, small},
     database::EPOCH,
     rules::{Promise, Rules},
     state::{HOLDERS, Holder, Kind, Of, State},
 };
-use crate::search::{self, World};
+use crate::search::World;
 
-pub use self::{
-    bounds::{Bounds, large, small},
-    loss::Loss,
-    rules::Rule,
-};
+pub use self::{bounds::Bounds, loss::Loss, rules::Rule};
 
 /// How often issuers connect anew after a promotion.
 const RECONNECTS: u8 = 2;
 
 /// The world.
+#[derive(Clone, Debug)]
 pub struct LastWord {
     pub bounds: Bounds,
     rules: Rules,
@@ -40,18 +40,6 @@ impl LastWord {
         let rules = Rules::default();
         Self { bounds, rules }
     }
-}
-
-/// Searches the world within each of these bounds. This is compiled here, with optimizations, as a test is not.
-pub fn hold(all: Vec<Bounds>) {
-    for bounds in all {
-        search::holds(LastWord::within(bounds));
-    }
-}
-
-/// Leaves out each rule alone.
-pub fn each_rule_is_needed() {
-    search::each_rule_is_needed::<LastWord>();
 }
 
 /// A step.
@@ -105,10 +93,21 @@ impl World for LastWord {
     const NAME: &'static str = "The last word";
     const RULES: &'static [Rule] = Rule::ALL;
 
-    fn without(rule: Rule) -> Self {
-        let (bounds, without) = (rule.bounds(), Some(rule));
-        let rules = Rules { without };
-        Self { bounds, rules }
+    fn worlds() -> Vec<Self> {
+        small().into_iter().map(Self::within).collect()
+    }
+
+    fn large_worlds() -> Vec<Self> {
+        large().into_iter().map(Self::within).collect()
+    }
+
+    fn in_bounds_of(rule: Rule) -> Self {
+        Self::within(rule.bounds())
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.rules.without = Some(rule);
+        self
     }
 }
 
@@ -216,7 +215,10 @@ impl Model for LastWord {
             Property::always(text(3), kept::<3>),
             Property::always(text(4), kept::<4>),
             Property::always(text(5), kept::<5>),
-            Property::always(text(6), kept::<6>),
+            Property::always(
+                "no token closes a resource",
+                |world: &Self, state: &State| world.grants_who_is_alone(state),
+            ),
             Property::sometimes("all holders have written", |world: &Self, state: &State| {
                 state.past.wrote + 1 == 1 << world.bounds.holders
             }),

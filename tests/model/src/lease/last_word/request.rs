@@ -8,7 +8,7 @@ use super::{
 };
 
 /// How often a request takes a higher token at most.
-const ATTEMPTS: u8 = 2;
+pub(super) const ATTEMPTS: u8 = 2;
 
 impl LastWord {
     /// What a holder may ask for.
@@ -75,6 +75,9 @@ impl LastWord {
 
     /// The store grants, renews or releases.
     pub(super) fn run_script(&self, state: &mut State, of: Of) {
+        if self.bounds.one_database {
+            return self.run_in_database(state, of);
+        }
         let request = take(state, of);
         let server = server_of(state, &request);
         let took = match request.kind {
@@ -83,15 +86,23 @@ impl LastWord {
                 // It is asked for again, or never.
                 Some(_) => return,
                 None => {
-                    let token = server.count(request.id);
+                    let token = server.take(request.id, 0);
                     state.grants += 1;
                     Some(token)
                 }
             },
             Kind::Renew { new_token } => match server.lease {
-                Some((id, token)) if id == request.id => {
-                    Some(if new_token { server.count(id) } else { token })
-                }
+                Some((id, token)) if id == request.id => Some(match new_token {
+                    false => token,
+                    true => {
+                        let above = if self.bounds.renews_above {
+                            token + 1
+                        } else {
+                            0
+                        };
+                        server.take(id, above)
+                    }
+                }),
                 _ => None,
             },
             Kind::Release => {
@@ -149,10 +160,11 @@ impl LastWord {
                     state.database.grant(next, request.id, self.rules);
                     Phase::Announced(next)
                 }
+                _ if self.rules.follows(Rule::Lift) && request.higher < ATTEMPTS => {
+                    Phase::Outranked(next)
+                }
                 // It fails, for this time.
-                _ if request.higher == ATTEMPTS => return,
-                _ if self.rules.follows(Rule::Lift) => Phase::Outranked(next),
-                _ => return state.past.breaks(Promise::Open),
+                _ => return,
             },
         };
         put(state, of, Request { phase, ..request });
@@ -173,8 +185,7 @@ impl LastWord {
         else {
             return Self::is_lost(state, of);
         };
-        let token = server.count(id).max(next);
-        server.lease = Some((id, token));
+        let token = server.take(id, next);
         if follows {
             server.clock = token;
         }
@@ -228,13 +239,13 @@ impl LastWord {
     }
 
     /// The holder hears that its lease is lost; who acquires may ask again.
-    fn is_lost(state: &mut State, Of(holder): Of) {
+    pub(super) fn is_lost(state: &mut State, Of(holder): Of) {
         if let Some(holder @ Holder::Holds(_)) = state.holders.get_mut(holder) {
             *holder = Holder::Done;
         }
     }
 
-    fn answer(&self, state: &mut State, of: Of, request: &Request, token: u8) {
+    pub(super) fn answer(&self, state: &mut State, of: Of, request: &Request, token: u8) {
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         issuer.announced[usize::from(request.id)] = Some(token);
         if of.0 == HOLDERS {
@@ -276,15 +287,16 @@ impl LastWord {
 }
 
 impl Server {
-    /// Gives a lease the next token.
-    fn count(&mut self, id: u8) -> u8 {
+    /// Gives a lease the next token, or this one where that is higher.
+    fn take(&mut self, id: u8, lowest: u8) -> u8 {
         self.clock += 1;
-        self.lease = Some((id, self.clock));
-        self.clock
+        let token = self.clock.max(lowest);
+        self.lease = Some((id, token));
+        token
     }
 }
 
-fn take(state: &mut State, of: Of) -> Request {
+pub(super) fn take(state: &mut State, of: Of) -> Request {
     state.requests[of.0].take().expect("it is on its way")
 }
 
@@ -292,7 +304,7 @@ fn put(state: &mut State, of: Of, request: Request) {
     state.requests[of.0] = Some(request);
 }
 
-fn server_of<'a>(state: &'a mut State, request: &Request) -> &'a mut Server {
+pub(super) fn server_of<'a>(state: &'a mut State, request: &Request) -> &'a mut Server {
     let server = state.issuers[usize::from(request.issuer)].server;
     &mut state.servers[usize::from(server)]
 }

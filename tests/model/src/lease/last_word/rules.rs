@@ -11,18 +11,16 @@ pub enum Promise {
     Distinct,
     Later,
     Stands,
-    Open,
     OwnClock,
 }
 
 impl Promise {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 6] = [
         Self::NoLostUpdate,
         Self::OlderIsDead,
         Self::Distinct,
         Self::Later,
         Self::Stands,
-        Self::Open,
         Self::OwnClock,
     ];
 
@@ -33,7 +31,6 @@ impl Promise {
             Self::Distinct => "two leases never have one token",
             Self::Later => "a later grant has a higher token",
             Self::Stands => "a holder whose lease stands is not refused without a fault",
-            Self::Open => "no token closes a resource",
             Self::OwnClock => "no token from elsewhere moves a clock",
         }
     }

@@ -2,13 +2,21 @@
 
 use stateright::Model;
 
-use super::{LastWord, Step, state::State};
+use super::{
+    LastWord, Step,
+    state::{Holder, Of, State},
+};
 
 impl LastWord {
-    /// The calls that may come next, and what may be lost.
+    /// The calls that may come next, and what may be lost. A holder may also ask once more for the lease that it has.
     pub fn calls(&self, state: &State) -> Vec<Step> {
         let mut steps = Vec::new();
         self.actions(state, &mut steps);
+        let holders = state.holders.iter().enumerate();
+        for (holder, _) in holders.filter(|(_, holder)| matches!(holder, Holder::Holds(_))) {
+            let holder = Of(holder);
+            steps.extend((0..self.bounds.issuers).map(|issuer| Step::Acquire { holder, issuer }));
+        }
         steps
     }
 
@@ -17,7 +25,7 @@ impl LastWord {
         let mut state = self.next_state(state, step).expect("each step goes on");
         while let Some(place) = state.requests.iter().position(Option::is_some) {
             let request = state.requests[place].as_ref().expect("it is there");
-            let next = Self::goes_on(super::Of(place), request);
+            let next = Self::goes_on(Of(place), request);
             state = self.next_state(&state, next).expect("each step goes on");
         }
         state

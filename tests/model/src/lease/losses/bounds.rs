@@ -103,6 +103,11 @@ pub fn small() -> Vec<Bounds> {
             ..two
         },
         Bounds {
+            losses: &[Loss::ReplicaIsPromoted, Loss::RedisIsFlushed],
+            most: 2,
+            ..two
+        },
+        Bounds {
             applications: 2,
             losses: &[Loss::RedisIsFlushed],
             most: 2,
@@ -127,6 +132,10 @@ pub fn large() -> Vec<Bounds> {
             holders: 3,
             ..losing(1, ANY_OF_REDIS)
         },
+        Bounds {
+            holders: 3,
+            ..losing(2, &[Loss::RedisIsFlushed, Loss::RedisRestartsFromAnOldFile])
+        },
         losing(2, ANY_OF_REDIS),
         Bounds {
             abandoned: 1,
@@ -136,6 +145,7 @@ pub fn large() -> Vec<Bounds> {
             holders: 3,
             ..losing(1, &[Loss::ReplicaIsPromoted])
         },
+        losing(2, PROMOTION_AND_ANOTHER),
         Bounds {
             notices: true,
             ..losing(
@@ -153,5 +163,15 @@ const ANY_OF_REDIS: &[Loss] = &[
     Loss::RedisRestarts,
     Loss::RedisIsFlushed,
     Loss::ClockIsEvicted,
-    Loss::IssuerRestarts,
+    Loss::IssuerRestarts(0),
+    Loss::IssuerRestarts(1),
+];
+
+/// A promotion, and what may be lost before or after it.
+const PROMOTION_AND_ANOTHER: &[Loss] = &[
+    Loss::ReplicaIsPromoted,
+    Loss::RedisIsFlushed,
+    Loss::ClockIsEvicted,
+    Loss::IssuerRestarts(0),
+    Loss::IssuerRestarts(1),
 ];

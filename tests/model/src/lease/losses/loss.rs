@@ -2,6 +2,7 @@
 
 use super::{
     Losses, Step,
+    rules::Rule,
     server::Keys,
     state::{Issuer, Phase, State},
 };
@@ -23,7 +24,7 @@ pub enum Loss {
     /// There are two from now on: the old master does not know that it is none any more.
     ReplicaIsPromoted,
     /// It forgets what it has seen.
-    IssuerRestarts,
+    IssuerRestarts(u8),
     /// What was not on the disk is lost.
     DatabaseCrashes,
     /// What it had not got is lost.
@@ -81,7 +82,9 @@ impl Losses {
                 };
                 remembers && state.master == 0 && clock.is_some_and(counts)
             }
-            Loss::IssuerRestarts => remembers && state.issuers[0] != Issuer::default(),
+            Loss::IssuerRestarts(issuer) => {
+                remembers && state.issuers[usize::from(*issuer)] != Issuer::default()
+            }
             Loss::DatabaseCrashes => database.disk != database.epoch,
             Loss::StandbyIsPromoted => {
                 let standby = database.standby;
@@ -143,14 +146,15 @@ impl Losses {
                 state.servers[1].keys = state.saved.take().unwrap_or(keys);
                 state.master = 1;
             }
-            Loss::IssuerRestarts => {
-                let server = state.issuers[0].server;
-                state.issuers[0] = Issuer {
+            Loss::IssuerRestarts(restarted) => {
+                let issuer = &mut state.issuers[usize::from(restarted)];
+                let server = issuer.server;
+                *issuer = Issuer {
                     server,
                     ..Issuer::default()
                 };
                 for request in &mut state.requests {
-                    request.take_if(|request| request.issuer == 0);
+                    request.take_if(|request| request.issuer == restarted);
                 }
             }
             Loss::DatabaseCrashes => state.databases[0].crash(),
@@ -164,6 +168,9 @@ impl Losses {
     /// Each minute issuers tell the database of the epoch in which they have granted.
     fn remind(&self, state: &mut State) {
         state.past.just_forgot = false;
+        if !self.rules.follows(Rule::Again) {
+            return;
+        }
         for (number, issuer) in (0..).zip(&mut state.issuers) {
             let epoch = issuer.seen.0;
             if epoch > 0 {

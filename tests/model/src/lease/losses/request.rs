@@ -11,10 +11,10 @@ impl Losses {
     /// What a holder may ask for.
     pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
         // The first request goes to the first issuer: they are alike.
-        let issuers = if state.holders[0] == Holder::New && self.bounds.applications == 1 {
-            1
-        } else {
-            self.bounds.issuers
+        let is_first = state.holders == [Holder::New; HOLDERS];
+        let issuers = match is_first && self.bounds.applications == 1 {
+            true => 1,
+            false => self.bounds.issuers,
         };
         let of = Of(holder);
         let number = u8::try_from(holder).expect("there are few");
@@ -89,6 +89,7 @@ impl Losses {
         }
         let server = state.issuers[issuer].server;
         let mut script = self.script(state, server);
+        let is_of_last_epoch = script.is_of_last_epoch(call);
         let answer = match request.kind {
             Kind::Acquire => script.acquire(call),
             Kind::Renew { new_token } => script.renew(call, new_token),
@@ -109,13 +110,14 @@ impl Losses {
             },
             Answer::NeedsEpoch(blank) => Phase::NeedsEpoch(blank),
             Answer::Behind if self.rules.follows(Rule::BeginsAbove) => Phase::Behind,
-            Answer::Behind => return state.past.breaks(Promise::Answered),
             // It is asked for again, or never.
-            Answer::Held | Answer::OtherSource => return,
+            Answer::Behind | Answer::Held | Answer::OtherSource => return,
             Answer::Lost => {
                 if of.0 < HOLDERS {
                     state.holders[of.0] = Holder::Done;
-                    if state.losses == 0 && !state.past.has_ended(request.id) {
+                    // The numbers of an epoch end, and its leases with them.
+                    let may_end = is_of_last_epoch || state.past.has_ended(request.id);
+                    if state.losses == 0 && !may_end {
                         state.past.breaks(Promise::Stands);
                     }
                 }

@@ -152,12 +152,22 @@ impl Script<'_> {
         let same = !self.rules.follows(Rule::Incarnation) || clock.incarnation == blank.incarnation;
         let above =
             !self.rules.follows(Rule::AboveTheClock) || epoch > clock.epoch.max(call.seen.0);
-        if !now.own || now.usable || self.server.history != blank.history || !same || !above {
+        let same_history =
+            self.server.history == blank.history || !self.rules.follows(Rule::HistoryOfBlank);
+        if !now.own || now.usable || !same_history || !same || !above {
             return false;
         }
         clock.epoch = epoch;
         clock.n = Some(0);
         true
+    }
+
+    /// Whether a lease stands in an epoch that was followed by another one.
+    pub fn is_of_last_epoch(&self, call: Call) -> bool {
+        let clock = self.server.keys.clock.as_ref();
+        let lease = self.lease(call).as_ref();
+        let mut both = lease.zip(clock).into_iter();
+        both.any(|(lease, clock)| lease.id == call.id && lease.stamp.0 < clock.epoch)
     }
 
     fn lease(&self, call: Call) -> &Option<Stored> {
@@ -194,7 +204,7 @@ impl Script<'_> {
     fn stands(&self, lease: &Stored, now: &Now) -> bool {
         (now.counts || !self.rules.follows(Rule::LeaseOfAClock))
             && (lease.stamp.0 == now.place.0 || !self.rules.follows(Rule::LeaseOfTheEpoch))
-            && lease.stamp.1 <= now.place.1
+            && (lease.stamp.1 <= now.place.1 || !self.rules.follows(Rule::LeaseOfANumber))
     }
 
     fn needs_epoch(&mut self, call: Call, now: &Now) -> Answer {

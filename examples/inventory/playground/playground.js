@@ -1,0 +1,285 @@
+// Puts the parts of the page together: the workers act, the time line and the words say what has happened.
+
+import * as service from "./service.js";
+import { steps } from "./story.js";
+import { Timeline, short } from "./timeline.js";
+import { Worker } from "./worker.js";
+
+const FULL = 10;
+const REST_MS = 1_500;
+
+const at = (id) => document.getElementById(id);
+const timeline = new Timeline();
+const clock = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
+let workers = {};
+let sku = null;
+let isFenced = true;
+let stock = FULL;
+let sold = 0;
+let bounced = 0;
+/** The step that comes next, and whether one is under way. */
+let step = 0;
+let running = false;
+/** Counts up with each new start, so that what goes on from before comes to nothing. */
+let run = 0;
+let resting = null;
+
+// --- A new start: another SKU, full, and nobody holds it.
+
+async function startOver() {
+  run += 1;
+  const mine = run;
+  step = 0;
+  running = false;
+  const before = Object.values(workers);
+  const number = crypto.getRandomValues(new Uint32Array(1))[0].toString(36);
+  sku = `playground-${number}`;
+  workers = Object.fromEntries(
+    ["A", "B"].map((name) => [
+      name,
+      new Worker(name, sku, { tell: (...news) => mine === run && hear(name, ...news), isFenced: () => isFenced }),
+    ]),
+  );
+  [stock, sold, bounced] = [FULL, 0, 0];
+  clearTimeout(resting);
+  timeline.clear();
+  timeline.setFence(isFenced);
+  at("log").replaceChildren();
+  at("legend").textContent = "";
+  show();
+  await Promise.all(before.map((worker) => worker.stop()));
+  await attempt(async () => {
+    const lease = await service.acquire(sku, { ttl_ms: 5_000, owner: "stocktaking" });
+    await service.write(sku, lease, FULL);
+    await service.release(sku, lease);
+    if (mine !== run) return;
+    timeline.dead = lease.token;
+    timeline.setStock(FULL);
+    timeline.draw();
+    verdict("right", isFenced ? "Play the story: it takes ten seconds." : "The fence is off. Play the story, and see the stock go wrong.");
+  });
+}
+
+// --- What a worker tells.
+
+function hear(name, what, details = {}) {
+  const worker = workers[name];
+  if (what !== "changed") {
+    clearTimeout(resting);
+    timeline.go();
+  }
+  const told = {
+    granted: () => {
+      timeline.grant(name, details.token, details.ttl);
+      // The grant is announced to the fence before it is answered.
+      timeline.dead = details.token - 1;
+      at("legend").textContent = `Tokens are shown without their epoch: ${short(details.token)} is ${details.token}. The lock and the stock are those of ${sku}.`;
+      say(name, `takes the lock with token ${short(details.token)}.`);
+    },
+    read: () => {
+      timeline.mark(name, "read", details);
+      say(name, `reads ${details.stock}.`);
+    },
+    renewed: () => timeline.renew(name, details.ttl),
+    lost: () => {
+      timeline.end(name);
+      say(name, "has lost its lease, and knows it.", "bad");
+    },
+    paused: () => {
+      const lease = timeline.leaseOf(name);
+      if (lease && worker.lease) lease.believed = true;
+      timeline.pause(name);
+      say(name, worker.lease ? "is paused. Its lease is not renewed any more." : "is paused.");
+    },
+    woke: () => {
+      timeline.wake(name);
+      say(name, worker.lease ? "wakes up, and believes that it holds the lock." : "wakes up.");
+    },
+    written: () => {
+      sold += 1;
+      stock = details.stock;
+      const wrong = stock !== FULL - sold;
+      timeline.mark(name, details.fenced ? "written" : "unfenced", { ...details, wrong });
+      if (details.fenced) timeline.dead = details.token;
+      timeline.setStock(stock, wrong);
+      say(name, wrong ? `writes ${stock} over the other\u2019s write. A sale is lost.` : `writes ${stock}.`, wrong ? "bad" : "good");
+      judge();
+    },
+    bounced: () => {
+      bounced += 1;
+      timeline.mark(name, "bounced", details);
+      say(name, `is refused: 412 stale-token, presented ${short(details.token)}, dead up to ${short(details.maxToken)}.`, "bad");
+      judge();
+    },
+    released: () => stopBelieving(name),
+  };
+  told[what]?.();
+  show();
+  rest();
+}
+
+function stopBelieving(name) {
+  const lease = timeline.leaseOf(name);
+  if (lease?.believed) lease.believedUntil = timeline.now();
+  timeline.end(name);
+}
+
+/** Time stands still a moment after the last thing has happened. */
+function rest() {
+  const goesOn = Object.values(workers).some((worker) => worker.lease || worker.busy || worker.paused);
+  clearTimeout(resting);
+  if (!goesOn && !running) resting = setTimeout(() => timeline.stand(), REST_MS);
+}
+
+// --- Words and numbers.
+
+function say(name, text, tone = "") {
+  const item = document.createElement("li");
+  if (tone) item.dataset.tone = tone;
+  const time = document.createElement("span");
+  time.className = "soft";
+  time.textContent = `${clock.format(timeline.now() / 1_000)} s `;
+  const who = document.createElement("strong");
+  who.textContent = `${name} `;
+  item.append(time, who, text);
+  at("log").prepend(item);
+  while (at("log").childElementCount > 100) at("log").lastElementChild.remove();
+}
+
+async function judge() {
+  const mine = run;
+  const right = await service.read(sku).catch(() => stock);
+  if (mine !== run) return;
+  stock = right;
+  const expected = FULL - sold;
+  if (stock !== expected) {
+    const lost = stock - expected;
+    verdict("wrong", `Wrong: ${lost === 1 ? "one sale was" : `${lost} sales were`} written over. Both workers were told that all went well.`);
+  } else if (bounced > 0) {
+    verdict("right", "Right: the late write bounced off the fence. Switch the fence off, and play it again.");
+  } else {
+    verdict("right", "Right.");
+  }
+  show();
+}
+
+function verdict(kind, text) {
+  at("verdict").dataset.verdict = kind;
+  at("verdict-text").textContent = text;
+}
+
+function show() {
+  at("stock").textContent = stock;
+  at("sold").textContent = sold;
+  at("expected").textContent = FULL - sold;
+  at("fence").setAttribute("aria-checked", String(isFenced));
+  at("fence-state").textContent = isFenced ? "on" : "off";
+  at("play").disabled = running;
+  at("step").disabled = running || step >= steps.length;
+  for (const [place, item] of [...at("story").children].entries()) {
+    item.classList.toggle("done", place < step);
+    const isNow = place === (running ? step : step - 1);
+    if (isNow) item.setAttribute("aria-current", "step");
+    else item.removeAttribute("aria-current");
+  }
+  for (const name of ["A", "B"]) showWorker(name);
+}
+
+function showWorker(name) {
+  const [worker, part] = [workers[name], cards[name]];
+  const token = worker.lease ? `, token ${short(worker.lease.token)}` : "";
+  const read = worker.hasRead === null ? "" : `. It has read ${worker.hasRead}`;
+  part.state.textContent = `${worker.state}${token}${read}.`;
+  // Not `disabled`: the focus stays where it is.
+  const can = (button, yes) => button.setAttribute("aria-disabled", String(!yes));
+  can(part.acquire, !worker.lease && !worker.busy && !worker.paused && !running);
+  can(part.write, Boolean(worker.lease) && worker.hasRead !== null && !worker.busy && !worker.paused && !running);
+  can(part.pause, !running);
+  part.pause.textContent = worker.paused ? "Wake up" : "Pause";
+}
+
+async function attempt(call) {
+  try {
+    at("failure").hidden = true;
+    await call();
+  } catch (error) {
+    at("failure").textContent = error.message;
+    at("failure").hidden = false;
+  }
+}
+
+// --- What is pressed.
+
+function button(text, press) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = text;
+  made.addEventListener("click", () => {
+    if (made.getAttribute("aria-disabled") !== "true") attempt(press);
+  });
+  return made;
+}
+
+const cards = Object.fromEntries(
+  ["A", "B"].map((name) => {
+    const card = document.createElement("fieldset");
+    const title = document.createElement("legend");
+    title.textContent = `Worker ${name}`;
+    const state = document.createElement("p");
+    const buttons = document.createElement("div");
+    buttons.className = "buttons";
+    const acquire = button("Acquire", () => workers[name].acquire());
+    const pause = button("Pause", () => (workers[name].paused ? workers[name].wake() : workers[name].pause()));
+    const write = button("Write", () => workers[name].write());
+    buttons.append(acquire, pause, write);
+    card.append(title, state, buttons);
+    at("workers").append(card);
+    return [name, { state, acquire, pause, write }];
+  }),
+);
+
+at("story").append(
+  ...steps.map(({ text }) => {
+    const item = document.createElement("li");
+    item.textContent = text;
+    return item;
+  }),
+);
+
+async function takeStep() {
+  const mine = run;
+  running = true;
+  show();
+  try {
+    await steps[step].run({ a: workers.A, b: workers.B });
+    if (mine === run) step += 1;
+  } finally {
+    if (mine === run) {
+      running = false;
+      show();
+      rest();
+    }
+  }
+  return mine === run;
+}
+
+at("play").addEventListener("click", () =>
+  attempt(async () => {
+    if (step > 0 || sold > 0 || bounced > 0 || timeline.began !== null) await startOver();
+    while (step < steps.length && (await takeStep()));
+  }),
+);
+at("step").addEventListener("click", () => attempt(takeStep));
+at("again").addEventListener("click", startOver);
+at("fence").addEventListener("click", () => {
+  isFenced = !isFenced;
+  timeline.setFence(isFenced);
+  timeline.draw();
+  if (timeline.began === null) {
+    verdict("right", isFenced ? "Play the story: it takes ten seconds." : "The fence is off. Play the story, and see the stock go wrong.");
+  }
+  show();
+});
+
+startOver();

@@ -1,0 +1,128 @@
+// A worker: it takes the lock, reads the stock, and writes back one less. While it is paused it renews nothing, and
+// believes whatever it believed before.
+
+import * as service from "./service.js";
+
+export const TTL_MS = 2_000;
+const RENEW_EVERY_MS = 600;
+const WAIT_MS = 15_000;
+
+export class Worker {
+  /** `tell(what, details)` hears of everything; `isFenced()` says which way a write goes. */
+  constructor(name, sku, { tell, isFenced }) {
+    Object.assign(this, { name, sku, tell, isFenced });
+    this.lease = null;
+    this.hasRead = null;
+    this.paused = false;
+    this.busy = false;
+    this.timer = null;
+  }
+
+  get state() {
+    if (this.busy === "waiting") return "waits in line";
+    if (!this.lease) return this.paused ? "is paused" : "has no lease";
+    if (this.paused) return "is paused, and believes that it holds the lease";
+    return "holds the lease";
+  }
+
+  async acquire() {
+    if (this.lease || this.busy) return;
+    this.busy = "waiting";
+    this.tell("changed");
+    try {
+      const asked = performance.now();
+      const body = { ttl_ms: TTL_MS, wait_ms: WAIT_MS, owner: `worker ${this.name}` };
+      this.lease = await service.acquire(this.sku, body);
+      this.tell("granted", { token: this.lease.token, ttl: TTL_MS, waited: performance.now() - asked });
+      this.hasRead = await service.read(this.sku);
+      this.tell("read", { stock: this.hasRead });
+      this.renewLater();
+    } finally {
+      this.busy = false;
+      this.tell("changed");
+    }
+  }
+
+  renewLater() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.renew(), RENEW_EVERY_MS);
+  }
+
+  async renew() {
+    const lease = this.lease;
+    if (!lease || this.paused || this.busy) return;
+    try {
+      await service.renew(this.sku, lease, { ttl_ms: TTL_MS });
+      if (this.lease !== lease) return;
+      this.tell("renewed", { ttl: TTL_MS });
+      if (!this.paused) this.renewLater();
+    } catch (error) {
+      if (this.lease !== lease || this.paused) return;
+      this.lease = null;
+      this.tell("lost", { error });
+      this.tell("changed");
+    }
+  }
+
+  pause() {
+    if (this.paused) return;
+    this.paused = true;
+    clearTimeout(this.timer);
+    this.tell("paused");
+    this.tell("changed");
+  }
+
+  /** It goes on where it was: with its write if it has a lease, as far as it knows. */
+  wake() {
+    if (!this.paused) return;
+    this.paused = false;
+    this.tell("woke");
+    if (this.lease) this.renewLater();
+    this.tell("changed");
+  }
+
+  /** Writes what it has worked out from what it has read, without another look. */
+  async write() {
+    const { lease } = this;
+    if (!lease || this.paused || this.busy || this.hasRead === null) return;
+    this.busy = "writing";
+    clearTimeout(this.timer);
+    this.tell("changed");
+    const stock = Math.max(this.hasRead - 1, 0);
+    const fenced = this.isFenced();
+    try {
+      if (fenced) await service.write(this.sku, lease, stock);
+      else await service.writeUnfenced(this.sku, stock);
+      this.tell("written", { stock, token: lease.token, fenced });
+    } catch (error) {
+      if (error.status !== 412) throw error;
+      this.tell("bounced", { stock, token: lease.token, maxToken: error.problem.max_token });
+    } finally {
+      this.lease = null;
+      this.hasRead = null;
+      this.busy = false;
+      await this.giveBack(lease);
+      this.tell("changed");
+    }
+  }
+
+  /** Releases a lease, if it is still this worker's. */
+  async giveBack(lease) {
+    try {
+      const { held, token } = await service.inspect(this.sku);
+      if (held && token === lease.token) await service.release(this.sku, lease);
+    } catch {
+      // It runs out by itself.
+    }
+    this.tell("released");
+  }
+
+  /** Leaves nothing behind. */
+  async stop() {
+    clearTimeout(this.timer);
+    const { lease } = this;
+    this.lease = null;
+    this.tell = () => {};
+    if (lease) await this.giveBack(lease);
+  }
+}

@@ -1,0 +1,71 @@
+//! Why a command failed: an exit status, and a line for people.
+
+use std::{error::Error, path::Path};
+
+/// The command line is wrong (`EX_USAGE`).
+pub const USAGE: u8 = 64;
+/// A server does not answer (`EX_UNAVAILABLE`).
+pub const UNAVAILABLE: u8 = 69;
+/// The lease is held by another (`EX_TEMPFAIL`).
+pub const HELD: u8 = 75;
+/// The secret is refused (`EX_NOPERM`).
+pub const REFUSED: u8 = 77;
+/// A file or a variable is wrong (`EX_CONFIG`).
+pub const CONFIGURATION: u8 = 78;
+/// The lease was lost, as `timeout` says that the time was up.
+pub const LOST: u8 = 124;
+/// The command cannot be run, as shells say it.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// There is no such command, as shells say it.
+pub const NOT_FOUND: u8 = 127;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub struct Failure {
+    pub status: u8,
+    pub text: String,
+}
+
+impl Failure {
+    pub fn new(status: u8, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { status, text }
+    }
+
+    pub fn usage(text: impl Into<String>) -> Self {
+        Self::new(USAGE, text)
+    }
+
+    pub fn configuration(text: impl Into<String>) -> Self {
+        Self::new(CONFIGURATION, text)
+    }
+
+    pub fn unavailable(what: &str, error: &dyn Error) -> Self {
+        Self::new(UNAVAILABLE, format!("{what}: {}", chain(error)))
+    }
+
+    pub fn other(text: impl Into<String>) -> Self {
+        Self::new(1, text)
+    }
+
+    /// A file that cannot be used.
+    pub fn file(what: &str, path: &Path, error: impl std::fmt::Display) -> Self {
+        Self::configuration(format!("{what} {}: {error}", path.display()))
+    }
+}
+
+/// An error with all its causes. A cause that the error before it has told already is left out.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut last = text.clone();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let told = cause.to_string();
+        if !last.ends_with(&told) {
+            text = format!("{text}: {told}");
+        }
+        last = told;
+        source = cause.source();
+    }
+    text
+}

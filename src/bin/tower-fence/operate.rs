@@ -1,0 +1,181 @@
+//! What operators do with leases: `leases`, `inspect` and `break`, over HTTP.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::{Value, json};
+use tower_fence::{
+    Resource,
+    lease::{Held, Leases, ListError, Operate},
+};
+
+use crate::{
+    client::{ClientArgs, failure},
+    failure::Failure,
+};
+
+/// Lists the leases that are held.
+///
+/// Needs an operator's secret where the server has secrets. What is left of each lease's time is shown as it was
+/// when the server was asked.
+#[derive(Args)]
+pub struct LeasesArgs {
+    #[command(flatten)]
+    server: ClientArgs,
+    /// Prints a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Says who holds a lease.
+///
+/// A holder's secret is enough.
+#[derive(Args)]
+pub struct InspectArgs {
+    /// The resource.
+    resource: String,
+    #[command(flatten)]
+    server: ClientArgs,
+    /// Prints a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Ends a lease by force.
+///
+/// The next in line gets it at once, with a higher token. Whoever held it hears of that at its next renewal, and may
+/// write until the fence has seen the next token. Needs an operator's secret where the server has secrets.
+/// The exit status is 1 where there was no lease.
+#[derive(Args)]
+pub struct BreakArgs {
+    /// The resource.
+    resource: String,
+    #[command(flatten)]
+    server: ClientArgs,
+}
+
+pub async fn leases(args: LeasesArgs) -> Result<u8, Failure> {
+    let server = args.server.leases()?;
+    let (mut all, mut cursor) = (vec![], None);
+    loop {
+        let page = server.list(1_000, cursor.as_deref()).await;
+        let page = page.map_err(|error| match error {
+            ListError::Lease(error) => failure(&error),
+            error => Failure::other(error.to_string()),
+        })?;
+        all.extend(page.leases);
+        match page.cursor {
+            None => break,
+            next => cursor = next,
+        }
+    }
+    if args.json {
+        let all: Vec<_> = all
+            .iter()
+            .map(|(resource, held)| object(resource, held))
+            .collect();
+        return print(&format!("{:#}\n", Value::from(all)));
+    }
+    let head = ["RESOURCE", "TOKEN", "OWNER", "LEFT", "WAITERS"].map(String::from);
+    let rows = all.iter().map(|(resource, held)| {
+        [
+            resource.to_string(),
+            held.token.to_string(),
+            held.owner
+                .as_ref()
+                .map_or_else(|| "-".into(), ToString::to_string),
+            format!("{:.1}s", held.ttl.as_secs_f64()),
+            held.waiters.to_string(),
+        ]
+    });
+    print(&table([head].into_iter().chain(rows).collect()))
+}
+
+pub async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
+    let resource = resource(&args.resource)?;
+    let held = args.server.leases()?.inspect(&resource).await;
+    let held = held.map_err(|error| failure(&error))?;
+    let text = match (&held, args.json) {
+        (Some(held), true) => format!("{:#}\n", object(&resource, held)),
+        (None, true) => format!("{:#}\n", json!({"resource": resource, "held": false})),
+        (None, false) => format!("{resource} is free\n"),
+        (Some(held), false) => format!(
+            "{resource} is held{}, with token {}, for {:.1}s more if it is not renewed; {} wait\n",
+            held.owner
+                .as_ref()
+                .map(|owner| format!(" by {owner}"))
+                .unwrap_or_default(),
+            held.token,
+            held.ttl.as_secs_f64(),
+            held.waiters,
+        ),
+    };
+    print(&text)
+}
+
+pub async fn break_lease(args: BreakArgs) -> Result<u8, Failure> {
+    let resource = resource(&args.resource)?;
+    let ended = args.server.leases()?.break_lease(&resource).await;
+    if !ended.map_err(|error| failure(&error))? {
+        return Err(Failure::other(format!("{resource} is not held")));
+    }
+    print(&format!("the lease on {resource} has ended\n"))
+}
+
+/// A resource that somebody has typed.
+pub fn resource(name: &str) -> Result<Resource, Failure> {
+    Resource::new(name).map_err(|error| Failure::usage(format!("no resource: {error}")))
+}
+
+fn object(resource: &Resource, held: &Held) -> Value {
+    json!({
+        "resource": resource,
+        "held": true,
+        "token": held.token.get(),
+        "owner": held.owner.as_ref().map(|owner| owner.as_str()),
+        "ttl_ms": held.ttl.as_millis() as u64,
+        "waiters": held.waiters,
+    })
+}
+
+/// Columns side by side, each as wide as its widest cell.
+fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
+    let mut widths = [0; N];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(widths);
+        let line: Vec<_> = cells
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        text.push_str(line.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Prints, for a reader that may be gone.
+pub fn print(text: &str) -> Result<u8, Failure> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::other(format!("cannot print: {error}")))
+        }
+        _ => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_cells() {
+        let rows = vec![["A", "B"], ["naïve", "1"], ["x", ""]];
+        let rows = rows.into_iter().map(|row| row.map(String::from)).collect();
+        assert_eq!(table(rows), "A      B\nnaïve  1\nx\n");
+    }
+}

@@ -1,0 +1,151 @@
+//! Secrets: from files or the environment, never from the command line, and never shown.
+
+use std::{
+    env, fmt, fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use reqwest::Url;
+use zeroize::Zeroizing;
+
+use crate::failure::Failure;
+
+/// A text that nobody sees, and that is wiped from memory.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<String>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl Secret {
+    /// The text, for the one place that needs it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads a file, without the blanks around its text. Warns of one that everybody may read.
+    pub fn from_file(path: &Path) -> Result<Self, Failure> {
+        let failed = |error: &dyn fmt::Display| Failure::file("cannot read", path, error);
+        let bytes = Zeroizing::new(fs::read(path).map_err(|error| failed(&error))?);
+        if let Ok(metadata) = fs::metadata(path)
+            && metadata.permissions().mode() & 0o004 != 0
+        {
+            let path = path.display();
+            tracing::warn!(%path, "everybody on this machine may read a file with secrets");
+        }
+        let text = std::str::from_utf8(&bytes).map_err(|_| failed(&"it is not UTF-8"))?;
+        Ok(Self::of(text))
+    }
+
+    fn of(text: &str) -> Self {
+        Self(Zeroizing::new(text.trim().to_owned()))
+    }
+
+    /// The secret of the variable `name`, or of this file. `None` where neither is given, or it is empty.
+    pub fn find(name: &str, file: Option<&Path>) -> Result<Option<Self>, Failure> {
+        let variable = env::var(name).ok().map(Zeroizing::new);
+        let variable = variable.filter(|text| !text.trim().is_empty());
+        match (variable, file) {
+            (Some(_), Some(_)) => Err(Failure::configuration(format!(
+                "{name} and {name}_FILE are both set: one of them is enough"
+            ))),
+            (Some(text), None) => Ok(Some(Self::of(&text))),
+            (None, Some(file)) => Ok(Some(Self::from_file(file)?)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The URL, or several, of a server, which may have a password in it: from an option, which may not; from the
+    /// variable `name`; or from a file.
+    pub fn find_urls(
+        name: &str,
+        option: Option<&str>,
+        file: Option<&PathBuf>,
+    ) -> Result<Option<Self>, Failure> {
+        let file = file.map(PathBuf::as_path);
+        let Some(option) = option.filter(|option| !option.is_empty()) else {
+            return Self::find(name, file);
+        };
+        if file.is_some() {
+            let text =
+                format!("the URL stands on the command line and in {name}_FILE: once is enough");
+            return Err(Failure::configuration(text));
+        }
+        if words(option).any(has_password) {
+            return Err(Failure::usage(format!(
+                "everybody sees the command line, and so the password in this URL: \
+                 put the URL in the variable {name}, or in a file that {name}_FILE names"
+            )));
+        }
+        Ok(Some(Self::of(option)))
+    }
+}
+
+/// The parts of a text between blanks and commas.
+pub fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split([' ', ',', '\n', '\t', '\r'])
+        .filter(|word| !word.is_empty())
+}
+
+/// Whether a URL has a password, or what may be one.
+pub fn has_password(url: &str) -> bool {
+    match Url::parse(url) {
+        Ok(url) => {
+            url.password().is_some() || url.query_pairs().any(|(name, _)| name.contains("pass"))
+        }
+        Err(_) => url.contains('@'),
+    }
+}
+
+/// Hosts and ports of URLs, for people.
+pub fn addresses(urls: &Secret) -> String {
+    let address = |url: &str| {
+        let url = Url::parse(url).ok()?;
+        let host = url.host_str()?;
+        Some(match url.port() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
+        })
+    };
+    let all = words(urls.expose()).map(|url| address(url).unwrap_or_else(|| "?".into()));
+    all.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_found_wherever_a_url_may_have_it() {
+        for url in [
+            "postgres://me:pw@db/shop",
+            "postgres://db/shop?password=pw",
+            "rediss://:pw@cache",
+            "postgres://me:p#w@db",
+        ] {
+            assert!(has_password(url), "{url}");
+        }
+        for url in [
+            "postgres://me@db/shop",
+            "redis://cache:6379/2",
+            "postgres:///shop",
+        ] {
+            assert!(!has_password(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn no_password_is_on_the_command_line_and_none_is_in_the_complaint() {
+        let urls = Some("redis://a, redis://:hunter2@b");
+        let refused = Secret::find_urls("TEST_NONE", urls, None).unwrap_err();
+        assert!(!refused.text.contains("hunter2"), "{}", refused.text);
+        let found = Secret::find_urls("TEST_NONE", Some("redis://a, redis://b:7"), None);
+        let found = found.unwrap().unwrap();
+        assert_eq!(addresses(&found), "a, b:7");
+        assert_eq!(format!("{found:?}"), "Secret(…)");
+    }
+}

@@ -1,0 +1,351 @@
+//! Who may do what: bearer secrets of holders and of operators.
+//!
+//! 1. Without any secret, everybody who reaches the port may do everything. The server then listens on this machine
+//!    only, and takes requests only under names of this machine, so that no page of another site leads a browser here
+//!    by a name of its own.
+//! 2. With one, every request for leases needs a secret. What is not exactly a route of holders needs an operator's.
+//! 3. The console takes an operator's secret as a password, too (HTTP Basic, under any name): a browser has no other way. It
+//!    refuses by itself what pages of other sites have that browser send.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use http::{
+    HeaderValue, StatusCode,
+    header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE},
+};
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+use tower_fence::problem::{Problem, ProblemType};
+use zeroize::Zeroizing;
+
+use super::args::AccessArgs;
+use crate::{failure::Failure, secrets::Secret};
+
+/// The shortest secret, in characters.
+const SHORTEST: usize = 16;
+/// The routes of holders.
+const HOLDERS: [&str; 2] = ["/locks/{resource}", "/locks/openapi.json"];
+/// Where the console is.
+pub const CONSOLE: &str = "/console";
+
+/// The secrets that count now. A handle: clones see what [`replace`](Self::replace) brings.
+#[derive(Clone)]
+pub struct Access {
+    known: Arc<RwLock<Known>>,
+    anyone: bool,
+}
+
+struct Known {
+    holders: Digests,
+    operators: Digests,
+}
+
+/// The secrets of a role, as their SHA-256.
+struct Digests(Vec<[u8; 32]>);
+
+/// How a secret may be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Schemes {
+    Bearer,
+    BearerAndBasic,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Holder,
+    Operator,
+}
+
+impl Access {
+    pub fn read(args: &AccessArgs) -> Result<Self, Failure> {
+        Ok(Self {
+            known: Arc::new(RwLock::new(Known::read(args)?)),
+            anyone: args.allow_anyone,
+        })
+    }
+
+    /// Reads the secrets again, and takes them if they are sound. The last one cannot be taken away like that.
+    pub fn replace(&self, args: &AccessArgs) -> Result<(), Failure> {
+        let known = Known::read(args)?;
+        if self.has_secrets() && known.is_empty() {
+            return Err(Failure::configuration("there are no secrets any more"));
+        }
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+        Ok(())
+    }
+
+    pub fn has_secrets(&self) -> bool {
+        !self.known().is_empty()
+    }
+
+    fn known(&self) -> std::sync::RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The role of a request; `None` for a secret that is not known, or missing.
+    fn role(&self, authorization: Option<&HeaderValue>, schemes: Schemes) -> Option<Role> {
+        let known = self.known();
+        if known.is_empty() {
+            return Some(Role::Operator);
+        }
+        let value = authorization?.as_bytes();
+        let digest: [u8; 32] = match (after(value, b"Bearer "), after(value, b"Basic ")) {
+            (Some(secret), _) => Sha256::digest(secret.trim_ascii()).into(),
+            (_, Some(encoded)) if schemes == Schemes::BearerAndBasic => {
+                let pair = Zeroizing::new(BASE64_STANDARD.decode(encoded.trim_ascii()).ok()?);
+                let colon = pair.iter().position(|byte| *byte == b':')?;
+                Sha256::digest(&pair[colon + 1..]).into()
+            }
+            _ => return None,
+        };
+        let (operator, holder) = (known.operators.has(&digest), known.holders.has(&digest));
+        match (bool::from(operator), bool::from(holder)) {
+            (true, _) => Some(Role::Operator),
+            (false, true) => Some(Role::Holder),
+            (false, false) => None,
+        }
+    }
+
+    /// Whether a request came under a name of this machine, or need not.
+    fn is_addressed_here(&self, request: &Request) -> bool {
+        if self.anyone || self.has_secrets() {
+            return true;
+        }
+        let Some(host) = request.headers().get(HOST) else {
+            return true;
+        };
+        let host = host.to_str().unwrap_or_default();
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+            _ => host,
+        };
+        let address = name.trim_matches(['[', ']']).parse::<IpAddr>();
+        name.eq_ignore_ascii_case("localhost") || address.is_ok()
+    }
+}
+
+/// For the log.
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = self.known();
+        let (holders, operators) = (known.holders.0.len(), known.operators.0.len());
+        match known.is_empty() {
+            true => f.write_str("everybody"),
+            false => write!(f, "{holders} holder secrets, {operators} operator secrets"),
+        }
+    }
+}
+
+impl Known {
+    fn read(args: &AccessArgs) -> Result<Self, Failure> {
+        let read = |role, name, file: &Option<_>| {
+            let found = Secret::find(name, Option::as_deref(file))?;
+            found.map_or(Ok(Digests(vec![])), |text| Digests::of(role, text.expose()))
+        };
+        Ok(Self {
+            holders: read(
+                "holders",
+                "TOWER_FENCE_HOLDER_SECRETS",
+                &args.holder_secrets_file,
+            )?,
+            operators: read(
+                "operators",
+                "TOWER_FENCE_OPERATOR_SECRETS",
+                &args.operator_secrets_file,
+            )?,
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.holders.0.is_empty() && self.operators.0.is_empty()
+    }
+}
+
+impl Digests {
+    /// Reads one secret per line. Lines that begin with # say something else.
+    fn of(role: &str, text: &str) -> Result<Self, Failure> {
+        let mut digests = vec![];
+        for (number, line) in (1..).zip(text.lines()) {
+            let secret = line.trim();
+            if secret.is_empty() || secret.starts_with('#') {
+                continue;
+            }
+            let refused = |why: &str| {
+                let text = format!("line {number} of the secrets of {role} {why}");
+                Err(Failure::configuration(text))
+            };
+            if secret.len() < SHORTEST {
+                return refused("is too short: a secret has 16 characters at least");
+            }
+            if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return refused("has a blank, or another character that no header takes");
+            }
+            digests.push(Sha256::digest(secret).into());
+        }
+        if digests.is_empty() {
+            let text = format!("there is no secret of {role} where one should be");
+            return Err(Failure::configuration(text));
+        }
+        Ok(Self(digests))
+    }
+
+    /// Looks at all of them, each in constant time.
+    fn has(&self, digest: &[u8; 32]) -> Choice {
+        let looked = self.0.iter().map(|known| known.ct_eq(digest));
+        looked.fold(Choice::from(0), |found, equal| found | equal)
+    }
+}
+
+/// Lets a request pass whose secret is good for its route.
+pub async fn check(State(access): State<Access>, mut request: Request, next: Next) -> Response {
+    if !access.is_addressed_here(&request) {
+        let detail = "without secrets, the server answers under an address or localhost only";
+        return refuse(
+            Problem::new(ProblemType::OperatorsOnly).detail(detail),
+            None,
+        );
+    }
+    // Nobody behind this needs it.
+    let authorization = request.headers_mut().remove(AUTHORIZATION);
+    let route = request.extensions().get::<MatchedPath>();
+    let for_holders = route.is_some_and(|route| HOLDERS.contains(&route.as_str()));
+    // A service that is nested has no route of its own.
+    let schemes = match request.uri().path().strip_prefix(CONSOLE) {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => Schemes::BearerAndBasic,
+        _ => Schemes::Bearer,
+    };
+    match access.role(authorization.as_ref(), schemes) {
+        Some(Role::Operator) => next.run(request).await,
+        Some(Role::Holder) if for_holders => next.run(request).await,
+        Some(Role::Holder) => refuse(Problem::new(ProblemType::OperatorsOnly), None),
+        None => {
+            let challenge = match (schemes, authorization) {
+                (Schemes::BearerAndBasic, _) => r#"Basic realm="tower-fence operators""#,
+                (Schemes::Bearer, None) => r#"Bearer realm="tower-fence""#,
+                (Schemes::Bearer, Some(_)) => {
+                    r#"Bearer realm="tower-fence", error="invalid_token""#
+                }
+            };
+            refuse(Problem::new(ProblemType::Unauthorized), Some(challenge))
+        }
+    }
+}
+
+/// What stands behind the name of a scheme.
+fn after<'a>(value: &'a [u8], scheme: &[u8]) -> Option<&'a [u8]> {
+    let (given, rest) = value.split_at_checked(scheme.len())?;
+    given.eq_ignore_ascii_case(scheme).then_some(rest)
+}
+
+fn refuse(problem: Problem, challenge: Option<&'static str>) -> Response {
+    let name = match problem.status_code() {
+        StatusCode::UNAUTHORIZED => ProblemType::Unauthorized.name(),
+        _ => ProblemType::OperatorsOnly.name(),
+    };
+    super::metrics::refused(name);
+    let mut response = problem.into_response();
+    if let Some(challenge) = challenge {
+        let challenge = HeaderValue::from_static(challenge);
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLDER: &str = "holder-0123456789";
+    const OPERATOR: &str = "operator-0123456789";
+
+    fn access() -> Access {
+        let known = Known {
+            holders: Digests::of(
+                "holders",
+                &format!("# old\nanother-0123456789\n\n{HOLDER}\n"),
+            )
+            .unwrap(),
+            operators: Digests::of("operators", OPERATOR).unwrap(),
+        };
+        Access {
+            known: Arc::new(RwLock::new(known)),
+            anyone: false,
+        }
+    }
+
+    #[test]
+    fn each_secret_has_its_role_and_no_other_text_has_one() {
+        let role = |value: String| {
+            let value = HeaderValue::try_from(value).unwrap();
+            access().role(Some(&value), Schemes::Bearer)
+        };
+        for scheme in ["Bearer", "bearer", "BEARER"] {
+            assert_eq!(role(format!("{scheme} {HOLDER}")), Some(Role::Holder));
+            assert_eq!(role(format!("{scheme} {OPERATOR}")), Some(Role::Operator));
+        }
+        for wrong in [
+            "".into(),
+            "Bearer".into(),
+            "Bearer ".into(),
+            format!("Basic {HOLDER}"),
+            format!("Bearer {HOLDER}x"),
+            format!("Bearer {}", &HOLDER[1..]),
+            format!("Bearer {HOLDER} {OPERATOR}"),
+            "Bearer # old".into(),
+            HOLDER.into(),
+        ] {
+            assert_eq!(role(wrong.clone()), None, "{wrong}");
+        }
+        assert_eq!(access().role(None, Schemes::Bearer), None);
+    }
+
+    #[test]
+    fn the_console_takes_a_secret_as_a_password() {
+        let role = |pair: &str, schemes| {
+            let value = format!("Basic {}", BASE64_STANDARD.encode(pair));
+            access().role(Some(&HeaderValue::try_from(value).unwrap()), schemes)
+        };
+        let both = Schemes::BearerAndBasic;
+        assert_eq!(
+            role(&format!("anybody:{OPERATOR}"), both),
+            Some(Role::Operator)
+        );
+        assert_eq!(role(&format!(":{HOLDER}"), both), Some(Role::Holder));
+        for wrong in [
+            OPERATOR.into(),
+            format!("{OPERATOR}:"),
+            format!("a:b:{OPERATOR}"),
+        ] {
+            assert_eq!(role(&wrong, both), None, "{wrong}");
+        }
+        assert_eq!(role(&format!(":{OPERATOR}"), Schemes::Bearer), None);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_secret_is_said_without_it() {
+        for text in [
+            "hunter2",
+            "with a blank 0123456789",
+            "",
+            "# nothing",
+            "naïve-0123456789-0",
+        ] {
+            let refused = Digests::of("holders", text).err().unwrap();
+            assert!(
+                text.is_empty() || !refused.text.contains(text),
+                "{}",
+                refused.text
+            );
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `/metrics`: what the library and the server count, for Prometheus.
+
+use std::time::Duration;
+
+use axum::{http::header::CONTENT_TYPE, routing::MethodRouter, routing::get};
+use metrics_exporter_prometheus::PrometheusBuilder;
+
+use crate::failure::Failure;
+
+/// The upper ends of the buckets of all histograms, in seconds.
+const BUCKETS: [f64; 12] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0,
+];
+
+/// Begins to record, and returns the route.
+pub fn route() -> Result<MethodRouter, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::other(format!("no metrics: {error}"));
+    let builder = PrometheusBuilder::new().set_buckets(&BUCKETS);
+    let handle = builder
+        .map_err(|error| failed(&error))?
+        .install_recorder()
+        .map_err(|error| failed(&error))?;
+    metrics::gauge!("tower_fence_server_connections").set(0.0);
+    // Histograms are drained now and then, also while nobody asks.
+    let upkeep = handle.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(get(async move || {
+        let content_type = [(CONTENT_TYPE, "text/plain; version=0.0.4")];
+        (content_type, handle.render())
+    }))
+}
+
+/// Counts a request that did not come to the issuer.
+pub fn refused(problem: &'static str) {
+    metrics::counter!("tower_fence_server_refused_total", "problem" => problem).increment(1);
+}
+
+/// Counts a connection as long as it lives.
+pub struct Open;
+
+impl Open {
+    pub fn count() -> Self {
+        metrics::gauge!("tower_fence_server_connections").increment(1.0);
+        Self
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        metrics::gauge!("tower_fence_server_connections").decrement(1.0);
+    }
+}

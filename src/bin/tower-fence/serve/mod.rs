@@ -1,0 +1,157 @@
+//! `serve`: the issuer over HTTP, put together.
+//!
+//! Routes are added in [`routes`]: what is for operators there is closed to holders by itself, see [`access`].
+
+mod access;
+mod args;
+mod connections;
+mod health;
+mod metrics;
+mod reload;
+mod stop;
+mod store;
+mod tls;
+mod under_way;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{Router, middleware::from_fn_with_state, routing::get};
+use tokio::{
+    net::{TcpListener, lookup_host},
+    time::timeout,
+};
+use tower_fence::{
+    TokenKeys,
+    problem::{Problem, ProblemType},
+};
+
+pub use self::args::ServeArgs;
+use self::{
+    access::Access, connections::Connections, health::Health, reload::Reload, stop::Stop,
+    store::Mounted, tls::Tls, under_way::UnderWay,
+};
+use crate::{
+    failure::{Failure, chain},
+    logs,
+    secrets::Secret,
+};
+
+/// How long connections to the database may take to be closed.
+const CLOSING: Duration = Duration::from_secs(2);
+
+pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
+    logs::start(args.log_format, &args.log)?;
+    let access = Access::read(&args.access)?;
+    let tls = Tls::read(&args.access)?;
+    let token_keys = token_keys(&args)?;
+    let (fence, database) = args.database.fence(args.database_connections)?;
+    let Mounted {
+        locks,
+        console,
+        health,
+        place,
+    } = store::mount(&args, fence.clone(), token_keys.clone())?;
+
+    let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
+    let address = listener.local_addr();
+    let address = address.map_err(|error| Failure::unavailable("no address", &error))?;
+    if args.migrate {
+        args.database.reached().await?;
+        let migrated = fence.migrate().await;
+        migrated.map_err(|error| {
+            Failure::unavailable(&format!("no migration of {database}"), &error)
+        })?;
+    }
+
+    let stop = Stop::on_signals()?;
+    let reload = Reload::new(&args, access.clone(), tls.clone(), token_keys.clone());
+    reload.on_hangup()?;
+    let under_way = UnderWay::new(&args.limits, stop.clone());
+    let health = Arc::new(health.until(stop.clone()));
+    let app = routes(
+        locks,
+        console,
+        access.clone(),
+        under_way.clone(),
+        Arc::clone(&health),
+    )?;
+
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    println!("tower-fence listens on {scheme}://{address}");
+    let signed = token_keys.is_some();
+    tracing::info!(%address, scheme, %database, leases = %place, signed, access = %access, "started");
+    if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {
+        tracing::warn!("secrets come in the clear: give a certificate, or let a proxy speak TLS");
+    }
+    tokio::spawn(async move { health.tell().await });
+
+    let connections = Connections::new(&args.limits, tls);
+    connections
+        .serve(listener, app, stop, args.limits.drain)
+        .await;
+    under_way.settle().await;
+    // A database that hangs keeps nobody from going.
+    _ = timeout(CLOSING, fence.get_pool().close()).await;
+    tracing::info!("stopped");
+    Ok(0)
+}
+
+/// All routes. What is not exactly a route of holders is for operators, but for what stands beside, like /healthz, and is
+/// open to everybody.
+fn routes(
+    locks: Router,
+    console: Router,
+    access: Access,
+    under_way: UnderWay,
+    health: Arc<Health>,
+) -> Result<Router, Failure> {
+    let locks = Router::new()
+        .nest("/locks", locks)
+        .route_layer(from_fn_with_state(under_way, under_way::limit))
+        .nest_service(access::CONSOLE, console)
+        .route_layer(from_fn_with_state(access, access::check));
+    Ok(Router::new()
+        .merge(locks)
+        .route("/healthz", get(health::alive))
+        .route("/readyz", get(health::ready).with_state(health))
+        .route("/metrics", metrics::route()?)
+        .fallback(async || Problem::new(ProblemType::UnknownRoute)))
+}
+
+/// Listens, unless that would open the leases to everybody by mistake.
+async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListener, Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(
+            crate::failure::UNAVAILABLE,
+            format!("cannot listen on {address}: {}", chain(&error)),
+        )
+    };
+    let found = lookup_host(address).await;
+    let found: Vec<SocketAddr> = found
+        .map_err(|error| {
+            Failure::configuration(format!(
+                "cannot listen on {address}: {error}; an address and a port are wanted, such as 127.0.0.1:4120"
+            ))
+        })?
+        .collect();
+    let open = !access.has_secrets() && !anyone;
+    if open && found.iter().any(|address| !address.ip().is_loopback()) {
+        return Err(Failure::configuration(format!(
+            "without a secret, whoever reaches {address} could take and break leases: name a file with secrets \
+             (TOWER_FENCE_HOLDER_SECRETS_FILE, TOWER_FENCE_OPERATOR_SECRETS_FILE), listen on 127.0.0.1, \
+             or say --allow-anyone"
+        )));
+    }
+    TcpListener::bind(found.as_slice()).await.map_err(failed)
+}
+
+/// The keys that sign tokens.
+fn token_keys(args: &ServeArgs) -> Result<Option<TokenKeys>, Failure> {
+    let file = args.leases.token_key_file.as_deref();
+    let Some(text) = Secret::find("TOWER_FENCE_TOKEN_KEY", file)? else {
+        return Ok(None);
+    };
+    let keys = text.expose().parse();
+    keys.map(Some)
+        .map_err(|error| Failure::configuration(format!("the token keys: {}", chain(&error))))
+}

@@ -1,0 +1,75 @@
+//! SIGHUP: secrets, token keys and the certificate are read again.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tower_fence::TokenKeys;
+
+use super::{
+    access::Access,
+    args::{AccessArgs, LeaseArgs, ServeArgs},
+    tls::Tls,
+};
+use crate::failure::{Failure, chain};
+
+/// What can be read again, and from where.
+pub struct Reload {
+    files: AccessArgs,
+    leases: LeaseArgs,
+    access: Access,
+    tls: Option<Tls>,
+    token_keys: Option<TokenKeys>,
+}
+
+impl Reload {
+    pub fn new(
+        args: &ServeArgs,
+        access: Access,
+        tls: Option<Tls>,
+        token_keys: Option<TokenKeys>,
+    ) -> Self {
+        Self {
+            files: args.access.clone(),
+            leases: args.leases.clone(),
+            access,
+            tls,
+            token_keys,
+        }
+    }
+
+    /// Does so at each SIGHUP. What is not sound changes nothing, and is told in the log.
+    pub fn on_hangup(self) -> Result<(), Failure> {
+        let hangups = signal(SignalKind::hangup());
+        let mut hangups = hangups.map_err(|error| Failure::unavailable("no signals", &error))?;
+        tokio::spawn(async move {
+            while hangups.recv().await.is_some() {
+                let read = [
+                    ("secrets", self.access.replace(&self.files)),
+                    ("certificate", self.certificate()),
+                    ("token keys", self.keys()),
+                ];
+                for (what, outcome) in read {
+                    if let Err(failure) = outcome {
+                        tracing::error!(what, error = %failure.text, "not read again: the old ones stay");
+                    }
+                }
+                tracing::info!(access = %self.access, "read secrets, token keys and certificate again");
+            }
+        });
+        Ok(())
+    }
+
+    fn certificate(&self) -> Result<(), Failure> {
+        self.tls
+            .as_ref()
+            .map_or(Ok(()), |tls| tls.replace(&self.files))
+    }
+
+    fn keys(&self) -> Result<(), Failure> {
+        let (Some(keys), Some(file)) = (&self.token_keys, &self.leases.token_key_file) else {
+            return Ok(());
+        };
+        let read = TokenKeys::from_file(file);
+        let read = read.map_err(|error| Failure::configuration(chain(&error)))?;
+        keys.replace(&read);
+        Ok(())
+    }
+}

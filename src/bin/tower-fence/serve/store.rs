@@ -1,0 +1,137 @@
+//! Which store has the leases, and the routes over it.
+
+use axum::Router;
+use sqlx::Postgres;
+use tower_fence::{
+    Fence, TokenKeys,
+    console::Console,
+    issuer::Issuer,
+    lease::{LeaseError, Operate, PostgresLeases, QuorumLeases, RedisLeases},
+};
+
+use super::{
+    args::{LeaseArgs, RedisArgs, RedisMode, ServeArgs},
+    health::Health,
+};
+use crate::{
+    failure::{Failure, chain},
+    secrets::{Secret, addresses, words},
+};
+
+/// The issuer over its store.
+pub struct Mounted {
+    pub locks: Router,
+    pub console: Router,
+    pub health: Health,
+    /// Where the leases are, for people.
+    pub place: String,
+}
+
+/// The issuer over the store that the arguments name. Nothing is asked of it yet: it need not be up.
+pub fn mount(
+    args: &ServeArgs,
+    fence: Fence<Postgres>,
+    keys: Option<TokenKeys>,
+) -> Result<Mounted, Failure> {
+    let redis = &args.redis;
+    let (option, file) = (redis.redis_url.as_deref(), redis.redis_url_file.as_ref());
+    let settings = Settings {
+        leases: &args.leases,
+        fence: fence.clone(),
+        keys,
+    };
+    settings.check()?;
+    let Some(urls) = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)? else {
+        if redis.redis_mode != RedisMode::Single {
+            let text = "a mode of Redis is named, and no Redis: set TOWER_FENCE_REDIS_URL";
+            return Err(Failure::configuration(text));
+        }
+        let leases = PostgresLeases::new(fence);
+        return Ok(settings.mount(leases, None));
+    };
+    let mode = redis.redis_mode;
+    let place = format!("Redis ({mode:?}) at {}", addresses(&urls)).to_lowercase();
+    let urls: Vec<&str> = words(urls.expose()).collect();
+    if mode == RedisMode::Quorum {
+        let leases = QuorumLeases::builder(fence.clone())
+            .key_prefix(&redis.redis_key_prefix)
+            .connect_lazy(&urls)
+            .map_err(refused)?;
+        return Ok(match redis.announce {
+            true => settings.mount(leases.announced_to(fence), Some(place)),
+            false => settings.mount(leases, Some(place)),
+        });
+    }
+    let leases = on_redis(redis, &urls, fence.clone())?;
+    Ok(match redis.announce {
+        true => settings.mount(leases.announced_to(fence), Some(place)),
+        false => settings.mount(leases, Some(place)),
+    })
+}
+
+fn on_redis(
+    args: &RedisArgs,
+    urls: &[&str],
+    fence: Fence<Postgres>,
+) -> Result<RedisLeases, Failure> {
+    let builder = RedisLeases::builder(fence).key_prefix(&args.redis_key_prefix);
+    let leases = match (args.redis_mode, urls) {
+        (RedisMode::Sentinel, _) => builder.connect_sentinels_lazy(urls, &args.redis_master),
+        (RedisMode::Cluster, _) => builder.connect_cluster_lazy(urls),
+        (_, [url]) => builder.connect_lazy(url),
+        _ => {
+            return Err(Failure::configuration(
+                "several URLs of Redis are given: say in TOWER_FENCE_REDIS_MODE what they lead to, \
+                 sentinel, cluster or quorum",
+            ));
+        }
+    };
+    leases.map_err(refused)
+}
+
+fn refused(error: LeaseError) -> Failure {
+    Failure::configuration(format!("no Redis: {}", chain(&error)))
+}
+
+struct Settings<'a> {
+    leases: &'a LeaseArgs,
+    fence: Fence<Postgres>,
+    keys: Option<TokenKeys>,
+}
+
+impl Settings<'_> {
+    fn check(&self) -> Result<(), Failure> {
+        let LeaseArgs {
+            ttl,
+            min_ttl,
+            max_ttl,
+            ..
+        } = self.leases;
+        if !(min_ttl..=max_ttl).contains(&ttl) || min_ttl.is_zero() {
+            return Err(Failure::configuration(
+                "the time of a lease, --ttl, is from --min-ttl, which is above 0, to --max-ttl",
+            ));
+        }
+        Ok(())
+    }
+
+    fn mount<L: Operate + Clone>(&self, leases: L, redis: Option<String>) -> Mounted {
+        let health = Health::of(self.fence.clone(), leases.clone(), redis.is_some());
+        let console = Console::new(self.fence.clone(), leases.clone()).process_name("tower-fence");
+        let issuer = Issuer::new(leases)
+            .serve_openapi()
+            .ttl(self.leases.ttl)
+            .ttl_limits(self.leases.min_ttl..=self.leases.max_ttl)
+            .wait_limit(self.leases.max_wait);
+        let locks = match &self.keys {
+            Some(keys) => issuer.sign_with(keys.clone()).operator_router(),
+            None => issuer.operator_router(),
+        };
+        Mounted {
+            locks,
+            console: console.router(),
+            health,
+            place: redis.unwrap_or_else(|| "in the database".into()),
+        }
+    }
+}

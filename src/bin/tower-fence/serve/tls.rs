@@ -1,0 +1,68 @@
+//! TLS: a certificate and its key, from files that may be read again.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::{
+    ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::args::AccessArgs;
+use crate::{
+    failure::{Failure, chain},
+    secrets::Secret,
+};
+
+/// The certificate that counts now. A handle: clones see what [`replace`](Self::replace) brings.
+#[derive(Clone)]
+pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
+
+impl Tls {
+    /// Reads the files, where any are named.
+    pub fn read(args: &AccessArgs) -> Result<Option<Self>, Failure> {
+        let config = config(args)?;
+        Ok(config.map(|config| Self(Arc::new(RwLock::new(config)))))
+    }
+
+    /// Reads the files again, and takes what is there if it is sound. Connections keep what they have.
+    pub fn replace(&self, args: &AccessArgs) -> Result<(), Failure> {
+        if let Some(config) = config(args)? {
+            *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
+        }
+        Ok(())
+    }
+
+    /// What makes the next connection.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)).into()
+    }
+}
+
+fn config(args: &AccessArgs) -> Result<Option<Arc<ServerConfig>>, Failure> {
+    let (Some(cert), Some(key)) = (&args.tls_cert_file, &args.tls_key_file) else {
+        return Ok(None);
+    };
+    let failed = |path, error: String| Failure::file("cannot use", path, error);
+    let chain_of = CertificateDer::pem_file_iter(cert)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| failed(cert, chain(&error)))?;
+    if chain_of.is_empty() {
+        return Err(failed(cert, "there is no certificate in it".into()));
+    }
+    let text = Secret::from_file(key)?;
+    // What is wrong with a key is not shown.
+    let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
+        .map_err(|_| failed(key, "there is no private key in it (PEM)".into()))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| {
+            builder
+                .with_no_client_auth()
+                .with_single_cert(chain_of, private)
+        })
+        .map_err(|error| failed(cert, format!("with its key: {}", chain(&error))))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Some(Arc::new(config)))
+}

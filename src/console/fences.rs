@@ -1,0 +1,166 @@
+//! What the fences have seen, and taking one back.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json as Answer,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Console,
+    page::NO_STORE,
+    rejection::Rejection,
+    request::{Asked, Json, rows},
+};
+use crate::{
+    feed::FEED,
+    fence::{FenceDatabase, FenceRow},
+    lease::Operate,
+    token::{Resource, Token},
+    wire::StateBody,
+};
+
+#[derive(Deserialize)]
+pub(super) struct Name {
+    resource: String,
+}
+
+#[derive(Serialize)]
+struct Row {
+    resource: Resource,
+    max_token: i64,
+    announced: Option<Token>,
+    idle_ms: u64,
+}
+
+impl From<FenceRow> for Row {
+    fn from(row: FenceRow) -> Self {
+        Self {
+            resource: row.resource,
+            max_token: row.max_token,
+            announced: row.announced,
+            idle_ms: whole_ms(row.idle),
+        }
+    }
+}
+
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What there is to say about a resource, from both sides.
+#[derive(Serialize)]
+struct Known {
+    resource: Resource,
+    max_token: i64,
+    row: Option<Row>,
+    partition: u8,
+    floor: i64,
+    granted: i64,
+    lease: StateBody,
+    /// When the lease that is held was granted, where this process has seen it.
+    granted_at_ms: Option<u64>,
+    /// Since when this process has looked.
+    feed_began_ms: u64,
+    now_ms: u64,
+}
+
+pub(super) async fn look_up<DB: FenceDatabase, L: Operate>(
+    State(console): State<Arc<Console<DB, L>>>,
+    Asked(Name { resource }): Asked<Name>,
+) -> Result<Response, Rejection> {
+    let resource =
+        Resource::new(resource).map_err(|error| Rejection::invalid("resource", error))?;
+    let state = console.fence.state(&resource).await?;
+    let held = console.leases.inspect(&resource).await?;
+    let granted_at_ms = held
+        .as_ref()
+        .and_then(|held| FEED.granted_at_ms(&resource, held.token));
+    let known = Known {
+        max_token: state.max_token(),
+        row: state.row.map(Row::from),
+        partition: state.partition,
+        floor: state.floor,
+        granted: state.granted,
+        lease: StateBody::new(&resource, held.as_ref()),
+        granted_at_ms,
+        feed_began_ms: FEED.began_ms(),
+        now_ms: FEED.now_ms(),
+        resource,
+    };
+    Ok(([NO_STORE], Answer(known)).into_response())
+}
+
+#[derive(Deserialize)]
+pub(super) struct Paging {
+    limit: Option<u16>,
+    after: Option<String>,
+    prefix: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Fences {
+    fences: Vec<Row>,
+    /// What the next page is after; null on the last one.
+    after: Option<Resource>,
+}
+
+pub(super) async fn list<DB: FenceDatabase, L: Operate>(
+    State(console): State<Arc<Console<DB, L>>>,
+    Asked(paging): Asked<Paging>,
+) -> Result<Response, Rejection> {
+    let limit = rows(paging.limit)?;
+    let prefix = paging.prefix.unwrap_or_default();
+    if prefix.len() > Resource::MAX_BYTES || prefix.contains('\0') {
+        return Err(Rejection::invalid("prefix", "no name begins with this"));
+    }
+    let after = paging.after.filter(|after| !after.is_empty());
+    let after = after.map(Resource::new).transpose();
+    let after = after.map_err(|error| Rejection::invalid("after", error))?;
+    let rows = console
+        .fence
+        .states(&prefix, after.as_ref(), limit.into())
+        .await?;
+    let is_full = rows.len() == usize::from(limit);
+    let last = rows.last().map(|row| row.resource.clone());
+    let fences = Fences {
+        fences: rows.into_iter().map(Row::from).collect(),
+        after: last.filter(|_| is_full),
+    };
+    Ok(([NO_STORE], Answer(fences)).into_response())
+}
+
+#[derive(Serialize)]
+struct Floor {
+    partition: u8,
+    floor: i64,
+}
+
+pub(super) async fn floors<DB: FenceDatabase, L: Operate>(
+    State(console): State<Arc<Console<DB, L>>>,
+) -> Result<Response, Rejection> {
+    let floors = console.fence.floors().await?.into_iter();
+    let floors: Vec<_> = floors
+        .map(|(partition, floor)| Floor { partition, floor })
+        .collect();
+    Ok(([NO_STORE], Answer(floors)).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Reset {
+    resource: Resource,
+    token: Token,
+}
+
+pub(super) async fn reset<DB: FenceDatabase, L: Operate>(
+    State(console): State<Arc<Console<DB, L>>>,
+    Json(Reset { resource, token }): Json<Reset>,
+) -> Result<Response, Rejection> {
+    console.fence.reset(&resource, token).await?;
+    Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
+}

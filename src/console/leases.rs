@@ -1,0 +1,122 @@
+//! Which leases are held, and an end by force.
+
+use std::sync::Arc;
+
+use axum::{
+    Json as Answer,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Console,
+    page::NO_STORE,
+    rejection::Rejection,
+    request::{Asked, Json, rows},
+};
+use crate::{
+    feed,
+    fence::FenceDatabase,
+    lease::{Held, LeaseError, Operate, Page},
+    metrics,
+    token::{Resource, Token},
+    wire::PageBody,
+};
+
+/// How many leases a search takes from the store at a time.
+const CHUNK: usize = 250;
+/// How many leases it looks through for one answer.
+const LOOK_THROUGH: usize = 20_000;
+
+#[derive(Deserialize)]
+pub(super) struct Paging {
+    limit: Option<u16>,
+    cursor: Option<String>,
+    search: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Leases {
+    #[serde(flatten)]
+    page: PageBody,
+    /// How many leases were looked through for this page.
+    looked_through: usize,
+}
+
+pub(super) async fn list<DB: FenceDatabase, L: Operate>(
+    State(console): State<Arc<Console<DB, L>>>,
+    Asked(paging): Asked<Paging>,
+) -> Result<Response, Rejection> {
+    let limit = rows(paging.limit)?.into();
+    let cursor = paging.cursor.filter(|cursor| !cursor.is_empty());
+    let search = paging.search.filter(|search| !search.is_empty());
+    let (page, looked_through) = match search {
+        None => {
+            let page = console.leases.list(limit, cursor.as_deref()).await?;
+            let found = page.leases.len();
+            (page, found)
+        }
+        Some(search) => find(&console.leases, &search.to_lowercase(), limit, cursor).await?,
+    };
+    let leases = Leases {
+        page: PageBody::from(&page),
+        looked_through,
+    };
+    Ok(([NO_STORE], Answer(leases)).into_response())
+}
+
+/// Looks for leases with this text in the name of their resource or owner, until there are enough, or it has looked
+/// through so many that the rest is for the next page. Pages of the store are not divided, so there may be some more.
+async fn find<L: Operate>(
+    leases: &L,
+    text: &str,
+    enough: usize,
+    mut cursor: Option<String>,
+) -> Result<(Page, usize), Rejection> {
+    let mut looked_through = 0;
+    let mut found = Page::default();
+    loop {
+        let page = leases.list(CHUNK, cursor.as_deref()).await?;
+        looked_through += page.leases.len();
+        let fits = |(resource, held): &(Resource, Held)| {
+            let owner = held.owner.as_ref().map(|owner| owner.as_str());
+            [Some(resource.as_str()), owner]
+                .iter()
+                .flatten()
+                .any(|name| name.to_lowercase().contains(text))
+        };
+        found.leases.extend(page.leases.into_iter().filter(fits));
+        cursor = page.cursor;
+        let goes_on = found.leases.len() < enough && looked_through < LOOK_THROUGH;
+        if cursor.is_none() || !goes_on {
+            found.cursor = cursor;
+            return Ok((found, looked_through));
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Break {
+    resource: Resource,
+    /// That of the lease which the operator has seen.
+    token: Token,
+}
+
+pub(super) async fn break_lease<DB: FenceDatabase, L: Operate>(
+    State(console): State<Arc<Console<DB, L>>>,
+    Json(Break { resource, token }): Json<Break>,
+) -> Result<Response, Rejection> {
+    let held = console.leases.inspect(&resource).await?;
+    // Whoever has it now is not the one that the operator has decided about.
+    let is_same = held.is_some_and(|held| held.token == token);
+    if !is_same || !console.leases.break_lease(&resource).await? {
+        return Err(LeaseError::Lost { resource }.into());
+    }
+    metrics::count("tower_fence_leases_broken_total");
+    feed::broken(&resource);
+    tracing::warn!(%resource, token = token.get(), "ended a lease by force, from the console");
+    Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
+}

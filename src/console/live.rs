@@ -1,0 +1,184 @@
+//! What happens, as server-sent events.
+//!
+//! 1. A reader comes by every 200 ms and takes what is new; nobody who writes waits for it, or wakes it.
+//! 2. Where more has happened than a reader takes at once, it hears how many events it has missed. How many there were in
+//!    each second it hears in any case.
+//! 3. A stream ends after 10 seconds, and says so. The page asks again at once, from where it was.
+
+use std::{convert::Infallible, env, path::Path, sync::Arc, time::Duration};
+
+use axum::{
+    extract::State,
+    response::{
+        IntoResponse, Response,
+        sse::{Event as Message, Sse},
+    },
+};
+use futures_util::stream;
+use http::{HeaderMap, HeaderName};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
+
+use super::{
+    Console,
+    readers::{Place, STREAM_LIMIT},
+    rejection::Rejection,
+    request::Asked,
+};
+use crate::{
+    feed::{Event, FEED, KINDS, SECONDS},
+    fence::FenceDatabase,
+    lease::Operate,
+};
+
+/// How often a reader comes by.
+const TICK: Duration = Duration::from_millis(200);
+/// After how long it is told that nothing has happened.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// What the page says about the process.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Process {
+    pub(super) name: String,
+    id: u32,
+}
+
+impl Process {
+    pub(super) fn of_this() -> Self {
+        let program = env::args_os().next();
+        let program = program
+            .as_ref()
+            .and_then(|path| Path::new(path).file_stem());
+        let program = program.map_or("process".into(), |name| name.to_string_lossy());
+        let id = std::process::id();
+        let name = match env::var("HOSTNAME") {
+            Ok(host) if !host.is_empty() => format!("{program} {id} on {host}"),
+            _ => format!("{program} {id}"),
+        };
+        Self { name, id }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct From {
+    /// The id of the last message that the page has had. A browser that repeats a request says it in a header.
+    after: Option<String>,
+}
+
+/// What a reader is told at a time.
+#[derive(Serialize)]
+struct News<'a> {
+    /// With the first message of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hello: Option<Hello<'a>>,
+    now_ms: u64,
+    events: Vec<Event>,
+    missed: u64,
+    /// Seconds since 1970, and how many events of each kind there were.
+    seconds: Vec<(u64, [u32; KINDS.len()])>,
+}
+
+#[derive(Serialize)]
+struct Hello<'a> {
+    process: &'a Process,
+    feed: u64,
+    began_ms: u64,
+    kinds: [&'static str; KINDS.len()],
+    kept_seconds: u64,
+    /// Whether the page's last event was one of this process.
+    goes_on: bool,
+}
+
+struct Reader {
+    place: Place,
+    tick: Interval,
+    process: Process,
+    last_id: Option<u64>,
+    is_first: bool,
+    told_at: Instant,
+    from_second: u64,
+}
+
+pub(super) async fn events<DB: FenceDatabase, L: Operate>(
+    State(console): State<Arc<Console<DB, L>>>,
+    Asked(From { after }): Asked<From>,
+    headers: HeaderMap,
+) -> Result<Response, Rejection> {
+    let place = console.readers.take(STREAM_LIMIT);
+    let place = place.ok_or(Rejection::TooManyReaders)?;
+    let header = headers.get("last-event-id");
+    let header = header.and_then(|value| value.to_str().ok());
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let reader = Reader {
+        place,
+        tick,
+        process: console.process.clone(),
+        last_id: header.or(after.as_deref()).and_then(of_this_feed),
+        is_first: true,
+        told_at: Instant::now(),
+        from_second: 0,
+    };
+    let messages = stream::unfold(Some(reader), async |reader| {
+        let mut reader = reader?;
+        Some(match reader.next().await {
+            Some(message) => (Ok::<_, Infallible>(message), Some(reader)),
+            None => (Ok(Message::default().event("end").data("")), None),
+        })
+    });
+    // Some proxies collect an answer before they pass it on.
+    let unbuffered = [(HeaderName::from_static("x-accel-buffering"), "no")];
+    Ok((unbuffered, Sse::new(messages)).into_response())
+}
+
+/// The number of an event, where it is one of this feed.
+fn of_this_feed(id: &str) -> Option<u64> {
+    let (feed, last_id) = id.split_once('-')?;
+    (feed.parse() == Ok(FEED.id)).then_some(last_id.parse().ok()?)
+}
+
+impl Reader {
+    /// Waits for what there is to tell; `None` when the stream is at its end.
+    async fn next(&mut self) -> Option<Message> {
+        loop {
+            self.tick.tick().await;
+            let now = Instant::now();
+            if now >= self.place.until {
+                return None;
+            }
+            let is_news = self.is_first || self.last_id != Some(FEED.last_id());
+            if is_news || now.duration_since(self.told_at) >= QUIET {
+                self.told_at = now;
+                return Some(self.tell());
+            }
+        }
+    }
+
+    fn tell(&mut self) -> Message {
+        let batch = FEED.after(self.last_id, self.from_second);
+        let hello = self.is_first.then_some(Hello {
+            process: &self.process,
+            feed: FEED.id,
+            began_ms: FEED.began_ms(),
+            kinds: KINDS,
+            kept_seconds: SECONDS,
+            goes_on: self.last_id.is_some(),
+        });
+        let news = News {
+            hello,
+            now_ms: FEED.now_ms(),
+            events: batch.events,
+            missed: batch.missed,
+            seconds: batch.seconds,
+        };
+        // Text keys and plain values always serialize, in one line.
+        let data = serde_json::to_string(&news).unwrap_or_default();
+        if let Some((second, _)) = news.seconds.last() {
+            self.from_second = *second;
+        }
+        self.is_first = false;
+        self.last_id = Some(batch.last_id);
+        let id = format!("{}-{}", FEED.id, batch.last_id);
+        Message::default().id(id).data(data)
+    }
+}

@@ -1,0 +1,199 @@
+//! The page itself: what it is made of, and what a browser may do with it.
+
+use axum::{
+    extract::{OriginalUri, Path},
+    response::{IntoResponse, Response},
+};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{
+        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY,
+        X_CONTENT_TYPE_OPTIONS,
+    },
+};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// No cache keeps what the console tells.
+pub(super) const NO_STORE: (HeaderName, HeaderValue) =
+    (CACHE_CONTROL, HeaderValue::from_static("no-store"));
+
+const INDEX: &str = include_str!("page/index.html");
+
+/// What the page loads.
+const FILES: [(&str, &str, &str); 10] = [
+    ("api.js", SCRIPT, include_str!("page/api.js")),
+    ("charts.js", SCRIPT, include_str!("page/charts.js")),
+    (
+        "console.css",
+        "text/css; charset=utf-8",
+        include_str!("page/console.css"),
+    ),
+    ("console.js", SCRIPT, include_str!("page/console.js")),
+    ("dialogs.js", SCRIPT, include_str!("page/dialogs.js")),
+    ("events.js", SCRIPT, include_str!("page/events.js")),
+    ("fences.js", SCRIPT, include_str!("page/fences.js")),
+    ("leases.js", SCRIPT, include_str!("page/leases.js")),
+    ("live.js", SCRIPT, include_str!("page/live.js")),
+    ("words.js", SCRIPT, include_str!("page/words.js")),
+];
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// The page. Where its URL has no slash at the end, what it loads is one step further down.
+pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> Response {
+    let base = match uri.path().rsplit_once('/') {
+        Some((_, "")) | None => "./".to_owned(),
+        // In front of the name, so that none is taken for a scheme.
+        Some((_, last)) => format!("./{}/", escaped(last)),
+    };
+    let html = INDEX.replace("{base}", &base);
+    serve("text/html; charset=utf-8", html, &headers)
+}
+
+/// The path below the page. Above it there may be parameters of the application's.
+#[derive(Deserialize)]
+pub(super) struct Below {
+    file: String,
+}
+
+/// One of the files of the page.
+pub(super) async fn file(Path(Below { file: name }): Path<Below>, headers: HeaderMap) -> Response {
+    match FILES.iter().find(|(file, ..)| *file == name) {
+        Some((_, content_type, text)) => serve(content_type, (*text).to_owned(), &headers),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+/// A text as the value of an attribute.
+fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('"', "&quot;");
+    text.replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// Kept by the browser alone, which asks each time whether it is still the same: authentication is asked, too.
+fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Response {
+    let digest = Sha256::digest(text.as_bytes());
+    let tag: String = digest[..12]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let tag = format!("\"{tag}\"");
+    let known = headers.get_all(IF_NONE_MATCH).iter();
+    let is_known = known
+        .filter_map(|value| value.to_str().ok())
+        .any(|value| value.contains(&tag));
+    let caching = [
+        (CACHE_CONTROL, HeaderValue::from_static("private, no-cache")),
+        (
+            ETAG,
+            HeaderValue::try_from(tag).unwrap_or(HeaderValue::from_static("\"\"")),
+        ),
+    ];
+    if is_known {
+        return (StatusCode::NOT_MODIFIED, caching).into_response();
+    }
+    (caching, [(CONTENT_TYPE, content_type)], text).into_response()
+}
+
+/// Tells the browser what an answer may do: load from here, and talk to here. What somebody has put into a name does
+/// not run, whatever the page does with it.
+pub(super) async fn protect(mut response: Response) -> Response {
+    const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+         img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn index_at(uri: &str) -> String {
+        let uri = OriginalUri(uri.parse().unwrap());
+        let body = index(uri, HeaderMap::new()).await.into_body();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_it_loads_is_found_with_and_without_a_slash() {
+        for (uri, script) in [
+            ("/console/", "src=\"./console.js\""),
+            ("/console", "src=\"./console/console.js\""),
+            ("/ops/console?a=/b", "src=\"./console/console.js\""),
+            ("/", "src=\"./console.js\""),
+            // Of a path parameter, which anybody chooses.
+            ("/javascript:a", "src=\"./javascript:a/console.js\""),
+            ("/a\"b&quot;", "src=\"./a&quot;b&amp;quot;/console.js\""),
+        ] {
+            let page = index_at(uri).await;
+            assert!(page.contains(script), "{uri}: {page}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_inline_and_each_file_that_is_named_is_there() {
+        for word in [
+            "style=",
+            "<style",
+            "onclick",
+            "javascript:",
+            "http:",
+            "https:",
+        ] {
+            assert!(!INDEX.contains(word), "{word}");
+        }
+        for (_, rest) in INDEX
+            .match_indices("{base}")
+            .map(|(at, _)| INDEX.split_at(at + 6))
+        {
+            let (name, _) = rest.split_once('"').unwrap();
+            assert!(FILES.iter().any(|(file, ..)| *file == name), "{name}");
+        }
+        for (name, _, text) in FILES {
+            // The namespace of SVG is a name, and nothing that is loaded.
+            let text = text.replace("http://www.w3.org/2000/svg", "");
+            for word in [
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "eval(",
+                "://",
+            ] {
+                assert!(!text.contains(word), "{name}: {word}");
+            }
+        }
+    }
+
+    async fn get_file(name: &str, headers: HeaderMap) -> Response {
+        file(Path(Below { file: name.into() }), headers).await
+    }
+
+    #[tokio::test]
+    async fn a_browser_that_has_it_already_is_not_sent_it_again() {
+        let first = get_file("console.js", HeaderMap::new()).await;
+        let mut headers = HeaderMap::new();
+        headers.insert(IF_NONE_MATCH, first.headers()[ETAG].clone());
+        let again = get_file("console.js", headers.clone()).await;
+        assert_eq!(again.status(), StatusCode::NOT_MODIFIED);
+        let other = get_file("live.js", headers).await;
+        assert_eq!(other.status(), StatusCode::OK);
+        let none = get_file("../mod.rs", HeaderMap::new()).await;
+        assert_eq!(none.status(), StatusCode::NOT_FOUND);
+    }
+}

@@ -1,0 +1,83 @@
+// How many events of each kind there were: a number, and a bar for each five seconds of the last five minutes.
+
+import { element, number } from "./words.js";
+
+const svg = "http://www.w3.org/2000/svg";
+const BAR_SECONDS = 5;
+const HEIGHT = 36;
+
+const charts = [
+  { title: "Admitted", kinds: ["admitted"], what: "writes and fenced reads", tone: "good" },
+  { title: "Stale", kinds: ["stale"], what: "refused: the token is dead", tone: "bad" },
+  { title: "Forged", kinds: ["forged"], what: "refused: not the issuer\u2019s", tone: "bad" },
+  { title: "Granted", kinds: ["granted"], what: "leases", tone: "accent" },
+  { title: "In line", kinds: ["waiting"], what: "had to wait for a lease", tone: "warn" },
+];
+
+let kinds = [];
+let keptSeconds = 300;
+const seconds = new Map();
+
+const drawn = charts.map((chart) => {
+  const picture = document.createElementNS(svg, "svg");
+  picture.setAttribute("preserveAspectRatio", "none");
+  picture.setAttribute("role", "img");
+  const bars = document.createElementNS(svg, "path");
+  picture.append(bars);
+  const count = element("strong", { class: "count" }, "0");
+  const tile = element(
+    "li",
+    { class: "tile", "data-tone": chart.tone },
+    element("span", { class: "label" }, chart.title),
+    count,
+    element("span", { class: "what" }, chart.what),
+    picture,
+  );
+  return { ...chart, picture, bars, count, tile };
+});
+document.getElementById("counts").append(...drawn.map((chart) => chart.tile));
+
+/** Begins anew, with the kinds that this process counts. */
+export function begin(hello) {
+  kinds = hello.kinds;
+  keptSeconds = hello.kept_seconds;
+  if (!hello.goes_on) seconds.clear();
+}
+
+export function take(news) {
+  for (const [second, counts] of news.seconds) seconds.set(second, counts);
+  draw(Math.floor(news.now_ms / 1_000));
+}
+
+function draw(now) {
+  // Bars stand at multiples of five seconds, so that they do not change while they move.
+  const end = Math.floor(now / BAR_SECONDS) + 1;
+  const count = Math.floor(keptSeconds / BAR_SECONDS);
+  const from = end - count;
+  for (const second of seconds.keys()) {
+    if (second < from * BAR_SECONDS) seconds.delete(second);
+  }
+  for (const chart of drawn) {
+    const bars = new Array(count).fill(0);
+    const places = chart.kinds.map((kind) => kinds.indexOf(kind));
+    for (const [second, counts] of seconds) {
+      const bar = Math.floor(second / BAR_SECONDS) - from;
+      if (bar >= 0 && bar < count) for (const place of places) bars[bar] += counts[place] ?? 0;
+    }
+    const all = bars.reduce((sum, one) => sum + one, 0);
+    const peak = Math.max(...bars);
+    const scale = HEIGHT / Math.max(peak, 1);
+    const path = bars
+      .map((one, at) => (one === 0 ? "" : `M${at * 4},${HEIGHT}v${-Math.max(one * scale, 2).toFixed(1)}h3V${HEIGHT}z`))
+      .join("");
+    chart.bars.setAttribute("d", path);
+    chart.picture.setAttribute("viewBox", `0 0 ${count * 4} ${HEIGHT}`);
+    chart.picture.setAttribute(
+      "aria-label",
+      `${chart.title}: ${all} in the last five minutes, at most ${peak} in five seconds`,
+    );
+    chart.tile.classList.toggle("none", all === 0);
+    const text = number(all);
+    if (chart.count.textContent !== text) chart.count.textContent = text;
+  }
+}

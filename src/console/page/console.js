@@ -1,0 +1,39 @@
+// Puts the parts of the page together.
+
+import * as charts from "./charts.js";
+import { onChange } from "./dialogs.js";
+import * as events from "./events.js";
+import * as fences from "./fences.js";
+import * as leases from "./leases.js";
+import { follow } from "./live.js";
+
+const connection = document.getElementById("connection");
+const ofLeases = new Set(["granted", "released", "broken", "waiting", "lost"]);
+
+follow({
+  state(name, text) {
+    if (connection.dataset.state === name) return;
+    // What was read before may have changed meanwhile.
+    if (name === "live" && connection.dataset.state === "lost") refresh();
+    connection.dataset.state = name;
+    connection.textContent = text;
+    document.body.classList.toggle("lost", name === "lost");
+  },
+  news(message) {
+    if (message.hello) {
+      document.getElementById("process").textContent = message.hello.process.name;
+      charts.begin(message.hello);
+    }
+    charts.take(message);
+    events.take(message);
+    if (message.events.some((event) => ofLeases.has(event.kind))) leases.soon();
+  },
+});
+
+function refresh() {
+  leases.refresh();
+  fences.refresh();
+}
+
+onChange(refresh);
+refresh();

@@ -1,0 +1,172 @@
+// What happens, the newest first. A refusal explains itself.
+
+import { get } from "./api.js";
+import { lookUp } from "./dialogs.js";
+import { element, holder, moment, name, owner, time, token } from "./words.js";
+
+const MOST = 200;
+const ANNOUNCE_EVERY_MS = 5_000;
+const EXPLAIN_EVERY_MS = 1_000;
+
+const list = document.getElementById("live-events");
+const empty = document.getElementById("live-empty");
+const pause = document.getElementById("live-pause");
+const show = document.getElementById("live-show");
+const announce = document.getElementById("live-announce");
+
+const refusals = new Set(["stale", "forged", "refused", "lost", "outranked"]);
+const ofLeases = new Set(["waiting", "granted", "released", "lost", "broken", "outranked"]);
+
+/** Who was granted which token, as far as this page has seen it. */
+const grants = new Map();
+let paused = null;
+let explainedAt = -Infinity;
+
+const words = {
+  admitted: (event) => [event.read ? "read" : "written", " with ", token(event.token)],
+  stale: (event) => [
+    "refused: presented ", token(event.token), ", dead up to ", token(event.max_token),
+    event.by_floor ? " by the floor of its partition" : "",
+  ],
+  forged: (event) => ["refused: ", token(event.token), " is not signed by the issuer"],
+  refused: (event) => [`refused: ${event.problem.replaceAll("-", " ")}`],
+  waiting: (event) => [owner(event.owner), " waits in line"],
+  granted: (event) =>
+    event.waited_ms === null
+      ? ["granted to ", owner(event.owner), ", token ", token(event.token)]
+      : ["handed over to ", owner(event.owner), ", token ", token(event.token), `, after ${time(event.waited_ms)} in line`],
+  released: () => ["given back"],
+  lost: () => ["lost: its holder came too late"],
+  broken: () => ["broken by an operator"],
+  outranked: (event) => ["grant ", token(event.token), " was below what is dead, granted anew from ", token(event.next)],
+};
+
+/** Takes what is new; from another process everything is. */
+export function take(news) {
+  if (news.hello && !news.hello.goes_on && list.childElementCount > 0) {
+    note("From here on another process tells, or the same one after a start.");
+  }
+  for (const event of news.events) {
+    if (event.kind === "granted") remember(event);
+  }
+  if (paused) {
+    paused.push(...news.events);
+    paused.splice(0, paused.length - MOST);
+    return;
+  }
+  // Whoever has scrolled down reads on where it was. Measured once, since that takes a layout.
+  const [scrolled, before] = [list.scrollTop, list.scrollHeight];
+  if (news.missed > 0) note(`${news.missed} events came too fast for this page; the numbers have them.`);
+  const last = news.events.findLast((event) => event.kind === "stale");
+  for (const event of news.events) add(event, event === last);
+  while (list.childElementCount > MOST) list.lastElementChild.remove();
+  if (scrolled > 0) list.scrollTop = scrolled + list.scrollHeight - before;
+  announceRefusals(news.events.filter((event) => refusals.has(event.kind)));
+}
+
+function remember(event) {
+  grants.set(`${event.token} ${event.resource}`, event);
+  if (grants.size > 2_000) grants.delete(grants.keys().next().value);
+}
+
+function add(event, atOnce = false) {
+  const same = JSON.stringify({ ...event, id: 0, at_ms: 0 });
+  const newest = list.firstElementChild;
+  if (newest?.dataset.same === same) {
+    const times = Number(newest.dataset.times ?? 1) + 1;
+    newest.dataset.times = times;
+    newest.querySelector(".times").textContent = `\u00d7${times}`;
+    newest.querySelector("time").replaceWith(moment(event.at_ms));
+    return;
+  }
+  const item = element("li", {
+    class: "event",
+    "data-kind": event.kind,
+    "data-same": same,
+    "data-refusal": String(refusals.has(event.kind)),
+    "data-lease": String(ofLeases.has(event.kind)),
+  });
+  const about = event.resource
+    ? button(event.resource)
+    : element("span", { class: "soft" }, "a request");
+  const said = element("span", { class: "said" }, ...words[event.kind](event));
+  item.append(moment(event.at_ms), element("p", {}, about, " ", said, " ", element("span", { class: "times" })));
+  if (event.kind === "stale") explain(event, item, atOnce);
+  put(item);
+}
+
+function button(resource) {
+  const made = element("button", { type: "button", class: "link" }, name(resource));
+  made.addEventListener("click", () => lookUp(resource));
+  return made;
+}
+
+function note(text) {
+  put(element("li", { class: "event note" }, element("p", {}, text)));
+}
+
+function put(item) {
+  empty.hidden = true;
+  list.prepend(item);
+}
+
+/** Says who has presented it, and who holds the lease now: of the newest at once, unless a storm of refusals comes. */
+function explain(event, item, atOnce) {
+  const text = element("p", { class: "why" });
+  item.append(text);
+  const granted = grants.get(`${event.token} ${event.resource}`);
+  if (granted) {
+    text.append("It was granted to ", owner(granted.owner), " at ", moment(granted.at_ms), ". ");
+  }
+  const now = performance.now();
+  if (atOnce && now - explainedAt >= EXPLAIN_EVERY_MS) {
+    explainedAt = now;
+    tellHolder(event.resource, text);
+    return;
+  }
+  const ask = element("button", { type: "button", class: "link" }, "Who holds it now?");
+  ask.addEventListener("click", () => {
+    ask.remove();
+    tellHolder(event.resource, text);
+  });
+  text.append(ask);
+}
+
+async function tellHolder(resource, text) {
+  try {
+    text.append(...holder(await get("fence", { resource })));
+  } catch (error) {
+    text.append(error.message);
+  }
+}
+
+let unannounced = [];
+let announcing = null;
+
+/** Tells those who listen, in one sentence for all that came meanwhile. */
+function announceRefusals(events) {
+  unannounced.push(...events);
+  if (announcing || unannounced.length === 0) return;
+  const say = () => {
+    announcing = null;
+    if (unannounced.length === 0) return;
+    const last = unannounced.at(-1);
+    const count = unannounced.length;
+    announce.textContent = `${count === 1 ? "One refusal" : `${count} refusals`}, the last: ${last.resource ?? "a request"}, ${last.kind}.`;
+    unannounced = [];
+    announcing = setTimeout(say, ANNOUNCE_EVERY_MS);
+  };
+  say();
+}
+
+pause.addEventListener("click", () => {
+  const events = paused;
+  paused = paused ? null : [];
+  pause.setAttribute("aria-pressed", String(paused !== null));
+  pause.textContent = paused ? "Go on" : "Pause";
+  for (const event of events ?? []) add(event);
+});
+
+show.addEventListener("change", () => {
+  list.dataset.show = show.value;
+});

@@ -1,0 +1,66 @@
+// The feed of the process: followed while the page is looked at, and taken up again where it was.
+
+import { url } from "./api.js";
+
+const PATIENCE_MS = 5_000;
+
+/** Tells `state(name, text)` how the connection is, and `news(message)` what happens. */
+export function follow({ state, news }) {
+  let source = null;
+  let after = null;
+  let failures = 0;
+  let retry = null;
+  let watchdog = null;
+
+  function open() {
+    stop();
+    if (document.hidden) return;
+    source = new EventSource(url("events", { after }));
+    source.onmessage = (message) => {
+      after = message.lastEventId;
+      failures = 0;
+      watch();
+      state("live", "live");
+      news(JSON.parse(message.data));
+    };
+    // The process ends each stream after a while.
+    source.addEventListener("end", open);
+    source.onerror = lost;
+    watch();
+  }
+
+  /** A connection that is half open says nothing. */
+  function watch() {
+    clearTimeout(watchdog);
+    watchdog = setTimeout(lost, PATIENCE_MS);
+  }
+
+  function lost() {
+    stop();
+    failures += 1;
+    const pause = Math.min(500 * 2 ** (failures - 1), 5_000);
+    state("lost", "connection lost, trying again");
+    retry = setTimeout(open, pause);
+  }
+
+  function stop() {
+    clearTimeout(watchdog);
+    clearTimeout(retry);
+    source?.close();
+    source = null;
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      stop();
+      state("paused", "paused");
+    } else {
+      open();
+    }
+  });
+  addEventListener("pagehide", stop);
+  addEventListener("pageshow", (event) => {
+    if (event.persisted) open();
+  });
+  open();
+}

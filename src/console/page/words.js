@@ -1,0 +1,97 @@
+// How things are written. Names come from anybody: they become text, never markup.
+
+/** An element with attributes and children; children are nodes or text. */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// What would not be seen, or would turn the text around it: format characters, separators, and other blanks.
+const unseen = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]|^ | $|(?<= ) |(?! )\p{Zs}/gu;
+
+/** A name, on its own whatever its direction, with what would not be seen made visible. */
+export function name(text) {
+  const made = element("bdi", { class: "name" });
+  let end = 0;
+  for (const found of text.matchAll(unseen)) {
+    made.append(text.slice(end, found.index));
+    const code = found[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    made.append(element("span", { class: "unseen" }, `U+${code}`));
+    end = found.index + found[0].length;
+  }
+  made.append(text.slice(end));
+  return made;
+}
+
+/** A number in groups of three, which is copied as it is. */
+export function token(number) {
+  const digits = String(number);
+  const made = element("span", { class: "token" });
+  const first = digits.length % 3 || 3;
+  made.append(digits.slice(0, first));
+  for (let at = first; at < digits.length; at += 3) {
+    made.append(element("span", { class: "group" }, digits.slice(at, at + 3)));
+  }
+  return made;
+}
+
+const units = [
+  [86_400_000, "day", "days"],
+  [3_600_000, "h", "h"],
+  [60_000, "min", "min"],
+  [1_000, "s", "s"],
+];
+
+/** A length of time, in its two greatest units at most. */
+export function time(ms) {
+  if (ms < 10_000) return `${(Math.max(ms, 0) / 1_000).toFixed(1)} s`;
+  const at = units.findIndex(([length]) => ms >= length);
+  const [length, one, many] = units[at];
+  const count = Math.floor(ms / length);
+  const first = `${count} ${count === 1 ? one : many}`;
+  if (at + 1 >= units.length || count >= 10) return first;
+  const [next, nextOne, nextMany] = units[at + 1];
+  const rest = Math.floor((ms % length) / next);
+  return rest === 0 ? first : `${first} ${rest} ${rest === 1 ? nextOne : nextMany}`;
+}
+
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
+/** A time of the day, for people and for machines. */
+export function moment(ms) {
+  const date = new Date(ms);
+  return element("time", { datetime: date.toISOString() }, clock.format(date));
+}
+
+/** An owner, or that there is none. */
+export const owner = (text) => (text ? name(text) : element("span", { class: "soft" }, "unnamed"));
+
+/** Who holds a resource, and since when, as far as that is known. */
+export function holder(known) {
+  const { lease, row } = known;
+  if (!lease.held) return ["Nobody holds it now."];
+  const said = [owner(lease.owner), " holds it now, with ", token(lease.token)];
+  if (known.granted_at_ms !== null) {
+    said.push(", since ", moment(known.granted_at_ms), ` (for ${time(known.now_ms - known.granted_at_ms)}).`);
+  } else if (row?.announced === lease.token) {
+    // A grant that is announced is a use of the row.
+    said.push(`, at the latest since ${time(row.idle_ms)} ago; this process has not seen the grant.`);
+  } else {
+    said.push("; this process has not seen since when.");
+  }
+  return said;
+}
+
+export const number = (count) => count.toLocaleString("en").replaceAll(",", "\u2009");
+
+/** Shows what went wrong, or that nothing did. */
+export function notice(place, error) {
+  place.hidden = !error;
+  const said = error ? error.message : "";
+  if (place.textContent !== said) place.textContent = said;
+}

@@ -1,0 +1,134 @@
+//! Why the console refused a request: problem+json, as everywhere.
+
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+
+use crate::{
+    body::BodyError,
+    chain::Chain,
+    fence::{AdmitError, ResetError},
+    lease::{LeaseError, ListError},
+    problem::{Problem, ProblemType},
+    wire::refusal,
+};
+
+pub(super) enum Rejection {
+    /// A part of the request has no valid value.
+    Invalid {
+        field: &'static str,
+        why: String,
+    },
+    /// The body is not marked as JSON.
+    NoJson,
+    /// A page of another site has sent it.
+    OtherSite,
+    /// So many pages follow the feed already.
+    TooManyReaders,
+    Body(BodyError),
+    Lease(LeaseError),
+    Fence(AdmitError),
+    Reset(ResetError),
+}
+
+impl Rejection {
+    pub(super) fn invalid(field: &'static str, why: impl ToString) -> Self {
+        Self::Invalid {
+            field,
+            why: why.to_string(),
+        }
+    }
+}
+
+impl From<BodyError> for Rejection {
+    fn from(error: BodyError) -> Self {
+        Self::Body(error)
+    }
+}
+
+impl From<LeaseError> for Rejection {
+    fn from(error: LeaseError) -> Self {
+        Self::Lease(error)
+    }
+}
+
+impl From<ListError> for Rejection {
+    fn from(error: ListError) -> Self {
+        match error {
+            ListError::Cursor => Self::invalid("cursor", error),
+            ListError::Lease(error) => error.into(),
+        }
+    }
+}
+
+impl From<AdmitError> for Rejection {
+    fn from(error: AdmitError) -> Self {
+        Self::Fence(error)
+    }
+}
+
+impl From<ResetError> for Rejection {
+    fn from(error: ResetError) -> Self {
+        match error {
+            ResetError::Fence(error) => error.into(),
+            refused => Self::Reset(refused),
+        }
+    }
+}
+
+impl From<Rejection> for Problem {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::Invalid { field, why } => {
+                refusal::invalid(Self::new(ProblemType::InvalidRequest), field).detail(why)
+            }
+            Rejection::NoJson => Self::new(ProblemType::UnsupportedMediaType),
+            Rejection::OtherSite => Self::custom(
+                "about:blank",
+                StatusCode::FORBIDDEN,
+                "The request comes from a page of another site",
+            ),
+            Rejection::TooManyReaders => Self::new(ProblemType::TooManyWaiters)
+                .detail("so many pages follow the events of this process already")
+                .retry_after(super::readers::STREAM_LIMIT),
+            Rejection::Body(error) => Self::from(&error),
+            Rejection::Lease(error) => {
+                let problem = Self::new(refusal::problem_type(&error)).detail(error.to_string());
+                refusal::describe(problem, &error)
+            }
+            Rejection::Fence(error) => {
+                let (kind, passes) = match &error {
+                    AdmitError::Busy(_) => (ProblemType::FenceBusy, true),
+                    AdmitError::Unavailable(_) => (ProblemType::StoreUnavailable, true),
+                    _ => (ProblemType::Misconfigured, false),
+                };
+                let problem = Self::new(kind).detail(error.to_string());
+                if passes {
+                    problem.retry_after(std::time::Duration::from_secs(1))
+                } else {
+                    problem
+                }
+            }
+            Rejection::Reset(error) => Self::custom(
+                "about:blank",
+                StatusCode::CONFLICT,
+                "The fence was not taken back",
+            )
+            .detail(error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        match &self {
+            Self::Lease(error @ LeaseError::Unavailable(_)) => {
+                tracing::error!(error = %Chain(error), "the console cannot reach the lease store");
+            }
+            Self::Fence(error) => {
+                tracing::error!(error = %Chain(error), "the console cannot read the fence");
+            }
+            _ => {}
+        }
+        Problem::from(self).into_response()
+    }
+}

@@ -1,0 +1,305 @@
+//! What is kept of events: the last ones of each side, and how many there were in each of the last seconds.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use super::event::{Event, KINDS, What};
+use crate::token::{Resource, Token};
+
+/// How many events of each side are kept.
+const RING: usize = 512;
+/// How many a reader takes at once. Those before them it has missed.
+const READ_MOST: usize = 256;
+/// For how many seconds events are counted.
+pub(crate) const SECONDS: u64 = 300;
+
+/// How many events of each kind there were in a second, counted from 1970.
+pub(crate) type Counts = (u64, [u32; KINDS.len()]);
+
+/// The events of a process. Whoever adds one holds the lock for as long as it takes to move it; whoever reads, for as
+/// long as it takes to clone [`READ_MOST`] of them.
+pub(crate) struct Feed {
+    /// Tells this feed from that of a process before or beside it.
+    pub(crate) id: u64,
+    began: Instant,
+    began_at: Duration,
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    last_id: u64,
+    of_leases: VecDeque<Event>,
+    of_writes: VecDeque<Event>,
+    seconds: VecDeque<Counts>,
+}
+
+/// What is new to a reader.
+pub(crate) struct Batch {
+    pub(crate) events: Vec<Event>,
+    /// How many were pushed out before they were read.
+    pub(crate) missed: u64,
+    /// Where the next batch begins.
+    pub(crate) last_id: u64,
+    pub(crate) seconds: Vec<Counts>,
+}
+
+impl Default for Feed {
+    fn default() -> Self {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            // Exact as a JavaScript number.
+            id: rand::random::<u64>() >> 12,
+            began: Instant::now(),
+            began_at: since_1970.unwrap_or_default(),
+            kept: Mutex::new(Kept {
+                last_id: 0,
+                of_leases: VecDeque::with_capacity(RING),
+                of_writes: VecDeque::with_capacity(RING),
+                seconds: VecDeque::with_capacity(SECONDS as usize + 1),
+            }),
+        }
+    }
+}
+
+impl Feed {
+    /// Milliseconds since 1970, by a clock that never goes back.
+    pub(crate) fn now_ms(&self) -> u64 {
+        let now = self.began_at + self.began.elapsed();
+        u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// When it began, in the same time.
+    pub(crate) fn began_ms(&self) -> u64 {
+        u64::try_from(self.began_at.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Adds an event.
+    pub(crate) fn push(&self, what: What) {
+        // The one that makes room is dropped behind the lock.
+        let _oldest = self.kept().push(what, self.now_ms());
+    }
+
+    /// The id of the last event.
+    pub(crate) fn last_id(&self) -> u64 {
+        self.kept().last_id
+    }
+
+    /// What came after this event, or, without one, the last ones; and the counts from this second on.
+    pub(crate) fn after(&self, id: Option<u64>, from_second: u64) -> Batch {
+        let kept = self.kept();
+        let from = id.unwrap_or(0).min(kept.last_id);
+        let mut newest_first = Vec::with_capacity(READ_MOST);
+        let (mut leases, mut writes) = (
+            kept.of_leases.iter().rev().peekable(),
+            kept.of_writes.iter().rev().peekable(),
+        );
+        while newest_first.len() < READ_MOST {
+            let next = match (leases.peek(), writes.peek()) {
+                (Some(lease), Some(write)) if lease.id > write.id => leases.next(),
+                (Some(_), None) => leases.next(),
+                (_, Some(_)) => writes.next(),
+                (None, None) => None,
+            };
+            match next {
+                Some(event) if event.id > from => newest_first.push(event.clone()),
+                _ => break,
+            }
+        }
+        let seconds = kept.seconds.iter().filter(|(at, _)| *at >= from_second);
+        let (seconds, last_id) = (seconds.copied().collect(), kept.last_id);
+        drop(kept);
+        newest_first.reverse();
+        let new = id.map_or(newest_first.len() as u64, |_| last_id - from);
+        Batch {
+            missed: new - newest_first.len() as u64,
+            events: newest_first,
+            last_id,
+            seconds,
+        }
+    }
+
+    /// When this token was granted, if that is still known.
+    pub(crate) fn granted_at_ms(&self, of: &Resource, with: Token) -> Option<u64> {
+        let kept = self.kept();
+        let mut newest_first = kept.of_leases.iter().rev();
+        let grant = newest_first.find(|event| match &event.what {
+            What::Granted {
+                resource, token, ..
+            } => resource == of && *token == with,
+            _ => false,
+        });
+        grant.map(|event| event.at_ms)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Nothing panics while the lock is held.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// Adds an event, and returns the one that had to make room.
+    fn push(&mut self, what: What, at_ms: u64) -> Option<Event> {
+        self.count(what.kind(), at_ms / 1_000);
+        self.last_id += 1;
+        let ring = if what.is_of_lease() {
+            &mut self.of_leases
+        } else {
+            &mut self.of_writes
+        };
+        let oldest = if ring.len() == RING {
+            ring.pop_front()
+        } else {
+            None
+        };
+        ring.push_back(Event {
+            id: self.last_id,
+            at_ms,
+            what,
+        });
+        oldest
+    }
+
+    fn count(&mut self, kind: usize, now: u64) {
+        // Who came to the lock later may have looked at the clock earlier.
+        let now = match self.seconds.back() {
+            Some((last, _)) => now.max(*last),
+            None => now,
+        };
+        while self
+            .seconds
+            .front()
+            .is_some_and(|(at, _)| at + SECONDS <= now)
+        {
+            self.seconds.pop_front();
+        }
+        match self.seconds.back_mut() {
+            Some((at, counts)) if *at == now => counts[kind] = counts[kind].saturating_add(1),
+            _ => {
+                let mut counts = [0; KINDS.len()];
+                counts[kind] = 1;
+                self.seconds.push_back((now, counts));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(name: &str) -> Resource {
+        Resource::new(name).unwrap()
+    }
+
+    fn write(token: i64) -> What {
+        What::Admitted {
+            resource: resource("sku-1"),
+            token: Token::new(token).unwrap(),
+            read: false,
+        }
+    }
+
+    fn grant(token: i64) -> What {
+        What::Granted {
+            resource: resource("sku-1"),
+            token: Token::new(token).unwrap(),
+            owner: None,
+            waited_ms: None,
+        }
+    }
+
+    fn ids(batch: &Batch) -> Vec<u64> {
+        batch.events.iter().map(|event| event.id).collect()
+    }
+
+    #[test]
+    fn a_reader_gets_what_is_new_of_both_sides_in_order() {
+        let feed = Feed::default();
+        for token in 1..=3 {
+            feed.push(grant(token));
+            feed.push(write(token));
+        }
+        let first = feed.after(None, 0);
+        assert_eq!((ids(&first), first.missed), ((1..=6).collect(), 0));
+        feed.push(write(4));
+        let next = feed.after(Some(first.last_id), 0);
+        assert_eq!((ids(&next), next.missed), (vec![7], 0));
+        // A number that this feed never had is that of another one.
+        assert_eq!(feed.after(Some(1_000), 0).events.len(), 0);
+    }
+
+    #[test]
+    fn whoever_reads_too_late_hears_how_much_it_has_missed() {
+        let feed = Feed::default();
+        feed.push(write(1));
+        let last_id = feed.after(None, 0).last_id;
+        for token in 2..=10_001 {
+            feed.push(write(token));
+        }
+        let late = feed.after(Some(last_id), 0);
+        assert_eq!(late.events.len(), READ_MOST);
+        assert_eq!(late.missed, 10_000 - READ_MOST as u64);
+        assert_eq!(late.last_id, 10_001);
+    }
+
+    #[test]
+    fn a_storm_of_writes_pushes_no_grant_out_and_takes_no_more_room() {
+        let feed = Feed::default();
+        feed.push(grant(7));
+        for token in 1..=100_000 {
+            feed.push(write(token));
+        }
+        let token = Token::new(7).unwrap();
+        let granted_at = feed.granted_at_ms(&resource("sku-1"), token);
+        assert!(granted_at.is_some_and(|at| at >= feed.began_ms() && at <= feed.now_ms()));
+        assert_eq!(feed.granted_at_ms(&resource("sku-2"), token), None);
+        let kept = feed.kept();
+        assert_eq!((kept.of_leases.len(), kept.of_writes.len()), (1, RING));
+        assert_eq!(kept.of_writes.capacity(), RING);
+    }
+
+    #[test]
+    fn events_are_counted_by_the_second_and_for_some_minutes_only() {
+        let feed = Feed::default();
+        let mut kept = feed.kept();
+        let start = 1_000_000;
+        for second in 0..SECONDS + 10 {
+            for token in 1..=3 {
+                kept.push(write(token), (start + second) * 1_000);
+            }
+        }
+        // Of one that has read its clock before.
+        kept.push(grant(1), start * 1_000);
+        assert_eq!(kept.seconds.len() as u64, SECONDS);
+        let (last, counts) = kept.seconds.back().unwrap();
+        assert_eq!(*last, start + SECONDS + 9);
+        assert_eq!(counts[write(1).kind()], 3);
+        assert_eq!(counts[grant(1).kind()], 1);
+        drop(kept);
+        assert_eq!(feed.after(None, start + SECONDS + 8).seconds.len(), 2);
+    }
+
+    /// Pushes so many events while nobody reads, and says how many got through before the first one that had to wait.
+    fn pushed_unread(push: impl Fn(What) -> bool) -> usize {
+        (0..10_000).take_while(|_| push(write(1))).count()
+    }
+
+    #[test]
+    fn nobody_waits_for_a_reader_that_never_comes() {
+        let feed = Feed::default();
+        assert_eq!(
+            pushed_unread(|what| feed.kept.try_lock().is_ok() && {
+                feed.push(what);
+                true
+            }),
+            10_000
+        );
+        // A channel that is as long would have them wait, or lose the newest.
+        let (channel, _reader) = std::sync::mpsc::sync_channel(RING);
+        assert_eq!(pushed_unread(|what| channel.try_send(what).is_ok()), RING);
+    }
+}

@@ -1,0 +1,146 @@
+//! What the fence has, for operators to look at. Nothing of it is needed for a write.
+
+use std::time::Duration;
+
+use crate::{
+    epochs::{Epoch, partition_of},
+    fence::{
+        Fence,
+        error::AdmitError,
+        sql::{FenceDatabase, Rows, StateRow},
+    },
+    token::{Resource, Token},
+};
+
+/// The row of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FenceRow {
+    /// The resource.
+    pub resource: Resource,
+    /// The highest token that is dead, 0 or more.
+    pub max_token: i64,
+    /// The highest token that was announced as granted, if any was.
+    pub announced: Option<Token>,
+    /// How long ago it was used last, by a write, a fenced read or a grant that was announced; by the clock of the
+    /// database.
+    pub idle: Duration,
+}
+
+/// All that is known of the fence of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FenceState {
+    /// Its row, where it has one.
+    pub row: Option<FenceRow>,
+    /// The partition of the resource.
+    pub partition: u8,
+    /// The floor of that partition: without a row, what is dead. 0 where no row was ever removed.
+    pub floor: i64,
+    /// What issuers have granted at least, for all that the database knows: [`Fence::reset`] does not go below it.
+    pub granted: i64,
+}
+
+impl FenceState {
+    /// The highest token that is dead: by the row, or, without one, by the floor.
+    #[must_use]
+    pub fn max_token(&self) -> i64 {
+        self.row.as_ref().map_or(self.floor, |row| row.max_token)
+    }
+}
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Reads all that is known of the fence of a resource. More than [`inspect`](Self::inspect), for operators.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new()?.block_on(async {
+    /// # use tower_fence::{Fence, Resource, Token, TokenUse};
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
+    /// # fence.migrate().await?;
+    /// let resource = Resource::new("sku-1")?;
+    /// assert_eq!(fence.state(&resource).await?.row, None);
+    /// fence.raise(&resource, Token::new(34)?).await?;
+    /// assert_eq!(fence.state(&resource).await?.max_token(), 33);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
+    pub async fn state(&self, resource: &Resource) -> Result<FenceState, AdmitError> {
+        let partition = partition_of(resource);
+        let read = self.in_transaction(async |conn, tables| {
+            let row = DB::state(conn, tables, resource).await?;
+            let floor = DB::floor(conn, tables, partition).await?;
+            let epoch = DB::handed_out_epoch(conn, tables, partition).await?;
+            Ok((row, floor, epoch))
+        });
+        let (row, floor, epoch) = read.await?;
+        let row = row.and_then(fence_row);
+        let announced = row.as_ref().and_then(|row| row.announced);
+        // At the end of the range a grant has outranked a token that is to be taken back.
+        let announced = announced.filter(|announced| *announced < Token::MAX);
+        let begun = epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
+        Ok(FenceState {
+            row,
+            partition,
+            floor,
+            granted: announced.map_or(0, Token::get).max(begun),
+        })
+    }
+
+    /// Lists the rows of resources whose names begin with `prefix`, at most `limit` of them, in the order of their names,
+    /// from behind the one that the last page ended with.
+    ///
+    /// # Errors
+    ///
+    /// As [`state`](Self::state).
+    pub async fn states(
+        &self,
+        prefix: &str,
+        after: Option<&Resource>,
+        limit: u32,
+    ) -> Result<Vec<FenceRow>, AdmitError> {
+        // No name of 255 bytes that begins with the prefix is behind this.
+        let last = format!(
+            "{prefix}{}",
+            "\u{10ffff}".repeat(Resource::MAX_BYTES / 4 + 1)
+        );
+        let rows = self.in_transaction(async |conn, tables| {
+            let rows = Rows {
+                first: prefix,
+                last: &last,
+                after: after.map_or("", Resource::as_str),
+                limit,
+            };
+            DB::states(conn, tables, rows).await
+        });
+        Ok(rows.await?.into_iter().filter_map(fence_row).collect())
+    }
+
+    /// Lists the floors that are not 0, by partition: what is dead there of resources without a row. See
+    /// [`remove_idle`](Self::remove_idle).
+    ///
+    /// # Errors
+    ///
+    /// As [`state`](Self::state).
+    pub async fn floors(&self) -> Result<Vec<(u8, i64)>, AdmitError> {
+        let floors = self.in_transaction(async |conn, tables| DB::floors(conn, tables).await);
+        let floors = floors.await?.into_iter();
+        let in_range = |(partition, floor)| Some((u8::try_from(partition).ok()?, floor));
+        Ok(floors.filter_map(in_range).collect())
+    }
+}
+
+/// Nothing where the name is none, which somebody has written there by hand.
+fn fence_row((name, max_token, announced, idle_ms): StateRow) -> Option<FenceRow> {
+    Some(FenceRow {
+        resource: Resource::new(name).ok()?,
+        max_token,
+        announced: Token::new(announced).ok(),
+        idle: Duration::from_millis(u64::try_from(idle_ms).unwrap_or(0)),
+    })
+}

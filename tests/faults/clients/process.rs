@@ -1,0 +1,164 @@
+//! Clients in a process of their own, which is frozen, or killed in the middle of a request. One of each kind, and of
+//! each side.
+
+use std::{
+    collections::HashMap,
+    env,
+    io::{BufRead, BufReader, Read},
+    mem,
+    process::{Child, Command, Stdio},
+    sync::{Arc, atomic::AtomicI64},
+    thread::JoinHandle,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::{sync::watch, task::JoinSet};
+
+use super::{PATIENCE, RESOURCES, Servers, Side, WORKLOADS, start};
+use crate::{
+    history::{Moment, Operation, Recorder, now},
+    support::process::send_signal,
+};
+
+/// What the process is told, in [`VARIABLE`].
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Settings {
+    pub urls: Vec<String>,
+    pub database: String,
+    pub store: String,
+    /// Of the names of its resources.
+    pub prefix: String,
+    pub seed: u64,
+}
+
+const VARIABLE: &str = "FAULTS_CLIENTS";
+
+/// Entries of different processes differ.
+const ENTRIES: i64 = 1_000_000_000;
+
+/// What one process has printed: which side, and what it has asked for or was answered.
+type Printed = Vec<(bool, Operation)>;
+
+pub struct ClientProcess {
+    settings: Settings,
+    sides: [Arc<Side>; 2],
+    child: Child,
+    reader: JoinHandle<Printed>,
+    started: i64,
+}
+
+impl ClientProcess {
+    pub fn start(settings: Settings, sides: &[Arc<Side>; 2]) -> Self {
+        let (child, reader) = run(&settings, 1);
+        Self {
+            settings,
+            sides: sides.clone(),
+            child,
+            reader,
+            started: 1,
+        }
+    }
+
+    pub fn signal(&self, signal: &str) {
+        send_signal(self.child.id(), signal);
+    }
+
+    /// As `kill -9` does, and starts another one.
+    pub fn replace(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "a client has failed");
+        let killed = now();
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        // It may have asked for a lease just now.
+        let asked = killed.saturating_sub(PATIENCE.as_nanos() as Moment);
+        for side in &self.sides {
+            let lost = (0..RESOURCES).map(|resource| Operation::lost_grant(resource, asked));
+            side.recorder.record(lost);
+        }
+        self.started += 1;
+        let (child, reader) = run(&self.settings, self.started);
+        self.child = child;
+        let reader = mem::replace(&mut self.reader, reader);
+        self.collect(reader);
+    }
+
+    /// Has it come to its end.
+    pub fn stop(mut self) {
+        drop(self.child.stdin.take());
+        let ended = self.child.wait().unwrap();
+        assert!(ended.success(), "a client has failed");
+        let reader = mem::replace(&mut self.reader, std::thread::spawn(Vec::new));
+        self.collect(reader);
+    }
+
+    /// Takes over what a process has printed that is gone. What had no answer by then has none.
+    fn collect(&self, reader: JoinHandle<Printed>) {
+        let mut asked = HashMap::new();
+        for (is_fenced, operation) in reader.join().unwrap() {
+            let side = &self.sides[usize::from(!is_fenced)];
+            match operation.written() {
+                Some((entry, _)) => {
+                    asked.insert((is_fenced, operation.resource, entry), operation);
+                }
+                None => side.recorder.record([operation]),
+            }
+        }
+        for ((is_fenced, ..), operation) in asked {
+            self.sides[usize::from(!is_fenced)]
+                .recorder
+                .record([operation]);
+        }
+    }
+}
+
+impl Drop for ClientProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn run(settings: &Settings, number: i64) -> (Child, JoinHandle<Printed>) {
+    let told = serde_json::json!((settings, number)).to_string();
+    let mut child = Command::new(env::current_exe().unwrap())
+        .arg("clients")
+        .env(VARIABLE, told)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        let lines = output.lines().map(|line| line.expect("it prints text"));
+        let operation = |line: String| serde_json::from_str(&line).expect("it prints operations");
+        lines.map(operation).collect()
+    });
+    (child, reader)
+}
+
+/// What the process does, until its standard input ends.
+pub async fn work() {
+    let told = env::var(VARIABLE).expect("it is started by a run");
+    let (settings, number): (Settings, i64) = serde_json::from_str(&told).unwrap();
+    let (stop, stopped) = watch::channel(false);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut vec![]);
+        stop.send_replace(true);
+    });
+    let mut servers = Servers::new(settings.urls, settings.database, &settings.store);
+    servers.entries = AtomicI64::new(ENTRIES * number);
+    let servers = Arc::new(servers);
+    let mut clients = JoinSet::new();
+    for is_fenced in [true, false] {
+        let recorder = Recorder::printing(is_fenced);
+        let side = Arc::new(Side::new(is_fenced, &settings.prefix, recorder));
+        let seed = settings.seed.wrapping_add(now());
+        for task in start(&servers, &side, [1; WORKLOADS.len()], seed, &stopped) {
+            clients.spawn(task);
+        }
+    }
+    while let Some(client) = clients.join_next().await {
+        client.expect("a client has failed");
+    }
+}

@@ -1,0 +1,329 @@
+//! The line of those who wait for a lease: [`Line`], as it is kept by the scripts of Redis.
+//!
+//! Two waiters ask one issuer, a third one another. Somebody holds the lease. Its end by time wakes nobody; a release
+//! hands it to the first in line, for a moment, in which that one has to confirm it by asking again.
+
+use std::fmt;
+
+use stateright::{Model, Property};
+
+use crate::search::World;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    IsWoken,
+    Looks,
+    AsksAnew,
+    Lapses,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::IsWoken => "who is handed the lease is woken",
+            Self::Looks => "who waits looks when the lease should have ended",
+            Self::AsksAnew => "who finds that it is out of line asks anew",
+            Self::Lapses => "what is handed over and not confirmed ends soon",
+        })
+    }
+}
+
+const WAITERS: usize = 3;
+
+const fn issuer_of(waiter: usize) -> usize {
+    waiter / 2
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Waiter {
+    New,
+    Sleeps,
+    Holds,
+    /// Its turn is over.
+    Done,
+    /// It died, or went away.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Lease {
+    Free,
+    /// Of somebody who never waited.
+    OfAnother,
+    HandedTo(usize),
+    Of(usize),
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct State {
+    pub lease: Lease,
+    pub line: Vec<usize>,
+    pub waiters: [Waiter; WAITERS],
+    /// The waiters for whom a message is under way.
+    pub messages: [bool; WAITERS],
+    pub is_alive: [bool; 2],
+    /// The issuer that was handed a lease and has not confirmed it.
+    pub unconfirmed: Option<usize>,
+    pub faults: u8,
+    /// How often a lease was handed over in vain.
+    pub lapsed: u8,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Step {
+    Ask(usize),
+    /// A message arrives: the waiter asks again.
+    IsWoken(usize),
+    /// It finds that the lease has ended, or that it is out of line.
+    Look(usize),
+    Release,
+    RunsOut,
+    MessageIsLost(usize),
+    IssuerDies(usize),
+    GoesAway(usize),
+}
+
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// How many messages are lost, issuers die or waiters go away.
+    pub faults: u8,
+    pub missing: Option<Rule>,
+}
+
+impl Line {
+    fn follows(&self, rule: Rule) -> bool {
+        self.missing != Some(rule)
+    }
+
+    /// What happens without a fault.
+    fn goes_on(&self, state: &State, steps: &mut Vec<Step>) {
+        for waiter in 0..WAITERS {
+            match state.waiters[waiter] {
+                Waiter::New => steps.push(Step::Ask(waiter)),
+                Waiter::Sleeps => {
+                    let is_out = !state.line.contains(&waiter)
+                        && state.lease != Lease::HandedTo(waiter)
+                        && self.follows(Rule::AsksAnew);
+                    let is_over = state.lease == Lease::Free && (is_out || !state.line.is_empty());
+                    if (is_over || is_out) && self.follows(Rule::Looks) {
+                        steps.push(Step::Look(waiter));
+                    }
+                }
+                _ => {}
+            }
+            if state.messages[waiter] {
+                steps.push(Step::IsWoken(waiter));
+            }
+        }
+        match state.lease {
+            Lease::Free => {}
+            Lease::OfAnother => steps.extend([Step::Release, Step::RunsOut]),
+            Lease::Of(waiter) => {
+                if state.waiters[waiter] == Waiter::Holds {
+                    steps.push(Step::Release);
+                }
+                steps.push(Step::RunsOut);
+            }
+            // Who is woken confirms in time.
+            Lease::HandedTo(waiter) => {
+                if !state.messages[waiter] && self.follows(Rule::Lapses) {
+                    steps.push(Step::RunsOut);
+                }
+            }
+        }
+    }
+
+    fn hand_over(&self, state: &mut State) {
+        let lapsed = state.unconfirmed.take();
+        if let Some(issuer) = lapsed.filter(|issuer| state.is_alive[*issuer]) {
+            for waiter in 0..WAITERS {
+                let sleeps = state.waiters[waiter] == Waiter::Sleeps;
+                state.messages[waiter] |= sleeps && issuer_of(waiter) == issuer;
+            }
+        }
+        while !state.line.is_empty() {
+            let first = state.line.remove(0);
+            let issuer = issuer_of(first);
+            if state.is_alive[issuer] && lapsed != Some(issuer) {
+                state.unconfirmed = Some(issuer);
+                state.lease = Lease::HandedTo(first);
+                state.messages[first] = self.follows(Rule::IsWoken);
+                return;
+            }
+        }
+    }
+
+    fn acquire(&self, state: &mut State, waiter: usize) {
+        if state.lease == Lease::Free {
+            self.hand_over(state);
+        }
+        let is_handed = state.lease == Lease::HandedTo(waiter);
+        if is_handed || state.lease == Lease::Free {
+            state.line.retain(|other| *other != waiter);
+            if is_handed {
+                state.unconfirmed = None;
+            }
+            state.lease = Lease::Of(waiter);
+            state.waiters[waiter] = Waiter::Holds;
+            return;
+        }
+        if !state.line.contains(&waiter) {
+            state.line.push(waiter);
+        }
+        state.waiters[waiter] = Waiter::Sleeps;
+    }
+
+    fn end(&self, state: &mut State) {
+        if let Lease::Of(waiter) = state.lease
+            && state.waiters[waiter] == Waiter::Holds
+        {
+            state.waiters[waiter] = Waiter::Done;
+        }
+        state.lease = Lease::Free;
+    }
+}
+
+impl World for Line {
+    type Rule = Rule;
+    const NAME: &'static str = "The line of waiters";
+    const RULES: &'static [Rule] = &[Rule::IsWoken, Rule::Looks, Rule::AsksAnew, Rule::Lapses];
+
+    fn worlds() -> Vec<Self> {
+        let within = |faults| Self {
+            faults,
+            missing: None,
+        };
+        vec![within(0), within(2)]
+    }
+
+    fn in_bounds_of(_: Rule) -> Self {
+        Self {
+            faults: 2,
+            missing: None,
+        }
+    }
+
+    fn leave_out(mut self, rule: Rule) -> Self {
+        self.missing = Some(rule);
+        self
+    }
+}
+
+impl Model for Line {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            lease: Lease::OfAnother,
+            line: vec![],
+            waiters: [Waiter::New; WAITERS],
+            messages: [false; WAITERS],
+            is_alive: [true; 2],
+            unconfirmed: None,
+            faults: 0,
+            lapsed: 0,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        self.goes_on(state, steps);
+        if state.faults == self.faults {
+            return;
+        }
+        for waiter in 0..WAITERS {
+            if state.messages[waiter] {
+                steps.push(Step::MessageIsLost(waiter));
+            }
+            if state.waiters[waiter] == Waiter::Sleeps {
+                steps.push(Step::GoesAway(waiter));
+            }
+        }
+        let alive = (0..2).filter(|issuer| state.is_alive[*issuer]);
+        steps.extend(alive.map(Step::IssuerDies));
+    }
+
+    fn next_state(&self, before: &State, step: Step) -> Option<State> {
+        let mut state = before.clone();
+        match step {
+            Step::Ask(waiter) => self.acquire(&mut state, waiter),
+            Step::IsWoken(waiter) => {
+                state.messages[waiter] = false;
+                if state.waiters[waiter] == Waiter::Sleeps {
+                    self.acquire(&mut state, waiter);
+                }
+            }
+            Step::Look(waiter) => {
+                if state.lease == Lease::Free {
+                    self.hand_over(&mut state);
+                }
+                let is_mine = state.lease == Lease::HandedTo(waiter);
+                let is_out = !is_mine && !state.line.contains(&waiter);
+                if is_out && self.follows(Rule::AsksAnew) {
+                    self.acquire(&mut state, waiter);
+                }
+            }
+            Step::Release => {
+                self.end(&mut state);
+                self.hand_over(&mut state);
+            }
+            Step::RunsOut => {
+                state.lapsed += u8::from(matches!(state.lease, Lease::HandedTo(_)));
+                self.end(&mut state);
+            }
+            Step::MessageIsLost(waiter) => {
+                state.faults += 1;
+                state.messages[waiter] = false;
+            }
+            Step::IssuerDies(issuer) => {
+                state.faults += 1;
+                state.is_alive[issuer] = false;
+                for waiter in (0..WAITERS).filter(|waiter| issuer_of(*waiter) == issuer) {
+                    state.messages[waiter] = false;
+                    if state.waiters[waiter] != Waiter::Done {
+                        state.waiters[waiter] = Waiter::Gone;
+                    }
+                }
+            }
+            Step::GoesAway(waiter) => {
+                state.faults += 1;
+                state.waiters[waiter] = Waiter::Gone;
+                state.messages[waiter] = false;
+                state.line.retain(|other| *other != waiter);
+                if state.lease == Lease::HandedTo(waiter) {
+                    state.lease = Lease::Free;
+                    state.unconfirmed = None;
+                    self.hand_over(&mut state);
+                }
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(
+                "whoever waits gets its turn",
+                |world: &Self, state: &State| {
+                    let mut steps = vec![];
+                    world.goes_on(state, &mut steps);
+                    !steps.is_empty() || !state.waiters.contains(&Waiter::Sleeps)
+                },
+            ),
+            Property::always(
+                "without a fault nothing is handed over in vain",
+                |_, state: &State| state.lapsed <= state.faults,
+            ),
+            Property::sometimes("everyone has had its turn", |_, state: &State| {
+                state.waiters == [Waiter::Done; WAITERS]
+            }),
+            Property::sometimes(
+                "one dies in line, and the others have their turn",
+                |world: &Self, state: &State| {
+                    let (gone, done) = (Waiter::Gone, Waiter::Done);
+                    world.faults == 0 || state.waiters == [gone, gone, done]
+                },
+            ),
+        ]
+    }
+}

@@ -1,0 +1,48 @@
+//! What becomes of a request while nobody else takes a step.
+
+use stateright::Model;
+
+use super::{
+    Losses,
+    state::{HOLDERS, Holder, Kind, Of, Phase, State},
+};
+
+/// After how many of its own steps a request has its answer.
+const STEPS: usize = 12;
+
+impl Losses {
+    /// Whether each holder that acquires gets its lease, or hears that another one has it. What it does between two scripts
+    /// leads to the next one.
+    pub(super) fn answers_who_is_alone(&self, state: &State) -> bool {
+        (0..HOLDERS).all(|holder| match &state.requests[holder] {
+            Some(request) if matches!(request.phase, Phase::Sent { .. }) => match request.kind {
+                Kind::Acquire => self.gets_it_alone(state, holder, request.issuer),
+                _ => true,
+            },
+            _ => true,
+        })
+    }
+
+    fn gets_it_alone(&self, state: &State, holder: usize, issuer: u8) -> bool {
+        let mut state = state.clone();
+        for _ in 0..STEPS {
+            let Some(request) = &state.requests[holder] else {
+                return self.is_answered(&state, holder, issuer);
+            };
+            let next = Self::goes_on(Of(holder), request);
+            state = self.next_state(&state, next).expect("each step goes on");
+        }
+        false
+    }
+
+    fn is_answered(&self, state: &State, holder: usize, issuer: u8) -> bool {
+        let id = u8::try_from(holder).expect("there are few");
+        let server = usize::from(state.issuers[usize::from(issuer)].server);
+        let keys = &state.servers[server].keys;
+        let lease = &keys.leases[self.resource(id)];
+        let is_held = lease.as_ref().is_some_and(|lease| lease.id != id);
+        let mut clock = keys.clock.iter();
+        let is_of_another = clock.any(|clock| usize::from(clock.source) != self.application(id));
+        matches!(state.holders[holder], Holder::Holds(_)) || is_held || is_of_another
+    }
+}

@@ -1,0 +1,69 @@
+//! Names that somebody has chosen who means harm, in a browser.
+
+use serde_json::json;
+
+use super::{browser::in_browser, service::Example};
+
+const HOSTILE: [&str; 6] = [
+    "<img src=x onerror=\"document.title='harmed'\">",
+    "<script>document.title='harmed'</script>",
+    "\"><svg onload=document.title='harmed'>",
+    "javascript:document.title='harmed'",
+    "${document.title='harmed'}{{constructor.constructor('document.title=1')()}}",
+    "sku-1\u{202e}1-uks\u{200b} ",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_are_text_wherever_they_stand() {
+    let example = Example::start().await;
+    for (at, name) in HOSTILE.iter().enumerate() {
+        let (first, _) = {
+            let first = example.acquire(name, name, 600_000).await;
+            (first, at)
+        };
+        assert_eq!(example.write(&first, 1).await.status, 200);
+        example
+            .write(&first, 2)
+            .await
+            .is_problem(412, "stale-token");
+    }
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 6").await;
+        browser.shows("#live-events", "holds it now").await;
+        // Every name is there as it is, but for what would not be seen.
+        let texts = browser.run("return [...document.querySelectorAll('#leases-rows th .name')].map((one) => one.textContent)").await;
+        for name in &HOSTILE[..5] {
+            assert!(texts.as_array().unwrap().contains(&json!(name)), "{texts}");
+        }
+        let odd = "sku-1U+202E1-uksU+200BU+0020";
+        assert!(texts.as_array().unwrap().contains(&json!(odd)), "{texts}");
+        // In each dialog, too.
+        for at in 1..=6 {
+            browser.click(&format!("#leases-rows tr:nth-child({at}) th button")).await;
+            browser.shows("#look-up-facts", "holds it now").await;
+            browser.click("#look-up-break").await;
+            browser.shows("#break-text", "holds").await;
+            browser.click("#break-no").await;
+            browser.click("#look-up-close").await;
+        }
+        let made = "return document.querySelectorAll('main img, main script, #leases-rows svg, #live-events svg, dialog svg').length";
+        assert_eq!(browser.run(made).await, 0);
+        assert_eq!(browser.client.title().await.unwrap(), "tower-fence console");
+        // Whatever the page did with it: the policy lets nothing run that is not a file of its own.
+        let inline = "const made = document.createElement('script'); made.textContent = \"document.title = 'harmed'\"; \
+             document.body.append(made); return document.title";
+        assert_eq!(browser.run(inline).await, "tower-fence console");
+        let log = browser.log().await;
+        assert!(log.iter().any(|line| line.contains("Content Security Policy")), "{log:?}");
+
+        // The first of the leases, by its name, is what is broken, and no other.
+        browser.goto(&example.console()).await;
+        browser.click("#leases-rows tr:nth-child(6) .danger").await;
+        browser.click("#break-yes").await;
+        browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 5").await;
+        assert!(!browser.text("#leases-rows").await.contains("U+202E"));
+        browser.is_clean(&example.service.url, &["Content Security Policy"]).await;
+    })
+    .await;
+}

@@ -1,0 +1,316 @@
+//! The console in a browser: leases, fences, and what happens.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{
+    browser::{Browser, in_browser, pictures},
+    service::Example,
+};
+use crate::support::{eventually, http::Answer};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question() {
+    let example = Example::start().await;
+    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
+    example.acquire("sku-2", "worker-b", 60_000).await;
+    let wait = json!({ "owner": "worker-c", "wait_ms": 30_000 });
+    let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#connection", "live").await;
+        browser
+            .shows("#leases-rows tr:first-child", "worker-a")
+            .await;
+        let row = browser.text("#leases-rows tr:first-child").await;
+        assert!(row.contains("sku-1") && row.contains("1000000001"), "{row}");
+        browser
+            .shows("#leases-rows tr:first-child td[data-label='In line']", "1")
+            .await;
+        // The bar shrinks.
+        let width = "return parseFloat(document.querySelector('#leases-rows .fill').style.width)";
+        let before = browser.run(width).await.as_f64().unwrap();
+        eventually("the bar is shorter", async || {
+            browser.run(width).await.as_f64().unwrap() < before
+        })
+        .await;
+
+        browser.click("#leases-rows tr:first-child .danger").await;
+        let question = browser.text("#break").await;
+        assert!(question.contains("worker-a holds sku-1"), "{question}");
+        // A question is no answer.
+        browser.click("#break-no").await;
+        browser
+            .comes_to("return !document.querySelector('#break').open")
+            .await;
+        assert!(browser.text("#leases-rows").await.contains("worker-a"));
+        browser.click("#leases-rows tr:first-child .danger").await;
+        browser.click("#break-yes").await;
+        browser
+            .shows("#leases-rows tr:first-child", "worker-c")
+            .await;
+        browser.shows("#live-events", "broken by an operator").await;
+        browser
+            .shows("#live-events", "handed over to worker-c")
+            .await;
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+    assert_eq!(waiting.await.unwrap().status, 201);
+    example
+        .write(&lease, 1)
+        .await
+        .is_problem(412, "stale-token");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_another_one_has_by_now_is_not_broken() {
+    let example = Example::start().await;
+    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.click("#leases-rows tr:first-child .danger").await;
+        example.release(&lease).await;
+        example.acquire("sku-1", "worker-b", 60_000).await;
+        browser.click("#break-yes").await;
+        browser.shows("#break-error", "not held").await;
+        browser.click("#break-no").await;
+        browser
+            .shows("#leases-rows tr:first-child", "worker-b")
+            .await;
+        browser
+            .is_clean(&example.service.url, &["api/break", "409"])
+            .await;
+    })
+    .await;
+}
+
+/// Something to see in a picture of the last minutes.
+async fn busy_for_a_minute(example: &Example) {
+    for beat in 0..120 {
+        for number in 0..=(beat * 7 % 5) {
+            let lease = example
+                .acquire(&format!("order-{number}"), "worker-1", 5_000)
+                .await;
+            assert_eq!(example.write(&lease, 7).await.status, 200);
+            if beat * 3 % 11 == 0 {
+                example
+                    .write(&lease, 7)
+                    .await
+                    .is_problem(412, "stale-token");
+            }
+            example.release(&lease).await;
+        }
+        tokio::time::sleep(Duration::from_millis(450)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_happens_is_shown_live_and_a_refusal_explains_itself() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#connection", "live").await;
+        let process = browser.text("#process").await;
+        assert!(
+            process.contains(&example.service.id().to_string()),
+            "{process}"
+        );
+        assert!(
+            browser
+                .text("#live-empty")
+                .await
+                .contains("Nothing has happened")
+        );
+        if pictures().is_some() {
+            busy_for_a_minute(&example).await;
+        }
+
+        for number in 1..=9 {
+            let owner = format!("worker-{}", number % 3 + 1);
+            let lease = example
+                .acquire(&format!("order-{number}"), &owner, 60_000 * number)
+                .await;
+            assert_eq!(example.write(&lease, 7).await.status, 200);
+        }
+        let (first, second) = example.late_holder("sku-1").await;
+        let wait = json!({ "owner": "worker-c", "wait_ms": 30_000 });
+        let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
+        browser
+            .shows("#live-events", "worker-c waits in line")
+            .await;
+        example
+            .write(&first, 9)
+            .await
+            .is_problem(412, "stale-token");
+        let refusal = "#live-events [data-kind='stale']";
+        browser.shows(refusal, "worker-b holds it now").await;
+        let text = browser.text(refusal).await;
+        let (presented, dead) = (&first["token"], second["token"].as_i64().unwrap() - 1);
+        assert!(
+            text.contains(&format!("presented {presented}, dead up to {dead}")),
+            "{text}"
+        );
+        assert!(text.contains("It was granted to worker-a at"), "{text}");
+        assert!(
+            text.contains(&format!("with {}, since", second["token"])),
+            "{text}"
+        );
+        browser.shows("#live-announce", "sku-1, stale").await;
+        if pictures().is_none() {
+            browser.shows("#counts li:nth-child(1) .count", "9").await;
+            assert_eq!(browser.text("#counts li:nth-child(2) .count").await, "1");
+        }
+        browser.picture("console.png", 1200, 860).await;
+
+        // A storm of the same is one line, and its number.
+        for _ in 0..40 {
+            example
+                .write(&first, 9)
+                .await
+                .is_problem(412, "stale-token");
+        }
+        browser
+            .shows(&format!("{refusal} .times"), "\u{d7}41")
+            .await;
+        browser.click("#live-pause").await;
+        let lease = example.acquire("sku-3", "worker-a", 60_000).await;
+        browser.shows("#leases-rows", "sku-3").await;
+        assert!(!browser.text("#live-events").await.contains("sku-3"));
+        browser.click("#live-pause").await;
+        browser.shows("#live-events", "sku-3").await;
+        let select = browser
+            .client
+            .find(fantoccini::Locator::Css("#live-show"))
+            .await
+            .unwrap();
+        select.select_by_value("refusals").await.unwrap();
+        assert!(!browser.text("#live-events").await.contains("sku-3"));
+        example.release(&lease).await;
+        example.release(&second).await;
+        assert_eq!(waiting.await.unwrap().status, 201);
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed() {
+    let example = Example::start().await;
+    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
+    let forged = "900000000000000;resource=\"sku-1\"";
+    assert_eq!(example.write_with("sku-1", forged, 1).await.status, 200);
+    example.release(&lease).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#fences-rows", "900000000000000").await;
+        browser.fill("#fences-text", "sku-1").await;
+        browser.click("#fences-search [value='look-up']").await;
+        browser.shows("#look-up-facts", "900000000000000").await;
+        let facts = browser.text("#look-up-facts").await;
+        assert!(
+            facts.contains("Nobody holds it") && facts.contains("1000000001"),
+            "{facts}"
+        );
+        browser.click("#look-up-reset").await;
+        let text = browser.text("#reset").await;
+        assert!(
+            text.contains("Nobody writes with a token above this from now on"),
+            "{text}"
+        );
+        // Without the condition nothing is sent.
+        browser.click("#reset-yes").await;
+        assert_eq!(
+            browser
+                .run("return document.querySelector('#reset').open")
+                .await,
+            true
+        );
+        browser.click("#reset-condition").await;
+        browser.fill("#reset-token", "7").await;
+        browser.click("#reset-yes").await;
+        browser.shows("#reset-error", "at least 1000000001").await;
+        browser.fill("#reset-token", "1000000001").await;
+        browser.click("#reset-yes").await;
+        browser
+            .comes_to("return !document.querySelector('#reset').open")
+            .await;
+        browser.shows("#look-up-facts", "1000000001").await;
+        browser.click("#look-up-close").await;
+        eventually("the row shows it", async || {
+            !browser
+                .text("#fences-rows")
+                .await
+                .contains("900000000000000")
+        })
+        .await;
+        browser.is_clean(&example.service.url, &["api/reset"]).await;
+    })
+    .await;
+    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
+    assert_eq!(example.write(&lease, 3).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn very_many_leases_and_fences_are_pages_and_found() {
+    let example = Example::start().await;
+    for number in 100..230 {
+        example
+            .acquire(
+                &format!("many-{number}"),
+                &format!("owner-{number}"),
+                600_000,
+            )
+            .await;
+    }
+    let number_of_rows = async |browser: &Browser, table: &str| -> Value {
+        browser
+            .run(&format!(
+                "return document.querySelectorAll('#{table}-rows tr').length"
+            ))
+            .await
+    };
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        for table in ["leases", "fences"] {
+            eventually("a page is full", async || {
+                number_of_rows(browser, table).await == json!(50)
+            })
+            .await;
+            for left in [50, 30] {
+                let first = browser.text(&format!("#{table}-rows tr")).await;
+                browser.click(&format!("#{table}-next")).await;
+                eventually("another page", async || {
+                    browser.text(&format!("#{table}-rows tr")).await != first
+                        && number_of_rows(browser, table).await == json!(left)
+                })
+                .await;
+            }
+            assert_eq!(
+                browser
+                    .run(&format!(
+                        "return document.querySelector('#{table}-next').disabled"
+                    ))
+                    .await,
+                true
+            );
+            browser.click(&format!("#{table}-back")).await;
+            eventually("the page before", async || {
+                number_of_rows(browser, table).await == json!(50)
+            })
+            .await;
+        }
+        browser.fill("#leases-text", "OWNER-217").await;
+        browser.click("#leases-search button").await;
+        browser.shows("#leases-summary", "1 among 130 leases").await;
+        assert!(browser.text("#leases-rows").await.contains("many-217"));
+        browser.fill("#fences-text", "many-21").await;
+        browser.click("#fences-search [value='begins']").await;
+        browser
+            .shows("#fences-summary", "10 on this page that begin with this")
+            .await;
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}

@@ -1,0 +1,172 @@
+//! The playground of the example in a browser: the story, with the fence and without.
+
+use serde_json::json;
+
+use super::{
+    browser::{Browser, in_browser},
+    service::Example,
+};
+
+async fn verdict(browser: &Browser) -> [String; 3] {
+    let mut figures = vec![];
+    for id in ["stock", "sold", "expected"] {
+        figures.push(browser.text(&format!("#{id}")).await);
+    }
+    figures.try_into().unwrap()
+}
+
+/// How many of these the time line has.
+async fn count(browser: &Browser, css: &str) -> u64 {
+    let script = format!("return document.querySelectorAll('#timeline {css}').length");
+    browser.run(&script).await.as_u64().unwrap()
+}
+
+const RED: &str = "rgb(184, 39, 44)";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_the_fence_the_late_write_bounces_in_red_and_the_stock_is_right() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.service.url("/")).await;
+        browser.shows("#verdict-text", "Play the story").await;
+        browser.click("#play").await;
+        browser.shows("#verdict-text", "Right: the late write bounced").await;
+        assert_eq!(verdict(browser).await, ["9", "1", "9"]);
+        assert_eq!(count(browser, ".write.bounced").await, 1);
+        assert_eq!(count(browser, ".write.written").await, 1);
+        assert_eq!(count(browser, ".lease.believed").await, 1);
+        let color = "return getComputedStyle(document.querySelector('#timeline .bounced')).stroke";
+        assert_eq!(browser.run(color).await, RED);
+        // Bars with their tokens on them, the later one higher.
+        let tokens = browser.run("return [...document.querySelectorAll('#timeline .token')].map((one) => one.textContent)").await;
+        assert_eq!(tokens, json!(["#2", "#3"]));
+        let log = browser.text("#log").await;
+        assert!(log.contains("412 stale-token, presented #2, dead up to #3"), "{log}");
+        browser.comes_to("return !document.querySelector('#play').disabled").await;
+        browser.picture("playground.png", 1180, 930).await;
+        // It stands still by itself, and the bar of the pause with it.
+        let width = "return document.querySelector('#timeline .now').getAttribute('x1')";
+        crate::support::eventually("time stands still", async || {
+            let before = browser.run(width).await;
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            browser.run(width).await == before
+        })
+        .await;
+        browser.is_clean(&example.service.url, &["412"]).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_fence_the_stock_goes_wrong_and_with_it_right_again() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.service.url("/")).await;
+        browser.shows("#verdict-text", "Play the story").await;
+        browser.click("#fence").await;
+        assert_eq!(
+            browser
+                .run("return document.querySelector('#fence').ariaChecked")
+                .await,
+            "false"
+        );
+        browser.click("#play").await;
+        browser
+            .shows("#verdict-text", "Wrong: one sale was written over")
+            .await;
+        assert_eq!(verdict(browser).await, ["9", "2", "8"]);
+        assert_eq!(count(browser, ".write.unfenced").await, 2);
+        assert_eq!(count(browser, ".stock.wrong").await, 1);
+        let color = "return getComputedStyle(document.querySelector('#stock')).color";
+        assert_eq!(browser.run(color).await, RED);
+        browser.is_clean(&example.service.url, &[]).await;
+
+        browser.click("#fence").await;
+        browser
+            .comes_to("return !document.querySelector('#play').disabled")
+            .await;
+        browser.click("#play").await;
+        browser
+            .shows("#verdict-text", "Right: the late write bounced")
+            .await;
+        assert_eq!(verdict(browser).await, ["9", "1", "9"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_step_can_be_taken_by_itself_and_each_worker_by_hand() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.service.url("/")).await;
+        browser.shows("#verdict-text", "Play the story").await;
+        for step in 1..=5 {
+            browser
+                .comes_to("return !document.querySelector('#step').disabled")
+                .await;
+            browser.click("#step").await;
+            let is_next =
+                format!("return document.querySelectorAll('#story .done').length === {step}");
+            browser.comes_to(&is_next).await;
+        }
+        browser
+            .shows("#verdict-text", "Right: the late write bounced")
+            .await;
+
+        browser.click("#again").await;
+        browser.shows("#stock", "10").await;
+        let press = async |worker: u32, button: u32| {
+            let css = format!("#workers fieldset:nth-child({worker}) button:nth-child({button})");
+            let can = format!("return document.querySelector('{css}').ariaDisabled === 'false'");
+            browser.comes_to(&can).await;
+            browser.click(&css).await;
+        };
+        let (acquire, pause, write) = (1, 2, 3);
+        press(1, acquire).await;
+        browser
+            .shows("#workers fieldset:nth-child(1) p", "It has read 10")
+            .await;
+        press(1, pause).await;
+        press(2, acquire).await;
+        browser
+            .shows("#workers fieldset:nth-child(2) p", "It has read 10")
+            .await;
+        press(2, write).await;
+        browser.shows("#stock", "9").await;
+        press(1, pause).await;
+        press(1, write).await;
+        browser
+            .shows("#verdict-text", "Right: the late write bounced")
+            .await;
+        // The next one reads what is there.
+        press(1, acquire).await;
+        browser
+            .shows("#workers fieldset:nth-child(1) p", "It has read 9")
+            .await;
+        press(1, write).await;
+        browser.shows("#stock", "8").await;
+        assert_eq!(verdict(browser).await, ["8", "2", "8"]);
+        // Of its leases the service has none left.
+        let console = reqwest::get(example.service.url("/console/api/leases"))
+            .await
+            .unwrap();
+        let leases: serde_json::Value = console.json().await.unwrap();
+        assert_eq!(leases["leases"], json!([]));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_that_are_signed_play_the_same_story() {
+    let secret = "k1:".to_owned() + &"0123456789abcdef".repeat(4);
+    let example = Example::with(&[("TOKEN_KEY", &secret)]).await;
+    in_browser(async |browser| {
+        browser.goto(&example.service.url("/")).await;
+        browser.shows("#verdict-text", "Play the story").await;
+        browser.click("#play").await;
+        browser
+            .shows("#verdict-text", "Right: the late write bounced")
+            .await;
+    })
+    .await;
+}

@@ -1,0 +1,257 @@
+//! Whom the pages reach, in a browser: with a keyboard, in a narrow window, in the dark, and while the service is away.
+
+use std::time::Duration;
+
+use fantoccini::key::Key;
+use serde_json::json;
+
+use super::{
+    browser::{Browser, in_browser},
+    service::Example,
+};
+use crate::support::eventually;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keyboard_is_enough() {
+    let example = Example::start().await;
+    example.acquire("sku-1", "worker-a", 600_000).await;
+    example.acquire("sku-2", "worker-b", 600_000).await;
+    let focus = async |browser: &Browser| {
+        let script = "const at = document.activeElement; return at.id || at.getAttribute('aria-label') || at.textContent";
+        browser.run(script).await.as_str().unwrap().to_owned()
+    };
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 2").await;
+        let mut passed = vec![];
+        while focus(browser).await != "Break the lease on sku-1" {
+            browser.press(&Key::Tab.to_string()).await;
+            passed.push(focus(browser).await);
+            assert!(passed.len() < 20, "{passed:?}");
+            let outline = "return getComputedStyle(document.activeElement).outlineStyle";
+            assert_ne!(browser.run(outline).await, "none", "the focus is not seen: {passed:?}");
+        }
+        assert_eq!(passed[0], "Skip to the leases");
+        assert!(passed.iter().any(|name| name == "leases-text"), "{passed:?}");
+        // What is asked first does nothing, by Enter or Escape, and the focus is where it was.
+        for key in [Key::Enter, Key::Escape] {
+            browser.press(&Key::Enter.to_string()).await;
+            assert_eq!(focus(browser).await, "break-no");
+            browser.press(&key.to_string()).await;
+            eventually("the focus is back", async || focus(browser).await == "Break the lease on sku-1").await;
+        }
+        // It stays there while the rows are read anew.
+        example.acquire("sku-0", "worker-c", 600_000).await;
+        browser.shows("#leases-rows", "sku-0").await;
+        assert_eq!(focus(browser).await, "Break the lease on sku-1");
+
+        browser.press(&Key::Enter.to_string()).await;
+        let back = Key::Shift.to_string() + &Key::Tab.to_string();
+        browser.press(&back).await;
+        assert_eq!(focus(browser).await, "break-yes");
+        browser.press(&Key::Enter.to_string()).await;
+        // What had the focus is gone; its table has it.
+        eventually("the focus is at the leases", async || focus(browser).await == "leases-title").await;
+        assert!(!browser.text("#leases-rows").await.contains("sku-1"));
+        let unnamed = "return [...document.querySelectorAll('button, input, select, svg, table, section, dialog, ol')] \
+             .filter((one) => !(one.textContent.trim() || one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') \
+                 || one.labels?.length)).map((one) => one.outerHTML)";
+        assert_eq!(browser.run(unnamed).await, json!([]));
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_narrow_window_needs_no_scrolling_to_the_side() {
+    let example = Example::start().await;
+    let long = "W".repeat(255);
+    example.acquire(&long, &long, 600_000).await;
+    let (first, _) = example.late_holder("sku-1").await;
+    example
+        .write(&first, 1)
+        .await
+        .is_problem(412, "stale-token");
+    in_browser(async |browser| {
+        for width in [360, 700, 1000] {
+            browser.resize(width, 740).await;
+            for page in [example.console(), example.service.url("/")] {
+                browser.goto(&page).await;
+                browser.comes_to("return document.readyState === 'complete'").await;
+                if page.ends_with("/console/") {
+                    browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 2").await;
+                    browser.shows("#live-events", "holds it now").await;
+                }
+                let wide = "return [...document.querySelectorAll('body *')].filter((one) => one.getBoundingClientRect().right \
+                     > innerWidth + 1 && one.getClientRects().length > 0 && !one.closest('svg')).map((one) => one.className || one.tagName)";
+                assert_eq!(browser.run(wide).await, json!([]), "{page} at {width}");
+                let scrolls = "return document.scrollingElement.scrollWidth";
+                assert!(browser.run(scrolls).await.as_u64().unwrap() <= width.into());
+            }
+        }
+        browser.resize(360, 740).await;
+        browser.goto(&example.console()).await;
+        browser.click("#leases-rows tr:nth-child(2) th button").await;
+        browser.shows("#look-up-facts", "holds it now").await;
+        let right = "return document.querySelector('#look-up').getBoundingClientRect().right";
+        assert!(browser.run(right).await.as_f64().unwrap() <= 360.0);
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
+/// The contrast of a text with what is behind it, as WCAG has it: of all texts that are seen, the lowest.
+const LOWEST_CONTRAST: &str = "
+    const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
+        .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+    const parts = (color) => color.match(/[0-9.]+/g).map(Number);
+    const behind = (one) => {
+        for (let at = one; at; at = at.parentElement) {
+            const [r, g, b, a = 1] = parts(getComputedStyle(at).backgroundColor);
+            if (a === 1) return [r, g, b];
+        }
+        return [255, 255, 255];
+    };
+    let lowest = [21, ''];
+    for (const one of document.querySelectorAll('body *:not(svg *)')) {
+        const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+        if (!own || one.disabled || one.ariaDisabled === 'true' || one.getClientRects().length === 0) continue;
+        const [a, b] = [light(parts(getComputedStyle(one).color)), light(behind(one))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (contrast < lowest[0]) lowest = [contrast, one.outerHTML];
+    }
+    return lowest";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn light_and_dark_are_what_the_user_prefers_and_both_can_be_read() {
+    let example = Example::start().await;
+    let (first, _) = example.late_holder("sku-1").await;
+    example
+        .write(&first, 1)
+        .await
+        .is_problem(412, "stale-token");
+    in_browser(async |browser| {
+        for page in [example.console(), example.service.url("/")] {
+            let mut grounds = vec![];
+            for scheme in ["light", "dark"] {
+                browser.prefer("prefers-color-scheme", scheme).await;
+                browser.goto(&page).await;
+                if page.ends_with("/console/") {
+                    browser.shows("#live-events", "holds it now").await;
+                    browser
+                        .picture(&format!("console-{scheme}.png"), 1200, 920)
+                        .await;
+                }
+                let ground = browser
+                    .run("return getComputedStyle(document.body).backgroundColor")
+                    .await;
+                grounds.push(ground.as_str().unwrap().to_owned());
+                let lowest = browser.run(LOWEST_CONTRAST).await;
+                assert!(
+                    lowest[0].as_f64().unwrap() >= 4.5,
+                    "{page}, {scheme}: {lowest}"
+                );
+            }
+            assert_ne!(grounds[0], grounds[1]);
+        }
+        browser.prefer("prefers-reduced-motion", "reduce").await;
+        browser.goto(&example.console()).await;
+        browser
+            .comes_to("return document.querySelectorAll('#leases-rows tr').length === 1")
+            .await;
+        let moves = "return getComputedStyle(document.querySelector('.fill')).transitionDuration";
+        assert_eq!(browser.run(moves).await, "0s");
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_is_away_is_said_to_be_and_found_again_when_it_is_back() {
+    let example = Example::start().await;
+    let url = example.service.url.clone();
+    let addr = url.strip_prefix("http://").unwrap().to_owned();
+    example.acquire("sku-1", "worker-a", 600_000).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#live-events", "sku-1").await;
+        drop(example);
+        browser.shows("#connection", "connection lost").await;
+        browser.shows("#leases-error", "does not answer").await;
+        // What was known is still there.
+        assert!(browser.text("#leases-rows").await.contains("sku-1"));
+
+        let again = Example::with(&[("LISTEN_ADDR", &addr)]).await;
+        browser
+            .comes_to("return document.querySelector('#connection').textContent === 'live'")
+            .await;
+        browser
+            .shows(
+                "#live-events",
+                "another process tells, or the same one after a start",
+            )
+            .await;
+        browser
+            .shows("#process", &again.service.id().to_string())
+            .await;
+        browser.shows("#leases-summary", "No lease is held").await;
+        assert_eq!(browser.text("#leases-error").await, "");
+        again.acquire("sku-2", "worker-b", 600_000).await;
+        browser.shows("#live-events", "sku-2").await;
+        browser
+            .is_clean(
+                &url,
+                &[
+                    "ERR_CONNECTION_REFUSED",
+                    "ERR_INCOMPLETE_CHUNKED_ENCODING",
+                    "ERR_CONNECTION_RESET",
+                    "ERR_EMPTY_RESPONSE",
+                ],
+            )
+            .await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_that_is_left_or_hidden_goes_on_when_it_is_seen_again() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#connection", "live").await;
+        browser.goto(&example.service.url("/")).await;
+        browser.shows("#verdict-text", "Play the story").await;
+        example.acquire("sku-1", "worker-a", 600_000).await;
+        browser.client.back().await.unwrap();
+        browser.shows("#live-events", "sku-1").await;
+        browser.shows("#connection", "live").await;
+
+        // Eight pages of one browser, which opens six connections to a host at most.
+        let states = "const at = document.querySelector('#connection'); window.states = []; \
+             new MutationObserver(() => states.push(at.dataset.state)).observe(at, { attributes: true })";
+        browser.run(states).await;
+        let first = browser.client.window().await.unwrap();
+        for _ in 0..7 {
+            let other = browser.client.new_window(true).await.unwrap();
+            browser.client.switch_to_window(other.handle).await.unwrap();
+            browser.goto(&example.console()).await;
+            browser.shows("#live-events", "sku-1").await;
+        }
+        example.acquire("sku-2", "worker-b", 600_000).await;
+        browser.shows("#leases-rows", "sku-2").await;
+        browser.client.switch_to_window(first).await.unwrap();
+        browser.shows("#live-events", "sku-2").await;
+        // It lets go of the feed while nobody looks at it, and has lost nothing.
+        let states = browser.run("return [...new Set(states)]").await;
+        assert_eq!(states, json!(["paused", "live"]));
+        assert_eq!(browser.run("return document.querySelectorAll('.event.note').length").await, 0);
+        tokio::time::timeout(
+            Duration::from_secs(20),
+            browser.is_clean(&example.service.url, &[]),
+        )
+        .await
+        .unwrap();
+    })
+    .await;
+}

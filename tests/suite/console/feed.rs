@@ -1,0 +1,258 @@
+//! The feed of a process, without a browser.
+
+use std::{collections::VecDeque, time::Duration};
+
+use reqwest::Response;
+use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+
+use tower_fence::problem::ProblemType;
+
+use super::service::Example;
+use crate::support::{eventually, http::Answer};
+
+/// A page that follows the feed.
+struct Reader {
+    response: Response,
+    text: String,
+    messages: VecDeque<Value>,
+    last_id: String,
+}
+
+impl Reader {
+    async fn of(example: &Example, after: &str) -> Self {
+        let url = example.service.url("/console/api/events");
+        let request = example.client.get(url).header("Last-Event-ID", after);
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Self {
+            response,
+            text: String::new(),
+            messages: VecDeque::new(),
+            last_id: String::new(),
+        }
+    }
+
+    /// The next message; `None` when the stream has said that it ends.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(message) = self.messages.pop_front() {
+                return Some(message);
+            }
+            let wait = timeout(Duration::from_secs(20), self.response.chunk());
+            let chunk = wait.await.expect("a message comes each second").unwrap()?;
+            self.text.push_str(std::str::from_utf8(&chunk).unwrap());
+            while let Some((message, rest)) = self.text.split_once("\n\n") {
+                if message.contains("event: end") {
+                    return None;
+                }
+                for line in message.lines() {
+                    if let Some(data) = line.strip_prefix("data: ") {
+                        self.messages.push_back(serde_json::from_str(data).unwrap());
+                    } else if let Some(id) = line.strip_prefix("id: ") {
+                        self.last_id = id.to_owned();
+                    }
+                }
+                self.text = rest.to_owned();
+            }
+        }
+    }
+
+    /// Reads until there are so many events, and returns them.
+    async fn events(&mut self, count: usize) -> Vec<Value> {
+        let mut events = vec![];
+        while events.len() < count {
+            let message = self.next().await.expect("it goes on");
+            events.extend(message["events"].as_array().unwrap().clone());
+        }
+        events
+    }
+}
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    events
+        .iter()
+        .map(|event| event["kind"].as_str().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn what_happens_is_told_in_order_with_what_explains_it() {
+    let example = Example::start().await;
+    let mut reader = Reader::of(&example, "").await;
+    let hello = reader.next().await.unwrap()["hello"].clone();
+    let process = hello["process"]["name"].as_str().unwrap();
+    assert!(process.contains("inventory") && process.contains(&example.service.id().to_string()));
+    assert_eq!(hello["goes_on"], false);
+
+    let (first, second) = example.late_holder("sku-1").await;
+    example
+        .write(&first, 1)
+        .await
+        .is_problem(412, "stale-token");
+    assert_eq!(example.write(&second, 9).await.status, 200);
+    let wait = json!({ "owner": "worker-c", "wait_ms": 20_000 });
+    let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
+    let told = reader.events(6).await;
+    assert_eq!(
+        kinds(&told),
+        [
+            "granted", "broken", "granted", "stale", "admitted", "waiting"
+        ]
+    );
+    assert_eq!(told[5]["owner"], "worker-c");
+    example.release(&second).await;
+    assert_eq!(waiting.await.unwrap().status, 201);
+    let handed_over = reader.events(2).await;
+    let mut of_both = kinds(&handed_over);
+    of_both.sort_unstable();
+    assert_eq!(of_both, ["granted", "released"]);
+    let grant = handed_over
+        .iter()
+        .find(|event| event["kind"] == "granted")
+        .unwrap();
+    assert_eq!(grant["owner"], "worker-c");
+    assert!(grant["waited_ms"].as_u64().is_some());
+
+    let [grant, stale] = [&told[2], &told[3]];
+    assert_eq!(
+        (&grant["owner"], &grant["waited_ms"]),
+        (&json!("worker-b"), &Value::Null)
+    );
+    assert_eq!(stale["token"], first["token"]);
+    assert_eq!(stale["max_token"], second["token"].as_i64().unwrap() - 1);
+    let ids: Vec<_> = told
+        .iter()
+        .map(|event| event["id"].as_u64().unwrap())
+        .collect();
+    assert!(ids.is_sorted());
+    for event in told {
+        assert!(
+            !event
+                .to_string()
+                .contains(first["lease_id"].as_str().unwrap())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_forged_token_is_told_of() {
+    let secret = "k1:".to_owned() + &"0123456789abcdef".repeat(4);
+    let example = Example::with(&[("TOKEN_KEY", &secret)]).await;
+    let mut reader = Reader::of(&example, "").await;
+    let refused = example.write_with("sku-1", "7;resource=\"sku-1\"", 1).await;
+    refused.is_problem(403, "forged-token");
+    let events = reader.events(1).await;
+    assert_eq!(
+        (&events[0]["kind"], &events[0]["token"]),
+        (&json!("forged"), &json!(7))
+    );
+}
+
+#[tokio::test]
+async fn a_reader_goes_on_where_it_was_and_hears_of_another_process() {
+    let example = Example::start().await;
+    let mut reader = Reader::of(&example, "").await;
+    example.acquire("a", "", 60_000).await;
+    assert_eq!(reader.events(1).await[0]["resource"], "a");
+    let id = reader.last_id.clone();
+    drop(reader);
+    example.acquire("b", "", 60_000).await;
+    let again = Reader::of(&example, &id).await.next().await.unwrap();
+    assert_eq!(again["hello"]["goes_on"], true);
+    assert_eq!(again["events"].as_array().unwrap().len(), 1);
+    assert_eq!(again["events"][0]["resource"], "b");
+    for of_another in ["1-7", "x", ""] {
+        let anew = Reader::of(&example, of_another).await.next().await.unwrap();
+        assert_eq!(anew["hello"]["goes_on"], false);
+        assert_eq!(anew["events"].as_array().unwrap().len(), 2);
+    }
+    // The counts are there from the beginning on.
+    let anew = Reader::of(&example, "").await.next().await.unwrap();
+    let granted = anew["hello"]["kinds"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .position(|kind| kind == "granted");
+    let seconds = anew["seconds"].as_array().unwrap().iter();
+    let counts = seconds.map(|second| second[1][granted.unwrap()].as_u64().unwrap());
+    assert_eq!(counts.sum::<u64>(), 2);
+}
+
+/// Asks for the feed, and never reads an answer.
+async fn stalled(example: &Example) -> TcpStream {
+    let addr = example.service.url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let request = format!("GET /console/api/events HTTP/1.1\r\nHost: {addr}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_stalls_keeps_nobody_waiting_and_the_next_one_hears_what_it_has_missed() {
+    let example = Example::start().await;
+    let mut reader = Reader::of(&example, "").await;
+    reader.next().await.unwrap();
+    let stalled = [stalled(&example).await, stalled(&example).await];
+    let (first, _second) = example.late_holder("sku-1").await;
+    for _ in 0..2_000 {
+        let wait = timeout(Duration::from_secs(20), example.write(&first, 1));
+        wait.await
+            .expect("nobody waits for a reader")
+            .is_problem(412, "stale-token");
+    }
+    let after = reader.last_id.clone();
+    drop(reader);
+    let late = Reader::of(&example, &after).await.next().await.unwrap();
+    let (events, missed) = (
+        late["events"].as_array().unwrap().len(),
+        late["missed"].as_u64().unwrap(),
+    );
+    assert_eq!(events as u64 + missed, 2_003);
+    assert!(events <= 256, "{events}");
+    drop(stalled);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_are_few_and_those_that_stall_keep_nobody_out_for_long() {
+    let example = Example::start().await;
+    let url = example.service.url("/console/api/events");
+    let mut all = vec![];
+    let refused = loop {
+        for _ in 0..32 {
+            all.push(stalled(&example).await);
+        }
+        let response = example.client.get(&url).send().await.unwrap();
+        if response.status() != 200 {
+            break response;
+        }
+        // On a machine that is slow the first ones have had their time.
+        assert!(all.len() < 640, "readers are not bounded");
+    };
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    let problem: Value = refused.json().await.unwrap();
+    assert_eq!(problem["type"], ProblemType::TooManyWaiters.uri());
+    eventually("a place is free", async || {
+        let response = example.client.get(&url).send().await.unwrap();
+        response.status() == 200
+    })
+    .await;
+    drop(all);
+}
+
+#[tokio::test]
+async fn a_stop_with_grace_waits_for_a_page_no_longer_than_its_stream() {
+    let mut example = Example::start().await;
+    let mut reader = Reader::of(&example, "").await;
+    reader.next().await.unwrap();
+    example.service.signal("-TERM");
+    while reader.next().await.is_some() {}
+    assert!(example.service.exit().await.success());
+    assert!(
+        !example.service.log().contains("did not finish"),
+        "{}",
+        example.service.log()
+    );
+}

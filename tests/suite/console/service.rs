@@ -1,0 +1,132 @@
+//! The services whose consoles are tested: one in this process, and the example in one of its own.
+
+use axum::{Router, routing::post};
+use reqwest::{Client, RequestBuilder};
+use serde_json::{Value, json};
+use sqlx::Sqlite;
+use tower_fence::{Fence, FenceLayer, PathParam, console, issuer, lease::EmbeddedLeases};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::{Answer, Server},
+    process::Inventory,
+};
+
+/// A service in this process. What other tests do at the same time is in its feed, too.
+pub struct Service<DB: TestDatabase> {
+    pub server: Server,
+    pub fence: Fence<DB>,
+    pub leases: EmbeddedLeases,
+    _db: Fresh<DB>,
+}
+
+impl<DB: TestDatabase> Service<DB> {
+    pub async fn start() -> Self {
+        let db = DB::fresh(4).await;
+        let fence = db.fence();
+        let leases = EmbeddedLeases::new(fence.clone());
+        let write = FenceLayer::new(fence.clone(), PathParam("name"));
+        let app = Router::new()
+            .route("/write/{name}", post(async || "written"))
+            .route_layer(write)
+            .nest("/locks", issuer::router(leases.clone()))
+            .nest_service(
+                "/ops/console",
+                console::router(fence.clone(), leases.clone()),
+            );
+        let server = Server::start(app).await;
+        Self {
+            server,
+            fence,
+            leases,
+            _db: db,
+        }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        Answer::to(self.server.get(&format!("/ops/console/{path}"))).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        let path = format!("/ops/console/{path}");
+        Answer::to(self.server.post(&path).json(&body)).await
+    }
+}
+
+pub type OnSqlite = Service<Sqlite>;
+
+/// The example, and somebody who uses it.
+pub struct Example {
+    pub service: Inventory,
+    pub client: Client,
+}
+
+impl Example {
+    pub async fn start() -> Self {
+        Self::with(&[]).await
+    }
+
+    pub async fn with(variables: &[(&str, &str)]) -> Self {
+        Self {
+            service: Inventory::start(variables).await,
+            client: Client::new(),
+        }
+    }
+
+    pub fn console(&self) -> String {
+        self.service.url("/console/")
+    }
+
+    fn lock(&self, name: &str) -> String {
+        // As a path segment, whatever the name.
+        let mut url = reqwest::Url::parse(&self.service.url("/locks")).unwrap();
+        url.path_segments_mut().unwrap().push(name);
+        url.into()
+    }
+
+    pub fn ask(&self, name: &str, body: Value) -> RequestBuilder {
+        self.client.post(self.lock(name)).json(&body)
+    }
+
+    /// Takes a lease: `fencing_token`, `lease_id` and the rest.
+    pub async fn acquire(&self, name: &str, owner: &str, ttl_ms: u64) -> Value {
+        let body = json!({ "owner": owner, "ttl_ms": ttl_ms });
+        let answer = Answer::to(self.ask(name, body)).await;
+        assert_eq!(answer.status, 201, "{answer:?}");
+        answer.json()
+    }
+
+    pub async fn release(&self, lease: &Value) {
+        let name = lease["resource"].as_str().unwrap();
+        let request = self.client.delete(self.lock(name));
+        let request = request.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+        assert_eq!(Answer::to(request).await.status, 204);
+    }
+
+    /// Sets the stock under a lease.
+    pub async fn write(&self, lease: &Value, stock: u32) -> Answer {
+        let token = lease["fencing_token"].as_str().unwrap();
+        self.write_with(lease["resource"].as_str().unwrap(), token, stock)
+            .await
+    }
+
+    pub async fn write_with(&self, name: &str, token: &str, stock: u32) -> Answer {
+        let mut url = reqwest::Url::parse(&self.service.url("/inventory")).unwrap();
+        url.path_segments_mut().unwrap().push(name);
+        let request = self.client.put(url).header("Fencing-Token", token);
+        Answer::to(request.json(&json!({ "stock": stock }))).await
+    }
+
+    /// Two leases on a resource, the first of which was broken: its holder is late.
+    pub async fn late_holder(&self, name: &str) -> (Value, Value) {
+        let first = self.acquire(name, "worker-a", 60_000).await;
+        let body = json!({ "resource": name, "token": first["token"] });
+        let url = self.service.url("/console/api/break");
+        assert_eq!(
+            Answer::to(self.client.post(url).json(&body)).await.status,
+            204
+        );
+        let second = self.acquire(name, "worker-b", 60_000).await;
+        (first, second)
+    }
+}

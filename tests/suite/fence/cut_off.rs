@@ -1,0 +1,145 @@
+//! Connections to Postgres that are cut off, or left, at one moment of a transaction.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sqlx::{
+    Postgres,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::sync::watch;
+use tower_fence::{Fence, TokenUse, fence::CommitError};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    fence::{begin, insert, sku, token, write},
+    proxy::{Passage, Proxy, Sender},
+};
+
+const UNDER_TEST: &str = "under-test";
+
+/// A fence with one connection at a time, by way of a proxy.
+async fn fence(db: &Fresh<Postgres>, proxy: &Proxy) -> Fence<Postgres> {
+    let options: PgConnectOptions = proxy.url(&db.url).parse().unwrap();
+    let pool = PgPoolOptions::new().max_connections(1);
+    let pool = pool.connect_with(options.application_name(UNDER_TEST));
+    Fence::new(pool.await.unwrap())
+}
+
+/// How many sessions under test are in this state.
+async fn sessions(db: &Fresh<Postgres>, state: &str) -> i64 {
+    db.number(&format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+         AND application_name = '{UNDER_TEST}' AND state = '{state}'"
+    ))
+    .await
+}
+
+/// Where this ends in a message.
+fn behind(message: &[u8], text: &str) -> Option<usize> {
+    let mut windows = message.windows(text.len());
+    let place = windows.position(|window| window == text.as_bytes())?;
+    Some(place + text.len())
+}
+
+/// A proxy that cuts each connection right behind the server's confirmation of this command, once it is armed.
+async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<AtomicBool>) -> Proxy {
+    let armed = Arc::clone(armed);
+    Proxy::judging(db.addr(), move || {
+        let armed = Arc::clone(&armed);
+        move |sender: Sender, message: &[u8]| match behind(message, command) {
+            Some(end) if sender == Sender::Server && armed.load(SeqCst) => Passage::CutAfter(end),
+            _ => Passage::Whole,
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
+    for reuses in [false, true] {
+        let db = Postgres::fresh(2).await;
+        for (value, confirmed, is_success) in [(1, "RELEASE\0", false), (2, "COMMIT\0", true)] {
+            let armed = Arc::default();
+            let proxy = cutting(&db, confirmed, &armed).await;
+            let fence = fence(&db, &proxy).await.reuse_connections(reuses);
+            let mut tx = begin(&fence, value).await;
+            insert(&mut tx, value).await;
+            armed.store(true, SeqCst);
+            let committed = tx.commit().await;
+            let is_unknown = matches!(committed, Err(CommitError::OutcomeUnknown(_)));
+            assert_eq!((committed.is_ok(), is_unknown), (is_success, !is_success));
+        }
+        eventually("both are there", async || db.entries().await == 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_begin_that_was_given_up_leaves_no_transaction_on_the_connection() {
+    let db = Postgres::fresh(2).await;
+    let (sent, mut is_sent) = watch::channel(false);
+    let (held, is_held) = watch::channel(true);
+    let armed = Arc::<AtomicBool>::default();
+    let proxy = {
+        let (armed, sent) = (Arc::clone(&armed), Arc::new(sent));
+        Proxy::judging(db.addr(), move || {
+            let (armed, sent, is_held) = (Arc::clone(&armed), Arc::clone(&sent), is_held.clone());
+            move |sender: Sender, message: &[u8]| {
+                let is_begin = sender == Sender::Client && behind(message, "BEGIN").is_some();
+                if is_begin && armed.load(SeqCst) {
+                    sent.send_replace(true);
+                }
+                match sender == Sender::Server && *sent.borrow() {
+                    true => Passage::Held(is_held.clone()),
+                    false => Passage::Whole,
+                }
+            }
+        })
+    };
+    let proxy = proxy.await;
+    let fence = fence(&db, &proxy).await;
+    write(&fence, 1).await.unwrap();
+    armed.store(true, SeqCst);
+    let begun = tokio::spawn({
+        let fence = fence.clone();
+        async move { fence.begin(&sku(), token(2), TokenUse::SingleUse).await }
+    });
+    is_sent.wait_for(|sent| *sent).await.unwrap();
+    eventually("it has begun", async || {
+        sessions(&db, "idle in transaction").await == 1
+    })
+    .await;
+    begun.abort();
+    assert!(begun.await.unwrap_err().is_cancelled());
+    held.send_replace(false);
+    eventually("the same session is idle", async || {
+        sessions(&db, "idle").await == 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_was_ended_for_its_time_limit_has_written_nothing() {
+    let db = Postgres::fresh(2).await;
+    let proxy = Proxy::to(db.addr()).await;
+    let fence = fence(&db, &proxy).await;
+    let fence = fence.hold_limit(Duration::from_millis(100));
+    let mut tx = begin(&fence, 1).await;
+    insert(&mut tx, 1).await;
+    eventually("the server has ended it", async || {
+        sessions(&db, "idle in transaction").await == 0
+    })
+    .await;
+    let committed = tx.commit().await;
+    assert!(
+        matches!(committed, Err(CommitError::Aborted(_))),
+        "{committed:?}"
+    );
+    assert_eq!(db.entries().await, 0);
+}

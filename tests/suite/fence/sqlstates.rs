@@ -1,0 +1,98 @@
+//! What the SQLSTATEs of Postgres mean, at an admission, in a statement and at COMMIT.
+
+use std::{fmt::Debug, time::Duration};
+
+use sqlx::{Postgres, query};
+use tower_fence::TokenUse;
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::{begin, insert, sku, token},
+};
+
+/// A database in which a place fails as it is told: an admission, a statement, or COMMIT.
+async fn that_fails_as_told() -> Fresh<Postgres> {
+    let db = Postgres::fresh(2).await;
+    db.fence().raise(&sku(), token(1)).await.unwrap();
+    db.execute(
+        "CREATE TABLE told (place TEXT, code TEXT);
+         CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$
+         DECLARE told text := (SELECT t.code FROM public.told AS t WHERE t.place = TG_ARGV[0]);
+         BEGIN
+             IF told IS NOT NULL THEN
+                 RAISE EXCEPTION 'as told' USING ERRCODE = told;
+             END IF;
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER fails BEFORE UPDATE ON fence_resources
+             FOR EACH ROW EXECUTE FUNCTION fails('admission');
+         CREATE TRIGGER fails BEFORE INSERT ON ledger
+             FOR EACH ROW EXECUTE FUNCTION fails('statement');
+         CREATE CONSTRAINT TRIGGER fails_at_commit AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
+             FOR EACH ROW EXECUTE FUNCTION fails('commit')",
+    )
+    .await;
+    db
+}
+
+async fn tell(db: &Fresh<Postgres>, place: &str, code: &str) {
+    db.execute(&format!(
+        "TRUNCATE told; INSERT INTO told VALUES ('{place}', '{code}')"
+    ))
+    .await;
+}
+
+/// The names of the variants.
+fn name(error: impl Debug) -> String {
+    let text = format!("{error:?}");
+    let names = text.split_once("(Database").map(|(names, _)| names);
+    names.unwrap_or(&text).to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_has_its_meaning() {
+    const INSERT: &str = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
+    let db = that_fails_as_told().await;
+    let fence = db.fence().lock_wait(Duration::from_millis(100));
+    for (codes, at_admission, in_statement, at_commit) in [
+        (
+            &["55P03", "57014", "40P01", "40001"][..],
+            "Busy",
+            "Admit(Busy",
+            "Busy",
+        ),
+        (&["0A000"], "Unavailable", "Unsupported", "Aborted"),
+        (
+            &["42P01", "42703", "42883"],
+            "NotMigrated",
+            "Statement",
+            "Aborted",
+        ),
+        (&["TF428"], "Unavailable", "Statement", "Unfenced"),
+        (
+            &["23505", "25P03", "25P04"],
+            "Unavailable",
+            "Statement",
+            "Aborted",
+        ),
+    ] {
+        for code in codes {
+            tell(&db, "admission", code).await;
+            let refused = fence.begin(&sku(), token(2), TokenUse::Reusable).await;
+            assert_eq!(name(refused.unwrap_err()), at_admission, "{code}");
+
+            tell(&db, "statement", code).await;
+            let (reusable, insert_one) = (TokenUse::Reusable, query(INSERT));
+            let written = fence
+                .write::<(i64,)>(&sku(), token(2), reusable, insert_one)
+                .await;
+            assert_eq!(name(written.unwrap_err()), in_statement, "{code}");
+
+            tell(&db, "commit", code).await;
+            let mut tx = begin(&fence, 2).await;
+            insert(&mut tx, 1).await;
+            assert_eq!(name(tx.commit().await.unwrap_err()), at_commit, "{code}");
+        }
+    }
+    assert_eq!(db.entries().await, 0);
+}

@@ -1,0 +1,75 @@
+//! A resource that has seen a higher token than that of a grant is a sign that its epoch may be over: the source of epochs
+//! is asked once more.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
+
+use sqlx::Sqlite;
+use tower_fence::{
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
+    lease::{Announced, Leases, QuorumLeases, RedisLeases},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    fence::token,
+    lease::{LONG, grant, sku},
+    redis::{fresh_prefix, shared_node_urls, shared_url},
+};
+
+/// Counts how often it is told of an epoch.
+#[derive(Clone, Default)]
+struct Source(Arc<AtomicU64>);
+
+impl Epochs for Source {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(at_least) })
+    }
+
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        self.0.fetch_add(1, SeqCst);
+        Box::pin(async move { Ok(seen) })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("counting").unwrap()) })
+    }
+}
+
+async fn it_is_asked_again(store: impl Leases, source: &Source) {
+    let db = Sqlite::fresh(2).await;
+    let leases = Announced::new(store, db.fence());
+    let told = async || {
+        let lease = grant(&leases, &sku(), LONG).await;
+        leases.release(&sku(), &lease.id).await.unwrap();
+        (source.0.load(SeqCst), lease.token.get())
+    };
+    let (before, _) = told().await;
+    assert_eq!(told().await.0, before);
+    db.fence()
+        .raise(&sku(), token(7_000_000_000))
+        .await
+        .unwrap();
+    let (after, granted) = told().await;
+    assert_eq!((after > before, granted), (true, 7_000_000_000));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resource_that_has_seen_more_has_redis_ask_the_source_again() {
+    let source = Source::default();
+    let builder = RedisLeases::builder(source.clone()).key_prefix(fresh_prefix());
+    let store = builder.connect(&shared_url()).await.unwrap();
+    it_is_asked_again(store, &source).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
+    let source = Source::default();
+    let urls = shared_node_urls();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let builder = QuorumLeases::builder(source.clone()).key_prefix(fresh_prefix());
+    let store = builder.connect(&urls).await.unwrap();
+    it_is_asked_again(store, &source).await;
+}

@@ -1,0 +1,30 @@
+//! The OpenAPI documents, beside the service that they describe.
+
+mod document;
+mod generated_client;
+mod schemathesis;
+
+use std::{path::Path, process::Command};
+
+use crate::support::{process::Process, variable};
+
+/// A file of this folder.
+fn file(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/openapi");
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+/// A module of the Python that `tests/run` makes.
+fn python_module(name: &str) -> Command {
+    let mut command = Command::new(variable("TEST_OPENAPI_PYTHON"));
+    command.args(["-m", name]);
+    command
+}
+
+/// Runs a program to its end, and gives whether it succeeded and what it said.
+async fn finish(command: Command) -> (bool, String) {
+    let mut process = Process::run(command);
+    let status = process.ends().await;
+    let said = format!("{}{}", process.stdout(), process.log());
+    (status.success(), said)
+}

@@ -1,0 +1,249 @@
+//! Who may do what.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::Postgres;
+
+use super::program::{HOLDER, OPERATOR, Served, file, path, run};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::Answer,
+};
+
+async fn asked(server: &Served, secret: Option<&str>, method: Method, path: &str) -> Answer {
+    let request = server.client.request(method, server.url(path));
+    Answer::to(match secret {
+        Some(secret) => request.bearer_auth(secret),
+        None => request,
+    })
+    .await
+}
+
+async fn with_secrets(db: &Fresh<Postgres>, holders: &str, operators: &str) -> Served {
+    let arguments = [
+        "--holder-secrets-file",
+        holders,
+        "--operator-secrets-file",
+        operators,
+    ];
+    Served::start(&db.url, &arguments).await
+}
+
+#[tokio::test]
+async fn a_request_needs_a_secret_that_the_server_knows() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(&format!("# of 2026\n{HOLDER}\n")), file(OPERATOR));
+    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    for (secret, challenge) in [
+        (None, r#"Bearer realm="tower-fence""#),
+        (
+            Some("another-secret-of-holders"),
+            r#"Bearer realm="tower-fence", error="invalid_token""#,
+        ),
+    ] {
+        for (method, path) in [
+            (Method::POST, "/locks/sku-1"),
+            (Method::GET, "/locks/sku-1"),
+            (Method::DELETE, "/locks/sku-1"),
+            (Method::POST, "/locks/sku-1/break"),
+            (Method::GET, "/locks"),
+        ] {
+            let refused = asked(&server, secret, method, path).await;
+            refused.is_problem(401, "unauthorized");
+            assert_eq!(refused.headers["www-authenticate"], challenge);
+        }
+    }
+    for (secret, resource) in [(HOLDER, "/locks/sku-1"), (OPERATOR, "/locks/sku-2")] {
+        let granted = asked(&server, Some(secret), Method::POST, resource).await;
+        assert_eq!(granted.status, 201, "{granted:?}");
+    }
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(asked(&server, None, Method::GET, path).await.status, 200);
+    }
+    let metrics = asked(&server, None, Method::GET, "/metrics").await.text;
+    let counted = r#"tower_fence_server_refused_total{problem="unauthorized"} 10"#;
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[tokio::test]
+async fn what_operators_do_is_closed_to_holders() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let granted = asked(&server, Some(HOLDER), Method::POST, "/locks/sku-1").await;
+    assert_eq!(granted.status, 201);
+    for (method, path) in [
+        (Method::GET, "/locks"),
+        (Method::GET, "/locks?limit=1"),
+        (Method::POST, "/locks/sku-1/break"),
+        (Method::POST, "/locks/a%2Fbreak/break"),
+    ] {
+        let refused = asked(&server, Some(HOLDER), method, path).await;
+        refused.is_problem(403, "operators-only");
+    }
+    let list = asked(&server, Some(OPERATOR), Method::GET, "/locks").await;
+    assert_eq!(list.json()["leases"][0]["resource"], "sku-1");
+    let broken = asked(&server, Some(OPERATOR), Method::POST, "/locks/sku-1/break").await;
+    assert_eq!(broken.status, 204);
+}
+
+#[tokio::test]
+async fn the_console_is_for_operators_whose_browser_asks_for_the_secret() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    for path in ["/console", "/console/", "/console/api/leases"] {
+        let refused = asked(&server, None, Method::GET, path).await;
+        refused.is_problem(401, "unauthorized");
+        let challenge = refused.headers["www-authenticate"].to_str().unwrap();
+        assert!(challenge.starts_with("Basic "), "{challenge}");
+        let with_password = async |password: &str| {
+            let request = server.client.get(server.url(path));
+            Answer::to(request.basic_auth("anybody", Some(password))).await
+        };
+        let denied = with_password(HOLDER).await;
+        denied.is_problem(403, "operators-only");
+        assert_eq!(with_password(OPERATOR).await.status, 200, "{path}");
+        let wrong = with_password("another-secret-of-operators").await;
+        wrong.is_problem(401, "unauthorized");
+    }
+    // A password is what browsers send by themselves: no route of holders takes it.
+    let request = server.client.post(server.url("/locks/sku-1"));
+    let refused = Answer::to(request.basic_auth("anybody", Some(OPERATOR))).await;
+    refused.is_problem(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn holders_read_the_description_of_their_routes() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let described = asked(&server, Some(HOLDER), Method::GET, "/locks/openapi.json").await;
+    let paths = &described.json()["paths"];
+    assert!(paths["/locks/{resource}"]["post"].is_object(), "{paths}");
+    let refused = asked(&server, None, Method::GET, "/locks/openapi.json").await;
+    refused.is_problem(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn without_secrets_it_listens_on_this_machine_only() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let refused = run(&["serve", "--listen", address], &variables).await;
+        refused
+            .is(78)
+            .says("--allow-anyone")
+            .says("TOWER_FENCE_HOLDER_SECRETS_FILE");
+    }
+    let arguments = ["--listen", "0.0.0.0:0", "--allow-anyone"];
+    let server = Served::start(&db.url, &arguments).await;
+    assert!(server.url.starts_with("http://0.0.0.0:"));
+    let secret = file(OPERATOR);
+    let arguments = [
+        "--listen",
+        "0.0.0.0:0",
+        "--operator-secrets-file",
+        path(&secret),
+    ];
+    let mut server = Served::start(&db.url, &arguments).await;
+    eventually("it warns", async || server.log().contains("in the clear")).await;
+    server.signal("-TERM");
+    assert!(server.exit().await.success());
+}
+
+/// A page of another site that has its name lead here is answered as any other.
+#[tokio::test]
+async fn without_secrets_it_answers_under_names_of_this_machine_only() {
+    let db = Postgres::fresh(2).await;
+    let server = Served::start(&db.url, &[]).await;
+    let list = async |host: &str| {
+        let request = server.client.get(server.url("/locks"));
+        Answer::to(request.header("Host", host)).await
+    };
+    let refused = list("evil.example:4120").await;
+    refused.is_problem(403, "operators-only");
+    for host in ["localhost:4120", "127.0.0.1:1", "[::1]:4120", "127.0.0.1"] {
+        assert_eq!(list(host).await.json()["leases"], json!([]), "{host}");
+    }
+}
+
+#[tokio::test]
+async fn at_a_hangup_the_secrets_are_read_again() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let status = async |secret: &str| {
+        asked(&server, Some(secret), Method::GET, "/locks/sku-1")
+            .await
+            .status
+    };
+    let next = "the-next-secret-of-holders";
+    std::fs::write(holders.path(), next).unwrap();
+    assert_eq!((status(HOLDER).await, status(next).await), (200, 401));
+    server.signal("-HUP");
+    eventually("the next secret counts", async || status(next).await == 200).await;
+    assert_eq!((status(HOLDER).await, status(OPERATOR).await), (401, 200));
+    // A file that is not sound changes nothing.
+    std::fs::write(holders.path(), "short").unwrap();
+    server.signal("-HUP");
+    eventually("it is told", async || server.log().contains("too short")).await;
+    assert_eq!(status(next).await, 200);
+}
+
+#[tokio::test]
+async fn files_with_secrets_that_are_not_sound_are_refused() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    for (text, why) in [
+        ("", "there is no secret of holders"),
+        ("hunter2", "line 1 of the secrets of holders is too short"),
+        (
+            "# one\nwith a blank 0123456789",
+            "line 2 of the secrets of holders has a blank",
+        ),
+    ] {
+        let secrets = file(text);
+        let refused = run(
+            &["serve", "--holder-secrets-file", path(&secrets)],
+            &variables,
+        )
+        .await;
+        refused.is(78).says(why);
+        assert!(!refused.stderr.contains("hunter2") && !refused.stderr.contains("0123456789"));
+    }
+    let missing = ["serve", "--holder-secrets-file", "/nowhere/secrets"];
+    run(&missing, &variables)
+        .await
+        .is(78)
+        .says("/nowhere/secrets: No such file");
+    // Some would rather have the variable and the file.
+    let both = [("TOWER_FENCE_HOLDER_SECRETS", HOLDER), variables[0]];
+    let secrets = file(HOLDER);
+    let refused = run(&["serve", "--holder-secrets-file", path(&secrets)], &both).await;
+    refused.is(78).says("both set");
+}
+
+#[tokio::test]
+async fn secrets_come_from_the_environment_too_and_a_file_for_everybody_is_warned_of() {
+    let db = Postgres::fresh(2).await;
+    let operators = file(OPERATOR);
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(operators.path(), everybody).unwrap();
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_HOLDER_SECRETS", HOLDER),
+        ("TOWER_FENCE_OPERATOR_SECRETS_FILE", path(&operators)),
+    ];
+    let server = Served::start_with(&[], &variables)
+        .await
+        .with_secret(HOLDER);
+    let granted: Value = server.post("/locks/sku-1", &json!({})).await.json();
+    assert_eq!(granted["token"], 1_000_000_001);
+    assert!(
+        server.log().contains("everybody on this machine may read"),
+        "{}",
+        server.log()
+    );
+}

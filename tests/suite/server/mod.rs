@@ -1,0 +1,16 @@
+//! The program `tower-fence`, as its users start it.
+
+mod access;
+mod command;
+mod connections;
+mod guide;
+mod health;
+mod package;
+mod program;
+mod run;
+mod run_loss;
+mod secrets;
+mod stop;
+mod stores;
+mod tls;
+mod tools;

@@ -1,0 +1,238 @@
+//! `tower-fence run`: a command under a lease.
+
+use std::fs;
+
+use serde_json::json;
+use sqlx::Postgres;
+
+use super::{
+    command::{Notes, end, held, serving, start, start_on},
+    program::{HOLDER, OPERATOR, Served, file, path, run},
+};
+use crate::support::{database::TestDatabase, eventually, process::send_signal};
+
+#[tokio::test]
+async fn the_command_knows_its_lease_and_its_status_is_passed_on() {
+    let (db, server) = serving().await;
+    let script = "echo \"$FENCING_TOKEN|$FENCING_TOKEN_NUMBER|$LEASE_ID|$LEASE_RESOURCE\"; \
+                  exit 7";
+    let ended = end(start(&server, &["--owner", "me"], script)).await;
+    let parts: Vec<_> = ended.is(7).stdout.trim().split('|').collect();
+    assert_eq!(parts[0], r#"1000000001;resource="sku-1""#);
+    assert_eq!((parts[1], parts[3]), ("1000000001", "sku-1"));
+    assert_eq!(parts[2].len(), 32);
+    assert_eq!(ended.stderr, "");
+    assert!(!held(&server).await, "it was released");
+    // What it has writes.
+    assert_eq!(
+        db.number("SELECT fence_admit('sku-1', 1000000001)").await,
+        1_000_000_001
+    );
+}
+
+#[tokio::test]
+async fn statuses_are_as_documented() {
+    let (_db, server) = serving().await;
+    let server_url = [("TOWER_FENCE_URL", server.url.as_str())];
+    let cases: [(&[&str], i32); 6] = [
+        (&["run", "true"], 0),
+        (&["run", "--", "sh", "-c", "exit 255"], 255),
+        (&["run", "--", "sh", "-c", "kill -9 $$"], 137),
+        (&["run", "--", "/nowhere/command"], 127),
+        (&["run", "--", "/etc/passwd"], 126),
+        (&["run"], 64),
+    ];
+    for (arguments, status) in cases {
+        run(arguments, &server_url).await.is(status);
+    }
+    // Each of them was released, those that did not begin as well.
+    assert_eq!(server.get("/locks").await.json()["leases"], json!([]));
+    run(&["run", "--url", "http://127.0.0.1:1", "true"], &[])
+        .await
+        .is(69)
+        .says("127.0.0.1:1");
+
+    server
+        .post("/locks/true", &json!({"ttl_ms": 600_000}))
+        .await;
+    run(&["run", "true"], &server_url)
+        .await
+        .is(75)
+        .says("true is held by another");
+    run(&["run", "-E", "0", "/bin/true"], &server_url)
+        .await
+        .is(0);
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let arguments = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+    ];
+    let closed = Served::start(&_db.url, &arguments).await;
+    let closed_url = [("TOWER_FENCE_URL", closed.url.as_str())];
+    // At once, however long it would wait.
+    run(&["run", "--wait", "forever", "true"], &closed_url)
+        .await
+        .is(77);
+    let with_secret = [closed_url[0], ("TOWER_FENCE_SECRET", HOLDER)];
+    run(&["run", "--resource", "a", "true"], &with_secret)
+        .await
+        .is(0);
+}
+
+#[tokio::test]
+async fn it_waits_in_line_for_its_turn() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!(
+        "until test -e {}; do sleep 0.02; done; echo one",
+        notes.path("go").display()
+    );
+    let first = start(&server, &[], &script);
+    eventually("the first has it", async || held(&server).await).await;
+    let second = start(&server, &["--wait", "forever"], "echo two");
+    eventually("the second waits", async || {
+        server.get("/locks/sku-1").await.json()["waiters"] == 1
+    })
+    .await;
+    fs::write(notes.path("go"), "").unwrap();
+    assert_eq!(end(first).await.is(0).stdout, "one\n");
+    assert_eq!(end(second).await.is(0).stdout, "two\n");
+}
+
+/// A server that lets nobody wait so long is asked again and again.
+#[tokio::test]
+async fn it_waits_longer_than_the_server_allows() {
+    let db = Postgres::fresh(4).await;
+    for limit in ["2s", "0s"] {
+        let server = Served::start(&db.url, &["--max-wait", limit]).await;
+        server.post("/locks/sku-1", &json!({"ttl_ms": 3_000})).await;
+        let waiting = start(&server, &["--wait", "1h"], "echo got");
+        assert_eq!(end(waiting).await.is(0).stdout, "got\n", "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_wait() {
+    let (_db, server) = serving().await;
+    server
+        .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
+        .await;
+    let waiting = start(&server, &["--wait", "forever"], "echo never");
+    eventually("it waits", async || {
+        server.get("/locks/sku-1").await.json()["waiters"] == 1
+    })
+    .await;
+    waiting.signal("-TERM");
+    assert_eq!(end(waiting).await.is(143).stdout, "");
+    eventually("it has left the line", async || {
+        server.get("/locks/sku-1").await.json()["waiters"] == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
+    let (_db, server) = serving().await;
+    let script = "sleep 7; echo done";
+    let mut running = start(&server, &["--ttl", "3s", "--wait", "20s"], script);
+    eventually("it is held", async || held(&server).await).await;
+    // Whoever comes meanwhile does not get it, and each renewal is counted.
+    let other = start(&server, &[], "echo other");
+    end(other).await.is(75);
+    running.prints("done", 1).await;
+    end(running).await.is(0);
+    let metrics = server.get("/metrics").await.text;
+    let renewed = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("tower_fence_leases_renewed_total "));
+    assert!(renewed.unwrap().parse::<u32>().unwrap() >= 3, "{metrics}");
+}
+
+#[tokio::test]
+async fn signals_are_passed_on() {
+    let (_db, server) = serving().await;
+    let names = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"];
+    let traps: String = names
+        .map(|name| format!("trap 'echo {name}' {name}; "))
+        .concat();
+    let script = format!("{traps} trap 'exit 9' ALRM; echo ready $$; while :; do sleep 0.01; done");
+    let mut running = start(&server, &[], &script);
+    running.prints("ready", 1).await;
+    for name in names {
+        running.signal(&format!("-{name}"));
+        running.prints(&format!("{name}\n"), 1).await;
+    }
+    let stdout = running.stdout();
+    let pid = stdout
+        .lines()
+        .next()
+        .unwrap()
+        .strip_prefix("ready ")
+        .unwrap();
+    assert!(held(&server).await, "it runs, and has its lease");
+    send_signal(pid.parse().unwrap(), "-ALRM");
+    end(running).await.is(9);
+    assert!(!held(&server).await);
+    let running = start(&server, &[], "echo ready; sleep 1000");
+    eventually("it is held", async || held(&server).await).await;
+    eventually("it runs", async || running.stdout() == "ready\n").await;
+    running.signal("-TERM");
+    end(running).await.is(143);
+}
+
+#[tokio::test]
+async fn a_lease_is_taken_in_the_database_itself() {
+    let db = Postgres::fresh(2).await;
+    let url = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let script = "echo $FENCING_TOKEN_NUMBER";
+    let ended = run(
+        &["run", "--direct", "--resource", "sku-1", "sh", "-c", script],
+        &url,
+    )
+    .await;
+    let token: i64 = ended.is(0).stdout.trim().parse().unwrap();
+    assert_eq!(
+        db.number(&format!("SELECT fence_admit('sku-1', {token})"))
+            .await,
+        token
+    );
+    assert_eq!(db.number("SELECT count(*) FROM fence_held_leases").await, 0);
+    db.execute("SELECT fence_acquire('sku-1', '1 min')").await;
+    run(&["run", "--direct", "--resource", "sku-1", "true"], &url)
+        .await
+        .is(75);
+    let nowhere = [("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop")];
+    run(&["run", "--direct", "true"], &nowhere).await.is(69);
+}
+
+/// Of many at once on many machines, one runs at a time.
+#[tokio::test]
+async fn one_runs_at_a_time() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let (alone, log) = (notes.path("alone"), notes.path("log"));
+    let script = |pause| {
+        format!(
+            "mkdir {0} || echo overlap >> {1}; sleep {pause}; rmdir {0}; echo ran >> {1}",
+            alone.display(),
+            log.display()
+        )
+    };
+    let all = (0..8).map(|_| start(&server, &["--wait", "1m"], &script(0.05)));
+    for one in all.collect::<Vec<_>>() {
+        end(one).await.is(0);
+    }
+    assert_eq!(notes.text("log"), "ran\n".repeat(8));
+    // Where each has a lease of its own, the same is caught.
+    let all = (0..8).map(|number| start_on(&number.to_string(), &server, &[], &script(0.5)));
+    for one in all.collect::<Vec<_>>() {
+        end(one).await;
+    }
+    assert!(
+        notes.text("log").contains("overlap"),
+        "{}",
+        notes.text("log")
+    );
+}

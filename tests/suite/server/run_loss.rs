@@ -1,0 +1,149 @@
+//! What `tower-fence run` does when its lease is lost.
+
+use std::fs;
+
+use reqwest::Method;
+use serde_json::json;
+
+use super::{
+    command::{Notes, end, held, lives, serving, start},
+    program::{Served, program},
+};
+use crate::support::{eventually, process::Process};
+
+#[tokio::test]
+async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!(
+        "trap 'echo got TERM; exit 3' TERM; sleep 1000 & echo $! > {}; wait; echo never",
+        notes.path("child").display()
+    );
+    let running = start(&server, &["--ttl", "3s", "--wait", "20s"], &script);
+    let child = notes.has("child").await;
+    assert!(lives(&child));
+    let broken = server.request(Method::POST, "/locks/sku-1/break");
+    broken.send().await.unwrap();
+    let ended = end(running).await;
+    ended.is(124).says("the command is stopped");
+    assert_eq!(ended.stdout, "got TERM\n");
+    assert!(!lives(&child), "its child was left");
+}
+
+#[tokio::test]
+async fn a_command_that_ignores_term_is_killed() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!(
+        "trap '' TERM; sh -c 'echo $$ > {}; sleep 1000'; echo never",
+        notes.path("child").display()
+    );
+    let running = start(
+        &server,
+        &["--ttl", "3s", "--wait", "20s", "--grace", "300ms"],
+        &script,
+    );
+    let child = notes.has("child").await;
+    server
+        .request(Method::POST, "/locks/sku-1/break")
+        .send()
+        .await
+        .unwrap();
+    let ended = end(running).await;
+    ended.is(124);
+    assert_eq!(ended.stdout, "");
+    assert!(!lives(&child), "its child was left");
+}
+
+#[tokio::test]
+async fn a_server_that_stays_away_costs_the_lease_when_its_time_is_up() {
+    let (db, mut server) = serving().await;
+    let running = start(&server, &["--ttl", "3s", "--wait", "20s"], "sleep 1000");
+    eventually("it is held", async || held(&server).await).await;
+    server.signal("-KILL");
+    server.exit().await;
+    end(running).await.is(124).says("no renewal got through");
+    drop(db);
+}
+
+/// Renewals go on when the server comes back in time.
+#[tokio::test]
+async fn a_server_that_comes_back_in_time_costs_nothing() {
+    let (db, mut server) = serving().await;
+    let notes = Notes::new();
+    let script = format!(
+        "until test -e {}; do sleep 0.02; done",
+        notes.path("go").display()
+    );
+    let running = start(&server, &["--ttl", "10s"], &script);
+    eventually("it is held", async || held(&server).await).await;
+    let addr = server.addr().to_string();
+    server.signal("-TERM");
+    assert!(server.exit().await.success());
+    let server = Served::start(&db.url, &["--listen", &addr]).await;
+    eventually("it is renewed", async || {
+        server
+            .get("/metrics")
+            .await
+            .text
+            .contains("tower_fence_leases_renewed_total 1")
+    })
+    .await;
+    fs::write(notes.path("go"), "").unwrap();
+    end(running).await.is(0);
+    assert!(!held(&server).await);
+}
+
+/// What was frozen past its lease does not go on.
+#[tokio::test]
+async fn a_program_that_slept_past_its_lease_stops_the_command() {
+    let (_db, server) = serving().await;
+    let running = start(&server, &["--ttl", "5s", "--wait", "20s"], "sleep 1000");
+    eventually("it is held", async || held(&server).await).await;
+    running.signal("-STOP");
+    eventually("another has it", async || {
+        server
+            .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
+            .await
+            .status
+            == 201
+    })
+    .await;
+    running.signal("-CONT");
+    end(running).await.is(124);
+    assert!(held(&server).await, "the other one still has it");
+}
+
+#[tokio::test]
+async fn a_command_whose_lease_was_lost_meanwhile_has_not_succeeded() {
+    let (_db, server) = serving().await;
+    let mut command = program();
+    let tool = command.get_program().to_owned();
+    command
+        .env("TOWER_FENCE_URL", &server.url)
+        .env("TOOL", tool);
+    command.args([
+        "run",
+        "--resource",
+        "sku-1",
+        "sh",
+        "-c",
+        "$TOOL break sku-1",
+    ]);
+    let ended = end(Process::run(command)).await;
+    ended.is(124).says("was lost before the command had ended");
+}
+
+/// When the lease is released, nothing of the command works any more.
+#[tokio::test]
+async fn what_a_command_leaves_behind_is_stopped_before_the_release() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!(
+        "sleep 1000 > /dev/null 2>&1 & echo $! > {}",
+        notes.path("child").display()
+    );
+    end(start(&server, &[], &script)).await.is(0);
+    assert!(!lives(&notes.has("child").await));
+    assert!(!held(&server).await);
+}

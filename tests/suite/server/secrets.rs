@@ -1,0 +1,175 @@
+//! Secrets are nowhere but in their files.
+
+use std::fs;
+
+use reqwest::Url;
+use serde_json::json;
+use sqlx::Postgres;
+
+use super::program::{HOLDER, OPERATOR, Served, file, path, run};
+use crate::support::{database::TestDatabase, eventually, http::Answer, redis::RedisServer};
+
+const REDIS_PASSWORD: &str = "the-password-of-redis";
+const SIGNING_SECRET: &str = "5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e";
+const WRONG: &str = "a-secret-that-is-none";
+
+#[track_caller]
+fn nothing_of(secrets: &[&str], text: &str) {
+    for secret in secrets {
+        assert!(!text.contains(secret), "{secret} is in {text}");
+    }
+}
+
+/// What everybody on the machine sees of a process.
+fn command_line(pid: u32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+    String::from_utf8_lossy(&line).into_owned()
+}
+
+#[tokio::test]
+async fn nothing_that_the_server_shows_has_a_secret() {
+    let db = Postgres::fresh(4).await;
+    let mut redis = RedisServer::start(&[]).await;
+    let _ = redis
+        .command(&["CONFIG", "SET", "requirepass", REDIS_PASSWORD])
+        .await;
+    let redis_url = format!("redis://:{REDIS_PASSWORD}@{}", redis.addr());
+    let password = Url::parse(&db.url).unwrap().password().unwrap().to_owned();
+    let files = [
+        file(HOLDER),
+        file(OPERATOR),
+        file(&format!("k1:{SIGNING_SECRET}")),
+        file(&db.url),
+        file(&redis_url),
+    ];
+    let [holders, operators, key, database, redis_file] = files.each_ref().map(path);
+    let arguments = [
+        "--holder-secrets-file",
+        holders,
+        "--operator-secrets-file",
+        operators,
+        "--token-key-file",
+        key,
+        "--database-url-file",
+        database,
+        "--redis-url-file",
+        redis_file,
+        "--log",
+        "trace",
+    ];
+    let server = Served::start_with(&arguments, &[])
+        .await
+        .with_secret(HOLDER);
+    let lease = server.post("/locks/sku-1", &json!({})).await;
+    assert_eq!(lease.status, 201, "{lease:?}");
+    let lease = lease.json();
+    let refused = server
+        .client
+        .post(server.url("/locks/sku-1"))
+        .bearer_auth(WRONG);
+    let mut shown = Answer::to(refused).await.text;
+    redis.kill();
+    let down = server.post("/locks/sku-2", &json!({})).await;
+    down.is_problem(503, "store-unavailable");
+    shown += &down.text;
+    eventually("it says that it is not ready", async || {
+        shown += &server.get("/readyz").await.text;
+        server.log().contains("not ready")
+    })
+    .await;
+    fs::write(files[0].path(), format!("{WRONG} with a blank")).unwrap();
+    server.signal("-HUP");
+    eventually("it has read them again", async || {
+        server.log().contains("has a blank")
+    })
+    .await;
+    shown += &server.get("/metrics").await.text;
+    shown += &command_line(server.id());
+    shown += &server.stdout();
+    let log = server.log();
+    assert!(log.contains("DEBUG") && log.contains("started"), "{log}");
+    assert!(log.contains(&redis.addr().to_string()), "{log}");
+    let (id, token) = (lease["lease_id"].as_str(), lease["fencing_token"].as_str());
+    let (_, mac) = token.unwrap().split_once("mac=:").unwrap();
+    let secrets = [
+        HOLDER,
+        OPERATOR,
+        REDIS_PASSWORD,
+        SIGNING_SECRET,
+        WRONG,
+        &password,
+        id.unwrap(),
+        mac.split(':').next().unwrap(),
+    ];
+    nothing_of(&secrets, &shown);
+    nothing_of(&secrets, &log);
+}
+
+#[tokio::test]
+async fn no_password_is_taken_from_the_command_line() {
+    for (arguments, variable) in [
+        (
+            vec!["serve", "--database-url", "postgres://me:hunter2@db/shop"],
+            "TOWER_FENCE_DATABASE_URL",
+        ),
+        (
+            vec![
+                "migrate",
+                "--database-url",
+                "postgres://db/shop?password=hunter2",
+            ],
+            "TOWER_FENCE_DATABASE_URL",
+        ),
+        (
+            vec!["leases", "--url", "https://me:hunter2@locks"],
+            "TOWER_FENCE_SECRET_FILE",
+        ),
+        (
+            vec![
+                "serve",
+                "--database-url",
+                "postgres://db/shop",
+                "--redis-url",
+                "rediss://:hunter2@r",
+            ],
+            "TOWER_FENCE_REDIS_URL",
+        ),
+    ] {
+        let refused = run(&arguments, &[]).await;
+        refused.is(64).says(variable);
+        nothing_of(&["hunter2"], &refused.stderr);
+    }
+}
+
+#[tokio::test]
+async fn errors_and_help_show_no_secret() {
+    let variables = [
+        (
+            "TOWER_FENCE_DATABASE_URL",
+            "postgres://me:hunter2@127.0.0.1:1/shop",
+        ),
+        ("TOWER_FENCE_REDIS_URL", "redis://:hunter2@127.0.0.1:1"),
+        ("TOWER_FENCE_SECRET", "hunter2-0123456789"),
+        ("TOWER_FENCE_HOLDER_SECRETS", "hunter2"),
+        ("TOWER_FENCE_TOKEN_KEY", "hunter2"),
+        ("TOWER_FENCE_OWNER", "hunter2"),
+    ];
+    for (arguments, status) in [
+        (vec!["--help"], 0),
+        (vec!["serve", "--help"], 0),
+        (vec!["run", "--help"], 0),
+        (vec!["leases", "--help"], 0),
+        (vec!["reset", "--help"], 0),
+        (vec!["serve"], 78),
+        (vec!["migrate"], 69),
+        (vec!["leases", "--url", "http://127.0.0.1:1"], 69),
+        (vec!["run", "--url", "http://127.0.0.1:1", "true"], 69),
+        (vec!["run", "--direct", "true"], 69),
+    ] {
+        let ended = run(&arguments, &variables).await;
+        ended.is(status);
+        let shown = ended.stdout + &ended.stderr;
+        assert!(shown.len() > 20, "{shown}");
+        nothing_of(&["hunter2"], &shown);
+    }
+}

@@ -1,0 +1,216 @@
+//! The leases, in each store that the server can have.
+
+use serde_json::{Value, json};
+use sqlx::Postgres;
+use tower_fence::{Resource, SignedToken, TokenKeys};
+
+use super::program::{Served, file, path, run};
+use crate::support::{
+    cluster::RedisCluster,
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::Answer,
+    redis::{
+        RedisServer, Sentinel, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url,
+    },
+};
+
+/// Takes, renews, asks for, and releases a lease. The token is dead for whoever is older.
+async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
+    // The nodes of a quorum have little time for an answer; the same id asks for the same lease.
+    let body = json!({"owner": "one", "lease_id": "a".repeat(22), "ttl_ms": 600_000});
+    let mut granted = server.post("/locks/sku-1", &body).await;
+    eventually("it is granted", async || {
+        if granted.status == 503 {
+            granted = server.post("/locks/sku-1", &body).await;
+        }
+        granted.status != 503
+    })
+    .await;
+    assert_eq!(granted.status, 201, "{granted:?}{}", server.log());
+    let lease = granted.json();
+    assert!(lease["token"].as_i64().unwrap() > 1_000_000_000, "{lease}");
+    let held = server.post("/locks/sku-1", &json!({"wait_ms": 10})).await;
+    held.is_problem(409, "lock-held");
+    let request = |method| {
+        let request = server.client.request(method, server.url("/locks/sku-1"));
+        request.header("Lease-Id", lease["lease_id"].as_str().unwrap())
+    };
+    let renewed = Answer::to(request(reqwest::Method::PUT).json(&json!({"new_token": true}))).await;
+    assert!(
+        renewed.json()["token"].as_i64() > lease["token"].as_i64(),
+        "{renewed:?}"
+    );
+    let list: Value = server.get("/locks").await.json();
+    assert_eq!(list["leases"][0]["owner"], "one", "{list}");
+    let dead = db.number("SELECT fence_max_token('sku-1')").await;
+    assert_eq!(Some(dead + 1), renewed.json()["token"].as_i64());
+    assert_eq!(
+        Answer::to(request(reqwest::Method::DELETE)).await.status,
+        204
+    );
+    assert_eq!(server.get("/locks/sku-1").await.json()["held"], false);
+    assert_eq!(server.get("/readyz").await.status, 200);
+}
+
+async fn on_redis(db: &Fresh<Postgres>, mode: &str, urls: &str) -> Served {
+    let prefix = fresh_prefix();
+    let arguments = [
+        "--redis-mode",
+        mode,
+        "--redis-url",
+        urls,
+        "--redis-master",
+        "the-master",
+        "--redis-key-prefix",
+        &prefix,
+    ];
+    Served::start(&db.url, &arguments).await
+}
+
+#[tokio::test]
+async fn postgres_has_the_leases() {
+    let db = Postgres::fresh(2).await;
+    grants_leases(&Served::start(&db.url, &[]).await, &db).await;
+}
+
+#[tokio::test]
+async fn a_redis_has_the_leases() {
+    let db = Postgres::fresh(2).await;
+    grants_leases(&on_redis(&db, "single", &shared_url()).await, &db).await;
+}
+
+#[tokio::test]
+async fn the_master_of_sentinels_has_the_leases() {
+    let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
+    let sentinel = Sentinel::start(&redis);
+    let server = on_redis(&db, "sentinel", &sentinel.url()).await;
+    eventually("the sentinel knows the master", async || {
+        server.get("/readyz").await.status == 200
+    })
+    .await;
+    grants_leases(&server, &db).await;
+}
+
+#[tokio::test]
+async fn a_cluster_has_the_leases() {
+    let db = Postgres::fresh(2).await;
+    grants_leases(&on_redis(&db, "cluster", &shared_cluster_url()).await, &db).await;
+}
+
+#[tokio::test]
+async fn a_cluster_of_several_nodes_has_the_leases() {
+    let (db, cluster) = (Postgres::fresh(2).await, RedisCluster::start().await);
+    let server = on_redis(&db, "cluster", &cluster.urls().join(", ")).await;
+    grants_leases(&server, &db).await;
+}
+
+#[tokio::test]
+async fn a_quorum_has_the_leases() {
+    let db = Postgres::fresh(2).await;
+    let server = on_redis(&db, "quorum", &shared_node_urls().join(" ")).await;
+    grants_leases(&server, &db).await;
+}
+
+#[tokio::test]
+async fn tokens_are_signed_where_there_is_a_key() {
+    let db = Postgres::fresh(2).await;
+    let text = format!("k1:{}", "0f".repeat(32));
+    let key = file(&text);
+    let server = Served::start(&db.url, &["--token-key-file", path(&key)]).await;
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
+    let signed: SignedToken = lease["fencing_token"].as_str().unwrap().parse().unwrap();
+    assert_eq!(signed.resource(), &Resource::new("sku-1").unwrap());
+    signed.verify(&text.parse::<TokenKeys>().unwrap()).unwrap();
+    // Another key, after a hangup.
+    let next = format!("k2:{}", "1e".repeat(32));
+    std::fs::write(key.path(), &next).unwrap();
+    server.signal("-HUP");
+    eventually("the next key signs", async || {
+        let lease = server
+            .post("/locks/sku-2", &json!({"lease_id": "a".repeat(22)}))
+            .await;
+        lease.text.contains("k2")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_no_server_can_be_is_refused_before_it_listens() {
+    let good = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
+    let redis = |text| ("TOWER_FENCE_REDIS_URL", text);
+    for (arguments, variables, status, why) in [
+        (vec![], vec![], 78, "set TOWER_FENCE_DATABASE_URL"),
+        (
+            vec![],
+            vec![("TOWER_FENCE_DATABASE_URL", "mysql://a/b")],
+            78,
+            "begins with postgres://",
+        ),
+        (
+            vec![],
+            vec![("TOWER_FENCE_DATABASE_URL", "postgres://a:b:c/d")],
+            78,
+            "the URL of the database is none",
+        ),
+        (
+            vec!["--redis-mode", "cluster"],
+            vec![good],
+            78,
+            "set TOWER_FENCE_REDIS_URL",
+        ),
+        (
+            vec![],
+            vec![good, redis("redis://a redis://b")],
+            78,
+            "TOWER_FENCE_REDIS_MODE",
+        ),
+        (
+            vec!["--redis-mode", "quorum"],
+            vec![good, redis("redis://a redis://b")],
+            78,
+            "three nodes, or five",
+        ),
+        (vec![], vec![good, redis("http://a")], 78, "no Redis"),
+        (
+            vec!["--redis-key-prefix", "{a}"],
+            vec![good, redis("redis://a")],
+            78,
+            "no braces",
+        ),
+        (vec!["--ttl", "11m"], vec![good], 78, "--max-ttl"),
+        (vec!["--ttl", "30"], vec![good], 64, "500ms, 30s, 5m, 2h"),
+        (vec!["--listen", "4120"], vec![good], 78, "127.0.0.1:4120"),
+        (vec!["--log", "a=b=c"], vec![good], 78, "log filter"),
+        (
+            vec!["--tls-cert-file", "a"],
+            vec![good],
+            64,
+            "--tls-key-file",
+        ),
+        (vec!["--secret", "hunter2"], vec![good], 64, "--secret"),
+        (
+            vec!["--database-connections", "0"],
+            vec![good],
+            64,
+            "0 is not in",
+        ),
+    ] {
+        let arguments = [vec!["serve"], arguments].concat();
+        let refused = run(&arguments, &variables).await;
+        refused.is(status).says(why);
+        assert_eq!(refused.stdout, "", "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let db = Postgres::fresh(2).await;
+    let server = Served::start(&db.url, &[]).await;
+    let addr = server.addr().to_string();
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let second = run(&["serve", "--listen", &addr], &variables).await;
+    second
+        .is(69)
+        .says(&format!("cannot listen on {addr}: Address already in use"));
+}

@@ -1,0 +1,145 @@
+//! TLS.
+
+use std::fs;
+
+use serde_json::json;
+use sqlx::Postgres;
+
+use super::program::{HOLDER, OPERATOR, Served, file, name, path, run};
+use crate::support::{
+    certificates::Certificates,
+    database::TestDatabase,
+    eventually,
+    http::Answer,
+    redis::{RedisServer, free_port},
+};
+
+#[tokio::test]
+async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
+    let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let [cert, key, authority] =
+        ["server.pem", "server.key", "authority.pem"].map(|file| certificates.path(file));
+    let arguments = [
+        "--tls-cert-file",
+        name(&cert),
+        "--tls-key-file",
+        name(&key),
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+    ];
+    let mut server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    assert!(server.url.starts_with("https://"), "{}", server.url);
+    // Nobody who does not trust the authority is served, and nothing without TLS.
+    assert!(
+        server
+            .client
+            .get(server.url("/healthz"))
+            .send()
+            .await
+            .is_err()
+    );
+    let plain = format!("http://{}/healthz", server.addr());
+    assert!(server.client.get(plain).send().await.is_err());
+    server.client = certificates.client();
+    assert_eq!(
+        server
+            .post("/locks/sku-1", &json!({"owner": "one"}))
+            .await
+            .status,
+        201
+    );
+
+    let variables = [
+        ("TOWER_FENCE_URL", server.url.as_str()),
+        ("TOWER_FENCE_CA_FILE", name(&authority)),
+        ("TOWER_FENCE_SECRET", OPERATOR),
+    ];
+    let leases = run(&["leases"], &variables).await;
+    assert!(leases.is(0).stdout.contains("sku-1"), "{leases:?}");
+    let trusts_nobody = [variables[0], variables[2]];
+    run(&["leases"], &trusts_nobody)
+        .await
+        .is(69)
+        .says("certificate");
+
+    // Another certificate of the same authority, after a hangup.
+    let others = certificates.another_server();
+    let serial = async || {
+        let connection = certificates.client().get(server.url("/healthz"));
+        Answer::to(connection).await.status
+    };
+    assert_eq!(serial().await, 200);
+    fs::write(&cert, "no certificate").unwrap();
+    server.signal("-HUP");
+    eventually("it is told", async || {
+        server.log().contains("no certificate in it")
+    })
+    .await;
+    assert_eq!(serial().await, 200);
+    fs::copy(&others.0, &cert).unwrap();
+    fs::copy(&others.1, &key).unwrap();
+    server.signal("-HUP");
+    let addr = server.addr();
+    eventually("it has the other certificate", async || {
+        certificates.shown_by(addr) == fs::read_to_string(&others.0).unwrap()
+    })
+    .await;
+    assert_eq!(serial().await, 200);
+}
+
+#[tokio::test]
+async fn tls_files_that_are_not_sound_are_refused() {
+    let certificates = Certificates::make();
+    let [cert, key, other] =
+        ["server.pem", "server.key", "authority.key"].map(|file| certificates.path(file));
+    let text = file("not PEM");
+    let url = [("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop")];
+    for (cert, key, why) in [
+        (name(&cert), name(&other), "with its key"),
+        (path(&text), name(&key), "there is no certificate in it"),
+        (name(&cert), path(&text), "there is no private key in it"),
+        (name(&cert), "/nowhere", "/nowhere: No such file"),
+    ] {
+        let arguments = ["serve", "--tls-cert-file", cert, "--tls-key-file", key];
+        run(&arguments, &url).await.is(78).says(why);
+    }
+}
+
+#[tokio::test]
+async fn over_tls_a_redis_has_the_leases() {
+    let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
+    let [cert, key, authority] =
+        ["server.pem", "server.key", "authority.pem"].map(|file| certificates.path(file));
+    let port = free_port().to_string();
+    let _redis = RedisServer::start(&[
+        "--tls-port",
+        &port,
+        "--tls-cert-file",
+        name(&cert),
+        "--tls-key-file",
+        name(&key),
+        "--tls-ca-cert-file",
+        name(&authority),
+        "--tls-auth-clients",
+        "no",
+    ])
+    .await;
+    let url = format!("rediss://127.0.0.1:{port}");
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_REDIS_URL", &url),
+        // The roots of the system, for this process.
+        ("SSL_CERT_FILE", name(&authority)),
+    ];
+    let server = Served::start_with(&[], &variables).await;
+    let granted = server.post("/locks/sku-1", &json!({})).await;
+    assert_eq!(granted.status, 201, "{granted:?}{}", server.log());
+    // An authority that nobody knows is not trusted.
+    let server = Served::start_with(&[], &variables[..2]).await;
+    let refused = server.post("/locks/sku-1", &json!({})).await;
+    refused.is_problem(503, "store-unavailable");
+    assert!(server.log().contains("certificate"), "{}", server.log());
+}

@@ -1,0 +1,268 @@
+//! The tools around the server: tables, leases, and a fence that is taken back.
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+
+use super::program::{HOLDER, OPERATOR, Served, ended, file, path, program, run};
+use crate::support::{
+    database::TestDatabase, http::Answer, postgres::PostgresServer, process::psql,
+};
+
+/// Writes under a token, as any program would.
+async fn admit(url: &str, token: i64) -> Result<(), String> {
+    let mut conn = PgConnection::connect(url).await.unwrap();
+    let sql = format!("SELECT fence_admit('sku-1', {token})");
+    let admitted = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await;
+    let code = |error: sqlx::Error| {
+        error
+            .as_database_error()
+            .unwrap()
+            .code()
+            .unwrap()
+            .into_owned()
+    };
+    admitted.map(drop).map_err(code)
+}
+
+#[tokio::test]
+async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
+    let postgres = PostgresServer::start(&[]).await;
+    let url = postgres.url("postgres");
+    let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
+    for _ in 0..2 {
+        let migrated = run(&["migrate"], &variables).await;
+        let said = &migrated.is(0).stdout;
+        assert!(
+            said.starts_with("the tables and functions in postgres on 127.0.0.1:"),
+            "{said}"
+        );
+    }
+    admit(&url, 7).await.unwrap();
+    assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
+    // In a schema of its own, from a file, and under the name that every client knows.
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    Postgres::execute(&mut conn, "CREATE SCHEMA fence")
+        .await
+        .unwrap();
+    let database = file(&url);
+    let arguments = [
+        "migrate",
+        "--database-schema",
+        "fence",
+        "--database-url-file",
+        path(&database),
+    ];
+    run(&arguments, &[]).await.is(0);
+    run(&arguments[..3], &[("DATABASE_URL", &url)]).await.is(0);
+    Postgres::execute(&mut conn, "SELECT fence.fence_admit('sku-1', 1)")
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn what_schema_prints_makes_a_fence_that_works() {
+    let postgres = PostgresServer::start(&[]).await;
+    let url = postgres.url("postgres");
+    let printed = run(&["schema"], &[]).await;
+    let sql = file(&printed.is(0).stdout);
+    let mut command = psql(&url);
+    command.args(["-v", "ON_ERROR_STOP=1", "-f", path(&sql)]);
+    ended(command).await.is(0);
+    admit(&url, 7).await.unwrap();
+    assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
+    // A server starts on it, and `migrate` has nothing to do.
+    run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
+        .await
+        .is(0);
+    let server = Served::start(&url, &[]).await;
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
+    admit(&url, lease["token"].as_i64().unwrap()).await.unwrap();
+    // On a database that has it already, nothing changes.
+    let mut command = psql(&url);
+    command.args(["-v", "ON_ERROR_STOP=1", "-f", path(&sql)]);
+    ended(command).await.is(3);
+}
+
+#[tokio::test]
+async fn operators_list_look_at_and_break_leases() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let arguments = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+    ];
+    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    let with = |secret| {
+        [
+            ("TOWER_FENCE_URL", server.url.as_str()),
+            ("TOWER_FENCE_SECRET_FILE", secret),
+        ]
+    };
+    let operator = with(path(&operators));
+    let none = run(&["leases"], &operator).await;
+    assert_eq!(none.is(0).stdout, "RESOURCE  TOKEN  OWNER  LEFT  WAITERS\n");
+    assert_eq!(
+        run(&["leases", "--json"], &operator).await.json(),
+        json!([])
+    );
+
+    let body = json!({"owner": "worker 7", "ttl_ms": 600_000});
+    assert_eq!(server.post("/locks/sku-1", &body).await.status, 201);
+    assert_eq!(
+        server
+            .post("/locks/caf%C3%A9%20%2F", &json!({}))
+            .await
+            .status,
+        201
+    );
+    let table = run(&["leases"], &operator).await;
+    let lines: Vec<_> = table.is(0).stdout.lines().collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.starts_with("café /") && line.contains("  -  "))
+    );
+    let listed = run(&["leases", "--json"], &operator).await.json();
+    let lease = |value: &Value| value["resource"] == "sku-1";
+    let lease = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|value| lease(value))
+        .unwrap();
+    assert_eq!(
+        (&lease["owner"], &lease["waiters"]),
+        (&json!("worker 7"), &json!(0))
+    );
+
+    let looked = run(&["inspect", "sku-1", "--json"], &with(path(&holders)))
+        .await
+        .json();
+    assert_eq!(looked["token"], lease["token"]);
+    let looked = run(&["inspect", "sku-1"], &operator).await;
+    assert!(
+        looked
+            .is(0)
+            .stdout
+            .starts_with("sku-1 is held by worker 7, with token 1000000")
+    );
+    let free = run(&["inspect", "sku-9"], &operator).await;
+    assert_eq!(free.is(0).stdout, "sku-9 is free\n");
+
+    for command in [vec!["leases"], vec!["break", "sku-1"]] {
+        run(&command, &with(path(&holders)))
+            .await
+            .is(77)
+            .says("operator");
+        run(&command, &[operator[0]])
+            .await
+            .is(77)
+            .says("TOWER_FENCE_SECRET_FILE");
+    }
+    let broken = run(&["break", "sku-1"], &operator).await;
+    assert_eq!(broken.is(0).stdout, "the lease on sku-1 has ended\n");
+    run(&["break", "sku-1"], &operator)
+        .await
+        .is(1)
+        .says("sku-1 is not held");
+}
+
+/// A list of several pages is one.
+#[tokio::test]
+async fn a_long_list_of_leases_is_whole() {
+    let db = Postgres::fresh(2).await;
+    db.execute("SELECT fence_acquire('r' || i, '5 min') FROM generate_series(1, 2100) AS i")
+        .await;
+    let server = Served::start(&db.url, &[]).await;
+    let listed = run(&["leases", "--json", "--url", &server.url], &[])
+        .await
+        .json();
+    assert_eq!(listed.as_array().unwrap().len(), 2_100);
+}
+
+#[tokio::test]
+async fn who_answers_no_leases_is_named() {
+    let db = Postgres::fresh(2).await;
+    let server = Served::start(&db.url, &[]).await;
+    run(&["leases", "--url", "http://127.0.0.1:1"], &[])
+        .await
+        .is(69)
+        .says("127.0.0.1:1");
+    run(&["leases", "--url", "nowhere"], &[])
+        .await
+        .is(64)
+        .says("begins with http://");
+    run(&["leases", "--url", &server.url("/lock")], &[])
+        .await
+        .is(78)
+        .says("no issuer");
+    run(&["inspect", "a\nb"], &[])
+        .await
+        .is(64)
+        .says("no resource");
+    run(&["reset", "sku-1"], &[]).await.is(64).says("--to");
+}
+
+#[tokio::test]
+async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let server = Served::start(&db.url, &[]).await;
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
+    let granted = lease["token"].as_i64().unwrap();
+    let release = server.client.delete(server.url("/locks/sku-1"));
+    let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    assert_eq!(Answer::to(release).await.status, 204);
+    admit(&db.url, 999_999_999_999_999).await.unwrap();
+    assert_eq!(admit(&db.url, granted).await.unwrap_err(), "TF412");
+    let to = granted.to_string();
+
+    // Nobody is there to be asked, and so nothing changes.
+    let asked = run(&["reset", "sku-1", "--to", &to], &variables).await;
+    asked
+        .is(64)
+        .says("The one condition")
+        .says("is 999999999999999;")
+        .says("--yes");
+    assert_eq!(
+        db.number("SELECT fence_max_token('sku-1')").await,
+        999_999_999_999_999
+    );
+    // Never below what was granted.
+    let lower = run(&["reset", "sku-1", "--to", "1", "--yes"], &variables).await;
+    lower.is(1).says("nothing was changed");
+    assert_eq!(
+        db.number("SELECT fence_max_token('sku-1')").await,
+        999_999_999_999_999
+    );
+
+    let reset = run(&["reset", "sku-1", "--to", &to, "--yes"], &variables).await;
+    assert_eq!(
+        reset.is(0).stdout,
+        format!("the fence of sku-1 stands at {to}\n")
+    );
+    assert_eq!(db.number("SELECT fence_max_token('sku-1')").await, granted);
+    let next = server.post("/locks/sku-1", &json!({})).await.json();
+    admit(&db.url, next["token"].as_i64().unwrap())
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn without_a_command_it_says_what_it_can() {
+    let ended = ended(program()).await;
+    let help = ended.is(64).stderr.clone() + &ended.stdout;
+    for command in [
+        "serve", "run", "leases", "inspect", "break", "reset", "migrate", "schema",
+    ] {
+        assert!(
+            help.contains(&format!("\n  {command} ")),
+            "{command}: {help}"
+        );
+        let help = run(&[command, "--help"], &[]).await;
+        assert!(help.is(0).stdout.len() > 150, "{help:?}");
+    }
+}
