@@ -23,14 +23,14 @@ use std::{env, panic, process::ExitCode, time::Instant};
 
 use self::{
     arguments::Arguments,
-    checker::{bad_histories, linearizable},
+    checker::{bad_histories, linearizable, windows},
 };
 
 /// A name, and what fails by a panic.
 type Test<'a> = (&'static str, Box<dyn Fn() + 'a>);
 
 /// What this does beside the run itself.
-const CHECKS: [(&str, fn()); 4] = [
+const CHECKS: [(&str, fn()); 5] = [
     (
         "checker::each_kind_of_bad_history_is_found",
         bad_histories::each_kind_of_bad_history_is_found,
@@ -46,6 +46,10 @@ const CHECKS: [(&str, fn()); 4] = [
     (
         "checker::the_checker_and_a_search_for_an_order_judge_alike",
         linearizable::the_checker_and_a_search_for_an_order_judge_alike,
+    ),
+    (
+        "checker::a_window_that_has_no_order_is_found",
+        windows::a_window_that_has_no_order_is_found,
     ),
 ];
 /// `tests/run` installs by this name what it needs.

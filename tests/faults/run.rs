@@ -145,11 +145,14 @@ async fn phase(
     let mut conn = targets.database.lock().await.connect().await;
     let [fenced, unfenced] = sides;
     let whole = history(&fenced, &failovers, &mut conn).await;
-    let fenced = Verdict::of(&whole);
+    let mut fenced = Verdict::of(&whole);
+    fenced.search(&whole, seed);
     if !fenced.is_good() {
         keep(&whole, seed);
     }
-    let unfenced = Verdict::of(&history(&unfenced, &failovers, &mut conn).await);
+    let whole = history(&unfenced, &failovers, &mut conn).await;
+    let mut unfenced = Verdict::of(&whole);
+    unfenced.search(&whole, seed);
     Phase {
         store,
         seed,

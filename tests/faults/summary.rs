@@ -109,7 +109,7 @@ impl fmt::Display for Summary {
             }
         }
         writeln!(f, "\n| | with the fence | without |\n|---|---|---|")?;
-        let figures: [Figure; 9] = [
+        let figures: [Figure; 10] = [
             ("writes acknowledged", |verdict| verdict.acknowledged),
             ("writes without an answer", |verdict| verdict.unknown),
             ("writes refused as stale", |verdict| verdict.refused),
@@ -121,6 +121,9 @@ impl fmt::Display for Summary {
             }),
             ("writes that an asynchronous failover lost", |verdict| {
                 verdict.failed_over
+            }),
+            ("windows searched for an order of effects", |verdict| {
+                verdict.windows
             }),
             ("**acknowledged writes lost**", |verdict| verdict.lost),
         ];

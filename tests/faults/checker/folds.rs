@@ -63,11 +63,11 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
 }
 
 /// What a resource was after each of its writes, and when that can have been.
-struct Folds<'a> {
-    log: &'a [Line],
-    writes: &'a [Option<&'a Operation>],
+pub(super) struct Folds<'a> {
+    pub(super) log: &'a [Line],
+    pub(super) writes: &'a [Option<&'a Operation>],
     /// After so many writes.
-    states: Vec<State>,
+    pub(super) states: Vec<State>,
     /// When the last of so many writes was asked for, at the earliest.
     invoked: Vec<Moment>,
     /// When the first of those behind so many was done, at the latest.
@@ -75,7 +75,7 @@ struct Folds<'a> {
 }
 
 impl<'a> Folds<'a> {
-    fn of(log: &'a [Line], writes: &'a [Option<&'a Operation>]) -> Self {
+    pub(super) fn of(log: &'a [Line], writes: &'a [Option<&'a Operation>]) -> Self {
         let (mut state, mut invoked, mut done) = (State::default(), 0, Moment::MAX);
         let mut folds = Self {
             log,
@@ -113,11 +113,16 @@ impl<'a> Folds<'a> {
         if self.done[count] < read.invoked || self.log.get(count).is_some_and(missed) {
             verdict.violated(Kinds::Missed, what);
         }
+        verdict.overtaken += usize::from(self.overtake(read, count));
+    }
+
+    /// Whether a read has seen, as the last of so many writes, one that outranks it.
+    pub(super) fn overtake(&self, read: &Operation, count: usize) -> bool {
         let outranks = |n: usize| match self.writes[n].map(|write| write.kind) {
             Some(Kind::Rewrite { .. }) => self.log[n].token > read.token,
             _ => self.log[n].token >= read.token,
         };
-        verdict.overtaken += usize::from(count.checked_sub(1).is_some_and(outranks));
+        count.checked_sub(1).is_some_and(outranks)
     }
 }
 

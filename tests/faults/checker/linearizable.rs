@@ -3,71 +3,13 @@
 use std::collections::HashMap;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
 
 use super::{
     Verdict,
     samples::{good, settle},
+    search::Window,
 };
 use crate::history::{Answer, History, Kind, Operation, State};
-
-/// One resource behind a fence.
-#[derive(Clone, Debug, Default)]
-struct Fenced {
-    dead: i64,
-    state: State,
-    entries: Vec<i64>,
-}
-
-#[derive(Clone, Debug)]
-enum Op {
-    Write {
-        token: i64,
-        entry: i64,
-        amount: i64,
-        reusable: bool,
-    },
-    Read {
-        token: i64,
-    },
-    /// All that is there, in the end.
-    Audit,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Ret {
-    Written,
-    Refused,
-    Read(State),
-    Audited(Vec<i64>),
-}
-
-impl SequentialSpec for Fenced {
-    type Op = Op;
-    type Ret = Ret;
-
-    fn invoke(&mut self, op: &Op) -> Ret {
-        match *op {
-            Op::Write { token, .. } | Op::Read { token } if token <= self.dead => Ret::Refused,
-            Op::Write {
-                token,
-                entry,
-                amount,
-                reusable,
-            } => {
-                self.dead = token - i64::from(reusable);
-                self.state = self.state.with(entry, amount);
-                self.entries.push(entry);
-                Ret::Written
-            }
-            Op::Read { token } => {
-                self.dead = self.dead.max(token - 1);
-                Ret::Read(self.state)
-            }
-            Op::Audit => Ret::Audited(self.entries.clone()),
-        }
-    }
-}
 
 /// A short history of one resource without what the search knows nothing of.
 fn short(seed: u64, random: &mut StdRng) -> History {
@@ -150,58 +92,6 @@ fn disturb(history: &mut History, random: &mut StdRng) {
     settle(history);
 }
 
-/// Whether an order of effects explains all answers, and what is there.
-fn is_linearizable(history: &History) -> bool {
-    let mut events = vec![];
-    for (n, operation) in history.operations.iter().enumerate() {
-        events.push((operation.invoked, 0, n));
-        if operation.answer == Answer::Done {
-            // What is answered at the moment at which another is asked for is at the same time.
-            events.push((operation.answered, 1, n));
-        }
-    }
-    events.sort_unstable();
-    let mut tester = LinearizabilityTester::new(Fenced::default());
-    for (_, event, n) in events {
-        let operation = &history.operations[n];
-        let token = operation.token;
-        let (op, ret) = match operation.kind {
-            Kind::Write { entry, amount } => (
-                Op::Write {
-                    token,
-                    entry,
-                    amount,
-                    reusable: false,
-                },
-                Ret::Written,
-            ),
-            Kind::Rewrite { entry, amount } => (
-                Op::Write {
-                    token,
-                    entry,
-                    amount,
-                    reusable: true,
-                },
-                Ret::Written,
-            ),
-            Kind::Read(seen) => (Op::Read { token }, Ret::Read(seen)),
-            Kind::Grant => unreachable!("there are none"),
-        };
-        // Each is a thread of its own.
-        let noted = match event {
-            0 => tester.on_invoke(n, op),
-            _ => tester.on_return(n, ret),
-        };
-        noted.unwrap();
-    }
-    let entries = history.log.iter().map(|line| line.entry).collect();
-    let last = history.operations.len();
-    tester
-        .on_invret(last, Op::Audit, Ret::Audited(entries))
-        .unwrap();
-    tester.is_consistent()
-}
-
 pub fn the_checker_and_a_search_for_an_order_judge_alike() {
     let seed: u64 = rand::random();
     println!("seed {seed}");
@@ -220,7 +110,7 @@ pub fn the_checker_and_a_search_for_an_order_judge_alike() {
         let is_good = verdict.is_good() && verdict.overtaken == 0;
         assert_eq!(
             is_good,
-            is_linearizable(&history),
+            Window::whole(&history).has_an_order(),
             "{verdict:?}: {history:#?}"
         );
         *verdicts.entry(is_good).or_default() += 1;

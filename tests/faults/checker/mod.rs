@@ -7,6 +7,8 @@
 //! 3. The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token
 //!    is the fold of the writes at or below it ([`folds`]).
 //! 4. A write is refused only where something newer was asked for ([`refusals`]).
+//!
+//! Beside that, for short windows of a run an order of effects is searched for, as for any object ([`windows`]).
 
 pub mod bad_histories;
 mod folds;
@@ -14,6 +16,8 @@ pub mod linearizable;
 mod order;
 mod refusals;
 mod samples;
+mod search;
+pub mod windows;
 mod writes;
 
 use std::{
@@ -56,6 +60,8 @@ pub enum Kinds {
     Sum,
     /// A write was refused, and nothing outranks it.
     Unfounded,
+    /// No order of effects explains what was answered within a window.
+    Unordered,
 }
 
 /// What became of a history.
@@ -79,6 +85,8 @@ pub struct Verdict {
     pub overtaken: usize,
     /// Reads of what a failover has lost.
     pub unchecked: usize,
+    /// Windows for which an order of effects was searched for.
+    pub windows: usize,
 }
 
 impl Verdict {

@@ -165,7 +165,8 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
         db.pool.acquire().await.unwrap(),
         db.pool.acquire().await.unwrap(),
     ];
-    let hasty = [fence, other_process].map(|fence| fence.pool_wait(Duration::from_millis(100)));
+    let hasty = [fence.clone(), other_process.clone()];
+    let hasty = hasty.map(|fence| fence.pool_wait(Duration::from_millis(100)));
     for process in &hasty {
         for n in 1..=10 {
             match write(process, n).await {
@@ -179,7 +180,6 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
     }
     drop(all);
     // A write of the one is seen by the other: only refusals are remembered.
-    let [fence, other_process] = hasty;
     write(&fence, 20).await.unwrap();
     assert!(
         matches!(write(&other_process, 15).await, Err(AdmitError::Stale(stale)) if stale.max_token == 20)

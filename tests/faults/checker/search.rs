@@ -1,0 +1,134 @@
+//! A search for an order of effects of a few operations on one resource, by a specification of it.
+
+use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
+
+use crate::history::{Answer, History, Kind, Operation, State};
+
+/// One resource behind a fence.
+#[derive(Clone, Debug, Default)]
+struct Fenced {
+    dead: i64,
+    state: State,
+    entries: Vec<i64>,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write {
+        token: i64,
+        entry: i64,
+        amount: i64,
+        reusable: bool,
+    },
+    Read {
+        token: i64,
+    },
+    /// All that is there, in the end.
+    Audit,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Ret {
+    Written,
+    Refused,
+    Read(State),
+    Audited(Vec<i64>),
+}
+
+impl SequentialSpec for Fenced {
+    type Op = Op;
+    type Ret = Ret;
+
+    fn invoke(&mut self, op: &Op) -> Ret {
+        match *op {
+            Op::Write { token, .. } | Op::Read { token } if token <= self.dead => Ret::Refused,
+            Op::Write {
+                token,
+                entry,
+                amount,
+                reusable,
+            } => {
+                self.dead = token - i64::from(reusable);
+                self.state = self.state.with(entry, amount);
+                self.entries.push(entry);
+                Ret::Written
+            }
+            Op::Read { token } => {
+                self.dead = self.dead.max(token - 1);
+                Ret::Read(self.state)
+            }
+            Op::Audit => Ret::Audited(self.entries.clone()),
+        }
+    }
+}
+
+/// Operations that may follow each other directly, and what they start from.
+pub struct Window<'a> {
+    /// Every token up to this one is dead before them.
+    pub dead: i64,
+    pub state: State,
+    pub operations: Vec<&'a Operation>,
+    /// What they have written, in its order.
+    pub entries: Vec<i64>,
+}
+
+impl<'a> Window<'a> {
+    /// All of a history of one resource.
+    pub fn whole(history: &'a History) -> Self {
+        Self {
+            dead: 0,
+            state: State::default(),
+            operations: history.operations.iter().collect(),
+            entries: history.log.iter().map(|line| line.entry).collect(),
+        }
+    }
+
+    /// Whether an order of effects explains all answers, and what is there.
+    pub fn has_an_order(&self) -> bool {
+        let mut events = vec![];
+        for (n, operation) in self.operations.iter().enumerate() {
+            events.push((operation.invoked, 0, n));
+            if operation.answer == Answer::Done {
+                // What is answered at the moment at which another is asked for is at the same time.
+                events.push((operation.answered, 1, n));
+            }
+        }
+        events.sort_unstable();
+        let mut tester = LinearizabilityTester::new(Fenced {
+            dead: self.dead,
+            state: self.state,
+            entries: vec![],
+        });
+        for (_, event, n) in events {
+            let (op, ret) = asked(self.operations[n]);
+            // Each is a thread of its own.
+            let noted = match event {
+                0 => tester.on_invoke(n, op),
+                _ => tester.on_return(n, ret),
+            };
+            noted.unwrap();
+        }
+        let last = self.operations.len();
+        tester
+            .on_invret(last, Op::Audit, Ret::Audited(self.entries.clone()))
+            .unwrap();
+        tester.is_consistent()
+    }
+}
+
+/// What an operation asks for, and what its success is.
+fn asked(operation: &Operation) -> (Op, Ret) {
+    let token = operation.token;
+    let write = |(entry, amount), reusable| Op::Write {
+        token,
+        entry,
+        amount,
+        reusable,
+    };
+    match operation.kind {
+        Kind::Write { entry, amount } => (write((entry, amount), false), Ret::Written),
+        Kind::Rewrite { entry, amount } => (write((entry, amount), true), Ret::Written),
+        Kind::Read(seen) => (Op::Read { token }, Ret::Read(seen)),
+        Kind::Grant => unreachable!("there are none"),
+    }
+}

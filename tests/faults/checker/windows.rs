@@ -1,0 +1,178 @@
+//! Short windows of a history: for some of those in which operations overlap, an order of effects is searched for.
+//!
+//! A window is what happened between two writes of a log. In any order of all effects it is in one piece, which begins
+//! with the state that the log says; a search that knows only the operations within judges them without the tokens' help.
+//! What is left out can only make room: reads beyond a few, and what was read earlier with a higher token.
+
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+use super::{
+    Kinds, Sorted, Verdict,
+    folds::Folds,
+    samples::{good, settle},
+    search::Window,
+};
+use crate::history::{Answer, History, Kind, Operation};
+
+/// How many windows are searched at most.
+const WINDOWS: usize = 1_000;
+/// How many writes of a log are in one, and how many reads at most.
+const WRITES: usize = 6;
+const READS: usize = 6;
+
+impl Verdict {
+    /// Searches windows of a history, which this is the verdict of.
+    pub fn search(&mut self, history: &History, seed: u64) {
+        let sorted = Sorted::of(history);
+        let mut random = StdRng::seed_from_u64(seed);
+        let resources = 0..history.states.len();
+        let resources: Vec<_> = resources
+            .map(|resource| Resource::of(history, &sorted, resource))
+            .collect();
+        let starts = resources.iter().flat_map(|resource| {
+            let starts = (0..resource.folds.log.len()).step_by(WRITES / 2);
+            starts.map(move |first| (resource, first))
+        });
+        let mut starts: Vec<_> = starts.collect();
+        starts.shuffle(&mut random);
+        for (resource, first) in starts {
+            if self.windows == WINDOWS {
+                break;
+            }
+            let Some(window) = resource.window(first, &mut random) else {
+                continue;
+            };
+            self.windows += 1;
+            if !window.has_an_order() {
+                self.violated(Kinds::Unordered, || format!("{:?}", window.operations));
+            }
+        }
+    }
+}
+
+/// What is known of one resource.
+struct Resource<'a> {
+    folds: Folds<'a>,
+    /// By the count of the state that they have seen.
+    reads: Vec<(usize, &'a Operation)>,
+}
+
+impl<'a> Resource<'a> {
+    fn of(history: &History, sorted: &'a Sorted<'_>, resource: usize) -> Self {
+        let (log, writes) = &sorted.logs[resource];
+        let folds = Folds::of(log, writes);
+        let mut reads = vec![];
+        for operation in &sorted.operations[resource] {
+            let (Kind::Read(seen), Answer::Done) = (operation.kind, operation.answer) else {
+                continue;
+            };
+            let is_lost = || history.failovers.iter().any(|one| one.concerns(operation));
+            let count = usize::try_from(seen.count).unwrap_or(usize::MAX);
+            // A fence that looked, and then let read, is none that does both at once.
+            if count <= log.len() && !folds.overtake(operation, count) && !is_lost() {
+                reads.push((count, *operation));
+            }
+        }
+        reads.sort_by_key(|(count, _)| *count);
+        Self { folds, reads }
+    }
+
+    /// From this line of the log on, if that is known and there is anything to find out.
+    fn window(&self, first: usize, random: &mut StdRng) -> Option<Window<'a>> {
+        let (log, writes) = (self.folds.log, self.folds.writes);
+        let last = (first + WRITES).min(log.len());
+        let mut operations: Vec<_> = writes[first..last].iter().copied().collect::<Option<_>>()?;
+        let from = self.reads.partition_point(|(count, _)| *count < first);
+        let to = self.reads.partition_point(|(count, _)| *count <= last);
+        let mut reads: Vec<_> = self.reads[from..to].iter().map(|(_, read)| *read).collect();
+        while reads.len() > READS {
+            reads.swap_remove(random.random_range(0..reads.len()));
+        }
+        operations.extend(reads);
+        let dead = match first.checked_sub(1) {
+            None => 0,
+            Some(before) => {
+                let is_reusable = matches!(writes[before]?.kind, Kind::Rewrite { .. });
+                log[before].token - i64::from(is_reusable)
+            }
+        };
+        let window = Window {
+            dead,
+            state: self.folds.states[first],
+            entries: log[first..last].iter().map(|line| line.entry).collect(),
+            operations,
+        };
+        overlap(&window.operations).then_some(window)
+    }
+}
+
+/// Whether some were under way at the same time.
+fn overlap(operations: &[&Operation]) -> bool {
+    let mut spans: Vec<_> = operations
+        .iter()
+        .map(|one| (one.invoked, one.done()))
+        .collect();
+    spans.sort_unstable();
+    spans.windows(2).any(|pair| pair[1].0 <= pair[0].1)
+}
+
+/// How a history goes wrong somewhere.
+type Fault = (&'static str, fn(&mut History));
+
+const FAULTS: [Fault; 3] = [
+    ("two writes have changed places", |history| {
+        let is_pair = |n: &usize| {
+            let (one, next) = (history.log[*n], history.log[*n + 1]);
+            one.resource == next.resource && one.token < next.token
+        };
+        let from = history.log.len() / 2;
+        let place = (from..history.log.len() - 1).find(is_pair).unwrap();
+        history.log.swap(place, place + 1);
+        settle(history);
+    }),
+    ("a write has a token that was dead", |history| {
+        let is_late = |one: &&mut Operation| {
+            one.written().is_some() && one.answer == Answer::Done && one.token > 20
+        };
+        let write = history.operations.iter_mut().find(is_late).unwrap();
+        write.token -= 10;
+        let entry = write.written().unwrap().0;
+        let of_it = |line: &&mut crate::history::Line| {
+            line.entry == entry && line.resource == write.resource
+        };
+        if let Some(line) = history.log.iter_mut().find(of_it) {
+            line.token -= 10;
+        }
+    }),
+    ("a read has seen what came later", |history| {
+        let reads = history.operations.iter().copied();
+        let mut reads = reads.filter(|one| matches!(one.kind, Kind::Read(_)) && one.resource == 5);
+        let later = reads.by_ref().nth(20).unwrap().kind;
+        let is_first = |one: &&mut Operation| {
+            matches!(one.kind, Kind::Read(_)) && one.resource == 5 && one.kind != later
+        };
+        let read = history.operations.iter_mut().find(is_first).unwrap();
+        // With a token of its time, so that it is not one that was overtaken.
+        (read.kind, read.token) = (later, read.token + 1_000);
+    }),
+];
+
+pub fn a_window_that_has_no_order_is_found() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let found = |history: &History| {
+        let mut verdict = Verdict::default();
+        verdict.search(history, seed);
+        assert!(verdict.windows > 100, "{}", verdict.windows);
+        verdict.violations.contains_key(&Kinds::Unordered)
+    };
+    for round in 0..20 {
+        let whole = good(seed.wrapping_add(round), 6, 1_500);
+        assert!(!found(&whole), "a good one");
+        for (name, spoil) in FAULTS {
+            let mut history = whole.clone();
+            spoil(&mut history);
+            assert!(found(&history), "{name}");
+        }
+    }
+}
