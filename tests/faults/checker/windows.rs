@@ -1,4 +1,4 @@
-//! Short windows of a history: for some of those in which operations overlap, an order of effects is searched for.
+//! Short windows of a history: for some, an order of effects is searched for; first those in which operations overlap.
 //!
 //! A window is what happened between two writes of a log. In any order of all effects it is in one piece, which begins
 //! with the state that the log says; a search that knows only the operations within judges them without the tokens' help.
@@ -35,16 +35,21 @@ impl Verdict {
         });
         let mut starts: Vec<_> = starts.collect();
         starts.shuffle(&mut random);
-        for (resource, first) in starts {
-            if self.windows == WINDOWS {
-                break;
-            }
-            let Some(window) = resource.window(first, &mut random) else {
-                continue;
-            };
-            self.windows += 1;
-            if !window.has_an_order() {
-                self.violated(Kinds::Unordered, || format!("{:?}", window.operations));
+        // Where nothing overlaps, there is one order to find.
+        for overlapping in [true, false] {
+            for (resource, first) in &starts {
+                if self.windows == WINDOWS {
+                    return;
+                }
+                let window = resource.window(*first, &mut random);
+                let Some(window) = window.filter(|one| overlap(&one.operations) == overlapping)
+                else {
+                    continue;
+                };
+                self.windows += 1;
+                if !window.has_an_order() {
+                    self.violated(Kinds::Unordered, || format!("{:?}", window.operations));
+                }
             }
         }
     }
@@ -77,7 +82,7 @@ impl<'a> Resource<'a> {
         Self { folds, reads }
     }
 
-    /// From this line of the log on, if that is known and there is anything to find out.
+    /// From this line of the log on, if its writes are known.
     fn window(&self, first: usize, random: &mut StdRng) -> Option<Window<'a>> {
         let (log, writes) = (self.folds.log, self.folds.writes);
         let last = (first + WRITES).min(log.len());
@@ -96,13 +101,12 @@ impl<'a> Resource<'a> {
                 log[before].token - i64::from(is_reusable)
             }
         };
-        let window = Window {
+        Some(Window {
             dead,
             state: self.folds.states[first],
             entries: log[first..last].iter().map(|line| line.entry).collect(),
             operations,
-        };
-        overlap(&window.operations).then_some(window)
+        })
     }
 }
 
