@@ -62,7 +62,7 @@ impl Outbox {
         let variables = [
             ("DATABASE_URL", self.shop.url.as_str()),
             ("SUBSCRIBER_ADDR", address),
-            ("TTL_MS", "700"),
+            ("TTL_MS", "1500"),
             ("PACE_MS", pace),
             ("CHANGES", &CHANGES.to_string()),
         ];

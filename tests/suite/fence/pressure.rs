@@ -126,7 +126,8 @@ async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
             .await;
         }
         sleep(Duration::from_millis(200)).await;
-        let hasty = db.fence().pool_wait(Duration::from_millis(500));
+        let wait = if starved { 500 } else { 10_000 };
+        let hasty = db.fence().pool_wait(Duration::from_millis(wait));
         let other = Resource::new("other").unwrap();
         let outcome = hasty.begin(&other, one, TokenUse::Reusable).await;
         match outcome {

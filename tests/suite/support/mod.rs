@@ -22,9 +22,12 @@ pub mod wall_clock;
 
 use std::time::Duration;
 
-/// Waits until `condition` holds. A test that waits longer than this has failed.
+/// How long is waited for what has to happen. On a busy machine much takes long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds. A test that waits longer than [`PATIENCE`] has failed.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition().await {
         assert!(
             tokio::time::Instant::now() < deadline,

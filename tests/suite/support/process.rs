@@ -5,7 +5,7 @@ use std::{
     ops::{Deref, DerefMut},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tempfile::NamedTempFile;
@@ -86,7 +86,8 @@ impl Process {
 
     /// Waits until it has printed this, so many times.
     pub async fn prints(&mut self, text: &str, times: usize) {
-        for _ in 0..2_000 {
+        let deadline = Instant::now() + super::PATIENCE;
+        while Instant::now() < deadline {
             if self.stdout().matches(text).count() >= times {
                 return;
             }
@@ -116,7 +117,8 @@ impl Process {
     }
 
     pub async fn exit(&mut self) -> ExitStatus {
-        for _ in 0..2_000 {
+        let deadline = Instant::now() + super::PATIENCE;
+        while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
