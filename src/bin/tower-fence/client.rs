@@ -66,6 +66,10 @@ impl ClientArgs {
         let mut builder = reqwest::Client::builder()
             .redirect(Policy::none())
             .connect_timeout(Duration::from_secs(2));
+        if is_this_machine(&url) {
+            // Nobody between here and there.
+            builder = builder.no_proxy();
+        }
         if let Some(secret) = Secret::find("TOWER_FENCE_SECRET", self.secret_file.as_deref())? {
             if url.scheme() == "http" && !is_this_machine(&url) {
                 tracing::warn!("the secret goes to the server in the clear: use https");
@@ -92,8 +96,11 @@ impl ClientArgs {
     }
 }
 
+/// The header with a secret: the first one of a file such as the server has, with a secret on each line.
 fn bearer(secret: &Secret) -> Result<HeaderMap, Failure> {
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", secret.expose()))
+    let mut lines = secret.expose().lines().map(str::trim);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", first.unwrap_or_default()))
         .map_err(|_| Failure::configuration("the secret has characters that no header may have"))?;
     value.set_sensitive(true);
     Ok(HeaderMap::from_iter([(AUTHORIZATION, value)]))
@@ -113,6 +120,15 @@ pub fn failure(error: &LeaseError) -> Failure {
             _ => return Failure::unavailable("no answer", error),
         },
         LeaseError::Held { .. } => return Failure::new(failure::HELD, error.to_string()),
+        LeaseError::Invalid { field, detail } => {
+            let option = match &**field {
+                "ttl_ms" => "--ttl",
+                "lock_delay_ms" => "--lock-delay",
+                "wait_ms" => "--wait",
+                field => field,
+            };
+            return Failure::usage(format!("{option} is refused: {detail}"));
+        }
         _ => return Failure::other(error.to_string()),
     };
     match status {
@@ -122,7 +138,8 @@ pub fn failure(error: &LeaseError) -> Failure {
         ),
         403 => Failure::new(
             failure::REFUSED,
-            "the server refuses: this needs an operator's secret",
+            "the server refuses: this needs an operator's secret; or the server has no secrets, and answers under an \
+             address or localhost only",
         ),
         404 | 405 => Failure::configuration("there is no issuer at the URL of the server"),
         _ => Failure::unavailable("no lease", error),

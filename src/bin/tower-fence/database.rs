@@ -75,6 +75,7 @@ impl DatabaseArgs {
                 "the URL of the database begins with postgres://",
             ));
         }
+        well_formed(url.expose())?;
         let options: PgConnectOptions = url.expose().parse().map_err(|error| {
             Failure::configuration(format!(
                 "the URL of the database is none: {}",
@@ -98,6 +99,51 @@ impl DatabaseArgs {
         };
         Ok((fence, place))
     }
+}
+
+/// What a URL of Postgres may say behind its `?`.
+const PARAMETERS: [&str; 17] = [
+    "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-root-cert",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "statement-cache-capacity",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "application_name",
+];
+
+/// Refuses a URL in which a password would be read as something else, and then be shown.
+fn well_formed(url: &str) -> Result<(), Failure> {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let path = rest.find(['/', '?', '#']).map_or("", |end| &rest[end..]);
+    if path.contains('@') || url.contains('#') {
+        return Err(Failure::configuration(
+            "the URL of the database is none: in a user and a password, write / as %2F, ? as %3F, # as %23 and @ as %40",
+        ));
+    }
+    let query = path.split_once('?').map_or("", |(_, query)| query);
+    let is_known = |pair: &str| {
+        let name = pair.split('=').next().unwrap_or_default();
+        PARAMETERS.contains(&name) || name.starts_with("options")
+    };
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    if !pairs.into_iter().all(is_known) {
+        return Err(Failure::configuration(
+            "the URL of the database has a parameter that is none: sslmode, sslrootcert, sslcert, sslkey, host, port, \
+             dbname, user, password, application_name and options are some",
+        ));
+    }
+    Ok(())
 }
 
 /// Connects once, beside the pool, which tries again and again and does not tell why.

@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     match start(cli.command) {
         Ok(status) => status.into(),
         Err(failure) => {
-            eprintln!("tower-fence: {}", failure.text);
+            logs::say(format_args!("tower-fence: {}", failure.text));
             failure.status.into()
         }
     }

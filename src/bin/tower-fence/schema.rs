@@ -71,9 +71,9 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let seen =
         seen.map_err(|error| Failure::unavailable(&format!("cannot read {place}"), &error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
-    eprintln!(
+    logs::say(format_args!(
         "The highest token that is dead on {resource} is {seen}; it will be {token}.\n\n{CONDITION}\n"
-    );
+    ));
     if !args.yes && !confirmed(&resource)? {
         return Err(Failure::other("nothing was changed"));
     }
@@ -93,8 +93,7 @@ fn confirmed(resource: &tower_fence::Resource) -> Result<bool, Failure> {
             "nobody is here to be asked: say --yes where the condition holds",
         ));
     }
-    eprint!("Reset {resource}? Type yes: ");
-    _ = io::stderr().flush();
+    _ = write!(io::stderr(), "Reset {resource}? Type yes: ");
     let mut answer = String::new();
     let read = io::stdin().read_line(&mut answer);
     Ok(read.is_ok() && answer.trim() == "yes")

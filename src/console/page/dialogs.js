@@ -6,6 +6,8 @@ import { element, holder, name, notice, owner, time, token } from "./words.js";
 const at = (id) => document.getElementById(id);
 
 let known = null;
+/** How often something was looked up: an answer that comes late is about something else. */
+let asked = 0;
 /** Called when something was changed. */
 let changed = () => {};
 
@@ -17,6 +19,8 @@ export function onChange(call) {
 
 export async function lookUp(resource) {
   known = null;
+  asked += 1;
+  const mine = asked;
   at("look-up-title").replaceChildren(name(resource));
   at("look-up-facts").replaceChildren();
   notice(at("look-up-error"), null);
@@ -25,10 +29,11 @@ export async function lookUp(resource) {
   if (!at("look-up").open) at("look-up").showModal();
   try {
     const found = await get("fence", { resource });
+    if (mine !== asked) return;
     known = found;
     describe(found);
   } catch (error) {
-    notice(at("look-up-error"), error);
+    if (mine === asked) notice(at("look-up-error"), error);
   }
 }
 
@@ -95,8 +100,11 @@ at("break-yes").addEventListener("click", () =>
 
 // --- Reset a fence.
 
+let toReset = null;
+
 function reset(found) {
   const { resource, lease } = found;
+  toReset = resource;
   at("reset-text").replaceChildren(
     element("p", {}, "All tokens for ", name(resource), " up to this one are dead then, and all higher ones count again. Now they are dead up to ", token(found.max_token), "."),
     element(
@@ -125,7 +133,7 @@ at("reset-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const number = Number(at("reset-token").value);
   act(at("reset-yes"), at("reset-error"), async () => {
-    await post("reset", { resource: known.resource, token: number });
+    await post("reset", { resource: toReset, token: number });
     at("reset").close();
   });
 });
@@ -139,7 +147,7 @@ async function act(button, failed, call) {
   notice(failed, null);
   try {
     await call();
-    if (at("look-up").open) lookUp(known.resource);
+    if (at("look-up").open && known) lookUp(known.resource);
     changed();
   } catch (error) {
     notice(failed, error);

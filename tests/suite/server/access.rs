@@ -190,6 +190,31 @@ async fn at_a_hangup_the_secrets_are_read_again() {
     server.signal("-HUP");
     eventually("it is told", async || server.log().contains("too short")).await;
     assert_eq!(status(next).await, 200);
+    std::fs::write(holders.path(), next).unwrap();
+    server.signal("-HUP");
+    let read_again = "read secrets, token keys and certificate again";
+    eventually("it is told", async || {
+        server.log().matches(read_again).count() >= 2
+    })
+    .await;
+    assert_eq!(server.log().matches(read_again).count(), 2, "of three");
+}
+
+/// As on a file system whose server is gone.
+#[tokio::test]
+async fn a_file_that_cannot_be_read_for_now_keeps_nobody_waiting() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let mut server = with_secrets(&db, path(&holders), path(&operators)).await;
+    std::fs::remove_file(holders.path()).unwrap();
+    let mut make = std::process::Command::new("mkfifo");
+    assert!(make.arg(holders.path()).status().unwrap().success());
+    for _ in 0..3 {
+        server.signal("-HUP");
+        assert_eq!(server.get("/healthz").await.status, 200);
+    }
+    server.signal("-TERM");
+    assert!(server.exit().await.success());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use sqlx::Postgres;
 use tempfile::TempDir;
 
-use super::program::{Ended, Served, program};
+use super::program::{Ended, Served, under};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -24,7 +24,7 @@ pub fn start(server: &Served, options: &[&str], script: &str) -> Process {
 }
 
 pub fn start_on(resource: &str, server: &Served, options: &[&str], script: &str) -> Process {
-    let mut command = program();
+    let mut command = under(&["env", "--default-signal"]);
     command
         .env("TOWER_FENCE_URL", &server.url)
         .args(["run", "--resource", resource])

@@ -14,3 +14,4 @@ mod stop;
 mod stores;
 mod tls;
 mod tools;
+mod unheard;

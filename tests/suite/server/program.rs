@@ -27,6 +27,13 @@ pub fn program() -> Command {
     clean(Command::new(path))
 }
 
+/// The program, started by another one that becomes it. Tests may run with signals ignored, which `env` mends.
+pub fn under(starter: &[&str]) -> Command {
+    let mut command = clean(Command::new(starter[0]));
+    command.args(&starter[1..]).arg(program().get_program());
+    command
+}
+
 /// Without the variables that the program knows.
 pub fn clean(mut command: Command) -> Command {
     for (name, _) in env::vars_os() {

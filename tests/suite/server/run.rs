@@ -236,3 +236,30 @@ async fn one_runs_at_a_time() {
         notes.text("log")
     );
 }
+
+#[tokio::test]
+async fn signals_that_are_ignored_stay_ignored() {
+    let (_db, server) = serving().await;
+    let mut command = under(&["env", "--default-signal", "--ignore-signal=HUP"]);
+    let script = "echo ready; while :; do sleep 0.01; done";
+    command
+        .env("TOWER_FENCE_URL", &server.url)
+        .args(["run", "--", "sh", "-c", script]);
+    let mut running = Process::run(command);
+    running.prints("ready", 1).await;
+    running.signal("-HUP");
+    // Signals are heard in no order, so a second one may come first; a command that heeded both would end by either.
+    running.signal("-TERM");
+    end(running).await.is(143);
+}
+
+#[tokio::test]
+async fn what_the_server_does_not_take_is_told_by_the_name_of_the_option() {
+    let (_db, server) = serving().await;
+    let variables = [("TOWER_FENCE_URL", server.url.as_str())];
+    for options in [["--ttl", "1h"], ["--ttl", "10ms"], ["--lock-delay", "5h"]] {
+        let arguments = [&["run"], &options[..], &["--", "true"]].concat();
+        let refused = run(&arguments, &variables).await;
+        refused.is(64).says(options[0]);
+    }
+}

@@ -173,3 +173,24 @@ async fn errors_and_help_show_no_secret() {
         nothing_of(&["hunter2"], &shown);
     }
 }
+
+/// A password that is not percent-encoded ends where it has a character that ends something.
+#[tokio::test]
+async fn no_part_of_a_password_is_shown_where_its_url_is_written_wrongly() {
+    for url in [
+        "postgres://admin:12345/6789@127.0.0.1:1/shop",
+        "postgres://admin:12345?6789@127.0.0.1:1/shop",
+        "postgres://admin:12345#6789@127.0.0.1:1/shop",
+        "postgres://admin@127.0.0.1:1/shop?pasword=123456789",
+        "postgres://admin:12345 6789@127.0.0.1:1/shop?sslmode=12345",
+    ] {
+        let variables = [
+            ("TOWER_FENCE_DATABASE_URL", url),
+            ("TOWER_FENCE_LOG", "trace"),
+        ];
+        let refused = run(&["migrate"], &variables).await;
+        assert_ne!(refused.status, 0);
+        nothing_of(&["12345", "6789"], &refused.stderr);
+        nothing_of(&["12345", "6789"], &refused.stdout);
+    }
+}

@@ -266,3 +266,39 @@ async fn without_a_command_it_says_what_it_can() {
         assert!(help.is(0).stdout.len() > 150, "{help:?}");
     }
 }
+
+/// Who asks this machine asks nobody else.
+#[tokio::test]
+async fn no_proxy_hears_the_secret_for_this_machine() {
+    let db = Postgres::fresh(2).await;
+    let operators = file(OPERATOR);
+    let options = ["--operator-secrets-file", path(&operators)];
+    let database = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let server = Served::start_with(&options, &database).await;
+    let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", proxy.local_addr().unwrap());
+    let mut command = program();
+    command
+        .arg("leases")
+        .env("TOWER_FENCE_URL", &server.url)
+        .env("TOWER_FENCE_SECRET", OPERATOR)
+        .env_remove("no_proxy")
+        .env_remove("NO_PROXY")
+        .envs([("http_proxy", &address), ("HTTP_PROXY", &address)]);
+    ended(command).await.is(0);
+}
+
+/// A file such as the server has.
+#[tokio::test]
+async fn the_first_secret_of_a_file_is_shown() {
+    let db = Postgres::fresh(2).await;
+    let operators = file(&format!("# since May\n\n{OPERATOR}\nanother-{HOLDER}\n"));
+    let options = ["--operator-secrets-file", path(&operators)];
+    let database = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let server = Served::start_with(&options, &database).await;
+    let variables = [
+        ("TOWER_FENCE_URL", server.url.as_str()),
+        ("TOWER_FENCE_SECRET_FILE", path(&operators)),
+    ];
+    run(&["leases"], &variables).await.is(0);
+}

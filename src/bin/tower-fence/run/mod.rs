@@ -4,6 +4,7 @@
 //! 2. The lease is renewed as long as the command runs.
 //! 3. When it is lost, the command is stopped, with all that it has started in its process group.
 //! 4. When the command ends, what it has left running is stopped as well, and the lease is released then.
+//! 5. In the foreground of a terminal it has no group of its own, and the command alone is stopped.
 
 mod process;
 mod signals;
@@ -24,6 +25,7 @@ use crate::{
     database::DatabaseArgs,
     duration::duration,
     failure::{self, Failure, chain},
+    logs,
     operate::resource,
 };
 
@@ -96,8 +98,9 @@ it. What the command writes is safe where it shows its token, in the transaction
 Each token writes once there; with a third argument, true, until somebody newer writes.
 
 With a terminal at its standard input the command stays in the foreground. Then the terminal
-itself tells it of Ctrl-C, and only the command is stopped, not what it has started. When
-tower-fence itself is ended by KILL, nobody stops the command.
+itself tells it of Ctrl-C, and only the command is stopped, not what it has started: give a
+script `</dev/null` to have all of it stopped. When tower-fence itself is ended by KILL, nobody
+stops the command. Signals that were ignored when it began, as under nohup, stay ignored.
 
 Examples:
   tower-fence run --resource nightly --wait 10m -- ./backup.sh --full
@@ -152,9 +155,13 @@ async fn under_lease<L: Leases + Clone>(
         tokio::select! {
             biased;
             loss = lease.lost() => {
-                eprintln!("tower-fence: {}: the command is stopped", chain(&loss));
                 process.stop(args.grace).await;
-                return Ok(failure::LOST);
+                let rest = match process.is_in_foreground() {
+                    true => ", and what it has started is not: it was in the foreground of the terminal",
+                    false => "",
+                };
+                let text = format!("{}: the command is stopped{rest}", chain(&loss));
+                return Err(Failure::new(failure::LOST, text));
             }
             status = process.wait() => break status?,
             signal = signals.next() => process.pass_on(signal),
@@ -170,9 +177,9 @@ async fn under_lease<L: Leases + Clone>(
         }
         Err(error) => {
             let error = chain(&error);
-            eprintln!(
+            logs::say(format_args!(
                 "tower-fence: the lease on {resource} ends by its time, it could not be released: {error}"
-            );
+            ));
             Ok(status)
         }
     }

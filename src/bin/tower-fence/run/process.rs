@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid,
+};
 use tokio::{
     process::{Child, Command},
     time::{Instant, sleep},
@@ -55,6 +57,11 @@ impl Process {
         })
     }
 
+    /// Whether it has no process group of its own.
+    pub const fn is_in_foreground(&self) -> bool {
+        self.in_foreground
+    }
+
     /// Waits for the end of the command, and returns its exit status as shells do.
     pub async fn wait(&mut self) -> Result<u8, Failure> {
         let status = self.child.wait().await;
@@ -97,7 +104,12 @@ impl Process {
     /// Whether the command has ended, and nothing of its group is left.
     fn is_gone(&mut self) -> bool {
         let ended = !matches!(self.child.try_wait(), Ok(None));
-        ended && (self.in_foreground || test_kill_process_group(self.id).is_err())
+        if !ended || self.in_foreground {
+            return ended;
+        }
+        // Where this is the first process of a container, what the command has left becomes its own.
+        while let Ok(Some(_)) = waitpgid(self.id, WaitOptions::NOHANG) {}
+        test_kill_process_group(self.id).is_err()
     }
 
     /// Sends a signal. Who is gone does not get it.

@@ -1,7 +1,10 @@
-//! The signals that are passed on.
+//! The signals that are passed on. Those that were ignored when the program began, as `nohup` has it, stay ignored, by
+//! the command as well.
+
+use std::{fs, future::poll_fn, task::Poll};
 
 use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::failure::Failure;
 
@@ -15,27 +18,42 @@ const PASSED_ON: [Signal; 6] = [
 ];
 
 /// Signals to this process, from now on.
-pub struct Signals([tokio::signal::unix::Signal; 6]);
+pub struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
     pub fn new() -> Result<Self, Failure> {
-        let [term, int, hup, quit, usr1, usr2] =
-            PASSED_ON.map(|passed| signal(SignalKind::from_raw(passed.as_raw())));
-        let all = || Ok([term?, int?, hup?, quit?, usr1?, usr2?]);
-        let all = all().map_err(|error: std::io::Error| Failure::unavailable("no signals", &error));
-        all.map(Self)
+        let ignored = ignored();
+        let heard = PASSED_ON.into_iter().filter(|passed| {
+            let bit = 1 << (passed.as_raw() - 1);
+            ignored & bit == 0
+        });
+        let listen = |passed: Signal| {
+            let heard = signal(SignalKind::from_raw(passed.as_raw()))?;
+            Ok((passed, heard))
+        };
+        let all: std::io::Result<_> = heard.map(listen).collect();
+        let all = all.map_err(|error| Failure::unavailable("no signals", &error))?;
+        Ok(Self(all))
     }
 
     /// Waits for the next one.
     pub async fn next(&mut self) -> Signal {
-        let [term, int, hup, quit, usr1, usr2] = &mut self.0;
-        tokio::select! {
-            _ = term.recv() => Signal::TERM,
-            _ = int.recv() => Signal::INT,
-            _ = hup.recv() => Signal::HUP,
-            _ = quit.recv() => Signal::QUIT,
-            _ = usr1.recv() => Signal::USR1,
-            _ = usr2.recv() => Signal::USR2,
-        }
+        poll_fn(|cx| {
+            for (passed, heard) in &mut self.0 {
+                if heard.poll_recv(cx).is_ready() {
+                    return Poll::Ready(*passed);
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
+}
+
+/// The signals that are ignored, a bit for each; none where the system does not tell.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or_default()
 }

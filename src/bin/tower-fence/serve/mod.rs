@@ -13,7 +13,12 @@ mod store;
 mod tls;
 mod under_way;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{Router, middleware::from_fn_with_state, routing::get};
 use tokio::{
@@ -77,7 +82,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     )?;
 
     let scheme = if tls.is_some() { "https" } else { "http" };
-    println!("tower-fence listens on {scheme}://{address}");
+    _ = writeln!(io::stdout(), "tower-fence listens on {scheme}://{address}");
     let signed = token_keys.is_some();
     tracing::info!(%address, scheme, %database, leases = %place, signed, access = %access, "started");
     if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {

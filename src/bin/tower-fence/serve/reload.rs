@@ -1,6 +1,11 @@
 //! SIGHUP: secrets, token keys and the certificate are read again.
 
-use tokio::signal::unix::{SignalKind, signal};
+use std::{sync::Arc, thread};
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 use tower_fence::TokenKeys;
 
 use super::{
@@ -39,22 +44,37 @@ impl Reload {
     pub fn on_hangup(self) -> Result<(), Failure> {
         let hangups = signal(SignalKind::hangup());
         let mut hangups = hangups.map_err(|error| Failure::unavailable("no signals", &error))?;
+        let this = Arc::new(self);
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
-                let read = [
-                    ("secrets", self.access.replace(&self.files)),
-                    ("certificate", self.certificate()),
-                    ("token keys", self.keys()),
-                ];
-                for (what, outcome) in read {
-                    if let Err(failure) = outcome {
-                        tracing::error!(what, error = %failure.text, "not read again: the old ones stay");
-                    }
-                }
-                tracing::info!(access = %self.access, "read secrets, token keys and certificate again");
+                let (this, (done, ended)) = (Arc::clone(&this), oneshot::channel());
+                // A file may take for ever. A thread of the runtime would be waited for at the end.
+                thread::spawn(move || {
+                    this.read();
+                    _ = done.send(());
+                });
+                _ = ended.await;
             }
         });
         Ok(())
+    }
+
+    fn read(&self) {
+        let read = [
+            ("secrets", self.access.replace(&self.files)),
+            ("certificate", self.certificate()),
+            ("token keys", self.keys()),
+        ];
+        let mut all = true;
+        for (what, outcome) in read {
+            if let Err(failure) = outcome {
+                tracing::error!(what, error = %failure.text, "not read again: the old ones stay");
+                all = false;
+            }
+        }
+        if all {
+            tracing::info!(access = %self.access, "read secrets, token keys and certificate again");
+        }
     }
 
     fn certificate(&self) -> Result<(), Failure> {

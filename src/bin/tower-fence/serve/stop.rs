@@ -28,8 +28,8 @@ impl Stop {
                     tracing::warn!("stopped at once, by a second signal");
                     std::process::exit(1);
                 }
-                tracing::info!("stopping: requests under way finish first");
                 begins.send_replace(true);
+                tracing::info!("stopping: requests under way finish first");
             }
         });
         Ok(Self(begun))
