@@ -9,6 +9,7 @@ use tower_fence::{Fence, Token, fence::ResetError};
 use crate::{
     database::DatabaseArgs,
     failure::Failure,
+    logs,
     operate::{print as print_text, resource},
 };
 

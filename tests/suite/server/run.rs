@@ -7,9 +7,13 @@ use sqlx::Postgres;
 
 use super::{
     command::{Notes, end, held, serving, start, start_on},
-    program::{HOLDER, OPERATOR, Served, file, path, run},
+    program::{HOLDER, OPERATOR, Served, file, path, run, under},
 };
-use crate::support::{database::TestDatabase, eventually, process::send_signal};
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    process::{Process, send_signal},
+};
 
 #[tokio::test]
 async fn the_command_knows_its_lease_and_its_status_is_passed_on() {
