@@ -182,7 +182,7 @@ async fn no_part_of_a_password_is_shown_where_its_url_is_written_wrongly() {
         "postgres://admin:12345?6789@127.0.0.1:1/shop",
         "postgres://admin:12345#6789@127.0.0.1:1/shop",
         "postgres://admin@127.0.0.1:1/shop?pasword=123456789",
-        "postgres://admin:12345 6789@127.0.0.1:1/shop?sslmode=12345",
+        "postgres://admin:12345 6789@127.0.0.1:1/shop?sslmode=none",
     ] {
         let variables = [
             ("TOWER_FENCE_DATABASE_URL", url),
