@@ -164,3 +164,29 @@ impl<DB: Backend> Drop for CheckedOut<DB> {
         self.end_early_transaction();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_early_transaction_serves_who_has_its_limits_and_comes_in_time() {
+        let limits = Limits::default().transaction(None);
+        let early = EarlyTransaction::new(limits, Instant::now());
+        let others = Limits {
+            hold: Duration::from_secs(1),
+            ..Limits::default()
+        };
+        assert!(early.serves(limits));
+        assert!(!early.serves(others.transaction(None)));
+        assert!(!early.serves(Limits::default().transaction(Some(Duration::ZERO))));
+        advance(Duration::from_millis(5)).await;
+        assert!(early.serves(limits));
+        advance(Duration::from_millis(1)).await;
+        assert!(!early.serves(limits), "it is too old");
+    }
+}

@@ -267,7 +267,10 @@ mod tests {
     impl Epochs for Arc<Counter> {
         fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
             let next = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
-            Box::pin(async move { Epoch::new(next.max(at_least.get())) })
+            Box::pin(async move {
+                tokio::task::yield_now().await;
+                Epoch::new(next.max(at_least.get()))
+            })
         }
 
         fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
@@ -336,6 +339,17 @@ mod tests {
         assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
         let second = grant(&leases, "sku-1", ttl).await;
         assert_eq!(Some(second.token), Epoch::new(1_001).unwrap().token(1));
+    }
+
+    #[tokio::test]
+    async fn of_those_who_need_an_epoch_at_once_one_takes_it() {
+        let counter = Arc::new(Counter(0.into()));
+        let leases = EmbeddedLeases::new(Arc::clone(&counter));
+        let sku = resource("sku-1");
+        let asking = (0..9).map(|_| leases.acquire(&sku, Acquire::new(Duration::from_secs(9))));
+        let outcomes = futures_util::future::join_all(asking).await;
+        assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);
+        assert_eq!(counter.0.load(std::sync::atomic::Ordering::SeqCst), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,6 +2,9 @@
 //!
 //! The steps are those of the Redis scripts, under a mutex instead of in a script.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,

@@ -243,3 +243,41 @@ fn refusal(answers: Answers, nodes: &Nodes) -> Result<Outcome, LeaseError> {
         false => Err(answers.no_majority()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(seconds: u64, id: &str) -> Answer {
+        Answer::Held {
+            left: Duration::from_secs(seconds),
+            id: id.into(),
+        }
+    }
+
+    fn refused(given: Vec<Answer>) -> Option<(bool, u64)> {
+        let urls = ["redis://a", "redis://b", "redis://c"];
+        let nodes = Nodes::new(&urls, Duration::from_secs(1), "tower-fence").unwrap();
+        match refusal(Answers::of(3, given), &nodes) {
+            Ok(Outcome::Held { left }) => Some((true, left.as_secs())),
+            Ok(Outcome::Split { left }) => Some((false, left.as_secs())),
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => None,
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_way_has_a_majority_or_several_share_the_nodes() {
+        let another = || held(3, "another");
+        // Two nodes are free when the second of them is.
+        let one_id = vec![held(5, "one"), held(1, "one"), held(3, "one")];
+        assert_eq!(refused(one_id), Some((true, 3)));
+        let two_ids = vec![held(5, "one"), another(), held(1, "one")];
+        assert_eq!(refused(two_ids), Some((true, 3)));
+        assert_eq!(refused(vec![held(5, "one"), another()]), Some((false, 5)));
+        assert_eq!(refused(vec![Answer::Lost, another()]), Some((false, 3)));
+        // Whether a majority has it is not known.
+        assert_eq!(refused(vec![another()]), None);
+        assert_eq!(refused(vec![Answer::Lost, Answer::Refused]), None);
+    }
+}

@@ -201,6 +201,16 @@ impl Answers {
         }
     }
 
+    /// What so many nodes have answered, all of which were asked.
+    #[cfg(test)]
+    pub(super) fn of(nodes: usize, given: Vec<Answer>) -> Self {
+        Self {
+            asked: nodes,
+            given: given.into_iter().enumerate().collect(),
+            ..Self::new(nodes)
+        }
+    }
+
     /// What is the same at a majority of all nodes.
     pub(super) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
         let mut counts = HashMap::new();

@@ -365,6 +365,25 @@ async fn a_new_token_is_asked_for_again_and_again_for_the_time_of_a_lease() {
     assert_eq!((lease.token(), lease.check().is_ok()), (second.token, true));
 }
 
+/// Failures come at once, and silence does not end.
+#[tokio::test]
+async fn a_store_that_fails_or_is_silent_is_asked_with_pauses_in_between() {
+    for (is_silent, most) in [(false, 500), (true, 3)] {
+        let store = Moody::new().await;
+        let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
+        if is_silent {
+            set(&store.mood.renew_late, 60_000);
+        } else {
+            store.mood.away.store(true, Relaxed);
+        }
+        let loss = timeout(Duration::from_secs(20), lease.lost()).await;
+        let loss = loss.expect("the lease does not end");
+        assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+        let requests = store.renewals();
+        assert!(requests <= most, "silent: {is_silent}, {requests} requests");
+    }
+}
+
 #[tokio::test]
 async fn what_is_answered_at_once_is_not_asked_about_again() {
     let store = Moody::new().await;

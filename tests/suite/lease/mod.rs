@@ -2,6 +2,7 @@
 
 mod announced;
 mod announced_above;
+mod breaks;
 mod doubt;
 mod etcd_calls;
 mod etcd_endpoints;
@@ -18,7 +19,10 @@ mod etcd_tls;
 mod grant_load;
 mod grants;
 mod line;
+mod lock_delay;
 mod owner;
+mod pages;
+mod postgres_answers;
 mod postgres_durable;
 mod postgres_functions;
 mod postgres_idle;
@@ -41,6 +45,7 @@ mod quorum_scripts_loss;
 mod quorum_waiting;
 mod redis_cluster;
 mod redis_contact;
+mod redis_deposed;
 mod redis_epochs;
 mod redis_failover;
 mod redis_history;

@@ -18,7 +18,7 @@ use crate::support::{
     eventually,
     functions::{acquire, is_refused, release},
     http::Answer,
-    lease::{LONG, grant, granted, next_grant, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, next_grant, sku, wait, waiters},
     process::Inventory,
     store::listen,
 };
@@ -137,6 +137,10 @@ async fn nobody_joins_a_line_while_the_lease_is_being_released() {
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
     });
+    // Its wait ends at its limit all the same.
+    let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
+    let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
+    is_held(refused.expect("it goes on asking"));
     sleep(Duration::from_millis(800)).await;
     assert_eq!(db.number("SELECT count(*) FROM fence_waiters").await, 0);
     releasing.commit().await.unwrap();

@@ -158,6 +158,41 @@ async fn an_epoch_that_the_database_calls_over_is_left() {
     assert_eq!(after.token.get(), next.token.get() + 1);
 }
 
+/// Whose answer was lost, and who asks again at an issuer that has not asked the database for a minute, or never.
+#[tokio::test]
+async fn a_repeated_request_gets_no_token_of_an_epoch_that_the_database_calls_over() {
+    let site = Site::new().await;
+    let first = grant(&site.issuer().await, &sku(), LONG).await;
+    site.db.fence().after_failover().await.unwrap();
+    let request = || Acquire::new(LONG).lease_id(first.id.clone());
+    let leases = site.issuer().await;
+    let again = leases.acquire(&sku(), request()).await.unwrap();
+    assert!(epoch(&again) > epoch(&first) + 1, "{again:?}");
+    let third = leases.acquire(&sku(), request()).await.unwrap();
+    assert_eq!(third.token, again.token);
+}
+
+/// An issuer whose wall clock was ahead has asked under this lease id before.
+#[tokio::test]
+async fn an_attempt_comes_after_one_whose_number_is_ahead_of_the_time() {
+    let site = Site::new().await;
+    let leases = site.issuer().await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let key = format!("{}:quorum:{{110}}:lease:sku-1", site.prefix);
+    for node in &site.nodes {
+        // `id:number:nonce:…`
+        let value = node.command(&["GET", &key]).await;
+        let value: String = redis::from_redis_value(value).unwrap();
+        let mut parts: Vec<_> = value.splitn(3, ':').collect();
+        parts[1] = "4000000000000000";
+        node.command(&["SET", &key, &parts.join(":"), "KEEPTTL"])
+            .await;
+    }
+    let again = Acquire::new(LONG).lease_id(first.id.clone());
+    let again = leases.acquire(&sku(), again).await.unwrap();
+    assert_eq!(again.token, first.token);
+}
+
 /// A source of epochs that is away from time to time.
 struct Away {
     epochs: Fence<Sqlite>,

@@ -1,0 +1,148 @@
+use futures_util::FutureExt;
+use tokio::time::advance;
+
+use super::*;
+
+const TTL: Duration = Duration::from_millis(10);
+const LONG: Duration = Duration::from_secs(600);
+
+/// One who asks for a lease, and may wait in line.
+struct Asker {
+    request: Acquire,
+    wake: Arc<Notify>,
+}
+
+impl Asker {
+    fn new(ttl: Duration) -> Self {
+        Self {
+            request: Acquire::new(ttl),
+            wake: Arc::default(),
+        }
+    }
+
+    /// The token, where it is granted.
+    fn ask(&self, partition: &mut Partition) -> Option<i64> {
+        let line = Some((&self.wake, 1_000));
+        match partition.ask(&sku(), &self.request, line) {
+            Outcome::Granted(lease) => Some(lease.token.get()),
+            _ => None,
+        }
+    }
+
+    fn leave(&self, partition: &mut Partition) {
+        partition.leave(&sku(), &self.request.lease_id, &self.wake);
+    }
+
+    fn is_woken(&self) -> bool {
+        self.wake.notified().now_or_never().is_some()
+    }
+}
+
+fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+fn epoch(number: i64) -> Epoch {
+    Epoch::new(number).unwrap()
+}
+
+/// The token of this epoch with this number.
+fn token(number: i64, n: i64) -> Option<i64> {
+    epoch(number).token(n).map(Token::get)
+}
+
+/// In its first epoch.
+fn partition() -> Partition {
+    let mut partition = Partition::default();
+    partition.begin_epoch(epoch(1));
+    partition
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_comes_when_a_lease_has_ended_by_itself_comes_behind_those_in_line() {
+    let (mut partition, holder) = (partition(), Asker::new(TTL));
+    let (waiting, newcomer) = (Asker::new(LONG), Asker::new(LONG));
+    assert_eq!(holder.ask(&mut partition), token(1, 1));
+    assert_eq!(waiting.ask(&mut partition), None);
+    assert_eq!(holder.ask(&mut partition), token(1, 1), "it is repeated");
+    // To the very moment.
+    advance(TTL).await;
+    assert_eq!(newcomer.ask(&mut partition), None);
+    assert!(waiting.is_woken());
+    assert_eq!(waiting.ask(&mut partition), token(1, 2));
+    newcomer.leave(&mut partition);
+    assert!(partition.lines.is_empty(), "an empty line is kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_granted_in_line_to_one_who_has_gone_is_granted_to_the_next() {
+    let (mut partition, holder) = (partition(), Asker::new(LONG));
+    let (gone, next) = (Asker::new(LONG), Asker::new(LONG));
+    holder.ask(&mut partition);
+    assert_eq!(gone.ask(&mut partition), None);
+    assert_eq!(next.ask(&mut partition), None);
+    let released = partition.release(&sku(), &holder.request.lease_id);
+    released.unwrap();
+    gone.leave(&mut partition);
+    assert!(next.is_woken());
+    assert_eq!(next.ask(&mut partition), token(1, 3));
+    assert!(partition.lines.is_empty(), "an empty line is kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_whose_time_is_up_has_no_way_back_through_its_lock_delay() {
+    let mut partition = partition();
+    let mut holder = Asker::new(TTL);
+    holder.request = holder.request.lock_delay(LONG);
+    assert_eq!(holder.ask(&mut partition), token(1, 1));
+    advance(TTL).await;
+    assert_eq!(holder.ask(&mut partition), None);
+    let renewed = partition.renew(&sku(), &holder.request.lease_id, Renew::new(LONG));
+    assert!(matches!(renewed, Err(LeaseError::Lost { .. })));
+}
+
+/// The epoch is begun by the first in line, who stays that meanwhile.
+#[tokio::test(start_paused = true)]
+async fn the_first_in_line_keeps_its_place_where_an_epoch_is_to_begin() {
+    let (mut partition, holder) = (partition(), Asker::new(LONG));
+    let (first, second) = (Asker::new(LONG), Asker::new(LONG));
+    partition.use_up(1);
+    holder.ask(&mut partition);
+    assert_eq!(first.ask(&mut partition), None);
+    assert_eq!(second.ask(&mut partition), None);
+    while first.is_woken() {}
+    let released = partition.release(&sku(), &holder.request.lease_id);
+    released.unwrap();
+    assert!(first.is_woken() && !second.is_woken());
+    partition.begin_epoch(epoch(2));
+    assert_eq!(first.ask(&mut partition), token(2, 1));
+    assert_eq!(second.ask(&mut partition), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_epoch_is_begun_twice_and_none_in_the_middle_of_another() {
+    let (mut partition, holder) = (partition(), Asker::new(LONG));
+    partition.use_up(0);
+    partition.begin_epoch(epoch(1));
+    assert_eq!(holder.ask(&mut partition), None, "its tokens come again");
+    partition.begin_epoch(epoch(3));
+    partition.begin_epoch(epoch(2));
+    partition.begin_epoch(epoch(4));
+    assert_eq!(holder.ask(&mut partition), token(3, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_an_epoch_ends_its_leases_and_wakes_who_waits_for_them() {
+    let (mut partition, holder) = (partition(), Asker::new(LONG));
+    let waiting = Asker::new(LONG);
+    assert_eq!(holder.ask(&mut partition), token(1, 1));
+    assert_eq!(waiting.ask(&mut partition), None);
+    while waiting.is_woken() {}
+    // What it has counted itself ends nothing.
+    partition.end_epoch((1, 1));
+    assert_eq!(holder.ask(&mut partition), token(1, 1));
+    while waiting.is_woken() {}
+    partition.end_epoch((4, 7));
+    assert!(waiting.is_woken());
+    assert_eq!(waiting.ask(&mut partition), token(4, 8));
+}

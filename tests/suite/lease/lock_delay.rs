@@ -1,0 +1,26 @@
+//! The time for which a resource stays closed behind a lease that has ended by itself.
+
+use tokio::time::sleep;
+use tower_fence::lease::{Acquire, Leases, Renew};
+
+use crate::support::{
+    lease::{LONG, is_held, is_lost, sku},
+    store::{TestStore, on_every_store},
+};
+
+on_every_store!(it_closes_the_resource_for_its_former_holder_too);
+
+/// It may have been paused, and what it has read may be old.
+async fn it_closes_the_resource_for_its_former_holder_too<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let request = || Acquire::new(S::SHORT).lock_delay(LONG);
+    let lease = one.acquire(&sku(), request()).await.unwrap();
+    sleep(2 * S::SHORT).await;
+    for leases in [&one, &two] {
+        let again = request().lease_id(lease.id.clone());
+        is_held(leases.acquire(&sku(), again).await);
+        is_lost(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+        is_lost(leases.release(&sku(), &lease.id).await);
+        is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    }
+}

@@ -1,0 +1,56 @@
+//! The pages of a list, in the stores that fill them.
+
+use sqlx::Postgres as PostgresDatabase;
+use tower_fence::{
+    Resource,
+    lease::{ListError, Operate, PostgresLeases},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    lease::{LONG, grant, sku},
+    store::{Embedded, Postgres, TestStore},
+};
+
+async fn a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let names = ["a", "b", "c", "d"].map(|name| Resource::new(name).unwrap());
+    for name in &names {
+        grant(&one, name, LONG).await;
+    }
+    let (mut listed, mut cursor) = (vec![], None);
+    for more_follows in [true, false] {
+        let page = two.list(2, cursor.as_deref()).await.unwrap();
+        assert_eq!(
+            (page.leases.len(), page.cursor.is_some()),
+            (2, more_follows)
+        );
+        listed.extend(page.leases.into_iter().map(|(name, _)| name));
+        cursor = page.cursor;
+    }
+    listed.sort();
+    assert_eq!(listed, names, "each one once");
+    // A page without room would be followed by itself.
+    let page = two.list(0, None).await.unwrap();
+    assert_eq!((page.leases.len(), page.cursor.is_some()), (1, true));
+}
+
+#[tokio::test]
+async fn a_page_in_postgres_is_full() {
+    a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere::<Postgres>().await;
+}
+
+#[tokio::test]
+async fn a_page_in_the_process_is_full() {
+    a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere::<Embedded>().await;
+}
+
+/// Postgres takes no text with this character, so no name has it.
+#[tokio::test]
+async fn a_cursor_with_a_zero_in_it_is_that_of_no_page() {
+    let db = PostgresDatabase::fresh(2).await;
+    let leases = PostgresLeases::new(db.fence());
+    grant(&leases, &sku(), LONG).await;
+    let refused = leases.list(1, Some("after:a\0b")).await;
+    assert!(matches!(refused, Err(ListError::Cursor)), "{refused:?}");
+}

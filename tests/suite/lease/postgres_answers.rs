@@ -1,0 +1,94 @@
+//! Requests for leases in Postgres whose answers are lost on their way.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sqlx::{Postgres, postgres::PgPoolOptions};
+use tokio::time::sleep;
+use tower_fence::{
+    Fence,
+    lease::{Acquire, LeaseId, Leases, PostgresLeases},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::{LONG, is_held, is_unavailable, sku},
+    proxy::{Passage, Proxy, Sender},
+};
+
+/// A store whose next answer that concerns `sku-1` is lost, and one that hears everything.
+struct Site {
+    deaf: PostgresLeases,
+    leases: PostgresLeases,
+    loses: Arc<AtomicBool>,
+    _proxy: Proxy,
+    _db: Fresh<Postgres>,
+}
+
+impl Site {
+    async fn new() -> Self {
+        let db = Postgres::fresh(4).await;
+        let loses = Arc::<AtomicBool>::default();
+        let is_next = Arc::clone(&loses);
+        let proxy = Proxy::judging(db.addr(), move || {
+            let (is_next, mut is_asked) = (Arc::clone(&is_next), false);
+            move |sender, message: &[u8]| match sender {
+                Sender::Client => {
+                    // The name is among the arguments, behind the statement.
+                    if message.windows(5).any(|part| part == b"sku-1") {
+                        is_asked = is_next.swap(false, SeqCst);
+                    }
+                    Passage::Whole
+                }
+                Sender::Server if is_asked => Passage::CutAfter(0),
+                Sender::Server => Passage::Whole,
+            }
+        })
+        .await;
+        let pool = PgPoolOptions::new().max_connections(2);
+        let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+        Self {
+            deaf: PostgresLeases::new(Fence::new(pool)),
+            leases: PostgresLeases::new(db.fence()),
+            loses,
+            _proxy: proxy,
+            _db: db,
+        }
+    }
+
+    async fn is_held(&self) -> bool {
+        self.leases.inspect(&sku()).await.unwrap().is_some()
+    }
+}
+
+#[tokio::test]
+async fn whoever_chose_the_id_asks_again_and_has_the_lease() {
+    let site = Site::new().await;
+    let request = || Acquire::new(LONG).lease_id(LeaseId::new("a".repeat(22)).unwrap());
+    site.loses.store(true, SeqCst);
+    is_unavailable(site.deaf.acquire(&sku(), request()).await);
+    let held = site.leases.inspect(&sku()).await.unwrap();
+    let token = held.expect("it was not granted").token;
+    // Nobody gives it back meanwhile.
+    sleep(Duration::from_millis(500)).await;
+    assert!(site.is_held().await);
+    let again = site.deaf.acquire(&sku(), request()).await.unwrap();
+    assert_eq!(again.token, token);
+    is_held(site.leases.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
+/// Nobody knows its id, so nobody could end it.
+#[tokio::test]
+async fn a_lease_that_nobody_can_name_is_given_back() {
+    let site = Site::new().await;
+    site.loses.store(true, SeqCst);
+    is_unavailable(site.deaf.acquire(&sku(), Acquire::new(LONG)).await);
+    assert!(!site.loses.load(SeqCst), "no answer was lost");
+    eventually("it is given back", async || !site.is_held().await).await;
+}

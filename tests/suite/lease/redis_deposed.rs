@@ -1,0 +1,61 @@
+//! A master that was deposed, and goes on to answer on the connections that it has.
+
+use std::{net::SocketAddr, time::Duration};
+
+use sqlx::Sqlite;
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::{Mutex, watch},
+};
+use tower_fence::lease::{Acquire, Leases, RedisLeases};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    lease::{LONG, grant, sku},
+    redis::RedisServer,
+};
+
+/// An address that moves from server to server, as that of a load balancer. Connections stay where they are.
+async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let server = *leads_to.borrow();
+            tokio::spawn(async move {
+                if let Ok(mut server) = TcpStream::connect(server).await {
+                    let _ = copy_bidirectional(&mut client, &mut server).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_connection_to_it_is_not_used_again() {
+    let db = Sqlite::fresh(2).await;
+    let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
+    let (moves, leads_to) = watch::channel(old.addr());
+    let url = format!("redis://{}", address(leads_to).await);
+    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_secs(2));
+    let leases = builder.connect(&url).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+
+    let port = new.addr().port().to_string();
+    old.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+    moves.send_replace(new.addr());
+    let next = Mutex::new(None);
+    eventually("the new master is found", async || {
+        let granted = leases.acquire(&sku(), Acquire::new(LONG)).await;
+        *next.lock().await = granted.ok();
+        next.lock().await.is_some()
+    })
+    .await;
+    let next = next.into_inner().unwrap();
+    assert!(next.token > first.token);
+    let held = leases.inspect(&sku()).await.unwrap();
+    assert_eq!(held.unwrap().token, next.token);
+}
