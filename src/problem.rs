@@ -87,7 +87,8 @@ table! {
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
     /// 401: the server knows no such secret, or none was sent.
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
-    /// 403: the secret is a holder's, and the request is for operators.
+    /// 403: the secret is a holder's, and the request is for operators; or there are no secrets, and the request came
+    /// under a name that is not this machine's.
     OperatorsOnly = FORBIDDEN, "operators-only", "This is for operators";
     /// 503: the server has too many requests under way, or is stopping.
     ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server takes no request now";

@@ -110,7 +110,7 @@ pub struct Issuer<L> {
     ttl_limits: RangeInclusive<Duration>,
     wait_limit: Duration,
     #[cfg(feature = "openapi")]
-    serves_openapi: bool,
+    documents: openapi::Documents,
 }
 
 /// How long a resource may stay closed after a lease has ended by time.
@@ -125,7 +125,7 @@ impl<L: Leases> Issuer<L> {
             ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
             wait_limit: Duration::from_secs(60),
             #[cfg(feature = "openapi")]
-            serves_openapi: false,
+            documents: openapi::Documents::default(),
         }
     }
 
@@ -163,14 +163,14 @@ impl<L: Leases> Issuer<L> {
             ttl_limits: self.ttl_limits,
             wait_limit: self.wait_limit,
             #[cfg(feature = "openapi")]
-            serves_openapi: self.serves_openapi,
+            documents: self.documents,
         }
     }
 
     /// The router, to be nested where the locks shall live.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         #[cfg(feature = "openapi")]
-        let document = self.serves_openapi.then(|| self.openapi());
+        let document = self.documents.served.then(|| self.openapi());
         let router = self.routes();
         #[cfg(feature = "openapi")]
         let router = openapi::serve(router, document);
@@ -196,7 +196,7 @@ impl<L: Leases> Issuer<L> {
         L: Operate,
     {
         #[cfg(feature = "openapi")]
-        let document = self.serves_openapi.then(|| self.operator_openapi());
+        let document = self.documents.served.then(|| self.operator_openapi());
         let operators = Router::new()
             .route("/", get(operators::list::<L>))
             .route("/{resource}/break", post(operators::break_lease::<L>))

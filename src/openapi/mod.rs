@@ -4,7 +4,8 @@
 //! - [`Issuer::openapi`](crate::issuer::Issuer::openapi) is the document of the issuer's router, with the limits that
 //!   were set; [`operator_openapi`](crate::issuer::Issuer::operator_openapi) has the routes for operators, too.
 //!   Where [`serve_openapi`](crate::issuer::Issuer::serve_openapi) says so, the router serves it, at `/openapi.json`
-//!   below the path at which it is nested.
+//!   below the path at which it is nested. [`amend_openapi`](crate::issuer::Issuer::amend_openapi) adds what stands in
+//!   front of it.
 //! - [`Issuer::openapi_router`](crate::issuer::Issuer::openapi_router) is the router and its document in one, to be
 //!   nested in an application's own [`OpenApiRouter`](utoipa_axum::router::OpenApiRouter).
 //! - [`FenceLayer::describe`](crate::FenceLayer::describe) adds to an application's operations what the layer does to

@@ -184,6 +184,9 @@
 //! | | `openapi::schemathesis::it_finds_nothing_on_postgres_with_signed_tokens` |
 //! | | `openapi::schemathesis::it_finds_nothing_on_sqlite` |
 //! | | `openapi::schemathesis::it_finds_what_a_document_leaves_out` |
+//! | | `openapi::schemathesis_server::it_finds_nothing_with_the_secret_of_an_operator` |
+//! | | `openapi::schemathesis_server::it_finds_what_a_document_says_of_secrets_and_is_not_so` |
+//! | | `server::description::with_secrets_it_says_who_may_ask_and_what_everybody_else_is_answered` |
 //! | a database that fails over | `failures::failover::a_synchronous_standby_has_all_that_was_answered` |
 //! | | `failures::failover::an_asynchronous_standby_loses_writes_with_their_tokens_and_leases` |
 //! | | `failures::old_reads::a_failover_that_nobody_notices_loses_a_write_that_was_acknowledged_after_it` |
@@ -238,6 +241,7 @@
 //! | | `server::guide::psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused` |
 //! | | `server::secrets::nothing_that_the_server_shows_has_a_secret` |
 //! | | `server::stop::those_who_wait_in_line_are_answered_when_it_stops` |
+//! | | `server::tls_postgres::a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to` |
 //! | a command under a lease | `server::run::one_runs_at_a_time` |
 //! | | `server::run_loss::a_command_that_ignores_term_is_killed` |
 //! | | `server::run_loss::a_lease_that_is_lost_stops_the_command_and_its_group` |

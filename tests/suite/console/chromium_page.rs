@@ -1,18 +1,29 @@
-//! The console in a browser: leases, fences, and what happens.
+//! The console in a browser: leases, fences, and what happens, on both databases.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sqlx::{Database, Sqlite};
 
 use super::{
     browser::{Browser, in_browser, pictures},
     service::Example,
 };
-use crate::support::{eventually, http::Answer};
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    eventually,
+    http::Answer,
+};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question() {
-    let example = Example::start().await;
+on_both_databases!(
+    a_lease_is_listed_with_its_waiters_and_broken_after_a_question,
+    a_lease_that_another_one_has_by_now_is_not_broken,
+    what_happens_is_shown_live_and_a_refusal_explains_itself,
+    a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed,
+);
+
+async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: TestDatabase>() {
+    let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 60_000).await;
     example.acquire("sku-2", "worker-b", 60_000).await;
     let wait = json!({ "owner": "worker-c", "wait_ms": 30_000 });
@@ -64,9 +75,8 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question() {
         .is_problem(412, "stale-token");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_another_one_has_by_now_is_not_broken() {
-    let example = Example::start().await;
+async fn a_lease_that_another_one_has_by_now_is_not_broken<DB: TestDatabase>() {
+    let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 60_000).await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
@@ -106,9 +116,10 @@ async fn busy_for_a_minute(example: &Example) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_happens_is_shown_live_and_a_refusal_explains_itself() {
-    let example = Example::start().await;
+async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDatabase>() {
+    // One of both is enough for a picture.
+    let pictured = pictures().is_some() && DB::NAME == Sqlite::NAME;
+    let example = Example::over::<DB>().await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
         browser.shows("#connection", "live").await;
@@ -123,7 +134,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself() {
                 .await
                 .contains("Nothing has happened")
         );
-        if pictures().is_some() {
+        if pictured {
             busy_for_a_minute(&example).await;
         }
 
@@ -158,11 +169,13 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself() {
             "{text}"
         );
         browser.shows("#live-announce", "sku-1, stale").await;
-        if pictures().is_none() {
+        if !pictured {
             browser.shows("#counts li:nth-child(1) .count", "9").await;
             assert_eq!(browser.text("#counts li:nth-child(2) .count").await, "1");
         }
-        browser.picture("console.png", 1200, 860).await;
+        if pictured {
+            browser.picture("console.png", 1200, 860).await;
+        }
 
         // A storm of the same is one line, and its number.
         for _ in 0..40 {
@@ -195,9 +208,8 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed() {
-    let example = Example::start().await;
+async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: TestDatabase>() {
+    let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 60_000).await;
     let forged = "900000000000000;resource=\"sku-1\"";
     assert_eq!(example.write_with("sku-1", forged, 1).await.status, 200);

@@ -1,5 +1,7 @@
 //! The services whose consoles are tested: one in this process, and the example in one of its own.
 
+use std::any::Any;
+
 use axum::{Router, routing::post};
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
@@ -59,6 +61,8 @@ pub type OnSqlite = Service<Sqlite>;
 pub struct Example {
     pub service: Inventory,
     pub client: Client,
+    /// Its database, where that is not one of its own.
+    _db: Option<Box<dyn Any>>,
 }
 
 impl Example {
@@ -70,7 +74,16 @@ impl Example {
         Self {
             service: Inventory::start(variables).await,
             client: Client::new(),
+            _db: None,
         }
+    }
+
+    /// Over such a database. In Postgres it has the leases, too; beside SQLite they are in the process.
+    pub async fn over<DB: TestDatabase>() -> Self {
+        let db = DB::fresh(1).await;
+        let mut example = Self::with(&[("DATABASE_URL", &db.url)]).await;
+        example._db = Some(Box::new(db));
+        example
     }
 
     pub fn console(&self) -> String {

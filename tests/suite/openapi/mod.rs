@@ -3,6 +3,7 @@
 mod document;
 mod generated_client;
 mod schemathesis;
+mod schemathesis_server;
 
 use std::{path::Path, process::Command};
 
@@ -21,9 +22,11 @@ fn python_module(name: &str) -> Command {
     command
 }
 
-/// Runs a program to its end, and gives whether it succeeded and what it said.
+/// Runs a program to its end, and gives whether it succeeded and what it said. What it leaves where it runs, as the cache of
+/// schemathesis, is gone then.
 async fn finish(command: Command) -> (bool, String) {
-    let mut process = Process::run(command);
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::run_in(folder.path(), command);
     let status = process.ends().await;
     let said = format!("{}{}", process.stdout(), process.log());
     (status.success(), said)

@@ -10,7 +10,7 @@ use super::{file, finish, python_module};
 use crate::support::{database::TestDatabase, http::Answer, process::Inventory};
 
 /// What schemathesis says, and what is wrong with the document.
-type Spoiled = (&'static str, fn(&mut Value));
+pub(super) type Spoiled = (&'static str, fn(&mut Value));
 
 /// What one run tries of each operation, where no time is given.
 const EXAMPLES: &str = "25";
@@ -21,13 +21,14 @@ async fn service(variables: &[(&str, &str)]) -> Inventory {
     Inventory::start_release(&[&limits, variables].concat()).await
 }
 
-/// Runs schemathesis by a document, and gives whether it has found nothing, and what it said.
-async fn run(service: &Inventory, document: &str) -> (bool, String) {
+/// Runs schemathesis against a service, by a document and with further options, and gives whether it has found nothing, and
+/// what it said.
+pub(super) async fn run(url: &str, document: &str, options: &[&str]) -> (bool, String) {
     let seed = env::var("SCHEMATHESIS_SEED").unwrap_or_else(|_| "1".into());
     let mut command = python_module("schemathesis.cli");
     command
         .args(["--config-file", &file("schemathesis.toml"), "run", document])
-        .args(["--url", &service.url, "--checks", "all", "--seed", &seed])
+        .args(["--url", url, "--checks", "all", "--seed", &seed])
         .args([
             "--no-color",
             "--request-timeout",
@@ -35,6 +36,7 @@ async fn run(service: &Inventory, document: &str) -> (bool, String) {
             "--generation-database",
             "none",
         ])
+        .args(options)
         .env("SCHEMATHESIS_HOOKS", file("hooks.py"));
     match env::var("SCHEMATHESIS_SECONDS") {
         Ok(seconds) => command.args(["--max-time", &seconds]),
@@ -44,7 +46,7 @@ async fn run(service: &Inventory, document: &str) -> (bool, String) {
 }
 
 async fn finds_nothing(service: &Inventory) {
-    let (clean, said) = run(service, &service.url("/openapi.json")).await;
+    let (clean, said) = run(&service.url, &service.url("/openapi.json"), &[]).await;
     assert!(clean, "{said}{}", service.log());
     println!("{said}");
 }
@@ -88,7 +90,7 @@ async fn it_finds_what_a_document_leaves_out() {
         spoil(&mut api["paths"][lock]);
         let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
         fs::write(&file, api.to_string()).unwrap();
-        let (clean, said) = run(&service, file.path().to_str().unwrap()).await;
+        let (clean, said) = run(&service.url, file.path().to_str().unwrap(), &[]).await;
         assert!(!clean && said.contains(finding), "{finding}: {said}");
     }
 }

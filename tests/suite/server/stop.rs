@@ -1,10 +1,9 @@
 //! How the server ends.
 
-use std::time::Duration;
-
+use reqwest::Response;
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
-use tokio::{io::AsyncReadExt, net::TcpStream};
+use tokio::{io::AsyncReadExt, net::TcpStream, task::JoinHandle};
 
 use super::program::Served;
 use crate::support::{
@@ -28,6 +27,38 @@ async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
                SELECT * FROM fence_resources WHERE resource = 'sku-1' FOR UPDATE";
     Postgres::execute(&mut conn, sql).await.unwrap();
     conn
+}
+
+/// A renewal that waits for the row of `sku-1`.
+struct Renewal {
+    row: PgConnection,
+    answer: JoinHandle<reqwest::Result<Response>>,
+}
+
+impl Renewal {
+    async fn under_way(server: &Served, db: &Fresh<Postgres>) -> Self {
+        let lease = server.post("/locks/sku-1", &json!({})).await.json();
+        let row = blocked(db).await;
+        // A new token raises the fence, and so waits for the row.
+        let renewal = server
+            .client
+            .put(server.url("/locks/sku-1"))
+            .header("Lease-Id", lease["lease_id"].as_str().unwrap())
+            .json(&json!({"new_token": true}));
+        let answer = tokio::spawn(renewal.send());
+        eventually("it waits for the row", async || {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                       AND datname = current_database()";
+            db.number(sql).await > 0
+        })
+        .await;
+        Self { row, answer }
+    }
+
+    /// What it is answered.
+    async fn answered(self) -> Answer {
+        Answer::read(self.answer.await.unwrap().unwrap()).await
+    }
 }
 
 #[tokio::test]
@@ -63,28 +94,14 @@ async fn those_who_wait_in_line_are_answered_when_it_stops() {
 async fn a_request_under_way_is_answered_when_it_stops() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &[]).await;
-    let lease = server.post("/locks/sku-1", &json!({})).await.json();
-    let mut row = blocked(&db).await;
-    // A new token raises the fence, and so waits for the row.
-    let renewal = server
-        .client
-        .put(server.url("/locks/sku-1"))
-        .header("Lease-Id", lease["lease_id"].as_str().unwrap())
-        .json(&json!({"new_token": true}));
-    let renewal = tokio::spawn(Answer::to(renewal));
-    eventually("it waits for the row", async || {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                   AND datname = current_database()";
-        db.number(sql).await > 0
-    })
-    .await;
+    let mut renewal = Renewal::under_way(&server, &db).await;
     let mut idle = server.connect().await;
     server.signal("-TERM");
     // Whoever has no request is let go, and nobody new comes in.
     assert!(matches!(idle.read(&mut [0]).await, Ok(0) | Err(_)));
     assert!(TcpStream::connect(server.addr()).await.is_err());
-    Postgres::execute(&mut row, "COMMIT").await.unwrap();
-    let renewed = renewal.await.unwrap();
+    Postgres::execute(&mut renewal.row, "COMMIT").await.unwrap();
+    let renewed = renewal.answered().await;
     assert_eq!(renewed.status, 200, "{renewed:?}");
     assert!(server.exit().await.success());
 }
@@ -93,22 +110,9 @@ async fn a_request_under_way_is_answered_when_it_stops() {
 async fn what_does_not_end_in_time_is_answered_all_the_same() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain", "100ms"]).await;
-    let lease = server.post("/locks/sku-1", &json!({})).await.json();
-    let _row = blocked(&db).await;
-    let renewal = server
-        .client
-        .put(server.url("/locks/sku-1"))
-        .header("Lease-Id", lease["lease_id"].as_str().unwrap())
-        .json(&json!({"new_token": true}));
-    let renewal = tokio::spawn(Answer::to(renewal));
-    eventually("it waits for the row", async || {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                   AND datname = current_database()";
-        db.number(sql).await > 0
-    })
-    .await;
+    let renewal = Renewal::under_way(&server, &db).await;
     server.signal("-TERM");
-    renewal.await.unwrap().is_problem(503, "server-busy");
+    renewal.answered().await.is_problem(503, "server-busy");
     assert!(server.exit().await.success());
 }
 
@@ -116,24 +120,10 @@ async fn what_does_not_end_in_time_is_answered_all_the_same() {
 async fn a_second_signal_ends_it_at_once() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
-    let lease = server.post("/locks/sku-1", &json!({})).await.json();
-    let _row = blocked(&db).await;
-    let renewal = server
-        .client
-        .put(server.url("/locks/sku-1"))
-        .header("Lease-Id", lease["lease_id"].as_str().unwrap())
-        .timeout(Duration::from_secs(60))
-        .json(&json!({"new_token": true}));
-    let renewal = tokio::spawn(renewal.send());
-    eventually("it waits for the row", async || {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                   AND datname = current_database()";
-        db.number(sql).await > 0
-    })
-    .await;
+    let renewal = Renewal::under_way(&server, &db).await;
     server.signal("-TERM");
     eventually("it stops", async || server.log().contains("stopping")).await;
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
-    assert!(renewal.await.unwrap().is_err());
+    assert!(renewal.answer.await.unwrap().is_err());
 }

@@ -65,7 +65,7 @@ impl Answer {
         Self::read(request.send().await.unwrap()).await
     }
 
-    async fn read(response: Response) -> Self {
+    pub async fn read(response: Response) -> Self {
         Self {
             status: response.status().as_u16(),
             headers: response.headers().clone(),

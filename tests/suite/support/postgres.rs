@@ -6,7 +6,10 @@ use std::{
     env,
     fs::{self, File},
     net::{SocketAddr, TcpListener},
-    os::unix::{fs::chown, process::CommandExt},
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -30,10 +33,19 @@ pub struct PostgresServer {
 impl PostgresServer {
     /// Starts a server on a free port, with settings of the form `name=value`.
     pub async fn start(settings: &[&str]) -> Self {
+        Self::start_with_files(&[], settings).await
+    }
+
+    /// The same, with these files in its data: a certificate (`server.crt`, `server.key`), or who may connect
+    /// (`pg_hba.conf`).
+    pub async fn start_with_files(files: &[(&str, &[u8])], settings: &[&str]) -> Self {
         let password = format!("{:032x}", rand::random::<u128>());
         let settings = settings.iter().map(|&setting| setting.into()).collect();
         let server = Self::in_new_folder(password, settings);
         server.make_cluster();
+        for (name, content) in files {
+            server.write(&format!("data/{name}"), content);
+        }
         server.start_on_a_free_port().await
     }
 
@@ -136,13 +148,18 @@ impl PostgresServer {
         );
     }
 
-    fn make_cluster(&self) {
-        let folder = self.folder.path();
-        let password_file = folder.join("password");
-        fs::write(&password_file, &self.password).unwrap();
+    /// Writes a file that the server alone may read.
+    fn write(&self, name: &str, content: &[u8]) {
+        let file = self.folder.path().join(name);
+        fs::write(&file, content).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         if let Some((user, group)) = unprivileged() {
-            chown(&password_file, Some(user), Some(group)).unwrap();
+            chown(&file, Some(user), Some(group)).unwrap();
         }
+    }
+
+    fn make_cluster(&self) {
+        self.write("password", self.password.as_bytes());
         let made = self
             .program("initdb")
             .args(["-D", "data", "-U", "tests", "-E", "UTF8", "--locale=C"])

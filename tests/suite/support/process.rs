@@ -3,7 +3,7 @@
 use std::{
     io::Read,
     ops::{Deref, DerefMut},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
@@ -61,11 +61,16 @@ impl Process {
     }
 
     /// Starts any program, in the folder of the crate.
-    pub fn run(mut command: Command) -> Self {
+    pub fn run(command: Command) -> Self {
+        Self::run_in(Path::new(env!("CARGO_MANIFEST_DIR")), command)
+    }
+
+    /// Starts any program, in this folder.
+    pub fn run_in(folder: &Path, mut command: Command) -> Self {
         let log = NamedTempFile::new().unwrap();
         let stdout = NamedTempFile::new().unwrap();
         let child = command
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(stdout.reopen().unwrap())
             .stderr(log.reopen().unwrap())

@@ -35,6 +35,11 @@ use crate::{failure::Failure, secrets::Secret};
 const SHORTEST: usize = 16;
 /// The routes of holders.
 const HOLDERS: [&str; 2] = ["/locks/{resource}", "/locks/openapi.json"];
+/// What a request without a secret is answered, and one with a secret that is not known.
+pub const CHALLENGES: [&str; 2] = [
+    r#"Bearer realm="tower-fence""#,
+    r#"Bearer realm="tower-fence", error="invalid_token""#,
+];
 /// Where the console is.
 pub const CONSOLE: &str = "/console";
 
@@ -86,6 +91,11 @@ impl Access {
 
     pub fn has_secrets(&self) -> bool {
         !self.known().is_empty()
+    }
+
+    /// Whether a request may come under any name, though there are no secrets.
+    pub const fn allows_anyone(&self) -> bool {
+        self.anyone
     }
 
     fn known(&self) -> std::sync::RwLockReadGuard<'_, Known> {
@@ -206,6 +216,11 @@ impl Digests {
     }
 }
 
+/// Whether holders may use a route. All others are for operators.
+pub fn is_for_holders(route: &str) -> bool {
+    HOLDERS.contains(&route)
+}
+
 /// Lets a request pass whose secret is good for its route.
 pub async fn check(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     if !access.is_addressed_here(&request) {
@@ -218,7 +233,7 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
     // Nobody behind this needs it.
     let authorization = request.headers_mut().remove(AUTHORIZATION);
     let route = request.extensions().get::<MatchedPath>();
-    let for_holders = route.is_some_and(|route| HOLDERS.contains(&route.as_str()));
+    let for_holders = route.is_some_and(|route| is_for_holders(route.as_str()));
     // A service that is nested has no route of its own.
     let schemes = match request.uri().path().strip_prefix(CONSOLE) {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => Schemes::BearerAndBasic,
@@ -231,10 +246,8 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
         None => {
             let challenge = match (schemes, authorization) {
                 (Schemes::BearerAndBasic, _) => r#"Basic realm="tower-fence operators""#,
-                (Schemes::Bearer, None) => r#"Bearer realm="tower-fence""#,
-                (Schemes::Bearer, Some(_)) => {
-                    r#"Bearer realm="tower-fence", error="invalid_token""#
-                }
+                (Schemes::Bearer, None) => CHALLENGES[0],
+                (Schemes::Bearer, Some(_)) => CHALLENGES[1],
             };
             refuse(Problem::new(ProblemType::Unauthorized), Some(challenge))
         }

@@ -5,6 +5,7 @@
 mod access;
 mod args;
 mod connections;
+mod describe;
 mod health;
 mod metrics;
 mod reload;
@@ -41,6 +42,8 @@ use crate::{
     secrets::Secret,
 };
 
+/// Where the leases are.
+const LOCKS: &str = "/locks";
 /// How long connections to the database may take to be closed.
 const CLOSING: Duration = Duration::from_secs(2);
 
@@ -55,7 +58,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
         console,
         health,
         place,
-    } = store::mount(&args, fence.clone(), token_keys.clone())?;
+    } = store::mount(&args, fence.clone(), token_keys.clone(), &access)?;
 
     let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
     let address = listener.local_addr();
@@ -111,7 +114,7 @@ fn routes(
     health: Arc<Health>,
 ) -> Result<Router, Failure> {
     let locks = Router::new()
-        .nest("/locks", locks)
+        .nest(LOCKS, locks)
         .route_layer(from_fn_with_state(under_way, under_way::limit))
         .nest_service(access::CONSOLE, console)
         .route_layer(from_fn_with_state(access, access::check));

@@ -10,7 +10,9 @@ use tower_fence::{
 };
 
 use super::{
+    access::Access,
     args::{LeaseArgs, RedisArgs, RedisMode, ServeArgs},
+    describe::describe,
     health::Health,
 };
 use crate::{
@@ -32,6 +34,7 @@ pub fn mount(
     args: &ServeArgs,
     fence: Fence<Postgres>,
     keys: Option<TokenKeys>,
+    access: &Access,
 ) -> Result<Mounted, Failure> {
     let redis = &args.redis;
     let (option, file) = (redis.redis_url.as_deref(), redis.redis_url_file.as_ref());
@@ -39,6 +42,7 @@ pub fn mount(
         leases: &args.leases,
         fence: fence.clone(),
         keys,
+        access,
     };
     settings.check()?;
     let Some(urls) = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)? else {
@@ -97,6 +101,7 @@ struct Settings<'a> {
     leases: &'a LeaseArgs,
     fence: Fence<Postgres>,
     keys: Option<TokenKeys>,
+    access: &'a Access,
 }
 
 impl Settings<'_> {
@@ -118,8 +123,10 @@ impl Settings<'_> {
     fn mount<L: Operate + Clone>(&self, leases: L, redis: Option<String>) -> Mounted {
         let health = Health::of(self.fence.clone(), leases.clone(), redis.is_some());
         let console = Console::new(self.fence.clone(), leases.clone()).process_name(process_name());
+        let access = self.access.clone();
         let issuer = Issuer::new(leases)
             .serve_openapi()
+            .amend_openapi(move |api| describe(api, &access))
             .ttl(self.leases.ttl)
             .ttl_limits(self.leases.min_ttl..=self.leases.max_ttl)
             .wait_limit(self.leases.max_wait);

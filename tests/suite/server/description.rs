@@ -1,0 +1,201 @@
+//! The OpenAPI document of the server, beside what the server answers.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::Postgres;
+
+use super::program::{HOLDER, OPERATOR, Served, file, path};
+use crate::support::{database::TestDatabase, eventually, http::Answer};
+
+/// What holders may do, and what is for operators.
+const OF_HOLDERS: [(Method, &str); 4] = [
+    (Method::POST, "/locks/{resource}"),
+    (Method::PUT, "/locks/{resource}"),
+    (Method::DELETE, "/locks/{resource}"),
+    (Method::GET, "/locks/{resource}"),
+];
+const OF_OPERATORS: [(Method, &str); 2] = [
+    (Method::GET, "/locks"),
+    (Method::POST, "/locks/{resource}/break"),
+];
+
+/// Asks for an operation with these headers.
+async fn asked(
+    server: &Served,
+    (method, path): &(Method, &str),
+    headers: &[(&str, &str)],
+) -> Answer {
+    let url = server.url(&path.replace("{resource}", "sku-9"));
+    let request = server.client.request(method.clone(), url);
+    let with = |request: reqwest::RequestBuilder, &(name, value)| request.header(name, value);
+    Answer::to(headers.iter().fold(request, with)).await
+}
+
+/// The operations of a document.
+struct Description(Value);
+
+impl Description {
+    async fn of(server: &Served) -> Self {
+        let api = server.get("/locks/openapi.json").await.json();
+        let paths = api["paths"].as_object().unwrap().values();
+        let described: usize = paths.map(|path| path.as_object().unwrap().len()).sum();
+        assert_eq!(described, OF_HOLDERS.len() + OF_OPERATORS.len());
+        Self(api)
+    }
+
+    fn operation(&self, (method, path): &(Method, &str)) -> &Value {
+        &self.0["paths"][path][method.as_str().to_lowercase()]
+    }
+
+    fn secrets(&self) -> &Value {
+        &self.0["components"]["securitySchemes"]
+    }
+
+    fn has_status(&self, operation: &(Method, &str), status: &str) -> bool {
+        self.operation(operation)["responses"].get(status).is_some()
+    }
+
+    /// Checks that an operation may answer so: the type of the problem, the headers, and their values.
+    fn has(&self, operation: &(Method, &str), answer: &Answer) {
+        let described = &self.operation(operation)["responses"][answer.status.to_string()];
+        let schema = &described["content"]["application/problem+json"]["schema"];
+        let alone = [schema.clone()];
+        let schemas = schema["oneOf"].as_array().map_or(&alone[..], Vec::as_slice);
+        let types = schemas.iter().map(|schema| {
+            let name = schema["$ref"].as_str().unwrap_or_default();
+            let name = name.rsplit('/').next().unwrap();
+            &self.0["components"]["schemas"][name]["properties"]["type"]["const"]
+        });
+        let types: Vec<_> = types.collect();
+        assert!(
+            types.contains(&&answer.json()["type"]),
+            "{operation:?}: {types:?}, {answer:?}"
+        );
+
+        let headers = described["headers"].as_object().unwrap();
+        let is_described =
+            |name: &str| headers.keys().any(|known| known.eq_ignore_ascii_case(name));
+        for name in ["www-authenticate", "retry-after", "cache-control"] {
+            let is_there = answer.headers.contains_key(name);
+            assert!(!is_there || is_described(name), "{operation:?}: {name}");
+        }
+        for (name, header) in headers {
+            let value = answer
+                .headers
+                .get(name)
+                .map(|value| value.to_str().unwrap());
+            assert!(
+                value.is_some() || header["required"] != true,
+                "{operation:?}: {name}"
+            );
+            if let (Some(value), Some(values)) = (value, header["schema"]["enum"].as_array()) {
+                assert!(
+                    values.contains(&value.into()),
+                    "{operation:?}: {name}: {value}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn with_secrets_it_says_who_may_ask_and_what_everybody_else_is_answered() {
+    let db = Postgres::fresh(2).await;
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let arguments = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+    ];
+    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    let description = Description::of(&server).await;
+    let [scheme] = &description
+        .secrets()
+        .as_object()
+        .unwrap()
+        .values()
+        .collect::<Vec<_>>()[..]
+    else {
+        panic!("one scheme: {}", description.secrets());
+    };
+    assert_eq!(
+        (&scheme["type"], &scheme["scheme"]),
+        (&json!("http"), &json!("bearer"))
+    );
+
+    let known = format!("Bearer {HOLDER}");
+    let unknown = "Bearer another-secret-of-holders";
+    for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
+        for headers in [&[][..], &[("Authorization", unknown)]] {
+            let refused = asked(&server, operation, headers).await;
+            refused.is_problem(401, "unauthorized");
+            description.has(operation, &refused);
+        }
+    }
+    for operation in &OF_OPERATORS {
+        assert_eq!(
+            description.operation(operation)["security"],
+            json!([{"secret": ["operator"]}])
+        );
+        let refused = asked(&server, operation, &[("Authorization", &known)]).await;
+        refused.is_problem(403, "operators-only");
+        description.has(operation, &refused);
+    }
+    for operation in &OF_HOLDERS {
+        assert_eq!(
+            description.operation(operation)["security"],
+            json!([{"secret": []}])
+        );
+        assert!(!description.has_status(operation, "403"), "{operation:?}");
+        let host = [("Authorization", known.as_str()), ("Host", "locks.example")];
+        let answer = asked(&server, operation, &host).await;
+        assert!(![401, 403].contains(&answer.status), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_secrets_it_says_that_names_of_others_are_refused() {
+    let db = Postgres::fresh(2).await;
+    let everybody = Served::start(&db.url, &["--allow-anyone"]).await;
+    let this_machine = Served::start(&db.url, &[]).await;
+    for (server, refuses) in [(this_machine, true), (everybody, false)] {
+        let description = Description::of(&server).await;
+        assert!(description.secrets().is_null(), "{}", description.secrets());
+        for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
+            assert!(description.operation(operation)["security"].is_null());
+            assert!(!description.has_status(operation, "401"), "{operation:?}");
+            assert_eq!(
+                description.has_status(operation, "403"),
+                refuses,
+                "{operation:?}"
+            );
+            let answer = asked(&server, operation, &[("Host", "locks.example")]).await;
+            assert_eq!(answer.status == 403, refuses, "{answer:?}");
+            if refuses {
+                answer.is_problem(403, "operators-only");
+                description.has(operation, &answer);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_says_that_the_server_may_be_busy() {
+    let db = Postgres::fresh(2).await;
+    let server = Served::start(&db.url, &["--max-requests", "1"]).await;
+    let description = Description::of(&server).await;
+    assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
+    let request = server.request(Method::POST, "/locks/sku-1");
+    let waiter = tokio::spawn(Answer::to(request.json(&json!({"wait_ms": 40_000}))));
+    eventually("it waits", async || {
+        db.number("SELECT count(*) FROM fence_waiters").await == 1
+    })
+    .await;
+    for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
+        let refused = asked(&server, operation, &[]).await;
+        refused.is_problem(503, "server-busy");
+        description.has(operation, &refused);
+    }
+    waiter.abort();
+}

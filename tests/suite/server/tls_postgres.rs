@@ -1,0 +1,126 @@
+//! TLS to the Postgres with the fence.
+
+use std::fs;
+
+use serde_json::json;
+use sqlx::{Connection, PgConnection, Postgres};
+
+use super::program::{Ended, Served, name, run};
+use crate::support::{
+    certificates::Certificates, database::TestDatabase, eventually, postgres::PostgresServer,
+};
+
+/// Who connects without TLS is refused.
+const TLS_ONLY: &[u8] = b"hostssl all all 127.0.0.1/32 scram-sha-256\n";
+
+/// A Postgres that shows the certificate of these.
+async fn postgres_with(certificates: &Certificates) -> PostgresServer {
+    let [cert, key] =
+        ["server.pem", "server.key"].map(|file| fs::read(certificates.path(file)).unwrap());
+    let files = [
+        ("server.crt", &cert[..]),
+        ("server.key", &key),
+        ("pg_hba.conf", TLS_ONLY),
+    ];
+    PostgresServer::start_with_files(&files, &["ssl=on"]).await
+}
+
+/// The URL of its database, under this host, with TLS of this mode and this authority.
+fn url(postgres: &PostgresServer, host: &str, mode: &str, authority: &Certificates) -> String {
+    let mut url = reqwest::Url::parse(&postgres.url("postgres")).unwrap();
+    url.set_host(Some(host)).unwrap();
+    let authority = authority.path("authority.pem");
+    url.query_pairs_mut()
+        .append_pair("sslmode", mode)
+        .append_pair("sslrootcert", name(&authority));
+    url.into()
+}
+
+fn password(url: &str) -> String {
+    let url = reqwest::Url::parse(url).unwrap();
+    url.password().unwrap().to_owned()
+}
+
+/// Runs a command on this database.
+async fn with_database(arguments: &[&str], url: &str) -> Ended {
+    let ended = run(arguments, &[("TOWER_FENCE_DATABASE_URL", url)]).await;
+    let shown = format!("{}{}", ended.stdout, ended.stderr);
+    assert!(!shown.contains(&password(url)), "{shown}");
+    ended
+}
+
+#[tokio::test]
+async fn all_that_the_program_does_in_its_postgres_goes_over_tls() {
+    let certificates = Certificates::make();
+    let postgres = postgres_with(&certificates).await;
+    let url = url(&postgres, "127.0.0.1", "verify-full", &certificates);
+    with_database(&["migrate"], &url).await.is(0);
+    let server = Served::start(&url, &[]).await;
+    let granted = server.post("/locks/sku-1", &json!({})).await;
+    assert_eq!(granted.status, 201, "{granted:?}{}", server.log());
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let mut connections = async |with_tls: bool| {
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
+             WHERE application_name = 'tower-fence' AND ssl = {with_tls}"
+        );
+        Postgres::number(&mut conn, &sql).await.unwrap()
+    };
+    // That of the pool, and one that listens.
+    let waiting = json!({"wait_ms": 1_000});
+    server
+        .post("/locks/sku-1", &waiting)
+        .await
+        .is_problem(409, "lock-held");
+    assert!(connections(true).await >= 2);
+    assert_eq!(connections(false).await, 0);
+    let reset = ["reset", "sku-1", "--to", "1000000001", "--yes"];
+    with_database(&reset, &url).await.is(0);
+    let direct = ["run", "--direct", "--resource", "sku-2", "--", "true"];
+    with_database(&direct, &url).await.is(0);
+}
+
+#[tokio::test]
+async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
+    let (certificates, others) = (Certificates::make(), Certificates::make());
+    let postgres = postgres_with(&certificates).await;
+    // The certificate is one for the address alone.
+    let of_the_name = url(&postgres, "localhost", "verify-full", &certificates);
+    let of_others = url(&postgres, "127.0.0.1", "verify-full", &others);
+    for (url, why) in [
+        (&of_others, "invalid peer certificate"),
+        (&of_the_name, "localhost"),
+    ] {
+        with_database(&["migrate"], url).await.is(69).says(why);
+        // A server starts before its database, and is not ready.
+        let server = Served::start(url, &[]).await;
+        eventually("it says why", async || server.log().contains(why)).await;
+        assert_eq!(server.get("/readyz").await.status, 503);
+        let refused = server.post("/locks/sku-1", &json!({})).await;
+        refused.is_problem(503, "store-unavailable");
+        assert!(!server.log().contains(&password(url)), "{}", server.log());
+    }
+    // Who does not look at the name is let in under it.
+    let any_name = url(&postgres, "localhost", "verify-ca", &certificates);
+    with_database(&["migrate"], &any_name).await.is(0);
+}
+
+#[tokio::test]
+async fn neither_side_goes_on_without_tls_where_it_is_demanded() {
+    let certificates = Certificates::make();
+    let postgres = postgres_with(&certificates).await;
+    let plain = url(&postgres, "127.0.0.1", "disable", &certificates);
+    let refused = with_database(&["migrate"], &plain).await;
+    refused.is(69).says("no encryption");
+    // Without a mode it is spoken where the Postgres has it.
+    with_database(&["migrate"], &postgres.url("postgres"))
+        .await
+        .is(0);
+    // Somebody in between, or a Postgres without TLS.
+    let without = Postgres::fresh(2).await;
+    for mode in ["require", "verify-full"] {
+        let demanded = format!("{}?sslmode={mode}", without.url);
+        let refused = with_database(&["migrate"], &demanded).await;
+        refused.is(69).says("TLS");
+    }
+}
