@@ -264,6 +264,59 @@ async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: Test
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
+/// Holds back what the console is told of sku-1, until `answer` is called.
+const HOLD_BACK: &str = "
+    const ask = window.fetch;
+    window.fetch = async (to, init) => {
+        if (!String(to).includes('resource=sku-1')) return ask(to, init);
+        await new Promise((done) => { window.answer = done; });
+        const answer = await ask(to, init);
+        setTimeout(() => { window.answered = true; }, 300);
+        return answer;
+    };
+    return null";
+
+/// One resource is looked up, and then another, whose answer is faster.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_answer_changes_nothing_about_another_resource() {
+    let example = Example::start().await;
+    for name in ["sku-1", "sku-2"] {
+        let token = format!("900000000000000;resource=\"{name}\"");
+        assert_eq!(example.write_with(name, &token, 1).await.status, 200);
+    }
+    let max_token = async |name: &str| {
+        let url = format!("/console/api/fence?resource={name}");
+        let fence = example.client.get(example.service.url(&url));
+        Answer::to(fence).await.json()["max_token"].clone()
+    };
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#fences-rows", "sku-2").await;
+        browser.run(HOLD_BACK).await;
+        browser.fill("#fences-text", "sku-1").await;
+        browser.click("#fences-search [value='look-up']").await;
+        browser.comes_to("return Boolean(window.answer)").await;
+        browser.click("#look-up-close").await;
+        browser.fill("#fences-text", "sku-2").await;
+        browser.click("#fences-search [value='look-up']").await;
+        browser.shows("#look-up-facts", "900000000000000").await;
+        browser.click("#look-up-reset").await;
+        browser.run("window.answer(); return null").await;
+        browser.comes_to("return window.answered === true").await;
+        browser.click("#reset-condition").await;
+        browser.fill("#reset-token", "1000000001").await;
+        browser.click("#reset-yes").await;
+        browser
+            .comes_to("return !document.querySelector('#reset').open")
+            .await;
+        browser.shows("#look-up-title", "sku-2").await;
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+    assert_eq!(max_token("sku-1").await, 900_000_000_000_000_i64);
+    assert_eq!(max_token("sku-2").await, 1_000_000_001);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn very_many_leases_and_fences_are_pages_and_found() {
     let example = Example::start().await;
