@@ -100,7 +100,7 @@ pub async fn join<L: Leases + Clone>(
 }
 
 pub async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
-    let granted = timeout(Duration::from_secs(5), waiting);
+    let granted = timeout(Duration::from_secs(20), waiting);
     granted
         .await
         .expect("it was never granted")

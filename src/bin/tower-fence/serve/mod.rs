@@ -91,7 +91,13 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {
         tracing::warn!("secrets come in the clear: give a certificate, or let a proxy speak TLS");
     }
-    tokio::spawn(async move { health.tell().await });
+    let until = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = health.tell() => {}
+            () = until.begun() => {}
+        }
+    });
 
     let connections = Connections::new(&args.limits, tls);
     connections
