@@ -46,7 +46,9 @@ const STREAM: &str = "prices";
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = env::var("DATABASE_URL").map_err(|_| "DATABASE_URL names a Postgres")?;
+    let url = env::var("DATABASE_URL").map_err(
+        |_| "DATABASE_URL is not set: it names a Postgres, as postgres://localhost/shop does",
+    )?;
     let pool = PgPool::connect(&url).await?;
     let fence = Fence::new(pool);
     fence.migrate().await?;

@@ -8,7 +8,7 @@ pub struct Arguments {
     pub options: Options,
     /// Only names what there is.
     pub list: bool,
-    /// Of which there are none.
+    /// Only those that are ignored, and there are none of these.
     ignored_only: bool,
     filters: Vec<String>,
     skipped: Vec<String>,
@@ -57,8 +57,12 @@ impl Arguments {
                 }
                 "--ignored" => arguments.ignored_only = true,
                 // What other test programs know, and this one has no use for.
-                "--test-threads" | "--format" | "--color" | "--logfile" => drop(value()?),
-                option if option.starts_with('-') => {}
+                "--test-threads" | "--format" | "--color" | "--logfile" | "-Z" => drop(value()?),
+                "--nocapture" | "--no-capture" | "--show-output" | "--exact" | "--quiet" | "-q"
+                | "--include-ignored" | "--test" | "--bench" | "--report-time" => {}
+                option if option.starts_with('-') => {
+                    return Err(format!("there is no option {option}"));
+                }
                 filter => arguments.filters.push(filter.to_owned()),
             }
         }

@@ -31,6 +31,8 @@ Examples:
                                           run a command under a lease
   tower-fence leases                      who holds what
 
+A TIME is a number and its unit: 500ms, 30s, 5m, 2h.
+
 Exit statuses: 0 success; 1 no, or another failure; 64 bad usage; 69 a server does not answer;
 75 the lease is held by another; 77 the secret is refused; 78 bad configuration. `run` has more.
 

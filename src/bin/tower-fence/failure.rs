@@ -48,6 +48,15 @@ impl Failure {
         Self::new(1, text)
     }
 
+    /// The text, and what to do where that is known. The library says so to programmers.
+    pub fn for_people(&self) -> String {
+        let hint = match self.text.contains("Fence::migrate") {
+            true => "; run `tower-fence migrate`",
+            false => "",
+        };
+        format!("{}{hint}", self.text)
+    }
+
     /// A file that cannot be used.
     pub fn file(what: &str, path: &Path, error: impl std::fmt::Display) -> Self {
         Self::configuration(format!("{what} {}: {error}", path.display()))

@@ -47,7 +47,8 @@ fn main() -> ExitCode {
     match start(cli.command) {
         Ok(status) => status.into(),
         Err(failure) => {
-            logs::say(format_args!("tower-fence: {}", failure.text));
+            let text = failure.for_people();
+            logs::say(format_args!("tower-fence: {text}"));
             failure.status.into()
         }
     }

@@ -200,6 +200,17 @@ async fn at_a_hangup_the_secrets_are_read_again() {
     assert_eq!(server.log().matches(read_again).count(), 2, "of three");
 }
 
+#[tokio::test]
+async fn a_secret_of_both_roles_is_told() {
+    let db = Postgres::fresh(2).await;
+    let both = file(OPERATOR);
+    let server = with_secrets(&db, path(&both), path(&both)).await;
+    eventually("it is told", async || {
+        server.log().contains("its holders may do everything")
+    })
+    .await;
+}
+
 /// As on a file system whose server is gone.
 #[tokio::test]
 async fn a_file_that_cannot_be_read_for_now_keeps_nobody_waiting() {

@@ -82,9 +82,15 @@ async fn it_starts_before_its_database_and_its_tables() {
         "{}",
         server.log()
     );
-    run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
-        .await
-        .is(0);
+    let database = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
+    for command in [
+        &["reset", "sku-1", "--to", "5", "--yes"][..],
+        &["run", "--direct", "--", "true"],
+    ] {
+        let refused = run(command, &database).await;
+        refused.is(69).says("run `tower-fence migrate`");
+    }
+    run(&["migrate"], &database).await.is(0);
     becomes(&server, 200).await;
     // With `--migrate` there is no start without it.
     postgres.crash().await;

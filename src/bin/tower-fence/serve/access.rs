@@ -162,7 +162,7 @@ impl Known {
             let found = Secret::find(name, Option::as_deref(file))?;
             found.map_or(Ok(Digests(vec![])), |text| Digests::of(role, text.expose()))
         };
-        Ok(Self {
+        let known = Self {
             holders: read(
                 "holders",
                 "TOWER_FENCE_HOLDER_SECRETS",
@@ -173,7 +173,19 @@ impl Known {
                 "TOWER_FENCE_OPERATOR_SECRETS",
                 &args.operator_secrets_file,
             )?,
-        })
+        };
+        if known.has_one_twice() {
+            tracing::warn!(
+                "a secret of holders is one of operators, too: its holders may do everything"
+            );
+        }
+        Ok(known)
+    }
+
+    /// Whether a holder has all rights, which nobody may have meant.
+    fn has_one_twice(&self) -> bool {
+        let holders = &self.holders.0;
+        self.operators.0.iter().any(|one| holders.contains(one))
     }
 
     fn is_empty(&self) -> bool {

@@ -14,7 +14,10 @@ use tokio::{sync::Mutex, time::timeout};
 use tower_fence::{Fence, Resource, epochs::Epochs, lease::Leases};
 
 use super::stop::Stop;
-use crate::{database::reach, failure::chain};
+use crate::{
+    database::reach,
+    failure::{Failure, UNAVAILABLE, chain},
+};
 
 /// How long a store may take.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -125,12 +128,8 @@ async fn answers(store: &str, look: &Look) -> bool {
         Ok(Err(error)) => error,
         Err(_) => "no answer in time".into(),
     };
-    // The library says so to programmers.
-    let hint = match error.contains("Fence::migrate") {
-        true => "; run `tower-fence migrate`",
-        false => "",
-    };
-    tracing::warn!(store, %error, "a store does not answer: not ready{hint}");
+    let error = Failure::new(UNAVAILABLE, error).for_people();
+    tracing::warn!(store, error, "a store does not answer: not ready");
     false
 }
 
