@@ -8,12 +8,11 @@ use tower_fence::{Fence, TokenUse, client::Holder, lease::PostgresLeases};
 
 const SKUS: [&str; 3] = ["sku-1", "sku-2", "sku-3"];
 
-/// The relays look at it as well.
-pub const TABLES: &str = "SELECT pg_advisory_lock(3100); \
+/// The relays look at it as well. One transaction, which others wait for that begin at the same time.
+pub const TABLES: &str = "SELECT pg_advisory_xact_lock(3100); \
     CREATE TABLE IF NOT EXISTS price (sku TEXT PRIMARY KEY, cents BIGINT NOT NULL); \
     CREATE TABLE IF NOT EXISTS outbox \
-        (id BIGSERIAL PRIMARY KEY, sku TEXT NOT NULL, cents BIGINT NOT NULL); \
-    SELECT pg_advisory_unlock(3100)";
+        (id BIGSERIAL PRIMARY KEY, sku TEXT NOT NULL, cents BIGINT NOT NULL)";
 
 pub async fn run(
     fence: Fence<Postgres>,
