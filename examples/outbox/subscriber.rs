@@ -13,12 +13,11 @@ use sqlx::{PgPool, Postgres};
 use tokio::net::TcpListener;
 use tower_fence::{Fence, FenceLayer, FencedTx, PathParam};
 
-const TABLES: &str = "SELECT pg_advisory_lock(3101); \
+const TABLES: &str = "SELECT pg_advisory_xact_lock(3101); \
     CREATE TABLE IF NOT EXISTS price_list \
         (sku TEXT PRIMARY KEY, cents BIGINT NOT NULL, event BIGINT NOT NULL); \
     CREATE TABLE IF NOT EXISTS heard \
-        (position BIGSERIAL PRIMARY KEY, event BIGINT NOT NULL, sku TEXT NOT NULL, token BIGINT NOT NULL); \
-    SELECT pg_advisory_unlock(3101)";
+        (position BIGSERIAL PRIMARY KEY, event BIGINT NOT NULL, sku TEXT NOT NULL, token BIGINT NOT NULL)";
 
 #[derive(Deserialize, Serialize, sqlx::FromRow)]
 struct Event {
