@@ -98,9 +98,10 @@ impl ClientArgs {
 
 /// The header with a secret: the first one of a file such as the server has, with a secret on each line.
 fn bearer(secret: &Secret) -> Result<HeaderMap, Failure> {
-    let mut lines = secret.expose().lines().map(str::trim);
-    let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", first.unwrap_or_default()))
+    let first = secrets::lines(secret.expose()).next();
+    let (_, first) =
+        first.ok_or_else(|| Failure::configuration("there is no secret in its file"))?;
+    let mut value = HeaderValue::from_str(&format!("Bearer {first}"))
         .map_err(|_| Failure::configuration("the secret has characters that no header may have"))?;
     value.set_sensitive(true);
     Ok(HeaderMap::from_iter([(AUTHORIZATION, value)]))

@@ -85,6 +85,13 @@ impl Secret {
     }
 }
 
+/// The secrets of a file that has one on each line, with the numbers of the lines. Those that begin with # say something
+/// else.
+pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(text.lines().map(str::trim));
+    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
 /// The parts of a text between blanks and commas.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split([' ', ',', '\n', '\t', '\r'])

@@ -29,7 +29,10 @@ use tower_fence::problem::{Problem, ProblemType};
 use zeroize::Zeroizing;
 
 use super::args::AccessArgs;
-use crate::{failure::Failure, secrets::Secret};
+use crate::{
+    failure::Failure,
+    secrets::{self, Secret},
+};
 
 /// The shortest secret, in characters.
 const SHORTEST: usize = 16;
@@ -194,14 +197,10 @@ impl Known {
 }
 
 impl Digests {
-    /// Reads one secret per line. Lines that begin with # say something else.
+    /// Reads one secret per line.
     fn of(role: &str, text: &str) -> Result<Self, Failure> {
         let mut digests = vec![];
-        for (number, line) in (1..).zip(text.lines()) {
-            let secret = line.trim();
-            if secret.is_empty() || secret.starts_with('#') {
-                continue;
-            }
+        for (number, secret) in secrets::lines(text) {
             let refused = |why: &str| {
                 let text = format!("line {number} of the secrets of {role} {why}");
                 Err(Failure::configuration(text))

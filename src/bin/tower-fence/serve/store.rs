@@ -122,7 +122,7 @@ impl Settings<'_> {
 
     fn mount<L: Operate + Clone>(&self, leases: L, redis: Option<String>) -> Mounted {
         let health = Health::of(self.fence.clone(), leases.clone(), redis.is_some());
-        let console = Console::new(self.fence.clone(), leases.clone()).process_name(process_name());
+        let console = Console::new(self.fence.clone(), leases.clone());
         let access = self.access.clone();
         let issuer = Issuer::new(leases)
             .serve_openapi()
@@ -141,11 +141,4 @@ impl Settings<'_> {
             place: redis.unwrap_or_else(|| "in the database".into()),
         }
     }
-}
-
-/// What tells this server from others, on a page that speaks of one.
-fn process_name() -> String {
-    let machine = rustix::system::uname();
-    let machine = machine.nodename().to_string_lossy();
-    format!("tower-fence on {machine}, process {}", std::process::id())
 }
