@@ -131,3 +131,8 @@ fn each_rule_of_a_quorum_is_needed() {
 fn a_quorum_holds_in_large_bounds() {
     searches::quorum_in_large_bounds();
 }
+
+#[test]
+fn the_search_of_large_bounds_finds_what_the_other_one_does() {
+    searches::searches_agree();
+}

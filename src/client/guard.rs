@@ -166,11 +166,12 @@ impl<L: Leases> LeaseGuard<L> {
             loop {
                 let asked_at = Instant::now();
                 let renew = Renew::new(self.ttl).with_new_token();
+                self.held.asks_for_new_token();
                 let renewed = self.leases.renew(self.resource(), &self.id, renew).await;
                 let again_at = Instant::now() + pauses.next().unwrap_or(self.ttl / 6);
                 match renewed {
                     Ok(lease) => {
-                        self.held.renewed(&lease, asked_at);
+                        self.held.renewed_with_new_token(&lease, asked_at);
                         return Ok(lease.fencing_token());
                     }
                     Err(LeaseError::Unavailable(_)) if again_at < deadline => {

@@ -31,6 +31,8 @@ struct State {
     until: Instant,
     /// When the request was sent whose answer says so.
     asked_at: Instant,
+    /// How many requests for a new token have no answer: each of them may have taken one.
+    unanswered: usize,
     /// Why the last renewal did not get through.
     failure: Option<LeaseError>,
     lost: Option<Loss>,
@@ -46,6 +48,7 @@ impl HeldLease {
                 token: lease.fencing_token(),
                 until: end(lease, asked_at),
                 asked_at,
+                unanswered: 0,
                 failure: None,
                 lost: None,
             }),
@@ -114,9 +117,34 @@ impl HeldLease {
         state.lost.clone().unwrap_or_else(given_up)
     }
 
-    /// Notes what the store has answered to a request that was sent at this time. What was lost
-    /// before stays lost.
+    /// Notes that a new token is asked for.
+    pub(super) fn asks_for_new_token(&self) {
+        self.state.send_modify(|state| state.unanswered += 1);
+    }
+
+    /// Notes the answer to a request for a new token that was sent at this time.
+    pub(super) fn renewed_with_new_token(&self, lease: &Lease, asked_at: Instant) {
+        self.state.send_modify(|state| state.unanswered -= 1);
+        self.note(lease, asked_at);
+    }
+
+    /// Notes the answer to a renewal that was sent at this time and keeps the token. Another token tells
+    /// that the lease was over meanwhile, and was granted anew under its id, to a repeated request that
+    /// came late: what was read under the old one may be written over by now.
     pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
+        let is_another = {
+            let state = self.state.borrow();
+            lease.token > state.token.token && state.unanswered == 0
+        };
+        if is_another {
+            let resource = self.resource.clone();
+            self.lose(Loss::Refused { resource });
+        }
+        self.note(lease, asked_at);
+    }
+
+    /// Notes what the store has answered. What was lost before stays lost.
+    fn note(&self, lease: &Lease, asked_at: Instant) {
         if self.lost().is_some() {
             return;
         }
@@ -192,7 +220,23 @@ mod tests {
         held.renewed(&lease(4, 10), after(2));
         assert_eq!((held.token().get(), held.until()), (5, after(12)));
         // An answer that was overtaken.
-        held.renewed(&lease(6, 60), after(1));
+        held.asks_for_new_token();
+        held.renewed_with_new_token(&lease(6, 60), after(1));
         assert_eq!((held.token().get(), held.until()), (6, after(12)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_token_that_nobody_asked_for_is_a_loss() {
+        let now = Instant::now();
+        let held = HeldLease::new(&lease(5, 10), now, FENCING_TOKEN);
+        // This one may have been taken, though it was not answered.
+        held.asks_for_new_token();
+        held.renewed(&lease(6, 10), now);
+        assert_eq!(held.token().get(), 6);
+        held.renewed_with_new_token(&lease(7, 10), now);
+        assert!(held.lost().is_none());
+        held.renewed(&lease(8, 10), now);
+        assert!(matches!(held.lost(), Some(Loss::Refused { .. })));
+        assert_eq!(held.token().get(), 7);
     }
 }

@@ -6,7 +6,9 @@ use crate::{feed, lease::LeaseError, metrics, stale::StaleToken, token::Resource
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The store says that it is not held: it ran out, or was ended by force.
+    /// The store says that it is not held: it ran out, or was ended by force. Or it has another token,
+    /// though none was asked for: it was over, and was granted once more under its id, to a repeated
+    /// request that came late.
     #[error("the lease on {resource} is held no more: the store refused to renew it")]
     Refused {
         /// The resource.

@@ -5,8 +5,9 @@
 //! 2. The [`LeaseGuard`] renews the lease at a third of its time. Its own idea of how long it holds
 //!    is counted on the monotonic clock from *before* each request was sent, so it errs on the
 //!    safe side.
-//! 3. A renewal that the store refuses means that the lease is lost, at once. A renewal that does
-//!    not get through means so when the time is up.
+//! 3. A renewal that the store refuses means that the lease is lost, at once; so does one that
+//!    answers another token than the lease had, where none was asked for. A renewal that does not
+//!    get through means so when the time is up.
 //! 4. [`LeaseGuard::run`] drops the work at that moment. A process that is paused notices too late,
 //!    whatever it does; that is what the token is for. It goes along with each write:
 //!    [`LeaseGuard::headers`], or a [`TokenLayer`] for a tower client.

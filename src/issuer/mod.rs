@@ -18,7 +18,9 @@
 //! | `POST /{resource}/break` | 204 | |
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write, [signed](Issuer::sign_with) where keys are
-//! given, `token` the bare integer. With `wait_ms` (default 0) the call waits in line, first come, first served.
+//! given, `token` the bare integer. A renewal answers the token that the lease has: where it is not the holder's, and no
+//! new one was asked for, the lease was over meanwhile and was granted anew under its id (a repeated `POST` came late), so
+//! what was read before counts no more. With `wait_ms` (default 0) the call waits in line, first come, first served.
 //!
 //! A body is marked as JSON: `Content-Type: application/json`, or another type that ends with `+json`.
 //! A request with an `Origin`, so one of a browser, is marked so even where it has no body: no page of

@@ -193,7 +193,7 @@ impl<W: World> Model for UntilBroken<W> {
 }
 
 /// The steps, one in a line.
-fn told(steps: &[impl Debug]) -> String {
+pub(crate) fn told(steps: &[impl Debug]) -> String {
     let steps = (1..).zip(steps);
     steps
         .map(|(n, step)| format!("  {n}. {step:?}\n"))
@@ -201,6 +201,6 @@ fn told(steps: &[impl Debug]) -> String {
 }
 
 /// Shown without `--nocapture`.
-fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     writeln!(io::stdout(), "{text}").expect("the output is open");
 }

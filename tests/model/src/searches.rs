@@ -1,7 +1,10 @@
 //! What `tests/model.rs` runs. The searches are generic, and built with optimizations only where they are named in this
 //! crate.
 
+use stateright::{Checker, Model};
+
 use crate::{
+    exhaust,
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
     lease::{
         last_word::LastWord,
@@ -18,7 +21,7 @@ pub fn fence() {
 }
 
 pub fn fence_in_large_bounds() {
-    hold(Writes::large_worlds());
+    exhaust::hold(Writes::large_worlds());
 }
 
 pub fn rules_of_the_fence() {
@@ -31,7 +34,7 @@ pub fn floors() {
 }
 
 pub fn floors_in_large_bounds() {
-    hold(Floors::large_worlds());
+    exhaust::hold(Floors::large_worlds());
 }
 
 pub fn rules_of_floors() {
@@ -44,7 +47,7 @@ pub fn keys() {
 }
 
 pub fn keys_in_large_bounds() {
-    hold(Keys::large_worlds());
+    exhaust::hold(Keys::large_worlds());
 }
 
 pub fn rules_of_keys() {
@@ -72,7 +75,7 @@ pub fn spare_rules_of_losses() {
 }
 
 pub fn losses_in_large_bounds() {
-    hold(Losses::large_worlds());
+    exhaust::hold(Losses::large_worlds());
 }
 
 pub fn rules_of_losses() {
@@ -93,7 +96,7 @@ pub fn last_word() {
 }
 
 pub fn last_word_in_large_bounds() {
-    hold(LastWord::large_worlds());
+    exhaust::hold(LastWord::large_worlds());
 }
 
 pub fn rules_of_the_last_word() {
@@ -106,9 +109,38 @@ pub fn quorum() {
 }
 
 pub fn quorum_in_large_bounds() {
-    hold(Quorum::large_worlds());
+    exhaust::hold(Quorum::large_worlds());
 }
 
 pub fn rules_of_a_quorum() {
     each_rule_is_needed::<Quorum>();
+}
+
+/// The search for large bounds knows the states that the other one does, and misses no rule.
+pub fn searches_agree() {
+    for world in Keys::worlds() {
+        let breadth_first = world.clone().checker().spawn_bfs().join();
+        let searched = exhaust::search(&world).expect("every promise holds");
+        assert_eq!(searched.states, breadth_first.unique_state_count());
+        assert_eq!(searched.never, None);
+    }
+    for &rule in Keys::RULES {
+        let world = Keys::in_bounds_of(rule).leave_out(rule);
+        let broken = exhaust::search(&world).err().expect("it is needed");
+        assert!(is_broken(&world, &broken), "{rule}: {broken}");
+    }
+}
+
+/// Takes the steps once more.
+fn is_broken<W: World>(world: &W, broken: &exhaust::Broken<W::Action>) -> bool {
+    let mut state = world.init_states().remove(0);
+    for step in &broken.steps {
+        let next = world.next_state(&state, step.clone());
+        state = next.expect("the step can be taken");
+    }
+    let properties = world.properties();
+    let promise = properties
+        .iter()
+        .find(|property| property.name == broken.promise);
+    promise.is_some_and(|promise| !(promise.condition)(world, &state))
 }

@@ -12,11 +12,11 @@ use futures_util::future::{join_all, pending};
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     client::{Holder, Loss},
-    lease::{LeaseError, Leases, Operate},
+    lease::{Acquire, LeaseError, Leases, Operate},
 };
 
 use super::issued::Issued;
-use crate::support::{lease::sku, proxy::Link};
+use crate::support::{PATIENCE, lease::sku, proxy::Link};
 
 /// Notes when it is dropped.
 struct Work(Arc<AtomicBool>);
@@ -209,4 +209,27 @@ async fn no_renewal_outlives_its_runtime() {
     let ended_at = Instant::now();
     issued.is_free_soon().await;
     assert!(ended_at.elapsed() < Duration::from_millis(1_000));
+}
+
+#[tokio::test]
+async fn a_lease_that_was_granted_again_under_its_id_is_lost() {
+    let issued = Issued::start().await;
+    let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
+    let token = lease.token();
+    let again = Acquire::new(Duration::from_secs(60)).lease_id(lease.lease_id().clone());
+    assert!(issued.store.break_lease(&sku()).await.unwrap());
+    // Somebody else has it for a moment, and then the holder's own request comes once more, late.
+    let holder = issued.holder(60_000);
+    holder
+        .acquire("sku-1")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let granted = issued.store.acquire(&sku(), again).await.unwrap();
+    assert!(granted.token > token);
+    let loss = timeout(PATIENCE, lease.lost()).await.unwrap();
+    assert!(matches!(loss, Loss::Refused { .. }), "{loss:?}");
+    assert_eq!(lease.token(), token);
 }

@@ -1,0 +1,267 @@
+//! A search that keeps little of what it has seen: depth first, one number of 64 bits for each state. It goes where a
+//! search that is breadth first runs out of memory; what it finds is a counterexample, not a shortest one.
+//!
+//! Two states with one number are taken for the same, as with other checkers: of 10⁸ states some two are with a
+//! probability of 1 in 3,700.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    hash::{BuildHasherDefault, Hash, Hasher},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use ahash::RandomState;
+use stateright::{Expectation, Model, Property};
+
+use crate::search::{World, print, told};
+
+/// How many searches go on at a time, each from beginnings of its own.
+const THREADS: usize = 2;
+
+/// From how many states the threads begin.
+const BEGINNINGS: usize = 4096;
+
+/// Searches whole worlds. Every promise must hold, and each possible end be reached in each of them.
+pub fn hold<W: World>(worlds: Vec<W>) {
+    for world in worlds {
+        let searched = search(&world).unwrap_or_else(|broken| panic!("{}: {broken}", W::NAME));
+        if let Some(end) = searched.never {
+            panic!("{}: never {end}", W::NAME);
+        }
+        let states = searched.states;
+        print(&format!(
+            "{}: {states} states, every promise holds",
+            W::NAME
+        ));
+    }
+}
+
+/// What there is in a world whose promises hold.
+pub struct Searched {
+    pub states: usize,
+    /// A possible end that was not reached.
+    pub never: Option<&'static str>,
+}
+
+/// A promise that is broken, and how.
+#[derive(Debug, thiserror::Error)]
+#[error("not {promise}, after\n{}", told(steps))]
+pub struct Broken<A: fmt::Debug> {
+    pub promise: &'static str,
+    pub steps: Vec<A>,
+}
+
+/// Searches a whole world, or until a promise is broken.
+///
+/// # Errors
+///
+/// The promise, and the steps after which it is broken.
+pub fn search<W: World>(world: &W) -> Result<Searched, Broken<W::Action>> {
+    let search = Search::new(world);
+    search.run();
+    if let Some(broken) = search.broken.into_inner().expect("not poisoned") {
+        return Err(broken);
+    }
+    let mut ends = search.properties.iter().zip(&search.reached);
+    let never = ends.find(|(property, reached)| {
+        property.expectation == Expectation::Sometimes && !reached.load(Relaxed)
+    });
+    Ok(Searched {
+        states: search.seen.len(),
+        never: never.map(|(property, _)| property.name),
+    })
+}
+
+struct Search<'a, W: World> {
+    world: &'a W,
+    properties: Vec<Property<W>>,
+    /// For each property, whether it was true once.
+    reached: Vec<AtomicBool>,
+    seen: Seen,
+    /// Where nobody has gone on from, with the steps that lead there.
+    beginnings: Mutex<Vec<Beginning<W>>>,
+    broken: Mutex<Option<Broken<W::Action>>>,
+    is_over: AtomicBool,
+}
+
+/// A state, and the steps that lead there.
+type Beginning<W> = (<W as Model>::State, Vec<<W as Model>::Action>);
+
+impl<'a, W: World> Search<'a, W> {
+    fn new(world: &'a W) -> Self {
+        let properties = world.properties();
+        Self {
+            world,
+            reached: properties.iter().map(|_| AtomicBool::new(false)).collect(),
+            properties,
+            seen: Seen::default(),
+            beginnings: Mutex::default(),
+            broken: Mutex::default(),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    fn run(&self) {
+        *self.beginnings.lock().expect("not poisoned") = self.breadth_first();
+        let next = || self.beginnings.lock().expect("not poisoned").pop();
+        let go_on = || {
+            while let Some((state, steps)) = next() {
+                self.depth_first(state, steps);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(go_on);
+            }
+        });
+    }
+
+    /// The first states, from each of which the search goes on by itself.
+    fn breadth_first(&self) -> Vec<Beginning<W>> {
+        let init = self.world.init_states().into_iter();
+        let mut states: Vec<_> = init
+            .filter(|state| self.is_new(state, || vec![]))
+            .map(|state| (state, vec![]))
+            .collect();
+        while !states.is_empty() && states.len() < BEGINNINGS {
+            let mut next = vec![];
+            for (state, steps) in &states {
+                for step in self.steps(state) {
+                    let lead = || [steps.as_slice(), &[step.clone()]].concat();
+                    if let Some(state) = self.take(state, &step, lead) {
+                        next.push((state, lead()));
+                    }
+                }
+            }
+            states = next;
+        }
+        states
+    }
+
+    fn depth_first(&self, state: W::State, lead: Vec<W::Action>) {
+        let steps = self.steps(&state);
+        // Each with the steps that are left to take, the last of which was taken before the state above it.
+        let mut stack = vec![(state, steps)];
+        while let Some((state, steps)) = stack.last() {
+            let Some(step) = steps.last() else {
+                stack.pop();
+                if let Some((_, steps)) = stack.last_mut() {
+                    steps.pop();
+                }
+                continue;
+            };
+            let taken = || {
+                let below = stack.iter().filter_map(|(_, steps)| steps.last());
+                lead.iter().chain(below).cloned().collect()
+            };
+            match self.take(state, step, taken) {
+                Some(next) => {
+                    let steps = self.steps(&next);
+                    stack.push((next, steps));
+                }
+                None => drop(stack.last_mut().map(|(_, steps)| steps.pop())),
+            }
+        }
+    }
+
+    /// The steps that may be taken: none once a promise is broken.
+    fn steps(&self, state: &W::State) -> Vec<W::Action> {
+        let mut steps = vec![];
+        if !self.is_over.load(Relaxed) {
+            self.world.actions(state, &mut steps);
+        }
+        steps
+    }
+
+    /// The state after a step, unless it was there before.
+    fn take(
+        &self,
+        state: &W::State,
+        step: &W::Action,
+        lead: impl Fn() -> Vec<W::Action>,
+    ) -> Option<W::State> {
+        let next = self.world.next_state(state, step.clone())?;
+        Some(next).filter(|next| self.world.within_boundary(next) && self.is_new(next, lead))
+    }
+
+    /// Notes a state, in which every promise must hold.
+    fn is_new(&self, state: &W::State, lead: impl Fn() -> Vec<W::Action>) -> bool {
+        if !self.seen.insert(state) {
+            return false;
+        }
+        for (property, reached) in self.properties.iter().zip(&self.reached) {
+            let is_end = property.expectation == Expectation::Sometimes;
+            if is_end && reached.load(Relaxed) {
+                continue;
+            }
+            if (property.condition)(self.world, state) {
+                reached.store(true, Relaxed);
+            } else if !is_end {
+                self.is_over.store(true, Relaxed);
+                let mut broken = self.broken.lock().expect("not poisoned");
+                broken.get_or_insert_with(|| Broken {
+                    promise: property.name,
+                    steps: lead(),
+                });
+            }
+        }
+        true
+    }
+}
+
+/// The numbers of the states that were seen.
+struct Seen {
+    hasher: RandomState,
+    parts: Vec<Mutex<HashSet<u64, BuildHasherDefault<Itself>>>>,
+    states: AtomicUsize,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::with_seeds(1, 2, 3, 4),
+            parts: (0..1024).map(|_| Mutex::default()).collect(),
+            states: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Seen {
+    fn insert(&self, state: &impl Hash) -> bool {
+        let number = self.hasher.hash_one(state);
+        // The set itself goes by the lowest bits and the highest ones.
+        let part = &self.parts[(number >> 40) as usize % self.parts.len()];
+        let is_new = part.lock().expect("not poisoned").insert(number);
+        if is_new {
+            self.states.fetch_add(1, Relaxed);
+        }
+        is_new
+    }
+
+    fn len(&self) -> usize {
+        self.states.load(Relaxed)
+    }
+}
+
+/// The hash of a number that is a hash.
+#[derive(Default)]
+struct Itself(u64);
+
+impl Hasher for Itself {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a number of 64 bits is hashed")
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+}
