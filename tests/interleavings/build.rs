@@ -18,7 +18,7 @@ fn main() -> Outcome {
     println!("cargo::rerun-if-changed=src/mutants.rs");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(docsrs, fuzzing, feature, values(any()))");
-    for feature in ["client", "embedded"] {
+    for feature in ["client", "embedded", "line"] {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
@@ -75,7 +75,10 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
         ("\n    fn lock(", "\n    pub fn lock("),
         ("\nuse self::request", "\npub use self::request"),
         // What the stores in Redis share with others, without those stores.
-        ("feature = \"redis\", feature = \"etcd\"", "all()"),
+        (
+            "feature = \"redis\", feature = \"etcd\"",
+            "feature = \"line\", feature = \"etcd\"",
+        ),
         // In which nobody looks by itself, so that who is not woken waits for ever.
         (
             "LONGEST_SLEEP: Duration = Duration::from_secs(10)",

@@ -30,7 +30,7 @@ use crate::support::{
 
 /// How many traces there are of each way to go about it; of the functions there are fewer ways.
 const TRACES: u64 = 10;
-const OF_FUNCTIONS: u64 = 20;
+const OF_FUNCTIONS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
@@ -60,7 +60,9 @@ async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_functions_take_each_step_as_the_model_does() {
     let modes = Mode::all().filter(|mode| !mode.at_once && (mode.announced || !mode.writes_back));
-    take_traces(&Functions::new().await, OF_FUNCTIONS, modes, false, &[]).await;
+    // Most that are older are outranked before they write.
+    let never = ["each holder has written"];
+    take_traces(&Functions::new().await, OF_FUNCTIONS, modes, false, &never).await;
 }
 
 async fn the_crate_takes_each_step_as_the_model_does() {
@@ -218,10 +220,9 @@ impl<'a, R: Real> Trace<'a, R> {
         };
         let rare: Vec<Step> = steps.iter().filter(is_rare).copied().collect();
         // Or few would ever get to a COMMIT.
-        let goes_wrong = |step: &Step| match step {
-            Step::Fail(..) | Step::SwallowError(..) | Step::GoAway(..) => true,
-            Step::CommitFails(..) | Step::Crash => true,
-            _ => false,
+        let goes_wrong = |step: &Step| {
+            let of_handler = matches!(step, Step::Fail(..) | Step::SwallowError(..));
+            of_handler || matches!(step, Step::GoAway(..) | Step::CommitFails(..) | Step::Crash)
         };
         if !steps.iter().all(goes_wrong) && self.random.random_bool(0.6) {
             steps.retain(|step| !goes_wrong(step));

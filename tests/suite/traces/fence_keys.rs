@@ -154,9 +154,24 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             {
                 assert!(self.calls[&waiting].is_silent(), "{}", self.told());
             }
+            self.is_refused_under_another_key().await;
             self.compare().await;
         }
         self.waited
+    }
+
+    /// Where the token is dead, and nobody in the way: so the process knows, and answers under the key all the same.
+    async fn is_refused_under_another_key(&mut self) {
+        let is_dead = TOKEN <= self.state.max_token.into();
+        if is_dead && self.waiting.is_none() && !self.state.attempts.into_iter().any(has_key) {
+            let post = self.post(Request::First, "another");
+            let mut call = Call::send(self.services[0].clone(), post);
+            let Event::Answered(answer) = call.next().await else {
+                panic!("{}", self.told());
+            };
+            let expected = StatusCode::PRECONDITION_FAILED;
+            assert_eq!(answer.status, expected, "{}", self.told());
+        }
     }
 
     fn draw(&mut self, drawn: &mut Drawn) -> Option<Draw> {
@@ -226,13 +241,17 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
     }
 
-    fn send(&mut self, request: Request) {
+    fn post(&self, request: Request, key: &str) -> HttpRequest<Body> {
         let body = format!("{:?}", request.body());
-        let post = HttpRequest::post(format!("/{}", self.name))
+        HttpRequest::post(format!("/{}", self.name))
             .header("Fencing-Token", TOKEN)
-            .header("Idempotency-Key", format!("\"{}\"", self.name))
+            .header("Idempotency-Key", format!("\"{key}\""))
             .body(Body::from(body))
-            .unwrap();
+            .unwrap()
+    }
+
+    fn send(&mut self, request: Request) {
+        let post = self.post(request, self.name.as_str());
         let service = self.services[request as usize].clone();
         self.calls.insert(request, Call::send(service, post));
     }

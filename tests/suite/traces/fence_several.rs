@@ -12,7 +12,7 @@ use axum::{
     routing::post,
 };
 use futures_util::{FutureExt, future::BoxFuture};
-use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::{Pool, Postgres, Sqlite, pool::PoolConnection, postgres::PgPoolOptions};
 use tower_fence::{Fence, FenceLayer, PathParam};
 use tower_fence_model::{
@@ -31,7 +31,7 @@ use crate::support::{
     fence::token,
 };
 
-const TRACES: u64 = 40;
+const TRACES: u64 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_layer_on_postgres_takes_several_rows_as_the_model_does() {
@@ -156,10 +156,14 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     fn draw(&mut self, drawn: &mut Drawn) -> Option<Vec<Step>> {
         let steps = possible(self.world, &self.state);
         drawn.was_possible(&steps);
-        let mut draws = vec![];
+        let (mut draws, mut waiting) = (vec![], vec![]);
         for step in steps {
             match step {
-                Step::Begin(who) if !self.may_begin(who) => {}
+                Step::Begin(who) => match self.may_begin(who) {
+                    Some(true) => waiting.push(vec![step]),
+                    Some(false) => draws.push(vec![step]),
+                    None => {}
+                },
                 Step::Fail(who) => {
                     let rows = who.resources();
                     if self
@@ -176,31 +180,36 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 _ => draws.push(vec![step]),
             }
         }
+        // What it is about is who has to wait, and who comes meanwhile.
+        if !waiting.is_empty() && (draws.is_empty() || self.random.random_bool(0.6)) {
+            return waiting.choose(&mut self.random).cloned();
+        }
+        let comes = |draw: &Vec<Step>| matches!(draw[0], Step::Begin(_));
+        let somebody_waits = self.waiters(&self.state).next().is_some();
+        if somebody_waits && draws.iter().any(comes) && self.random.random_bool(0.7) {
+            draws.retain(comes);
+        }
         draws.choose(&mut self.random).cloned()
     }
 
-    /// Whether it is clear who gets the rows that this one may have to wait for.
-    fn may_begin(&self, who: Who) -> bool {
-        let mut state = self
-            .world
-            .next_state(&self.state, Step::Begin(who))
-            .unwrap();
+    /// Whether it has to wait; nothing where it is not clear who would get the rows that it waits for.
+    fn may_begin(&self, who: Who) -> Option<bool> {
+        let begun = self.world.next_state(&self.state, Step::Begin(who));
+        let mut state = begun.unwrap();
         while let Some(admit) = next_admission(self.world, &state) {
             state = self.world.next_state(&state, admit).unwrap();
         }
         let waiters: Vec<_> = self.waiters(&state).collect();
-        match waiters.iter().find(|waiter| waiter.0 == who) {
-            Some((_, rows)) => {
-                let mut others = waiters.iter().filter(|waiter| waiter.0 != who);
-                // Who is stale already does not wait.
-                let is_stale = |row: &Resource| self.state.max_token[*row as usize] >= who.token();
-                DB::ABORTS_ON_ERROR
-                    && others.all(|other| apart(&other.1, rows))
-                    && !rows.iter().any(is_stale)
-            }
+        let Some((_, rows)) = waiters.iter().find(|waiter| waiter.0 == who) else {
             // Any transaction waits for a writer there.
-            None => DB::ABORTS_ON_ERROR || !self.state.attempts.into_iter().any(is_open),
-        }
+            let is_free = !self.state.attempts.into_iter().any(is_open);
+            return (DB::ABORTS_ON_ERROR || is_free).then_some(false);
+        };
+        let mut others = waiters.iter().filter(|waiter| waiter.0 != who);
+        // Who is stale already does not wait.
+        let is_stale = |row: &Resource| self.state.max_token[*row as usize] >= who.token();
+        let is_clear = others.all(|other| apart(&other.1, rows)) && !rows.iter().any(is_stale);
+        (DB::ABORTS_ON_ERROR && is_clear).then_some(true)
     }
 
     fn next_admission(&self) -> Option<Step> {
