@@ -3,7 +3,7 @@
 
 use tower_fence_interleavings::{
     holds, loses,
-    scenarios::{direct, embedded, flight, high_mark, loss, queue, reuse},
+    scenarios::{direct, embedded, flight, high_mark, loss, queue, redis_line, reuse, slot},
 };
 
 #[test]
@@ -126,5 +126,30 @@ fn everyone_is_told_of_one_loss() {
     holds(loss::everyone_is_told_of_one_loss);
     for mutant in ["loss: the last one counts", "loss: noted, and nobody told"] {
         loses(mutant, loss::everyone_is_told_of_one_loss);
+    }
+}
+
+#[test]
+fn everyone_in_line_in_redis_gets_the_lease() {
+    holds(redis_line::everyone_in_line_gets_the_lease);
+    for mutant in [
+        "redis line: handed over, and not woken",
+        "redis line: the connection is lost, and nobody asks again",
+        "redis line: it listens, and is not subscribed yet",
+        "redis line: the first to leave takes the line with it",
+    ] {
+        loses(mutant, redis_line::everyone_in_line_gets_the_lease);
+    }
+}
+
+#[test]
+fn what_a_handler_keeps_changes_nothing_that_was_answered() {
+    holds(slot::what_is_answered_stays_true);
+    for mutant in [
+        "slot: committed although it was closed",
+        "slot: what comes back late goes to the pool",
+        "slot: what is out is no escape where it has begun to commit",
+    ] {
+        loses(mutant, slot::what_is_answered_stays_true);
     }
 }

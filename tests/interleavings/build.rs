@@ -18,7 +18,7 @@ fn main() -> Outcome {
     println!("cargo::rerun-if-changed=src/mutants.rs");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(docsrs, fuzzing, feature, values(any()))");
-    for feature in ["client", "embedded"] {
+    for feature in ["client", "embedded", "line"] {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
@@ -62,12 +62,28 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for of_tests in ["(test)", "(all(test, ", "any(test, fuzzing)"] {
         text = text.replace(of_tests, &of_tests.replace("test", "any()"));
     }
-    for narrow in ["pub(super) ", "pub(crate) ", "pub(in crate::fence) "] {
+    for narrow in [
+        "pub(super) ",
+        "pub(crate) ",
+        "pub(in crate::fence) ",
+        "pub(in crate::lease) ",
+    ] {
         text = text.replace(narrow, "pub ");
     }
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
+        ("\nuse self::request", "\npub use self::request"),
+        // What the stores in Redis share with others, without those stores.
+        (
+            "feature = \"redis\", feature = \"etcd\"",
+            "feature = \"line\", feature = \"etcd\"",
+        ),
+        // In which nobody looks by itself, so that who is not woken waits for ever.
+        (
+            "LONGEST_SLEEP: Duration = Duration::from_secs(10)",
+            "LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30)",
+        ),
     ] {
         text = text.replace(private, public);
     }
@@ -77,8 +93,10 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     let documentation = text.lines().take_while(|line| line.starts_with("//!"));
     let length: usize = documentation.map(|line| line.len() + 1).sum();
     text.insert_str(length, "use crate::model::{std, tokio};\n");
-    if name.starts_with("fence/") {
-        text.insert_str(length, "use crate::model::sqlx;\n");
+    for (folder, name_of_it) in [("fence/", "sqlx"), ("lease/redis/", "redis")] {
+        if name.starts_with(folder) {
+            text.insert_str(length, &format!("use crate::model::{name_of_it};\n"));
+        }
     }
     Ok(text)
 }

@@ -3,7 +3,7 @@
 //!
 //! Each scenario has broken variants beside it ([`mutants`]), at which it has to fail.
 // The copies are looked after where they come from.
-#![allow(unused, unfulfilled_lint_expectations, clippy::all)]
+#![allow(unused, unfulfilled_lint_expectations, private_interfaces, clippy::all)]
 
 pub mod model;
 pub mod mutants;

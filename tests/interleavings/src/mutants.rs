@@ -151,4 +151,51 @@ pub const MUTANTS: &[Mutant] = &[
         code: "let first = state.lost.is_none();",
         broken: "let first = state.lost.is_none() && !IS_ON;",
     },
+    Mutant {
+        name: "redis line: handed over, and not woken",
+        file: "lease/redis/waiters.rs",
+        code: "same_id.iter().for_each(|waiter| waiter.notify_one())",
+        broken: "()",
+    },
+    Mutant {
+        name: "redis line: the connection is lost, and nobody asks again",
+        file: "lease/redis/listener.rs",
+        code: "waiters.wake_all();
+        sleep(Duration::from_millis(10)).await;",
+        broken: "if !IS_ON { waiters.wake_all(); }
+        sleep(Duration::from_millis(10)).await;",
+    },
+    Mutant {
+        name: "redis line: it listens, and is not subscribed yet",
+        file: "lease/redis/listener.rs",
+        code: "partitions.contains(&partition)",
+        broken: "true",
+    },
+    Mutant {
+        name: "redis line: the first to leave takes the line with it",
+        file: "lease/redis/pending.rs",
+        code: "line.waiters.is_empty()",
+        broken: "true",
+    },
+    Mutant {
+        name: "slot: committed although it was closed",
+        file: "fence/tx/slot.rs",
+        code: "|content| matches!(content, Content::Lent),
+            Content::Committing,",
+        broken: "|content| IS_ON || matches!(content, Content::Lent),
+            Content::Committing,",
+    },
+    Mutant {
+        name: "slot: what comes back late goes to the pool",
+        file: "fence/tx/slot.rs",
+        code: "transaction.discard();",
+        broken: "drop(transaction);",
+    },
+    Mutant {
+        name: "slot: what is out is no escape where it has begun to commit",
+        file: "fence/tx/slot.rs",
+        code: "Content::Committing => SlotEnd::EscapedCommitting,",
+        broken: "Content::Committing if IS_ON => SlotEnd::Escaped(state.advisory),
+            Content::Committing => SlotEnd::EscapedCommitting,",
+    },
 ];

@@ -22,15 +22,24 @@ pub mod client {
 pub mod epochs;
 pub mod feed;
 pub mod fence {
+    pub mod claims;
     pub mod conn;
+    pub mod error;
     pub mod fault;
     pub mod local {
         pub mod high_mark;
         pub mod queue;
+        pub use queue::Permit;
     }
     pub mod settings;
     pub mod sql {
-        pub use crate::model::sqlx::{AdvisoryLock, Backend, TransactionManager};
+        pub use crate::model::sqlx::{
+            AdvisoryLock, Backend, Database as FenceDatabase, TransactionManager,
+        };
+    }
+    pub mod tx {
+        pub mod slot;
+        pub use crate::model::transaction;
     }
 }
 pub mod header;
@@ -57,6 +66,16 @@ pub mod metrics {
     pub fn count(_: &'static str) {}
 }
 pub mod problem;
+#[path = "lease/redis"]
+pub mod redis_line {
+    pub mod answer;
+    pub mod lease_end;
+    pub mod listener;
+    pub mod pending;
+    pub mod store;
+    pub mod waiters;
+    pub use crate::model::scripts::{connection, scripts, server};
+}
 pub mod stale;
 pub mod token;
 pub mod token_keys;

@@ -18,37 +18,62 @@ use tower_fence_model::{
 };
 
 use super::{
+    drawn::Drawn,
     fence_read::{Event, Reader},
     fence_real::{Crate, Functions, Key, Real, SingleWrite, Stale},
+    sessions::{IN_TRANSACTION, end_sessions, somebody_waits},
 };
 use crate::support::{
     database::TestDatabase,
-    eventually,
     variant::{Variant, on_other_postgres},
 };
 
-/// How many traces there are of each way to go about it.
+/// How many traces there are of each way to go about it; of the functions there are fewer ways.
 const TRACES: u64 = 10;
+const OF_FUNCTIONS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
-    take_traces(&Crate::<Postgres>::new().await, Mode::all(), false).await;
+    take_traces(
+        &Crate::<Postgres>::new().await,
+        TRACES,
+        Mode::all(),
+        false,
+        &[],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
-    take_traces(&Crate::<Sqlite>::new().await, Mode::all(), true).await;
+    take_traces(
+        &Crate::<Sqlite>::new().await,
+        TRACES,
+        Mode::all(),
+        true,
+        &["SwallowError"],
+    )
+    .await;
 }
 
 /// There a fenced read is a raise and then a read, and no statement admits by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_functions_take_each_step_as_the_model_does() {
     let modes = Mode::all().filter(|mode| !mode.at_once && (mode.announced || !mode.writes_back));
-    take_traces(&Functions::new().await, modes, false).await;
+    // Most that are older are outranked before they write.
+    let never = ["each holder has written"];
+    take_traces(&Functions::new().await, OF_FUNCTIONS, modes, false, &never).await;
 }
 
 async fn the_crate_takes_each_step_as_the_model_does() {
-    take_traces(&Crate::<Postgres>::new().await, Mode::all(), false).await;
+    take_traces(
+        &Crate::<Postgres>::new().await,
+        TRACES,
+        Mode::all(),
+        false,
+        &[],
+    )
+    .await;
 }
 
 on_other_postgres!(
@@ -56,9 +81,16 @@ on_other_postgres!(
     [the_crate_takes_each_step_as_the_model_does]
 );
 
-async fn take_traces<R: Real>(real: &R, modes: impl Iterator<Item = Mode>, one_writer: bool) {
+async fn take_traces<R: Real>(
+    real: &R,
+    traces: u64,
+    modes: impl Iterator<Item = Mode>,
+    one_writer: bool,
+    never: &[&str],
+) {
     let (mut steps, mut overtaken) = (0, 0);
     let mut has_single = false;
+    let mut drawn = Drawn::default();
     for mode in modes {
         has_single |= mode.at_once;
         let world = Writes {
@@ -66,7 +98,7 @@ async fn take_traces<R: Real>(real: &R, modes: impl Iterator<Item = Mode>, one_w
             faults: Faults {
                 repetitions: 1,
                 failures: 1,
-                crashes: 0,
+                crashes: 1,
                 failovers: 0,
                 strangers: 1,
             },
@@ -76,13 +108,15 @@ async fn take_traces<R: Real>(real: &R, modes: impl Iterator<Item = Mode>, one_w
         };
         // What a statement reads by itself is outdated by the time that it has the row.
         let reads_by_itself = mode.at_once && !mode.announced && !mode.writes_back;
-        let traces = if reads_by_itself { 4 * TRACES } else { TRACES };
+        let traces = if reads_by_itself { 4 * traces } else { traces };
         for seed in 0..traces {
-            let trace = Trace::begin(real, &world, mode, seed).await.run().await;
+            let trace = Trace::begin(real, &world, mode, seed).await;
+            let trace = trace.run(&mut drawn).await;
             steps += trace.taken.len();
             overtaken += trace.overtaken;
         }
     }
+    drawn.are_all_but(never);
     println!("{steps} steps, {overtaken} single statements that were overtaken");
     // SQLite's have one writer, and no snapshots.
     assert!(!has_single || one_writer || overtaken > 5, "{overtaken}");
@@ -133,10 +167,12 @@ impl<'a, R: Real> Trace<'a, R> {
     }
 
     /// Takes steps until there are none.
-    async fn run(mut self) -> Self {
-        while let Some(step) = self.draw() {
+    async fn run(mut self, drawn: &mut Drawn) -> Self {
+        while let Some(step) = self.draw(drawn) {
             let after = self.world.next_state(&self.state, step).unwrap();
             self.taken.push(step);
+            drawn.was_taken(&step);
+            drawn.was_reached(self.world, &after);
             self.take(step, &after).await;
             self.state = after;
             // What runs now is a step ahead of the model.
@@ -148,12 +184,13 @@ impl<'a, R: Real> Trace<'a, R> {
         self
     }
 
-    fn draw(&mut self) -> Option<Step> {
+    fn draw(&mut self, drawn: &mut Drawn) -> Option<Step> {
         if let Some(step) = self.next_of_single() {
             return Some(step);
         }
         let mut steps = vec![];
         self.world.actions(&self.state, &mut steps);
+        drawn.was_possible(&steps);
         let waits = self.single.is_some();
         let free = !self.state.is_open();
         let on_sqlite = !R::DB::ABORTS_ON_ERROR;
@@ -167,6 +204,8 @@ impl<'a, R: Real> Trace<'a, R> {
             Step::SwallowError(..) => !on_sqlite,
             // Any transaction waits for a writer there.
             Step::Look(_) => free || !on_sqlite,
+            // What waits might have its turn before it ends, or not.
+            Step::Crash => !waits,
             _ => true,
         });
         // What it is about is a statement that waits for a write under an older token, and for its COMMIT.
@@ -180,6 +219,14 @@ impl<'a, R: Real> Trace<'a, R> {
             _ => false,
         };
         let rare: Vec<Step> = steps.iter().filter(is_rare).copied().collect();
+        // Or few would ever get to a COMMIT.
+        let goes_wrong = |step: &Step| {
+            let of_handler = matches!(step, Step::Fail(..) | Step::SwallowError(..));
+            of_handler || matches!(step, Step::GoAway(..) | Step::CommitFails(..) | Step::Crash)
+        };
+        if !steps.iter().all(goes_wrong) && self.random.random_bool(0.6) {
+            steps.retain(|step| !goes_wrong(step));
+        }
         if !rare.is_empty() && self.random.random_bool(0.7) {
             return rare.choose(&mut self.random).copied();
         }
@@ -288,7 +335,7 @@ impl<'a, R: Real> Trace<'a, R> {
                 let written = self.real.write((who, request), what);
                 self.single = Some(((who, request), written));
                 if after.is_open() {
-                    self.somebody_waits().await;
+                    somebody_waits(self.real.database(), 1).await;
                 }
             }
             Step::Admit(who, request) if !self.is_single(who, request) => {
@@ -330,6 +377,24 @@ impl<'a, R: Real> Trace<'a, R> {
             Step::CommitAborted(who, request) => {
                 let open = self.open.remove(&(who, request)).unwrap();
                 assert!(!self.real.commit(open).await, "{}", self.told());
+            }
+            Step::CommitFails(who, request) if has_sessions::<R::DB>() => {
+                let mut open = self.open.remove(&(who, request)).unwrap();
+                let session = self.real.session(&mut open).await;
+                end_sessions(self.real.database(), &format!("pid = {session}")).await;
+                assert!(!self.real.commit(open).await, "{}", self.told());
+            }
+            Step::Crash if has_sessions::<R::DB>() => {
+                end_sessions(self.real.database(), IN_TRANSACTION).await;
+                for open in std::mem::take(&mut self.open).into_values() {
+                    assert!(!self.real.commit(open).await, "{}", self.told());
+                }
+            }
+            // Without a server only the process crashes.
+            Step::Crash => {
+                for open in std::mem::take(&mut self.open).into_values() {
+                    self.real.roll_back(open).await;
+                }
             }
             Step::Fail(who, request)
             | Step::GoAway(who, request)
@@ -383,16 +448,6 @@ impl<'a, R: Real> Trace<'a, R> {
             _ => Event::Answered(StatusCode::PRECONDITION_FAILED),
         };
         assert_eq!(event, expected, "{}", self.told());
-    }
-
-    async fn somebody_waits(&self) {
-        const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
-             WHERE wait_event_type = 'Lock' AND datname = current_database()";
-        let db = self.real.database();
-        eventually("it waits for the row", async || {
-            db.number(WAITING).await == 1
-        })
-        .await;
     }
 
     /// The change of a holder's transaction.
@@ -451,6 +506,11 @@ impl<'a, R: Real> Trace<'a, R> {
 
 fn has_versions<DB: TestDatabase>() -> bool {
     DB::ABORTS_ON_ERROR && Variant::here() != Variant::WithoutVersions
+}
+
+/// Whether there are sessions that end.
+fn has_sessions<DB: TestDatabase>() -> bool {
+    has_versions::<DB>()
 }
 
 /// The data as one number.

@@ -15,7 +15,10 @@ use tower_fence_model::{
     },
 };
 
-use super::fence_real::{Crate, Functions, Key, Real, Stale, Writes};
+use super::{
+    drawn::Drawn,
+    fence_real::{Crate, Functions, Key, Real, Stale, Writes},
+};
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::token,
@@ -24,18 +27,19 @@ use crate::support::{
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_postgres_keeps_what_is_dead_as_the_model_does() {
-    take_traces(&Crate::<Postgres>::new().await, 20, false).await;
+    take_traces(&Crate::<Postgres>::new().await, 20, false, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_sqlite_keeps_what_is_dead_as_the_model_does() {
-    take_traces(&Crate::<Sqlite>::new().await, 20, true).await;
+    take_traces(&Crate::<Sqlite>::new().await, 20, true, &[]).await;
 }
 
 /// There a raise and a removal may be part of a transaction that is open for longer, or rolled back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_functions_keep_what_is_dead_as_the_model_does() {
-    take_traces(&Functions::new().await, 60, false).await;
+    const NEVER: &str = "a lease is held through a removal, and writes";
+    take_traces(&Functions::new().await, 60, false, &[NEVER]).await;
 }
 
 /// What is removed of a partition: no row of a token as high as `live`.
@@ -121,7 +125,7 @@ async fn begin(db: &Fresh<Postgres>) -> PoolConnection<Postgres> {
     conn
 }
 
-async fn take_traces<R: Partition>(real: &R, traces: u8, one_writer: bool) {
+async fn take_traces<R: Partition>(real: &R, traces: u8, one_writer: bool, never: &[&str]) {
     let world = Floors {
         holders: 3,
         removals: 3,
@@ -131,11 +135,13 @@ async fn take_traces<R: Partition>(real: &R, traces: u8, one_writer: bool) {
     };
     let mut steps = 0;
     let mut removed = 0;
+    let mut drawn = Drawn::default();
     for partition in 0..traces {
-        let trace = Trace::begin(real, &world, partition).run().await;
+        let trace = Trace::begin(real, &world, partition).run(&mut drawn).await;
         steps += trace.taken.len();
         removed += trace.removed;
     }
+    drawn.are_all_but(never);
     println!("{steps} steps, {removed} rows removed");
     assert!(removed > 5, "{removed}");
 }
@@ -173,11 +179,13 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    async fn run(mut self) -> Self {
-        while let Some(steps) = self.draw() {
+    async fn run(mut self, drawn: &mut Drawn) -> Self {
+        while let Some(steps) = self.draw(drawn) {
             let before = self.state.clone();
             for step in &steps {
                 self.state = self.world.next_state(&self.state, *step).unwrap();
+                drawn.was_taken(step);
+                drawn.was_reached(self.world, &self.state);
             }
             self.taken.extend(&steps);
             self.take(steps[0], &before).await;
@@ -187,9 +195,10 @@ impl<'a, R: Partition> Trace<'a, R> {
     }
 
     /// A step, with those that belong to the same call.
-    fn draw(&mut self) -> Option<Vec<Step>> {
+    fn draw(&mut self, drawn: &mut Drawn) -> Option<Vec<Step>> {
         let mut steps = vec![];
         self.world.actions(&self.state, &mut steps);
+        drawn.was_possible(&steps);
         let calls = steps.into_iter().filter_map(|step| self.call(step));
         let calls: Vec<Vec<Step>> = calls.collect();
         calls.choose(&mut self.random).cloned()

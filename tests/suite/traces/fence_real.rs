@@ -13,6 +13,7 @@ use tower_fence::{
 };
 use tower_fence_model::fence::writes::{Request, Who};
 
+use super::sessions::SESSION;
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::token,
@@ -44,6 +45,9 @@ pub trait Real {
 
     /// Whether it did not fail.
     async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool;
+
+    /// Its session, where the database has such.
+    async fn session(&self, open: &mut Self::Open) -> i64;
 
     /// Whether that is confirmed.
     async fn commit(&self, open: Self::Open) -> bool;
@@ -134,6 +138,10 @@ impl<DB: Writes> Real for Crate<DB> {
 
     async fn execute(&self, open: &mut FencedTx<DB>, sql: &str) -> bool {
         DB::execute(open, sql).await.is_ok()
+    }
+
+    async fn session(&self, open: &mut FencedTx<DB>) -> i64 {
+        DB::number(open, SESSION).await.unwrap()
     }
 
     async fn commit(&self, open: FencedTx<DB>) -> bool {
@@ -233,11 +241,14 @@ impl Real for Functions {
         Postgres::execute(open, sql).await.is_ok()
     }
 
+    async fn session(&self, open: &mut Self::Open) -> i64 {
+        Postgres::number(open, SESSION).await.unwrap()
+    }
+
     async fn commit(&self, mut open: Self::Open) -> bool {
         // An aborted transaction is found by a statement before its COMMIT.
         let is_sound = open.ping().await.is_ok() && self.execute(&mut open, "SELECT 1").await;
-        run(&mut open, "COMMIT").await;
-        is_sound
+        self.execute(&mut open, "COMMIT").await && is_sound
     }
 
     async fn roll_back(&self, mut open: Self::Open) {

@@ -1,11 +1,17 @@
 //! Steps drawn from the models of `tests/model`, taken by the real fence and the real lease stores: states and answers
 //! are compared after each.
 
+mod call;
+mod drawn;
 mod fence;
 mod fence_floors;
+mod fence_keys;
 mod fence_read;
 mod fence_real;
+mod fence_several;
 mod lease;
 mod lease_announced;
+mod line;
 mod quorum;
 mod quorum_nodes;
+mod sessions;

@@ -3,6 +3,7 @@
 pub use ::std::*;
 
 pub mod sync {
+    pub use super::super::sync::OnceLock;
     pub use ::std::sync::*;
     pub use shuttle::sync::{Mutex, MutexGuard, RwLock};
 

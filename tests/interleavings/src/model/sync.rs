@@ -86,6 +86,80 @@ impl Drop for OwnedSemaphorePermit {
     }
 }
 
+/// `std`'s, whose initialization others may wait for.
+#[derive(Debug)]
+pub struct OnceLock<T> {
+    beginning: shuttle::sync::Mutex<()>,
+    value: std::sync::OnceLock<T>,
+}
+
+impl<T> Default for OnceLock<T> {
+    fn default() -> Self {
+        Self {
+            beginning: shuttle::sync::Mutex::new(()),
+            value: std::sync::OnceLock::new(),
+        }
+    }
+}
+
+impl<T> OnceLock<T> {
+    pub fn get(&self) -> Option<&T> {
+        step();
+        self.value.get()
+    }
+
+    pub fn set(&self, value: T) -> Result<(), T> {
+        step();
+        self.value.set(value)
+    }
+
+    pub fn get_or_init(&self, value: impl FnOnce() -> T) -> &T {
+        let _beginning = self.beginning.lock().unwrap();
+        self.value.get_or_init(value)
+    }
+}
+
+pub mod mpsc {
+    use super::{real::mpsc as real, step};
+
+    pub use real::error;
+
+    #[derive(Debug)]
+    pub struct UnboundedSender<T>(real::UnboundedSender<T>);
+
+    #[derive(Debug)]
+    pub struct UnboundedReceiver<T>(real::UnboundedReceiver<T>);
+
+    pub fn unbounded_channel<T>() -> (UnboundedSender<T>, UnboundedReceiver<T>) {
+        let (sender, receiver) = real::unbounded_channel();
+        (UnboundedSender(sender), UnboundedReceiver(receiver))
+    }
+
+    impl<T> UnboundedSender<T> {
+        pub fn send(&self, value: T) -> Result<(), error::SendError<T>> {
+            step();
+            self.send_at_once(value)
+        }
+
+        /// As a part of a step.
+        pub fn send_at_once(&self, value: T) -> Result<(), error::SendError<T>> {
+            self.0.send(value)
+        }
+    }
+
+    impl<T> UnboundedReceiver<T> {
+        pub async fn recv(&mut self) -> Option<T> {
+            step();
+            self.0.recv().await
+        }
+
+        pub fn try_recv(&mut self) -> Result<T, error::TryRecvError> {
+            step();
+            self.0.try_recv()
+        }
+    }
+}
+
 pub mod oneshot {
     use std::{
         pin::Pin,

@@ -6,7 +6,9 @@ pub mod flight;
 pub mod high_mark;
 pub mod loss;
 pub mod queue;
+pub mod redis_line;
 pub mod reuse;
+pub mod slot;
 
 use std::time::Duration;
 

@@ -44,14 +44,14 @@ pub enum Who {
 }
 
 impl Who {
-    const ALL: [Self; 4] = [Self::Older, Self::A, Self::B, Self::Newer];
+    pub const ALL: [Self; 4] = [Self::Older, Self::A, Self::B, Self::Newer];
 
-    const fn token(self) -> u8 {
+    pub const fn token(self) -> u8 {
         self as u8 + 1
     }
 
     /// What its request is about, as it names it.
-    const fn resources(self) -> &'static [Resource] {
+    pub const fn resources(self) -> &'static [Resource] {
         match self {
             Self::Older => &[R],
             Self::A => &[R, S],

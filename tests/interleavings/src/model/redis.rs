@@ -1,0 +1,192 @@
+//! `redis`, as far as the line of waiters uses it, and a server that does with one line what the scripts do.
+//!
+//! No lease of it ends by itself. What is published may be on its way for as long as the scheduler likes, and a connection may
+//! be cut, with what is on its way there.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use shuttle::rand::{Rng, thread_rng};
+
+use super::{clock::sleep, step, sync::mpsc};
+
+pub type RedisResult<T> = Result<T, RedisError>;
+
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct RedisError(String);
+
+pub enum ErrorKind {
+    UnexpectedReturnType,
+}
+
+impl From<(ErrorKind, &'static str)> for RedisError {
+    fn from((_, why): (ErrorKind, &'static str)) -> Self {
+        Self(why.to_owned())
+    }
+}
+
+impl From<io::Error> for RedisError {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushKind {
+    Message,
+    Disconnection,
+    SUnsubscribe,
+}
+
+#[derive(Debug)]
+pub struct PushInfo {
+    pub kind: PushKind,
+    channel: String,
+    message: String,
+}
+
+pub struct Msg(PushInfo);
+
+impl Msg {
+    pub fn from_push_info(push: PushInfo) -> Option<Self> {
+        (push.kind == PushKind::Message).then_some(Self(push))
+    }
+
+    pub fn get_payload<T: From<String>>(&self) -> RedisResult<T> {
+        Ok(self.0.message.clone().into())
+    }
+
+    pub fn get_channel_name(&self) -> &str {
+        &self.0.channel
+    }
+}
+
+/// One that waits, or holds.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub id: String,
+    pub ticket: u64,
+    pub channel: String,
+}
+
+#[derive(Default)]
+pub struct Line {
+    pub lease: Option<Asked>,
+    pub line: VecDeque<Asked>,
+    pub tokens: i64,
+    connections: u64,
+    listeners: Vec<Listening>,
+}
+
+struct Listening {
+    connection: u64,
+    channels: BTreeSet<String>,
+    pushes: mpsc::UnboundedSender<PushInfo>,
+}
+
+/// The server. Clones are the same one.
+#[derive(Clone, Default)]
+pub struct Redis(Arc<Mutex<Line>>);
+
+impl Redis {
+    /// Runs a script, whose caller may go away before or behind it.
+    pub async fn run<T>(&self, script: impl FnOnce(&mut Line) -> T) -> T {
+        pause().await;
+        let answer = script(&mut self.0.lock().unwrap());
+        pause().await;
+        answer
+    }
+
+    /// A connection that may listen.
+    pub async fn connect(&self, pushes: mpsc::UnboundedSender<PushInfo>) -> u64 {
+        self.run(|line| {
+            line.connections += 1;
+            let connection = line.connections;
+            line.listeners.push(Listening {
+                connection,
+                channels: BTreeSet::new(),
+                pushes,
+            });
+            connection
+        })
+        .await
+    }
+
+    pub async fn subscribe(&self, connection: u64, channels: [String; 2]) -> RedisResult<()> {
+        self.run(|line| {
+            let mut listeners = line.listeners.iter_mut();
+            let listener = listeners.find(|listener| listener.connection == connection);
+            let cut = || RedisError("the connection is cut".to_owned());
+            listener.ok_or_else(cut)?.channels.extend(channels);
+            Ok(())
+        })
+        .await
+    }
+
+    pub fn disconnect(&self, connection: u64) {
+        step();
+        let mut line = self.0.lock().unwrap();
+        let is_other = |listener: &Listening| listener.connection != connection;
+        line.listeners.retain(is_other);
+    }
+
+    /// Cuts all connections that listen.
+    pub fn cut(&self) {
+        step();
+        let cut = std::mem::take(&mut self.0.lock().unwrap().listeners);
+        for listener in cut {
+            let _ = listener.pushes.send(PushInfo {
+                kind: PushKind::Disconnection,
+                channel: String::new(),
+                message: String::new(),
+            });
+        }
+    }
+}
+
+impl Line {
+    pub fn is_waiting(&self, id: &str) -> bool {
+        self.line.iter().any(|one| one.id == id)
+    }
+
+    pub fn leave(&mut self, id: &str) {
+        self.line.retain(|one| one.id != id);
+    }
+
+    /// Ends the lease; then the first in line has it whose issuer listens.
+    pub fn end(&mut self) {
+        self.lease = None;
+        while let Some(first) = self.line.pop_front() {
+            if self.publish(&first.channel, &format!("{} the-lease", first.id)) > 0 {
+                self.tokens += 1;
+                self.lease = Some(first);
+                return;
+            }
+        }
+    }
+
+    /// Returns how many listen.
+    fn publish(&self, channel: &str, message: &str) -> usize {
+        let listening = |listener: &&Listening| listener.channels.contains(channel);
+        let listeners: Vec<_> = self.listeners.iter().filter(listening).collect();
+        for listener in &listeners {
+            let _ = listener.pushes.send_at_once(PushInfo {
+                kind: PushKind::Message,
+                channel: channel.to_owned(),
+                message: message.to_owned(),
+            });
+        }
+        listeners.len()
+    }
+}
+
+async fn pause() {
+    step();
+    let ms = thread_rng().gen_range(0..2);
+    sleep(Duration::from_millis(ms)).await;
+}

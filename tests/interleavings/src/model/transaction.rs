@@ -1,0 +1,57 @@
+//! A transaction that tells what becomes of it.
+
+use std::{
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use super::{clock::sleep, sqlx::AdvisoryLock};
+
+/// What became of the transaction of one request.
+#[derive(Debug, Default)]
+pub struct Fate {
+    pub commits: AtomicUsize,
+    /// Its connection went back to the pool.
+    pub is_in_pool: AtomicBool,
+}
+
+pub struct Transaction<DB> {
+    pub claimed: Option<()>,
+    pub lock: Option<AdvisoryLock>,
+    fate: Option<Arc<Fate>>,
+    database: PhantomData<fn() -> DB>,
+}
+
+impl<DB> Transaction<DB> {
+    pub fn begin(fate: &Arc<Fate>) -> Self {
+        Self {
+            claimed: None,
+            lock: Some(AdvisoryLock(1)),
+            fate: Some(fate.clone()),
+            database: PhantomData,
+        }
+    }
+
+    pub async fn commit(self) {
+        let fate = self.fate.clone().expect("it is open");
+        fate.commits.fetch_add(1, SeqCst);
+        sleep(Duration::from_millis(1)).await;
+    }
+
+    /// Closes its connection.
+    pub fn discard(mut self) {
+        self.fate = None;
+    }
+}
+
+impl<DB> Drop for Transaction<DB> {
+    fn drop(&mut self) {
+        if let Some(fate) = self.fate.take() {
+            fate.is_in_pool.store(true, SeqCst);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The line of waiters in Redis: whoever waits gets its turn, over two processes whose connections are cut.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use crate::{
+    lease::{Acquire, Leases, WaiterLimits},
+    model::{clock::sleep, redis::Redis, scripts::scripts::Scripts, tokio::time::timeout},
+    redis_line::store::RedisLeases,
+    token::Resource,
+};
+
+fn process(redis: &Redis) -> RedisLeases {
+    RedisLeases::new(Arc::new(Scripts::new(redis)), WaiterLimits::default())
+}
+
+/// Leases that never end by themselves, and nobody who looks by itself: who is not woken waits for ever.
+pub async fn everyone_in_line_gets_the_lease() {
+    let redis = Redis::default();
+    let processes = [process(&redis), process(&redis)];
+    let resource = Resource::new("sku-1").unwrap();
+    let highest = Arc::new(AtomicI64::new(0));
+    let mut holders = tasks(5, |n| {
+        let (leases, highest, resource) =
+            (processes[n % 2].clone(), highest.clone(), resource.clone());
+        async move {
+            let wait = match n {
+                0..3 => FOR_EVER,
+                _ => some_ms([0, 1, 5]),
+            };
+            let acquiring = leases.acquire(&resource, Acquire::new(FOR_EVER).wait(wait));
+            let acquired = match n {
+                // Dropped, it may have the lease already.
+                3 => match timeout(some_ms([0, 1, 5]), acquiring).await {
+                    Ok(acquired) => acquired,
+                    Err(_) => return,
+                },
+                _ => acquiring.await,
+            };
+            assert!(acquired.is_ok() || n > 2, "{acquired:?}");
+            if let Ok(lease) = acquired {
+                let token = lease.token.get();
+                let before = highest.swap(token, SeqCst);
+                assert!(before < token, "tokens do not increase");
+                sleep(some_ms([0, 1, 3])).await;
+                assert_eq!(highest.load(SeqCst), token, "two hold the lease");
+                leases.release(&resource, &lease.id).await.unwrap();
+            }
+        }
+    });
+    holders.extend(tasks(2, |_| {
+        let redis = redis.clone();
+        async move {
+            sleep(some_ms([0, 1, 5])).await;
+            if by_chance() {
+                redis.cut();
+            }
+        }
+    }));
+    all(holders).await;
+    // What was given up is given back.
+    while processes[0].inspect(&resource).await.unwrap().is_some() {
+        sleep(Duration::from_millis(5)).await;
+    }
+}

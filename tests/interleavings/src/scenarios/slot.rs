@@ -1,0 +1,90 @@
+//! The transaction that the layer lends to its handler, which keeps it for as long as it likes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use super::{all, some_ms, tasks};
+use crate::{
+    fence::{
+        claims::Claims,
+        tx::slot::{Slot, SlotEnd},
+    },
+    model::{
+        clock::sleep,
+        runtime::spawn,
+        sqlx::Model,
+        transaction::{Fate, Transaction},
+    },
+    token::{Resource, Token},
+};
+use shuttle::rand::{Rng, thread_rng};
+
+/// Two tasks of a handler borrow the transaction, and the layer closes its slot. What the layer answers then is true for ever.
+pub async fn what_is_answered_stays_true() {
+    let fate = Arc::<Fate>::default();
+    let claims = Claims::one(Resource::new("sku-1").unwrap(), Token::new(1).unwrap());
+    let slot = Slot::<Model>::new(Some(Transaction::begin(&fate)), claims, vec![]);
+    let lent = Arc::new(AtomicBool::new(false));
+    let borrowers = tasks(2, |_| {
+        let (slot, lent) = (slot.clone(), lent.clone());
+        async move {
+            sleep(some_ms([0, 1])).await;
+            let Some(transaction) = slot.lend() else {
+                return;
+            };
+            assert!(!lent.swap(true, SeqCst), "two have it");
+            sleep(some_ms([0, 1, 3])).await;
+            lent.store(false, SeqCst);
+            // As `FencedTx` does when it is dropped, and when it is committed.
+            if thread_rng().gen_bool(0.5) {
+                slot.give_back(transaction);
+            } else if slot.start_commit() {
+                transaction.commit().await;
+                slot.settle(Ok(()));
+            } else {
+                transaction.discard();
+            }
+        }
+    });
+    let layer = spawn({
+        let fate = fate.clone();
+        async move {
+            sleep(some_ms([0, 1, 3])).await;
+            let (end, permits) = slot.close();
+            assert!(permits.is_empty());
+            match end {
+                SlotEnd::Home(transaction) => {
+                    transaction.commit().await;
+                    Some(1)
+                }
+                SlotEnd::Settled(outcome) => {
+                    outcome.unwrap();
+                    Some(1)
+                }
+                SlotEnd::Escaped(lock) => {
+                    assert!(lock.is_some());
+                    // Whoever has its connection by now is ended with it.
+                    sleep(Duration::from_millis(1)).await;
+                    assert!(!fate.is_in_pool.load(SeqCst), "another request is ended");
+                    Some(0)
+                }
+                // What has come of it nobody knows.
+                SlotEnd::EscapedCommitting => None,
+                _ => panic!("it was admitted"),
+            }
+        }
+    });
+    let answered = layer.await.unwrap();
+    all(borrowers).await;
+    let commits = fate.commits.load(SeqCst);
+    assert!(commits <= 1, "committed twice");
+    assert!(
+        answered.is_none_or(|answered| answered == commits),
+        "{answered:?}: {commits}"
+    );
+}

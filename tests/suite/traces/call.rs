@@ -1,0 +1,143 @@
+//! A write of a trace, step by step: a request to the layer, whose handler waits for each of its steps.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Router,
+    body::{Body, to_bytes},
+    http::{Request, StatusCode},
+    response::{IntoResponse, Response},
+};
+use tokio::{
+    sync::{
+        Mutex,
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    },
+    task::JoinHandle,
+};
+use tower::ServiceExt;
+use tower_fence::FencedTx;
+
+use crate::support::database::TestDatabase;
+
+#[derive(Debug, PartialEq)]
+pub enum Event {
+    /// Its tokens were admitted, and the handler was called.
+    Called,
+    /// What a statement has returned, where it did not fail.
+    Ran(Option<i64>),
+    Answered(Answer),
+}
+
+#[derive(Debug, PartialEq)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub text: String,
+    pub is_replay: bool,
+}
+
+enum Order {
+    Run(String),
+    Answer(StatusCode, String),
+}
+
+/// What the handler of one request hears and says.
+#[derive(Clone)]
+pub struct Script {
+    said: UnboundedSender<Event>,
+    orders: Arc<Mutex<UnboundedReceiver<Order>>>,
+}
+
+pub struct Call {
+    events: UnboundedReceiver<Event>,
+    orders: UnboundedSender<Order>,
+    request: JoinHandle<Answer>,
+}
+
+impl Call {
+    /// Sends a request to a service whose handler is [`follow`].
+    pub fn send(service: Router, mut request: Request<Body>) -> Self {
+        let (said, events) = unbounded_channel();
+        let (orders, told) = unbounded_channel();
+        let orders_of_it = Arc::new(Mutex::new(told));
+        request.extensions_mut().insert(Script {
+            said,
+            orders: orders_of_it,
+        });
+        let request = tokio::spawn(async move {
+            let response = service.oneshot(request).await.unwrap();
+            let is_replay = response.headers().contains_key("idempotent-replayed");
+            let status = response.status();
+            let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+            Answer {
+                status,
+                text: String::from_utf8(text.into()).unwrap(),
+                is_replay,
+            }
+        });
+        Self {
+            events,
+            orders,
+            request,
+        }
+    }
+
+    /// Waits until its handler is called, or for its answer.
+    pub async fn next(&mut self) -> Event {
+        tokio::select! {
+            biased;
+            Some(event) = self.events.recv() => event,
+            answer = &mut self.request => Event::Answered(answer.unwrap()),
+        }
+    }
+
+    /// Whether nothing was heard of it yet.
+    pub fn is_silent(&self) -> bool {
+        self.events.is_empty() && !self.request.is_finished()
+    }
+
+    /// Has the handler run a statement that returns a number.
+    pub async fn run(&mut self, sql: &str) -> Option<i64> {
+        self.orders.send(Order::Run(sql.to_owned())).unwrap();
+        match self.next().await {
+            Event::Ran(number) => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Has the handler answer, and waits for what becomes of that.
+    pub async fn answer(&mut self, status: StatusCode, text: &str) -> Answer {
+        self.tell_to_answer(status, text);
+        match self.next().await {
+            Event::Answered(answer) => answer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Has the handler answer.
+    pub fn tell_to_answer(&self, status: StatusCode, text: &str) {
+        let answer = Order::Answer(status, text.to_owned());
+        self.orders.send(answer).unwrap();
+    }
+
+    /// Its client goes away.
+    pub fn cancel(self) {
+        self.request.abort();
+    }
+}
+
+/// The handler, which does what it is told.
+pub async fn follow<DB: TestDatabase>(script: Extension<Script>, mut tx: FencedTx<DB>) -> Response {
+    let mut orders = script.orders.lock().await;
+    script.said.send(Event::Called).unwrap();
+    while let Some(order) = orders.recv().await {
+        match order {
+            Order::Run(sql) => {
+                let number = DB::number(&mut tx, &sql).await.ok();
+                script.said.send(Event::Ran(number)).unwrap();
+            }
+            Order::Answer(status, text) => return (status, text).into_response(),
+        }
+    }
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+}

@@ -1,0 +1,484 @@
+//! Traces of the world of idempotency keys, taken by the layer on Postgres and on SQLite.
+//!
+//! A claim and the admission behind it are one call. On Postgres another session has the row at times, so that the call waits between
+//! them. One more request may wait for the key at any moment: it goes on as soon as the model says that the key is free.
+
+use std::collections::HashMap;
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request as HttpRequest, StatusCode},
+    routing::post,
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use sqlx::{Postgres, Sqlite, pool::PoolConnection};
+use tower_fence::{FenceLayer, Idempotency, PathParam, Resource, TokenUse};
+use tower_fence_model::{
+    Model,
+    fence::keys::{Attempt, Body as Meaning, Keys, Request, State, Step},
+};
+
+use super::{
+    call::{Answer, Call, Event, follow},
+    drawn::Drawn,
+    sessions::{IN_TRANSACTION, SESSION, end_sessions, somebody_waits},
+};
+use crate::support::{
+    PATIENCE,
+    database::{Fresh, TestDatabase},
+    fence::token,
+};
+
+/// How many traces there are where tokens write once, and where they write again and again.
+const TRACES: u64 = 30;
+
+/// That of the holder, and that of somebody else.
+const TOKEN: i64 = 1;
+const NEWER: i64 = 2;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_layer_on_postgres_answers_under_keys_as_the_model_does() {
+    take_traces::<Postgres>(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_layer_on_sqlite_answers_under_keys_as_the_model_does() {
+    // There is no session that could be lost.
+    take_traces::<Sqlite>(&["CommitFails"]).await;
+}
+
+async fn take_traces<DB: TestDatabase>(never: &[&str]) {
+    let db = DB::fresh(12).await;
+    let mut drawn = Drawn::default();
+    let mut waited = 0;
+    for single_use in [true, false] {
+        let world = Keys {
+            single_use: vec![single_use],
+            ..Keys::large()
+        };
+        for seed in 0..TRACES {
+            let trace = Trace::begin(&db, &world, seed).await;
+            waited += trace.run(&mut drawn).await;
+        }
+    }
+    drawn.are_all_but(never);
+    assert!(waited > 5, "{waited}");
+}
+
+/// What is drawn.
+#[derive(Clone)]
+enum Draw {
+    /// A step, with those that belong to the same call.
+    Steps(Vec<Step>),
+    /// A request is sent that has to wait for the key, which is no step of the model.
+    Wait(Request),
+}
+
+/// One trace, on a resource and a key of its own.
+struct Trace<'a, DB: TestDatabase> {
+    db: &'a Fresh<DB>,
+    world: &'a Keys,
+    name: Resource,
+    /// That of each request: all are one process, as far as its queues and its memory go, or each is one of its own.
+    services: [Router; 4],
+    random: StdRng,
+    state: State,
+    taken: Vec<Step>,
+    calls: HashMap<Request, Call>,
+    /// The session that has the row, while a claim was made and is not admitted.
+    gate: Option<PoolConnection<DB>>,
+    /// The request that waits for the key.
+    waiting: Option<Request>,
+    /// How many did.
+    waited: usize,
+}
+
+impl<'a, DB: TestDatabase> Trace<'a, DB> {
+    async fn begin(db: &'a Fresh<DB>, world: &'a Keys, seed: u64) -> Self {
+        let name = Resource::new(format!("{}-{seed}", world.single_use[0])).unwrap();
+        // The model begins with a row.
+        db.fence().raise(&name, token(1)).await.unwrap();
+        db.execute(&format!("INSERT INTO stock VALUES ('{name}', 0)"))
+            .await;
+        let service = || {
+            let fence = db.fence().lock_wait(PATIENCE).hold_limit(PATIENCE);
+            let keys = Idempotency::required().wait(PATIENCE);
+            let mut layer = FenceLayer::new(fence, PathParam("sku")).idempotent(keys);
+            if !world.single_use[0] {
+                layer = layer.reusable();
+            }
+            Router::new()
+                .route("/{sku}", post(follow::<DB>))
+                .route_layer(layer)
+        };
+        let one = service();
+        let one_process = seed.is_multiple_of(4);
+        let services = [(); 4].map(|()| match one_process {
+            true => one.clone(),
+            false => service(),
+        });
+        Self {
+            db,
+            world,
+            name,
+            services,
+            random: StdRng::seed_from_u64(seed),
+            state: world.init_states().remove(0),
+            taken: vec![],
+            calls: HashMap::new(),
+            gate: None,
+            waiting: None,
+            waited: 0,
+        }
+    }
+
+    /// Takes steps until there are none. Returns how often somebody has waited.
+    async fn run(mut self, drawn: &mut Drawn) -> usize {
+        while let Some(draw) = self.draw(drawn) {
+            match draw {
+                Draw::Wait(request) => self.wait(request).await,
+                Draw::Steps(steps) => {
+                    let before = self.state.clone();
+                    for step in &steps {
+                        self.state = self.world.next_state(&self.state, *step).unwrap();
+                        self.taken.push(*step);
+                        drawn.was_taken(step);
+                        drawn.was_reached(self.world, &self.state);
+                    }
+                    self.take(&steps, &before).await;
+                }
+            }
+            if let Some(waiting) = self.waiting
+                && !self.possible(&self.state).contains(&Step::Claim(waiting))
+            {
+                assert!(self.calls[&waiting].is_silent(), "{}", self.told());
+            }
+            self.is_refused_under_another_key().await;
+            self.compare().await;
+        }
+        self.waited
+    }
+
+    /// Where the token is dead, and nobody in the way: so the process knows, and answers under the key all the same.
+    async fn is_refused_under_another_key(&mut self) {
+        let is_dead = TOKEN <= self.state.max_token.into();
+        if is_dead && self.waiting.is_none() && !self.state.attempts.into_iter().any(has_key) {
+            let post = self.post(Request::First, "another");
+            let mut call = Call::send(self.services[0].clone(), post);
+            let Event::Answered(answer) = call.next().await else {
+                panic!("{}", self.told());
+            };
+            let expected = StatusCode::PRECONDITION_FAILED;
+            assert_eq!(answer.status, expected, "{}", self.told());
+        }
+    }
+
+    fn draw(&mut self, drawn: &mut Drawn) -> Option<Draw> {
+        let steps = self.possible(&self.state);
+        drawn.was_possible(&steps);
+        // Who waits is a step ahead of the model, where nothing is in its way.
+        if let Some(waiting) = self.waiting
+            && steps.contains(&Step::Claim(waiting))
+        {
+            return Some(Draw::Steps(self.whole(Step::Claim(waiting))));
+        }
+        let has_sessions = DB::ABORTS_ON_ERROR;
+        let mut draws = vec![];
+        for step in steps {
+            match step {
+                Step::Claim(_) => {
+                    draws.push(Draw::Steps(self.whole(step)));
+                    // Who is stale already does not wait for the row.
+                    if has_sessions && TOKEN > self.state.max_token.into() {
+                        draws.push(Draw::Steps(vec![step]));
+                    }
+                }
+                // Then the row is free.
+                Step::NewerWrites if self.gate.is_some() => {
+                    let claimed =
+                        |one: &Request| self.state.attempts[*one as usize] == Attempt::Claimed;
+                    let claimed = Request::ALL.into_iter().find(claimed).unwrap();
+                    draws.push(Draw::Steps(vec![step, Step::Admit(claimed)]));
+                }
+                Step::CommitFails(_) if !has_sessions => {}
+                // Its raise would wait for whoever has waited for it.
+                Step::Fail(_) if !has_sessions && self.waiting.is_some() => {}
+                // Whether it had its turn before, nobody could tell.
+                Step::Crash if self.waiting.is_some() => {}
+                _ => draws.push(Draw::Steps(vec![step])),
+            }
+        }
+        if self.waiting.is_none() && self.state.attempts.into_iter().any(has_key) {
+            let sent = |request: &Request| self.state.attempts[*request as usize] == Attempt::Sent;
+            draws.extend(Request::ALL.into_iter().filter(sent).map(Draw::Wait));
+        }
+        // With a newer token in the world little happens, and many walks would end in a crash.
+        for (late, share) in [(Step::NewerWrites, 0.85), (Step::Crash, 0.5)] {
+            let is_late = |draw: &Draw| matches!(draw, Draw::Steps(steps) if steps[0] == late);
+            if !draws.iter().all(is_late) && self.random.random_bool(share) {
+                draws.retain(|draw| !is_late(draw));
+            }
+        }
+        draws.choose(&mut self.random).cloned()
+    }
+
+    fn possible(&self, state: &State) -> Vec<Step> {
+        let mut steps = vec![];
+        self.world.actions(state, &mut steps);
+        steps
+    }
+
+    /// A claim, and the admission that follows it.
+    fn whole(&self, claim: Step) -> Vec<Step> {
+        let Step::Claim(request) = claim else {
+            unreachable!("{claim:?}");
+        };
+        let claimed = self.world.next_state(&self.state, claim).unwrap();
+        match claimed.attempts[request as usize] {
+            Attempt::Claimed => vec![claim, Step::Admit(request)],
+            _ => vec![claim],
+        }
+    }
+
+    fn post(&self, request: Request, key: &str) -> HttpRequest<Body> {
+        let body = format!("{:?}", request.body());
+        HttpRequest::post(format!("/{}", self.name))
+            .header("Fencing-Token", TOKEN)
+            .header("Idempotency-Key", format!("\"{key}\""))
+            .body(Body::from(body))
+            .unwrap()
+    }
+
+    fn send(&mut self, request: Request) {
+        let post = self.post(request, self.name.as_str());
+        let service = self.services[request as usize].clone();
+        self.calls.insert(request, Call::send(service, post));
+    }
+
+    async fn wait(&mut self, request: Request) {
+        self.send(request);
+        self.waiting = Some(request);
+        self.waited += 1;
+    }
+
+    async fn take(&mut self, steps: &[Step], before: &State) {
+        match steps[0] {
+            Step::Claim(request) => {
+                let is_new = self.waiting.take_if(|one| *one == request).is_none();
+                let stays = self.state.attempts[request as usize] == Attempt::Claimed;
+                if stays {
+                    self.close_gate().await;
+                }
+                if is_new {
+                    self.send(request);
+                }
+                match stays {
+                    true => somebody_waits(self.db, 1).await,
+                    false => self.goes_on(request, before).await,
+                }
+            }
+            Step::Admit(request) => {
+                let mut gate = self.gate.take().unwrap();
+                DB::execute(&mut gate, "ROLLBACK").await.unwrap();
+                self.goes_on(request, before).await;
+            }
+            Step::Write(request) => {
+                let name = &self.name;
+                let sql = format!("UPDATE stock SET n = n + 1 WHERE sku = '{name}' RETURNING n");
+                let n = self.call(request).run(&sql).await;
+                let expected = Attempt::Written(n.unwrap().try_into().unwrap());
+                assert_eq!(self.state.attempts[request as usize], expected);
+            }
+            Step::Commit(request) => {
+                let answer = self.succeed(request, before).await;
+                assert_eq!(answer.status, StatusCode::CREATED, "{}", self.told());
+                assert!(!answer.is_replay);
+            }
+            Step::CommitUnheard(request) => drop(self.succeed(request, before).await),
+            Step::CommitFails(request) => {
+                let session = self.call(request).run(SESSION).await.unwrap();
+                end_sessions(self.db, &format!("pid = {session}")).await;
+                let answer = self.succeed(request, before).await;
+                assert!(answer.status.is_server_error(), "{answer:?}");
+            }
+            Step::Fail(request) => {
+                let status = StatusCode::CONFLICT;
+                let answer = self.call(request).answer(status, "").await;
+                assert_eq!(answer.status, status, "{}", self.told());
+            }
+            Step::GoAway(request) => self.calls.remove(&request).unwrap().cancel(),
+            Step::NewerWrites => {
+                self.newer_writes().await;
+                if let [_, Step::Admit(request)] = steps {
+                    self.goes_on(*request, before).await;
+                }
+            }
+            Step::Expire => {
+                let expire = format!(
+                    "UPDATE fence_idempotency_keys SET expires_at = {} WHERE key = '{}'",
+                    in_hours::<DB>(-1),
+                    self.name
+                );
+                self.db.execute(&expire).await;
+                if self.random.random() {
+                    assert!(self.db.fence().remove_expired_keys().await.unwrap() > 0);
+                }
+            }
+            Step::Crash => self.crash(before).await,
+            // Of what is on its way the database does not know.
+            Step::Send(_) => {}
+            Step::Record(_) => unreachable!("a record is a part of the write"),
+        }
+    }
+
+    /// A request was admitted, or has its answer.
+    async fn goes_on(&mut self, request: Request, before: &State) {
+        let event = self.call(request).next().await;
+        if self.state.attempts[request as usize] == Attempt::Admitted {
+            assert_eq!(event, Event::Called, "{}", self.told());
+            return;
+        }
+        let Event::Answered(answer) = event else {
+            panic!("{event:?}: {}", self.told());
+        };
+        let expected = match before.record {
+            Some(record) if record.body == request.body() => StatusCode::CREATED,
+            Some(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            None => StatusCode::PRECONDITION_FAILED,
+        };
+        assert_eq!(answer.status, expected, "{answer:?}: {}", self.told());
+        if expected == StatusCode::CREATED {
+            let stored = before.record.and_then(|record| record.answer).unwrap();
+            assert_eq!(answer.text, text(request.body(), stored), "{}", self.told());
+            assert!(answer.is_replay);
+        }
+    }
+
+    /// The handler answers a success.
+    async fn succeed(&mut self, request: Request, before: &State) -> Answer {
+        let Attempt::Written(n) = before.attempts[request as usize] else {
+            unreachable!("it was written");
+        };
+        let text = text(request.body(), n);
+        self.call(request).answer(StatusCode::CREATED, &text).await
+    }
+
+    /// Holds the row until the next claim may be admitted.
+    async fn close_gate(&mut self) {
+        let mut gate = self.db.pool.acquire().await.unwrap();
+        let lock = format!(
+            "BEGIN; SELECT 1 FROM fence_resources WHERE resource = '{}' FOR UPDATE",
+            self.name
+        );
+        DB::execute(&mut gate, &lock).await.unwrap();
+        self.gate = Some(gate);
+    }
+
+    async fn newer_writes(&mut self) {
+        let write = format!("UPDATE stock SET n = n + 1 WHERE sku = '{}'", self.name);
+        let token_use = match self.world.single_use[0] {
+            true => TokenUse::SingleUse,
+            false => TokenUse::Reusable,
+        };
+        let fence = self.db.fence();
+        match self.gate.take() {
+            // It has the row.
+            Some(mut gate) => {
+                let admitted = fence.admit(&mut gate, &self.name, token(NEWER), token_use);
+                admitted.await.unwrap();
+                let write = format!("{write}; COMMIT");
+                DB::execute(&mut gate, &write).await.unwrap();
+            }
+            None => {
+                let begun = fence.begin(&self.name, token(NEWER), token_use);
+                let mut tx = begun.await.unwrap();
+                DB::execute(&mut tx, &write).await.unwrap();
+                tx.commit().await.unwrap();
+            }
+        }
+    }
+
+    /// All sessions end that are in a transaction; without sessions the process does, with its requests.
+    async fn crash(&mut self, before: &State) {
+        let under_way = Request::ALL.into_iter();
+        let under_way = under_way.filter(|one| has_key(before.attempts[*one as usize]));
+        if !DB::ABORTS_ON_ERROR {
+            for request in under_way {
+                self.calls.remove(&request).unwrap().cancel();
+            }
+            return;
+        }
+        end_sessions(self.db, IN_TRANSACTION).await;
+        self.gate = None;
+        for request in under_way {
+            let call = self.call(request);
+            // Who has waited for the row may have got it, for a moment.
+            let event = match before.attempts[request as usize] {
+                Attempt::Claimed => call.next().await,
+                _ => Event::Called,
+            };
+            let event = match event {
+                Event::Called => Event::Answered(call.answer(StatusCode::CREATED, "").await),
+                event => event,
+            };
+            match event {
+                Event::Answered(answer) if answer.status.is_server_error() => {}
+                other => panic!("{other:?}: {}", self.told()),
+            }
+        }
+    }
+
+    async fn compare(&self) {
+        let (name, state) = (&self.name, &self.state);
+        let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
+        let n = self.db.number(&n).await;
+        assert_eq!(n, i64::from(state.count()), "{}", self.told());
+        let max_token = format!("SELECT max_token FROM fence_resources WHERE resource = '{name}'");
+        let max_token = self.db.number(&max_token).await;
+        assert_eq!(max_token, i64::from(state.max_token), "{}", self.told());
+        // Those that are good, and those with this answer.
+        let stored = state.record.map_or(String::new(), |record| {
+            text(record.body, record.answer.unwrap())
+        });
+        let body = match DB::ABORTS_ON_ERROR {
+            true => "convert_from(body, 'UTF8')",
+            false => "CAST(body AS TEXT)",
+        };
+        let records = format!(
+            "SELECT 10 * count(*) + count(CASE WHEN status = 201 AND {body} = '{stored}' THEN 1 END) \
+             FROM fence_idempotency_keys WHERE key = '{name}' AND expires_at > {}",
+            in_hours::<DB>(0)
+        );
+        let expected = if state.record.is_some() { 11 } else { 0 };
+        assert_eq!(self.db.number(&records).await, expected, "{}", self.told());
+    }
+
+    fn call(&mut self, request: Request) -> &mut Call {
+        self.calls.get_mut(&request).unwrap()
+    }
+
+    fn told(&self) -> String {
+        format!("{}: {:?}", self.name, self.taken)
+    }
+}
+
+fn text(body: Meaning, n: u8) -> String {
+    format!("{body:?} {n}")
+}
+
+/// The moment in so many hours.
+fn in_hours<DB: TestDatabase>(hours: i8) -> String {
+    match DB::ABORTS_ON_ERROR {
+        true => format!("now() + interval '{hours} hours'"),
+        false => format!("(unixepoch() + 3600 * {hours}) * 1000"),
+    }
+}
+
+/// Whether its transaction is open.
+const fn has_key(attempt: Attempt) -> bool {
+    matches!(
+        attempt,
+        Attempt::Claimed | Attempt::Admitted | Attempt::Written(_)
+    )
+}

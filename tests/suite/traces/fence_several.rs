@@ -1,0 +1,366 @@
+//! Traces of the world of several resources, taken by the layer on Postgres and on SQLite.
+//!
+//! Where a request is not in anybody's way it gets its rows at once. On Postgres one may wait for each row; it goes on as soon as the
+//! model says that it can. There a handler may also fail with its connection, and its raise come late: it waits for another one.
+
+use std::collections::HashMap;
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, StatusCode},
+    routing::post,
+};
+use futures_util::{FutureExt, future::BoxFuture};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use sqlx::{Pool, Postgres, Sqlite, pool::PoolConnection, postgres::PgPoolOptions};
+use tower_fence::{Fence, FenceLayer, PathParam};
+use tower_fence_model::{
+    Model,
+    fence::several::{Attempt, Resource, Several, State, Step, Who},
+};
+
+use super::{
+    call::{Call, Event, follow},
+    drawn::Drawn,
+    sessions::{SESSION, end_sessions, somebody_waits},
+};
+use crate::support::{
+    PATIENCE,
+    database::{Fresh, TestDatabase},
+    fence::token,
+};
+
+const TRACES: u64 = 60;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_layer_on_postgres_takes_several_rows_as_the_model_does() {
+    let db = Postgres::fresh(4).await;
+    let mut pools = vec![];
+    for _ in Who::ALL {
+        let pool = PgPoolOptions::new().max_connections(1);
+        let pool = pool.acquire_timeout(PATIENCE).connect(&db.url).await;
+        pools.push(pool.unwrap());
+    }
+    let (waited, failed_late) = take_traces(&db, &pools).await;
+    assert!(waited > 20 && failed_late > 5, "{waited}, {failed_late}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_layer_on_sqlite_takes_several_rows_as_the_model_does() {
+    let db = Sqlite::fresh(4).await;
+    let pools = vec![db.pool.clone(); Who::ALL.len()];
+    take_traces(&db, &pools).await;
+}
+
+/// Returns how many requests have waited, and how many have failed with their connections.
+async fn take_traces<DB: TestDatabase>(db: &Fresh<DB>, pools: &[Pool<DB>]) -> (usize, usize) {
+    let world = Several::small();
+    let mut drawn = Drawn::default();
+    let (mut waited, mut failed_late) = (0, 0);
+    for seed in 0..TRACES {
+        let trace = Trace::begin(db, pools, &world, seed).await;
+        let trace = trace.run(&mut drawn).await;
+        waited += trace.waited;
+        failed_late += trace.failed_late;
+    }
+    drawn.are_all_but(&[]);
+    (waited, failed_late)
+}
+
+/// One trace, on two resources of its own.
+struct Trace<'a, DB: TestDatabase> {
+    db: &'a Fresh<DB>,
+    world: &'a Several,
+    names: [String; 2],
+    /// Each request comes to a process of its own; on Postgres to one that has one connection.
+    pools: &'a [Pool<DB>],
+    services: Vec<Router>,
+    random: StdRng,
+    state: State,
+    taken: Vec<Step>,
+    calls: HashMap<Who, Call>,
+    /// The connection that a raise waits for.
+    kept: Option<PoolConnection<DB>>,
+    waited: usize,
+    failed_late: usize,
+}
+
+impl<'a, DB: TestDatabase> Trace<'a, DB> {
+    async fn begin(
+        db: &'a Fresh<DB>,
+        pools: &'a [Pool<DB>],
+        world: &'a Several,
+        seed: u64,
+    ) -> Self {
+        let names = ["r", "s"].map(|name| format!("{seed}-{name}"));
+        let state = world.init_states().remove(0);
+        for (name, amount) in names.iter().zip(state.amounts) {
+            let name = tower_fence::Resource::new(name).unwrap();
+            // The model begins with a row.
+            db.fence().raise(&name, token(1)).await.unwrap();
+            let insert = format!("INSERT INTO stock VALUES ('{name}', {amount})");
+            db.execute(&insert).await;
+        }
+        let services = pools.iter().map(|pool| {
+            let fence = Fence::new(pool.clone())
+                .lock_wait(PATIENCE)
+                .hold_limit(PATIENCE);
+            let one = FenceLayer::new(fence.clone(), PathParam("sku"));
+            let both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]);
+            Router::new()
+                .route("/{sku}", post(follow::<DB>).route_layer(one))
+                .route("/{from}/{to}", post(follow::<DB>).route_layer(both))
+        });
+        Self {
+            db,
+            world,
+            names,
+            pools,
+            services: services.collect(),
+            random: StdRng::seed_from_u64(seed),
+            state,
+            taken: vec![],
+            calls: HashMap::new(),
+            kept: None,
+            waited: 0,
+            failed_late: 0,
+        }
+    }
+
+    /// Takes steps until there are none.
+    async fn run(mut self, drawn: &mut Drawn) -> Self {
+        while let Some(steps) = self.draw(drawn) {
+            let before = self.state.clone();
+            for step in &steps {
+                self.go(*step, drawn);
+            }
+            self.take(&steps, &before).await;
+            // Whoever has waited for what was freed has it by now.
+            while let Some(admit) = self.next_admission() {
+                self.go(admit, drawn);
+            }
+            self.hear(&before).await;
+            self.compare().await;
+        }
+        self
+    }
+
+    fn go(&mut self, step: Step, drawn: &mut Drawn) {
+        self.state = self.world.next_state(&self.state, step).unwrap();
+        self.taken.push(step);
+        drawn.was_taken(&step);
+        drawn.was_reached(self.world, &self.state);
+    }
+
+    fn draw(&mut self, drawn: &mut Drawn) -> Option<Vec<Step>> {
+        let steps = possible(self.world, &self.state);
+        drawn.was_possible(&steps);
+        let (mut draws, mut waiting) = (vec![], vec![]);
+        for step in steps {
+            match step {
+                Step::Begin(who) => match self.may_begin(who) {
+                    Some(true) => waiting.push(vec![step]),
+                    Some(false) => draws.push(vec![step]),
+                    None => {}
+                },
+                Step::Fail(who) => {
+                    let rows = who.resources();
+                    if self
+                        .waiters(&self.state)
+                        .all(|waiter| apart(&waiter.1, rows))
+                    {
+                        draws.push(vec![step, Step::AnswerFailure(who)]);
+                    }
+                    // There are no other connections to wait for.
+                    if DB::ABORTS_ON_ERROR {
+                        draws.push(vec![step]);
+                    }
+                }
+                _ => draws.push(vec![step]),
+            }
+        }
+        // What it is about is who has to wait, and who comes meanwhile.
+        if !waiting.is_empty() && (draws.is_empty() || self.random.random_bool(0.6)) {
+            return waiting.choose(&mut self.random).cloned();
+        }
+        let comes = |draw: &Vec<Step>| matches!(draw[0], Step::Begin(_));
+        let somebody_waits = self.waiters(&self.state).next().is_some();
+        if somebody_waits && draws.iter().any(comes) && self.random.random_bool(0.7) {
+            draws.retain(comes);
+        }
+        draws.choose(&mut self.random).cloned()
+    }
+
+    /// Whether it has to wait; nothing where it is not clear who would get the rows that it waits for.
+    fn may_begin(&self, who: Who) -> Option<bool> {
+        let begun = self.world.next_state(&self.state, Step::Begin(who));
+        let mut state = begun.unwrap();
+        while let Some(admit) = next_admission(self.world, &state) {
+            state = self.world.next_state(&state, admit).unwrap();
+        }
+        let waiters: Vec<_> = self.waiters(&state).collect();
+        let Some((_, rows)) = waiters.iter().find(|waiter| waiter.0 == who) else {
+            // Any transaction waits for a writer there.
+            let is_free = !self.state.attempts.into_iter().any(is_open);
+            return (DB::ABORTS_ON_ERROR || is_free).then_some(false);
+        };
+        let mut others = waiters.iter().filter(|waiter| waiter.0 != who);
+        // Who is stale already does not wait.
+        let is_stale = |row: &Resource| self.state.max_token[*row as usize] >= who.token();
+        let is_clear = others.all(|other| apart(&other.1, rows)) && !rows.iter().any(is_stale);
+        (DB::ABORTS_ON_ERROR && is_clear).then_some(true)
+    }
+
+    fn next_admission(&self) -> Option<Step> {
+        next_admission(self.world, &self.state)
+    }
+
+    /// Who waits for a row, with those that it has not yet.
+    fn waiters(&self, state: &State) -> impl Iterator<Item = (Who, Vec<Resource>)> {
+        let waiters = Who::ALL.into_iter().filter_map(|who| {
+            let Attempt::Admitting(locked, _) = state.attempts[who as usize] else {
+                return None;
+            };
+            let mut rows = who.resources().to_vec();
+            rows.sort();
+            let rows = rows.split_off(locked);
+            (!rows.is_empty()).then_some((who, rows))
+        });
+        waiters.collect::<Vec<_>>().into_iter()
+    }
+
+    async fn take(&mut self, steps: &[Step], before: &State) {
+        match steps[0] {
+            Step::Begin(who) => self.send(who),
+            Step::Commit(who) => {
+                for (resource, change) in who.resources().iter().zip([-1, 1]) {
+                    let change = if who.resources().len() == 2 {
+                        change
+                    } else {
+                        0
+                    };
+                    let sql = format!(
+                        "UPDATE stock SET n = n + {change} WHERE sku = '{}' RETURNING n",
+                        self.names[*resource as usize]
+                    );
+                    assert!(self.call(who).run(&sql).await.is_some());
+                }
+                self.answers(who, StatusCode::CREATED).await;
+            }
+            Step::Fail(who) if steps.len() == 1 => self.fail_late(who).await,
+            Step::Fail(who) => self.answers(who, StatusCode::CONFLICT).await,
+            Step::AnswerFailure(who) => {
+                self.kept = None;
+                let event = self.call(who).next().await;
+                let Event::Answered(answer) = event else {
+                    panic!("{event:?}: {}", self.told());
+                };
+                assert_eq!(answer.status, StatusCode::CONFLICT, "{}", self.told());
+            }
+            Step::Admit(..) => unreachable!("{before:?}"),
+        }
+    }
+
+    fn send(&mut self, who: Who) {
+        let rows = who.resources().iter();
+        let rows: Vec<&str> = rows.map(|row| &*self.names[*row as usize]).collect();
+        let tokens = rows
+            .iter()
+            .map(|row| format!("{};resource=\"{row}\"", who.token()));
+        let post = Request::post(format!("/{}", rows.join("/")))
+            .header("Fencing-Token", tokens.collect::<Vec<_>>().join(", "))
+            .body(Body::empty())
+            .unwrap();
+        let service = self.services[who as usize].clone();
+        self.calls.insert(who, Call::send(service, post));
+    }
+
+    async fn answers(&mut self, who: Who, status: StatusCode) {
+        let answer = self.call(who).answer(status, "").await;
+        assert_eq!(answer.status, status, "{answer:?}: {}", self.told());
+    }
+
+    /// Its session ends, and its handler fails. The raise waits for another connection.
+    async fn fail_late(&mut self, who: Who) {
+        let session = self.call(who).run(SESSION).await.unwrap();
+        let pool = &self.pools[who as usize];
+        // It is in line before the raise is.
+        let mut next: BoxFuture<_> = pool.acquire().boxed();
+        assert!((&mut next).now_or_never().is_none());
+        end_sessions(self.db, &format!("pid = {session}")).await;
+        self.calls[&who].tell_to_answer(StatusCode::CONFLICT, "");
+        self.kept = Some(next.await.unwrap());
+        self.failed_late += 1;
+    }
+
+    /// Hears of all that were admitted or refused meanwhile.
+    async fn hear(&mut self, before: &State) {
+        let waiters: Vec<Who> = self.waiters(&self.state).map(|waiter| waiter.0).collect();
+        for who in Who::ALL {
+            let was_open = match before.attempts[who as usize] {
+                Attempt::None => false,
+                _ => self.waiters(before).all(|waiter| waiter.0 != who),
+            };
+            let attempt = self.state.attempts[who as usize];
+            if was_open || attempt == Attempt::None {
+                continue;
+            }
+            if waiters.contains(&who) {
+                self.waited += usize::from(before.attempts[who as usize] == Attempt::None);
+                assert!(self.calls[&who].is_silent(), "{}", self.told());
+                continue;
+            }
+            match (attempt, self.call(who).next().await) {
+                (Attempt::Admitting(..), Event::Called) => {}
+                (Attempt::Over, Event::Answered(answer))
+                    if answer.status == StatusCode::PRECONDITION_FAILED => {}
+                (_, other) => panic!("{other:?}: {}", self.told()),
+            }
+        }
+        if DB::ABORTS_ON_ERROR {
+            somebody_waits(self.db, waiters.len()).await;
+        }
+    }
+
+    async fn compare(&self) {
+        for (place, name) in self.names.iter().enumerate() {
+            let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
+            let row = format!("SELECT max_token FROM fence_resources WHERE resource = '{name}'");
+            let found = (self.db.number(&n).await, self.db.number(&row).await);
+            let expected = (
+                self.state.amounts[place].into(),
+                self.state.max_token[place].into(),
+            );
+            assert_eq!(found, expected, "{name}: {}", self.told());
+        }
+    }
+
+    fn call(&mut self, who: Who) -> &mut Call {
+        self.calls.get_mut(&who).unwrap()
+    }
+
+    fn told(&self) -> String {
+        format!("{}: {:?}", self.names[0], self.taken)
+    }
+}
+
+fn possible(world: &Several, state: &State) -> Vec<Step> {
+    let mut steps = vec![];
+    world.actions(state, &mut steps);
+    steps
+}
+
+fn next_admission(world: &Several, state: &State) -> Option<Step> {
+    let mut steps = possible(world, state).into_iter();
+    steps.find(|step| matches!(step, Step::Admit(..)))
+}
+
+/// Whether no resource is in both.
+fn apart(some: &[Resource], others: &[Resource]) -> bool {
+    !some.iter().any(|resource| others.contains(resource))
+}
+
+const fn is_open(attempt: Attempt) -> bool {
+    matches!(attempt, Attempt::Admitting(..))
+}

@@ -1,0 +1,38 @@
+//! The sessions of a database in Postgres: which of them wait, and their end.
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+};
+
+/// The session that says so.
+pub const SESSION: &str = "SELECT pg_backend_pid()::bigint";
+
+pub const IN_TRANSACTION: &str = "state <> 'idle'";
+
+/// The sessions of this database but for the one that asks.
+const OTHERS: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND";
+
+/// Ends these sessions, and waits until they are gone.
+pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
+    let mut conn = db.pool.acquire().await.unwrap();
+    let ended = OTHERS.replace("count(*)", "count(pg_terminate_backend(pid))");
+    let ended = DB::number(&mut conn, &format!("{ended} {which}")).await;
+    assert!(ended.unwrap() > 0, "there is none");
+    eventually("the sessions are gone", async || {
+        let left = DB::number(&mut conn, &format!("{OTHERS} {which}")).await;
+        left.unwrap() == 0
+    })
+    .await;
+}
+
+/// Waits until so many sessions wait for a lock.
+pub async fn somebody_waits<DB: TestDatabase>(db: &Fresh<DB>, count: usize) {
+    let count = i64::try_from(count).unwrap();
+    eventually("they wait for rows", async || {
+        db.number(&format!("{OTHERS} wait_event_type = 'Lock'"))
+            .await
+            == count
+    })
+    .await;
+}
