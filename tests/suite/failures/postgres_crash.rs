@@ -173,17 +173,47 @@ fn named(name: &str) -> Resource {
     Resource::new(name).unwrap()
 }
 
+/// Has the server write its log now, so that it does not do so by itself for the next ten seconds; and knows a resource
+/// whose next write, under this token, adds little to it. A server that has whole pages to write does not wait for long
+/// with them, nor with what stands before.
+async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
+    let (lost, pool) = (named("lost"), fence.get_pool());
+    let dead = fence.inspect(&lost).await.unwrap().unwrap_or(0);
+    let next = Token::new(dead + 2).unwrap();
+    fence.raise(&lost, next).await.unwrap();
+    let written = async || {
+        let bytes = "SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint";
+        let bytes: i64 = sqlx::query_scalar(bytes).fetch_one(pool).await.unwrap();
+        bytes
+    };
+    let before = written().await;
+    sqlx::query("SELECT pg_logical_emit_message(true, 'pages', repeat('x', 30000))")
+        .execute(pool)
+        .await
+        .unwrap();
+    eventually("the log is written", async || written().await > before).await;
+    next
+}
+
 /// Crashes, and sees that a write is lost for which nothing waits, as the application chose.
-async fn crash(server: &mut PostgresServer, fence: Fence<Postgres>) -> Fence<Postgres> {
+async fn crash(
+    server: &mut PostgresServer,
+    fence: Fence<Postgres>,
+    next: Token,
+) -> Fence<Postgres> {
     let lost = named("lost");
-    let tx = fence.begin(&lost, Token::MIN, TokenUse::SingleUse).await;
+    let tx = fence.begin(&lost, next, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     fence.get_pool().close().await;
     server.crash().await;
     server.restart().await;
     let after = fence_on(server).await;
     let found = after.inspect(&lost).await.unwrap();
-    assert_eq!(found, None, "this crash loses nothing, so it shows nothing");
+    assert_eq!(
+        found,
+        Some(next.get() - 1),
+        "this crash loses nothing, so it shows nothing"
+    );
     after
 }
 
@@ -193,14 +223,9 @@ async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk
     let before = fence_on(&server).await;
     before.migrate().await.unwrap();
     before.next_epoch(7, Epoch::FIRST).await.unwrap();
-    // A server that has whole pages of its log to write does not wait for long with the next one.
-    let written = "BEGIN; SET LOCAL synchronous_commit = on; CREATE TABLE written (); COMMIT";
-    sqlx::raw_sql(written)
-        .execute(before.get_pool())
-        .await
-        .unwrap();
+    let next = before_a_loss(&before).await;
     let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
-    let after = crash(&mut server, before).await;
+    let after = crash(&mut server, before, next).await;
     let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
     assert!(again > epoch, "{epoch} was handed out twice");
     after.get_pool().close().await;
@@ -221,6 +246,7 @@ async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_i
             if known {
                 fence.raise(&name, Token::new(5).unwrap()).await.unwrap();
             }
+            let next = before_a_loss(&fence).await;
             match raised {
                 "raise" => fence.raise(&name, token).await.unwrap(),
                 "announcement" => fence.announce(&name, token, &lease).await.unwrap(),
@@ -240,7 +266,7 @@ async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_i
                     assert_eq!(answer.status(), 200);
                 }
             }
-            fence = crash(&mut server, fence).await;
+            fence = crash(&mut server, fence, next).await;
             let dead = fence.inspect(&name).await.unwrap();
             assert_eq!(dead, Some(8), "{name}: an older one writes again");
         }

@@ -223,6 +223,26 @@ async fn nothing_is_admitted_on_another_time_line_that_was_admissible_there() {
     }
 }
 
+/// In each of them as many tokens may have been handed out.
+#[tokio::test]
+async fn time_lines_that_nobody_here_has_seen_count_as_well() {
+    let db = ways_in_epoch_1().await;
+    for (before, here, dead) in [
+        ("1500000001", "1500000006", 5_001_999_999_999),
+        // Another version begins to count anew.
+        ("1500000006", "1600000001", DEAD),
+        ("1600000001", "1700000009", DEAD),
+    ] {
+        was_on_time_line(&db, before).await;
+        db.execute(&format!(
+            "CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS $$ SELECT '{here}' $$"
+        ))
+        .await;
+        let refused = attempt(&db, "the function", 1_000_000_006).await;
+        assert_eq!(refused, Err(dead), "{before} {here}");
+    }
+}
+
 #[tokio::test]
 async fn a_row_of_another_time_line_writes_on_under_a_new_epoch() {
     let db = ways_in_epoch_1().await;

@@ -14,6 +14,7 @@ mod failover;
 mod floors;
 mod floors_load;
 mod functions;
+mod idle;
 mod left_open;
 mod migration;
 mod partitions;

@@ -10,7 +10,7 @@ use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Owner, Renew};
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, granted, is_held, is_lost, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, is_lost, join, sku, wait, waiters},
     store::{TestStore, on_every_store_with_a_line},
 };
 
@@ -28,6 +28,15 @@ on_every_store_with_a_line!(
     a_shorter_lease_is_known_to_whoever_is_first_now,
     a_repetition_in_line_keeps_the_owner,
 );
+
+/// Where the line outlives those who wait in it.
+mod in_the_store {
+    use super::*;
+
+    on_every_store_with_a_line!(on_postgres: Postgres, a_repeated_request_is_served_before_those_behind_it);
+    on_every_store_with_a_line!(on_redis: Redis, a_repeated_request_is_served_before_those_behind_it);
+    on_every_store_with_a_line!(on_a_cluster: Cluster, a_repeated_request_is_served_before_those_behind_it);
+}
 
 async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
@@ -47,12 +56,12 @@ async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
 async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let ttl = Duration::from_millis(400);
+    let asked_at = Instant::now();
     let first = grant(&one, &sku(), ttl).await;
-    let granted_at = Instant::now();
     let waiting = wait(&two, LONG).await;
     let second = granted(waiting).await;
     assert!(
-        granted_at.elapsed() >= ttl - Duration::from_millis(5),
+        asked_at.elapsed() >= ttl - Duration::from_millis(5),
         "before the end"
     );
     assert!(second.token > first.token);
@@ -199,6 +208,24 @@ async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
     .await;
     assert!(one.break_lease(&sku()).await.unwrap());
     assert!(grant(&two, &sku(), LONG).await.token > third.token);
+}
+
+async fn a_repeated_request_is_served_before_those_behind_it<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let request = Acquire::new(LONG).wait(LONG);
+    let given_up = join(&one, request.clone()).await;
+    let behind = wait(&two, LONG).await;
+    let again = tokio::spawn({
+        let two = two.clone();
+        async move { two.acquire(&sku(), request).await }
+    });
+    sleep(S::SHORT).await;
+    given_up.abort();
+    one.release(&sku(), &first.id).await.unwrap();
+    let lease = granted(again).await;
+    one.release(&sku(), &lease.id).await.unwrap();
+    assert!(granted(behind).await.token > lease.token);
 }
 
 /// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its

@@ -8,7 +8,11 @@ use crate::support::{
     store::{TestStore, on_every_store},
 };
 
-on_every_store!(it_closes_the_resource_for_its_former_holder_too);
+on_every_store!(
+    it_closes_the_resource_for_its_former_holder_too,
+    it_stays_with_a_lease_that_is_renewed,
+    it_is_that_of_the_last_request_under_the_id,
+);
 
 /// It may have been paused, and what it has read may be old.
 async fn it_closes_the_resource_for_its_former_holder_too<S: TestStore>() {
@@ -23,4 +27,27 @@ async fn it_closes_the_resource_for_its_former_holder_too<S: TestStore>() {
         is_lost(leases.release(&sku(), &lease.id).await);
         is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     }
+}
+
+async fn it_stays_with_a_lease_that_is_renewed<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let delayed = Acquire::new(LONG).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.unwrap();
+    for renew in [Renew::new(S::SHORT).with_new_token(), Renew::new(S::SHORT)] {
+        two.renew(&sku(), &lease.id, renew).await.unwrap();
+    }
+    sleep(2 * S::SHORT).await;
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
+async fn it_is_that_of_the_last_request_under_the_id<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let lease = one.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+    let again = Acquire::new(S::SHORT).lock_delay(LONG);
+    let again = again.lease_id(lease.id.clone());
+    two.acquire(&sku(), again).await.unwrap();
+    sleep(2 * S::SHORT).await;
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
 }

@@ -29,6 +29,7 @@ mod postgres_idle;
 mod postgres_line;
 mod postgres_locks;
 mod postgres_processes;
+mod quorum_attempts;
 mod quorum_clean_up;
 mod quorum_epochs;
 mod quorum_faults;

@@ -15,10 +15,14 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase},
+    eventually,
     fence::write,
     functions::{admit, is_refused},
     lease::{LONG, SHORT, grant, granted, sku, wait},
 };
+
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
+    WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
     let leases = db.number("SELECT count(*) FROM fence_leases").await;
@@ -148,4 +152,110 @@ async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
         !naive.await,
         "this load does not find a removal that forgets"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_granted_above_a_floor_that_moves() {
+    const ABOVE_ALL_EPOCHS: i64 = 5_000_000_000_000;
+    let db = Postgres::fresh(4).await;
+    let mut removal = db.pool.begin().await.unwrap();
+    let raise = format!("UPDATE fence_floors SET floor = {ABOVE_ALL_EPOCHS} WHERE partition = 110");
+    Postgres::execute(&mut removal, &raise).await.unwrap();
+    let pool = db.pool.clone();
+    let acquire = "SELECT token FROM fence_acquire('sku-1', '1 min')";
+    let waits =
+        tokio::spawn(async move { sqlx::query_scalar::<_, i64>(acquire).fetch_one(&pool).await });
+    eventually("it waits", async || {
+        waits.is_finished() || db.number(WAITING).await == 1
+    })
+    .await;
+    removal.commit().await.unwrap();
+    assert_eq!(waits.await.unwrap().unwrap(), ABOVE_ALL_EPOCHS + 1);
+}
+
+/// They stand first, and no more than one is asked for.
+#[tokio::test]
+async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
+    let db = Postgres::fresh(2).await;
+    for (stays, max_token, announced, hours, lease) in [
+        ("used a moment ago", 5, 5, 0, ""),
+        ("seen more than was granted", 1_001, 5, 2, ""),
+        ("announced more than was granted", 5, 1_001, 2, ""),
+        (
+            "leased more than was granted",
+            5,
+            5,
+            2,
+            "(1001, now() - interval '2 hours')",
+        ),
+        ("held", 5, 5, 2, "(5, now() + interval '2 hours')"),
+        ("held a moment ago", 5, 5, 2, "(5, now())"),
+        ("waited for", 5, 5, 2, "line"),
+    ] {
+        let leases = match lease {
+            "" => String::new(),
+            "line" => "INSERT INTO fence_waiters (resource, ticket, lease, listener) \
+                SELECT n, n, ''::bytea, 0 FROM generate_series(1, 5) AS n;"
+                .into(),
+            held => format!(
+                "INSERT INTO fence_leases (resource, token, lease, expires_at, lock_delay) \
+                 SELECT n, token, ''::bytea, expires_at, interval '0' \
+                 FROM generate_series(1, 5) AS n, (VALUES {held}) AS l (token, expires_at);"
+            ),
+        };
+        db.execute(&format!(
+            "TRUNCATE fence_resources, fence_leases, fence_waiters; \
+             INSERT INTO fence_resources (resource, max_token, announced, updated_at, partition) \
+             SELECT n, {max_token}, {announced}, now() - {hours} * interval '1 hour', 110 \
+             FROM generate_series(1, 5) AS n; {leases} \
+             INSERT INTO fence_resources (resource, max_token, updated_at, partition) \
+             VALUES ('idle', 1000, now() - interval '2 hours', 110)"
+        ))
+        .await;
+        let remove = "SELECT fence_remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)::bigint";
+        assert_eq!(db.number(remove).await, 1, "{stays}");
+        assert_eq!(db.number(remove).await, 0, "{stays}");
+        assert_eq!(rows(&db).await.0, 5, "{stays}");
+    }
+}
+
+/// A removal looks for them before it waits for the floor, and once more behind that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_are_used_while_a_removal_waits_stay() {
+    let db = Postgres::fresh(4).await;
+    let wait_for_long = "ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) \
+        SET lock_timeout = '60 s'";
+    db.execute(wait_for_long).await;
+    for used in [
+        "UPDATE fence_resources SET updated_at = now()",
+        "UPDATE fence_resources SET max_token = 1001",
+        "UPDATE fence_resources SET announced = 1001",
+        "UPDATE fence_leases SET token = 1001",
+        "UPDATE fence_leases SET expires_at = now()",
+    ] {
+        db.execute(
+            "TRUNCATE fence_resources, fence_leases; \
+             INSERT INTO fence_resources (resource, max_token, updated_at, partition) \
+             VALUES ('idle', 1000, now() - interval '2 hours', 110); \
+             INSERT INTO fence_leases (resource, token, expires_at, lock_delay) \
+             VALUES ('idle', 1000, now() - interval '2 hours', '0')",
+        )
+        .await;
+        let mut writer = db.pool.begin().await.unwrap();
+        let lock = "SELECT FROM fence_floors WHERE partition = 110 FOR SHARE";
+        Postgres::execute(&mut writer, lock).await.unwrap();
+        let pool = db.pool.clone();
+        let removal = tokio::spawn(async move {
+            let remove = "SELECT fence_remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)";
+            sqlx::query_scalar::<_, i32>(remove).fetch_one(&pool).await
+        });
+        eventually("it waits", async || {
+            removal.is_finished() || db.number(WAITING).await == 1
+        })
+        .await;
+        Postgres::execute(&mut writer, used).await.unwrap();
+        writer.commit().await.unwrap();
+        assert_eq!(removal.await.unwrap().unwrap(), 0, "{used}");
+        assert_eq!(rows(&db).await, (1, 1), "{used}");
+    }
 }

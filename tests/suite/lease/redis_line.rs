@@ -50,6 +50,46 @@ async fn lines_leave_nothing_behind() {
     only_the_clock_is_left(&server).await;
 }
 
+/// The processes of those who wait may have died.
+#[tokio::test]
+async fn a_line_is_kept_for_as_long_as_the_last_of_it_waits() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    let shorter = Acquire::new(LONG).wait(Duration::from_secs(20));
+    let shorter = join(&leases, shorter).await;
+    for key in ["queue", "waiters"] {
+        let key = format!("tower-fence:{{110}}:{key}:sku-1");
+        let left = server.command(&["PTTL", &key]).await;
+        let left: i64 = redis::from_redis_value(left).unwrap();
+        assert!((30_001..=70_000).contains(&left), "{key}: {left} ms");
+    }
+    waiting.abort();
+    shorter.abort();
+}
+
+#[tokio::test]
+async fn a_lease_behind_a_line_of_the_dead_is_granted_by_a_clock_that_counts() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let [queue, waiters] =
+        ["queue", "waiters"].map(|key| format!("tower-fence:{{110}}:{key}:sku-1"));
+    server.command(&["ZADD", &queue, "1", "gone"]).await;
+    let nobody_listens = "1\nnobody-listens\n";
+    server
+        .command(&["HSET", &waiters, "gone", nobody_listens])
+        .await;
+    server.command(&["DEL", CLOCK]).await;
+    let next = grant(&leases, &sku(), LONG).await;
+    assert_eq!(next.token.get(), 2_000_000_001);
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    leases.release(&sku(), &next.id).await.unwrap();
+    only_the_clock_is_left(&server).await;
+}
+
 /// How many commands the server has run, those of scripts included.
 async fn commands(server: &RedisServer) -> i64 {
     let stats = server.command(&["INFO", "commandstats"]).await;

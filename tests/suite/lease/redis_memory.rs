@@ -254,6 +254,26 @@ async fn leases_of_an_epoch_that_is_used_up_go_on_and_those_without_a_clock_are_
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
+/// It would be one that another epoch gives, or has given.
+#[tokio::test]
+async fn a_clock_that_is_used_up_or_lost_gives_a_held_lease_no_other_token() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, db.fence()).await;
+    let used_up = ["HSET", CLOCK, "n", "999999999"];
+    let held = grant(&leases, &sku(), LONG).await;
+    server.command(&used_up).await;
+    let renew = Renew::new(LONG).with_new_token();
+    is_lost(leases.renew(&sku(), &held.id, renew).await);
+    server.command(&["DEL", LEASE]).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    assert_eq!(held.token.get(), 2_000_000_001);
+    // Whoever asks again has one of the next epoch.
+    server.command(&["DEL", CLOCK]).await;
+    let again = Acquire::new(LONG).lease_id(held.id);
+    let again = leases.acquire(&sku(), again).await.unwrap();
+    assert_eq!(again.token.get(), 3_000_000_001);
+}
+
 #[tokio::test]
 async fn a_prefix_that_breaks_the_hash_tag_is_refused() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);

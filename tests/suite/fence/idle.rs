@@ -1,0 +1,160 @@
+//! When a resource was used last. Each use says so, or its row would be removed as one that nobody uses.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, request::Parts},
+    routing::get,
+};
+use sqlx::Postgres;
+use tower::ServiceExt;
+use tower_fence::{
+    Fence, FenceLayer, Resource, TokenUse,
+    announce::{Announce, LeaseDigest},
+    fence::FenceDatabase,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    fence::{begin, sku, token, write},
+    functions,
+};
+
+on_both_databases!(each_use_makes_a_row_young);
+
+/// What is done with a token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Use {
+    Write,
+    Raise,
+    Announce,
+    Read,
+}
+
+const USES: [Use; 4] = [Use::Write, Use::Raise, Use::Announce, Use::Read];
+
+impl Use {
+    async fn with<DB: FenceDatabase + TestDatabase>(self, fence: &Fence<DB>, value: i64) {
+        match self {
+            Self::Write => begin(fence, value).await.commit().await.unwrap(),
+            Self::Raise => fence.raise(&sku(), token(value)).await.unwrap(),
+            Self::Announce => {
+                let lease = LeaseDigest::of("the-lease-of-whoever-uses-it");
+                fence.announce(&sku(), token(value), &lease).await.unwrap();
+            }
+            Self::Read => {
+                let layer = FenceLayer::new(fence.clone(), |_: &Parts| Resource::new("sku-1"));
+                let app: Router = Router::new()
+                    .route("/", get(async || "read"))
+                    .route_layer(layer);
+                let request = Request::get("/").header("Fencing-Token", value);
+                let answer = app.oneshot(request.body(Body::empty()).unwrap()).await;
+                assert_eq!(answer.unwrap().status(), 200);
+            }
+        }
+    }
+}
+
+/// As if the row was used so many hours ago; or will have been, for whoever began before its last use.
+async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
+    let then = if DB::ABORTS_ON_ERROR {
+        format!("now() - {hours_ago} * interval '1 hour'")
+    } else {
+        format!("datetime('now', '{} hours')", -hours_ago)
+    };
+    db.execute(&format!("UPDATE fence_resources SET updated_at = {then}"))
+        .await;
+}
+
+/// Whether the row would be removed as one that was not used for an hour. The floor is taken back.
+async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
+    let removed = db
+        .fence()
+        .remove_idle(Duration::from_secs(3_600), 10)
+        .await
+        .unwrap();
+    db.execute("UPDATE fence_floors SET floor = 0").await;
+    removed == 1
+}
+
+async fn each_use_makes_a_row_young<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    for (value, one) in (1..).zip(USES) {
+        let fence = db.fence();
+        write(&fence, 10 * value).await.unwrap();
+        used(&db, 24).await;
+        one.with(&fence, 10 * value + 5).await;
+        assert!(!is_idle(&db).await, "{one:?}");
+        used(&db, 24).await;
+        assert!(is_idle(&db).await, "{one:?}");
+    }
+}
+
+#[tokio::test]
+async fn so_do_the_other_ways_to_write_in_postgres() {
+    let db = Postgres::fresh(4).await;
+    let (fence, reusing) = (db.fence(), db.reusing_fence());
+    let mut conn = db.pool.acquire().await.unwrap();
+    write(&fence, 1).await.unwrap();
+    for way in [
+        "early",
+        "one statement",
+        "fence_admit",
+        "fence_raise",
+        "fence_acquire",
+    ] {
+        let dead = "SELECT max_token FROM fence_resources WHERE resource = 'sku-1'";
+        let value = db.number(dead).await + 5;
+        used(&db, 24).await;
+        match way {
+            "early" => {
+                // Its end begins the transaction of the next one.
+                let other = Resource::new("another").unwrap();
+                let first = reusing.begin(&other, token(1), TokenUse::Reusable).await;
+                first.unwrap().commit().await.unwrap();
+                begin(&reusing, value).await.commit().await.unwrap();
+            }
+            "one statement" => {
+                let insert = sqlx::query("INSERT INTO ledger SELECT 2 FROM fence RETURNING entry");
+                let written: Vec<(i64,)> = fence
+                    .write(&sku(), token(value), TokenUse::SingleUse, insert)
+                    .await
+                    .unwrap();
+                assert_eq!(written, [(2,)]);
+            }
+            "fence_admit" => drop(functions::admit(&mut conn, "sku-1", value).await.unwrap()),
+            "fence_raise" => drop(functions::raise(&mut conn, "sku-1", value).await.unwrap()),
+            _ => functions::execute(&mut conn, "SELECT fence_acquire('sku-1', '1 s')")
+                .await
+                .unwrap(),
+        }
+        let young = "SELECT count(*) FROM fence_resources \
+            WHERE resource = 'sku-1' AND updated_at > now() - interval '1 hour'";
+        assert_eq!(db.number(young).await, 1, "{way}");
+    }
+}
+
+/// A transaction that began before the last use of a resource, and waited for it, raises it after that.
+#[tokio::test]
+async fn what_raises_a_row_does_not_make_it_older() {
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence();
+    let mut conn = db.pool.acquire().await.unwrap();
+    write(&fence, 1).await.unwrap();
+    let later = "SELECT count(*) FROM fence_resources WHERE updated_at > now() + interval '30 min'";
+    for (value, one) in (1..).zip(USES) {
+        if one != Use::Write {
+            used(&db, -1).await;
+            one.with(&fence, 10 * value).await;
+            assert_eq!(db.number(later).await, 1, "{one:?}");
+        }
+    }
+    functions::raise(&mut conn, "sku-1", 100).await.unwrap();
+    assert_eq!(db.number(later).await, 1, "fence_raise");
+    functions::execute(&mut conn, "SELECT fence_acquire('sku-1', '1 s')")
+        .await
+        .unwrap();
+    assert_eq!(db.number(later).await, 1, "fence_acquire");
+}
