@@ -3,6 +3,7 @@
 mod abandoned;
 mod admission;
 mod begin_hook;
+mod begun_early;
 mod capabilities;
 mod collisions;
 mod commit;
