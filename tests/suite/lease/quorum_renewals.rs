@@ -1,8 +1,9 @@
-//! What a renewal on a quorum makes of the clocks that it sees.
+//! What a renewal on a quorum makes of the clocks that it sees, and of nodes that come back.
 
 use futures_util::future::join_all;
 use redis::from_redis_value;
 use sqlx::Sqlite;
+use tokio::time::sleep;
 use tower_fence::{
     Resource,
     lease::{LeaseError, Leases, Renew},
@@ -12,7 +13,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     lease::{LONG, grant, sku},
-    nodes::Nodes,
+    nodes::{NODE_WAIT, Nodes},
     redis::{RedisServer, dump, restore},
 };
 
@@ -67,4 +68,24 @@ async fn an_issuer_that_has_only_renewed_knows_when_clocks_are_put_back() {
         restore(server, clocks).await;
     }
     assert!(grant(&renewing, &third, LONG).await.token > held.token);
+}
+
+/// It was found away before, by a call and by who looked whether it is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_away_for_long_takes_part_again() {
+    let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = nodes.leases(&db);
+    nodes.reach_only(&[0, 1, 2, 3]);
+    let mut others = in_the_same_partition();
+    for _ in 0..3 {
+        grant(&leases, &others.next().unwrap(), LONG).await;
+        sleep(2 * NODE_WAIT).await;
+    }
+    nodes.reach_all();
+    eventually("it has leases", async || {
+        grant(&leases, &others.next().unwrap(), LONG).await;
+        let keys = nodes.servers[4].command(&["KEYS", "*:lease:*"]).await;
+        !from_redis_value::<Vec<String>>(keys).unwrap().is_empty()
+    })
+    .await;
 }
