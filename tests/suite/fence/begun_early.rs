@@ -31,3 +31,23 @@ async fn a_transaction_that_began_early_and_is_dropped_leaves_no_lock() {
     .await;
     assert_eq!(fence.inspect(&resource).await.unwrap(), Some(19));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
+    let db = Postgres::fresh(2).await;
+    let (fence, resource) = (db.reusing_fence(), Resource::new("r").unwrap());
+    let write = async |token| {
+        let token = Token::new(token).unwrap();
+        let tx = fence.begin(&resource, token, TokenUse::SingleUse);
+        tx.await.unwrap().commit().await.unwrap();
+    };
+    let mut observer = PgConnection::connect(&db.url).await.unwrap();
+    // Returns when they are gone.
+    let end = "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity \
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    for round in 0..20 {
+        write(2 * round + 1).await;
+        Postgres::number(&mut observer, end).await.unwrap();
+        write(2 * round + 2).await;
+    }
+}
