@@ -3,6 +3,7 @@
 mod abandoned;
 mod admission;
 mod begin_hook;
+mod begun_early;
 mod capabilities;
 mod collisions;
 mod commit;
@@ -11,6 +12,7 @@ mod cut_off;
 mod database;
 mod epochs_above;
 mod failover;
+mod failover_pool;
 mod floors;
 mod floors_load;
 mod functions;

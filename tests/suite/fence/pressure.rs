@@ -5,12 +5,16 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, routing::post};
+use axum::{
+    Router,
+    routing::{get, post},
+};
 use futures_util::future::{join, join_all};
 use sqlx::Postgres;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
     AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    fence::WriteError,
 };
 
 use crate::support::{
@@ -177,6 +181,17 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
         }
         let stale = process.raise(&resource, token(10)).await;
         assert!(matches!(stale, Err(AdmitError::Stale(_))));
+        let insert = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
+        let stale = process.write::<(i64,)>(&resource, token(10), TokenUse::SingleUse, insert);
+        assert!(matches!(
+            stale.await,
+            Err(WriteError::Admit(AdmitError::Stale(_)))
+        ));
+        let layer = FenceLayer::new(process.clone(), PathParam("r"));
+        let reads = Router::new().route("/{r}", get("read")).route_layer(layer);
+        let reads = Server::start(reads).await;
+        let stale = reads.get("/r").header("Fencing-Token", "10");
+        Answer::to(stale).await.is_problem(412, "stale-token");
         assert!(matches!(write(process, 11).await, Err(AdmitError::Busy(_))));
     }
     drop(all);

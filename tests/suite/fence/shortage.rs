@@ -83,8 +83,14 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
     // The pool's own limit is the shorter one.
     let options = PgPoolOptions::new().max_connections(1);
     let hasty = options.acquire_timeout(Duration::from_millis(300));
-    let hasty = hasty.connect(&db.url).await.unwrap();
-    let all = hasty.acquire().await.unwrap();
+    let hasty = hasty.connect_lazy(&db.url).unwrap();
+    // On a busy machine a connection takes longer than that.
+    let mut all = None;
+    eventually("it is connected", async || {
+        all = hasty.acquire().await.ok();
+        all.is_some()
+    })
+    .await;
     for reuse in [false, true] {
         let error = write(&Fence::new(hasty.clone()).reuse_connections(reuse), 0).await;
         let error = error.unwrap_err();

@@ -1,6 +1,7 @@
 //! The layer over real HTTP.
 
 mod deferred;
+mod deferred_escape;
 mod deferred_settings;
 mod false_success;
 mod fenced_read;

@@ -40,6 +40,7 @@ mod quorum_naive;
 mod quorum_nodes;
 mod quorum_others;
 mod quorum_pauses;
+mod quorum_renewals;
 mod quorum_scripts;
 mod quorum_scripts_ends;
 mod quorum_scripts_loss;

@@ -1,0 +1,53 @@
+//! Transactions that begin with the COMMIT of the one before, where connections are reused.
+
+use sqlx::{Connection, PgConnection, Postgres};
+use tower_fence::{Resource, Token, TokenUse};
+
+use crate::support::{PATIENCE, database::TestDatabase, eventually};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_began_early_and_is_dropped_leaves_no_lock() {
+    let db = Postgres::fresh(2).await;
+    // The server ends none of them within the time of the test.
+    let fence = db.reusing_fence().hold_limit(2 * PATIENCE);
+    let resource = Resource::new("r").unwrap();
+    let begin = async |token| {
+        let token = Token::new(token).unwrap();
+        let tx = fence.begin(&resource, token, TokenUse::SingleUse);
+        tx.await.unwrap()
+    };
+    for round in 0..10 {
+        begin(2 * round + 1).await.commit().await.unwrap();
+        // Soon enough for the transaction that has begun with it.
+        drop(begin(2 * round + 2).await);
+    }
+    // Beside the pool, which may have it.
+    let mut observer = PgConnection::connect(&db.url).await.unwrap();
+    eventually("no transaction is open", async || {
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+            AND state LIKE 'idle in transaction%'";
+        Postgres::number(&mut observer, open).await.unwrap() == 0
+    })
+    .await;
+    assert_eq!(fence.inspect(&resource).await.unwrap(), Some(19));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
+    let db = Postgres::fresh(2).await;
+    let (fence, resource) = (db.reusing_fence(), Resource::new("r").unwrap());
+    let write = async |token| {
+        let token = Token::new(token).unwrap();
+        let tx = fence.begin(&resource, token, TokenUse::SingleUse);
+        tx.await.unwrap().commit().await.unwrap();
+    };
+    let mut observer = PgConnection::connect(&db.url).await.unwrap();
+    // Returns when they are gone.
+    let end = "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity \
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    for round in 0..20 {
+        write(2 * round + 1).await;
+        Postgres::number(&mut observer, end).await.unwrap();
+        write(2 * round + 2).await;
+    }
+}

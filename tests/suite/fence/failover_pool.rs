@@ -1,0 +1,28 @@
+//! A fence that notices a failover with the only connection of its pool.
+
+use sqlx::{Postgres, postgres::PgPoolOptions};
+use tower_fence::{
+    Fence,
+    epochs::{Epoch, Epochs},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    fence::{is_stale, sku, write},
+};
+
+#[tokio::test]
+async fn a_failover_is_caught_up_with_on_the_only_connection() {
+    let db = Postgres::fresh(2).await;
+    let partition = crc32fast::hash(sku().as_str().as_bytes()).to_le_bytes()[0];
+    let fence = db.fence();
+    fence.next_epoch(partition, Epoch::FIRST).await.unwrap();
+    write(&fence, 1_000_000_005).await.unwrap();
+    // As if the server was on another time line until now.
+    db.execute("UPDATE fence_resources SET history = 'X'; UPDATE fence_floors SET history = 'X'")
+        .await;
+    let pool = PgPoolOptions::new().max_connections(1);
+    let fence = Fence::new(pool.connect(&db.url).await.unwrap());
+    let refused = write(&fence, 1_000_000_006).await;
+    is_stale(refused, 1_000_000_006, 1_001_999_999_999);
+}

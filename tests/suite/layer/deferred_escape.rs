@@ -1,0 +1,178 @@
+//! Transactions that a handler behind a deferred layer begins, and does not keep to itself.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Router,
+    extract::Path,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use sqlx::{Executor, PgPool, Postgres, postgres::PgPoolOptions};
+use tokio::{
+    join,
+    sync::Notify,
+    time::{sleep, timeout},
+};
+use tower_fence::{
+    Fence, FenceLayer, PathParam, PgFencedTx, PgPendingWrite, Resource, Token, TokenUse,
+    fence::CommitError,
+};
+
+use crate::support::{
+    PATIENCE,
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::Server,
+};
+
+/// What a handler and its test say to each other.
+#[derive(Clone, Default)]
+struct Signals {
+    go_on: Arc<Notify>,
+    done: Arc<Notify>,
+}
+
+/// What the handler does, by the last part of its path.
+async fn handler(
+    pending: PgPendingWrite,
+    Path((_, what)): Path<(String, String)>,
+    Extension(signals): Extension<Signals>,
+) -> Response {
+    let Signals { go_on, done } = signals;
+    match what.as_str() {
+        // Begins in a task, and answers while that waits.
+        "begin-in-a-task" => {
+            tokio::spawn(async move {
+                let begun = pending.begin().await;
+                if let Ok(tx) = begun {
+                    let written = write(tx).await;
+                    panic!("begun after the answer: {written:?}");
+                }
+                done.notify_one();
+            });
+            go_on.notified().await;
+            "begun".into_response()
+        }
+        // Begins, and has a task keep the transaction.
+        "keep-in-a-task" => {
+            let tx = match pending.begin().await {
+                Ok(tx) => tx,
+                Err(rejection) => return rejection.into_response(),
+            };
+            tokio::spawn(async move {
+                go_on.notified().await;
+                let refused = write(tx).await;
+                assert!(refused.is_err(), "{refused:?}");
+                done.notify_one();
+            });
+            "kept".into_response()
+        }
+        "begin-and-wait" => match pending.begin().await {
+            Ok(_tx) => {
+                done.notify_one();
+                go_on.notified().await;
+                StatusCode::CONFLICT.into_response()
+            }
+            Err(rejection) => rejection.into_response(),
+        },
+        _ => match pending.begin().await {
+            Ok(_tx) => "written".into_response(),
+            Err(rejection) => rejection.into_response(),
+        },
+    }
+}
+
+async fn write(mut tx: PgFencedTx) -> Result<(), CommitError> {
+    let _ = tx.execute("INSERT INTO ledger VALUES (1)").await;
+    tx.commit().await
+}
+
+async fn start(fence: Fence<Postgres>, signals: &Signals) -> Server {
+    let layer = FenceLayer::new(fence, PathParam("r")).deferred();
+    let app = Router::new().route("/{r}/{what}", post(handler));
+    Server::start(app.route_layer(layer).layer(Extension(signals.clone()))).await
+}
+
+async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+        WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    db.number(waiting).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_begin_that_outlives_the_answer_is_refused() {
+    let db = Postgres::fresh(4).await;
+    let signals = Signals::default();
+    let server = start(db.fence().lock_wait(PATIENCE), &signals).await;
+    // Another process has the row.
+    let (resource, token) = (Resource::new("r").unwrap(), Token::new(4).unwrap());
+    let blocker = db.fence().hold_limit(2 * PATIENCE);
+    let blocker = blocker.begin(&resource, token, TokenUse::SingleUse);
+    let blocker = blocker.await.unwrap();
+    let answer = async {
+        let answer = server.write("/r/begin-in-a-task", 5).await;
+        answer.is_problem(500, "misconfigured");
+    };
+    let answered_meanwhile = async {
+        eventually("it waits for the row", async || {
+            waiting_for_locks(&db).await == 1
+        })
+        .await;
+        signals.go_on.notify_one();
+    };
+    join!(answer, answered_meanwhile);
+    drop(blocker);
+    let refused = timeout(PATIENCE, signals.done.notified());
+    refused.await.expect("the task was not refused");
+    assert_eq!(db.entries().await, 0);
+    assert_eq!(db.fence().inspect(&resource).await.unwrap(), None);
+    // And it has left no lock.
+    assert_eq!(server.write("/r/begin", 5).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_was_begun_and_kept_by_a_task_is_ended() {
+    let db = Postgres::fresh(4).await;
+    let signals = Signals::default();
+    // By itself it would go on for longer than the test.
+    let server = start(db.fence().hold_limit(2 * PATIENCE), &signals).await;
+    let answer = server.write("/r/keep-in-a-task", 5).await;
+    answer.is_problem(500, "transaction-escaped");
+    let answer = server.write("/r/begin", 5).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    signals.go_on.notify_one();
+    let refused = timeout(PATIENCE, signals.done.notified());
+    refused.await.expect("the task's commit was not refused");
+    assert_eq!(db.entries().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_wait_for_a_transaction_that_was_begun_without_a_connection() {
+    let db = Postgres::fresh(2).await;
+    let signals = Signals::default();
+    let options = PgPoolOptions::new().max_connections(3);
+    let pool: PgPool = options.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool).lock_wait(PATIENCE).hold_limit(PATIENCE);
+    let server = start(fence, &signals).await;
+    let first = server.write("/r/begin-and-wait", 5);
+    let others = async {
+        signals.done.notified().await;
+        let write = |token| server.write("/r/begin", token);
+        let meanwhile = async {
+            for _ in 0..20 {
+                assert_eq!(waiting_for_locks(&db).await, 0);
+                sleep(Duration::from_millis(10)).await;
+            }
+            signals.go_on.notify_one();
+        };
+        join!(write(6), write(7), write(8), meanwhile)
+    };
+    let (first, others) = join!(first, others);
+    assert_eq!(first.status, 409);
+    for answer in [others.0, others.1, others.2] {
+        // In whatever order their turns come.
+        assert!([200, 412].contains(&answer.status), "{answer:?}");
+    }
+}

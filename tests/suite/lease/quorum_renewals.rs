@@ -1,0 +1,91 @@
+//! What a renewal on a quorum makes of the clocks that it sees, and of nodes that come back.
+
+use futures_util::future::join_all;
+use redis::from_redis_value;
+use sqlx::Sqlite;
+use tokio::time::sleep;
+use tower_fence::{
+    Resource,
+    lease::{LeaseError, Leases, Renew},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    lease::{LONG, grant, sku},
+    nodes::{NODE_WAIT, Nodes},
+    redis::{RedisServer, dump, restore},
+};
+
+/// Others in the partition of `sku-1`.
+fn in_the_same_partition() -> impl Iterator<Item = Resource> {
+    let partition = |name: &str| crc32fast::hash(name.as_bytes()).to_le_bytes()[0];
+    let names = (2..).map(|n| format!("sku-{n}"));
+    let same = names.filter(move |name| partition(name) == partition(sku().as_str()));
+    same.map(|name| Resource::new(name).unwrap())
+}
+
+async fn dump_clocks(server: &RedisServer) -> Vec<(String, Vec<u8>)> {
+    let keys = server.command(&["KEYS", "*:clock"]).await;
+    let keys: Vec<String> = from_redis_value(keys).unwrap();
+    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+    dump(server, &keys).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_renewed_where_most_clocks_have_missed_the_last_grant() {
+    let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = nodes.leases(&db);
+    let held = grant(&leases, &sku(), LONG).await;
+    nodes.reach_only(&[0, 1, 2]);
+    let other = in_the_same_partition().next().unwrap();
+    assert!(grant(&leases, &other, LONG).await.token > held.token);
+    // Two of them have not heard of that.
+    nodes.reach_only(&[2, 3, 4]);
+    eventually("they can be reached", async || {
+        match leases.renew(&sku(), &held.id, Renew::new(LONG)).await {
+            Ok(renewed) => renewed.token == held.token,
+            Err(LeaseError::Unavailable(_)) => false,
+            Err(error) => panic!("{error}"),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_issuer_that_has_only_renewed_knows_when_clocks_are_put_back() {
+    let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
+    let mut others = in_the_same_partition();
+    let [second, third] = [(); 2].map(|()| others.next().unwrap());
+    grant(&nodes.leases(&db), &sku(), LONG).await;
+    let before = join_all(nodes.servers.iter().map(dump_clocks)).await;
+    let held = grant(&nodes.leases(&db), &second, LONG).await;
+    let renewing = nodes.leases(&db);
+    let renewed = renewing.renew(&second, &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    for (server, clocks) in nodes.servers.iter().zip(&before) {
+        assert_eq!(clocks.len(), 1);
+        restore(server, clocks).await;
+    }
+    assert!(grant(&renewing, &third, LONG).await.token > held.token);
+}
+
+/// It was found away before, by a call and by who looked whether it is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_away_for_long_takes_part_again() {
+    let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = nodes.leases(&db);
+    nodes.reach_only(&[0, 1, 2, 3]);
+    let mut others = in_the_same_partition();
+    for _ in 0..3 {
+        grant(&leases, &others.next().unwrap(), LONG).await;
+        sleep(2 * NODE_WAIT).await;
+    }
+    nodes.reach_all();
+    eventually("it has leases", async || {
+        grant(&leases, &others.next().unwrap(), LONG).await;
+        let keys = nodes.servers[4].command(&["KEYS", "*:lease:*"]).await;
+        !from_redis_value::<Vec<String>>(keys).unwrap().is_empty()
+    })
+    .await;
+}
