@@ -54,18 +54,19 @@ async fn write(mut tx: PgFencedTx, Path(sku): Path<String>, value: String) {
     .unwrap();
 }
 
-/// One read, some thought, one write; whether the write was acknowledged.
+/// One read, some thought, one write; whether the write was acknowledged, or refused. Nothing where the machine is
+/// too busy for it.
 async fn increment<L: Leases>(
     leases: &L,
     server: &Server,
     counter: &Resource,
     fenced_read: bool,
-) -> bool {
+) -> Option<bool> {
     let request = Acquire::new(TTL).wait(Duration::from_secs(30));
     let lease = match leases.acquire(counter, request).await {
         Ok(lease) => lease,
         // Its announcement took longer than the lease.
-        Err(LeaseError::Unavailable(_)) => return false,
+        Err(LeaseError::Unavailable(_)) => return None,
         Err(error) => panic!("{error:?}"),
     };
     let token = lease.fencing_token().to_string();
@@ -76,7 +77,9 @@ async fn increment<L: Leases>(
     }
     let answer = Answer::to(get).await;
     if answer.status == 412 {
-        return false;
+        return Some(false);
+    } else if answer.is_busy() {
+        return None;
     }
     assert_eq!(answer.status, 200, "{answer:?}");
     let value: i64 = answer.text.parse().unwrap();
@@ -86,8 +89,9 @@ async fn increment<L: Leases>(
     let answer = Answer::to(put.body((value + 1).to_string())).await;
     let _ = leases.release(counter, &lease.id).await;
     match answer.status {
-        200 => true,
-        412 => false,
+        200 => Some(true),
+        412 => Some(false),
+        _ if answer.is_busy() => None,
         _ => panic!("{answer:?}"),
     }
 }
@@ -131,7 +135,11 @@ async fn lost_updates(guard: Guard) -> i64 {
                 Guard::FencedReads => increment(&leases, &server, counter, true).await,
                 Guard::LeasesInPostgres => increment(in_postgres, &server, counter, false).await,
             };
-            let count = if done { &acknowledged } else { &refused };
+            let count = match done {
+                Some(true) => &acknowledged,
+                Some(false) => &refused,
+                None => continue,
+            };
             count.fetch_add(1, Relaxed);
         }
     };

@@ -48,12 +48,16 @@ impl Holder<'_> {
         }
     }
 
-    /// One read, some thought, one write; whether the write was acknowledged.
-    async fn increment(&self, read: Read) -> bool {
+    /// One read, some thought, one write; whether the write was acknowledged, or refused. Nothing where the
+    /// machine is too busy for it.
+    async fn increment(&self, read: Read) -> Option<bool> {
         let lock = self.service.url(&format!("/locks/{}", self.sku));
         let mut stock = self.stock().await;
         let body = json!({ "ttl_ms": TTL_MS, "wait_ms": 30_000 });
         let lease = Answer::to(self.client.post(&lock).json(&body)).await;
+        if lease.is_busy() {
+            return None;
+        }
         assert_eq!(lease.status, 201, "{lease:?}");
         let lease = lease.json();
         if read == Read::UnderTheLease {
@@ -69,10 +73,12 @@ impl Holder<'_> {
         let id = lease["lease_id"].as_str().unwrap();
         Answer::to(release.header("Lease-Id", id)).await;
         if answer.status == 200 {
-            return true;
+            return Some(true);
+        } else if answer.is_busy() {
+            return None;
         }
         answer.is_problem(412, "stale-token");
-        false
+        Some(false)
     }
 }
 
@@ -92,7 +98,11 @@ async fn lost_updates(read: Read) -> i64 {
     let hold = async |holder: Holder<'_>| {
         while acknowledged.load(Relaxed) < ROUNDS {
             let done = holder.increment(read).await;
-            let count = if done { &acknowledged } else { &refused };
+            let count = match done {
+                Some(true) => &acknowledged,
+                Some(false) => &refused,
+                None => continue,
+            };
             count.fetch_add(1, Relaxed);
         }
     };

@@ -77,6 +77,12 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
 
+    /// Whether nothing was done, since a busy machine had no connection in time.
+    pub fn is_busy(&self) -> bool {
+        let nothing_done = ["store-unavailable", "fence-busy"];
+        self.status == 503 && nothing_done.iter().any(|name| self.text.contains(name))
+    }
+
     /// Checks that this is the problem `name` with this status, in the documented form.
     #[track_caller]
     pub fn is_problem(&self, status: u16, name: &str) -> Value {

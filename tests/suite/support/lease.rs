@@ -85,7 +85,7 @@ pub async fn wait<L: Leases + Clone>(
     join(leases, Acquire::new(ttl).wait(LONG)).await
 }
 
-/// Joins the line with this request, and returns when it is in line.
+/// Joins the line with this request, and returns when it is in line, or is through already.
 pub async fn join<L: Leases + Clone>(
     leases: &L,
     request: Acquire,
@@ -95,7 +95,10 @@ pub async fn join<L: Leases + Clone>(
         let leases = leases.clone();
         async move { leases.acquire(&sku(), request).await }
     });
-    eventually("it is in line", async || waiters(leases).await > before).await;
+    eventually("it is in line", async || {
+        waiting.is_finished() || waiters(leases).await > before
+    })
+    .await;
     waiting
 }
 
