@@ -14,7 +14,7 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
-    fence::{is_stale, sku, token, write},
+    fence::{begin, is_stale, sku, token, write},
     functions,
     variant::on_other_postgres,
 };
@@ -415,7 +415,7 @@ async fn the_partition_is_the_same_in_both_languages() {
         let resource = Resource::new(name).unwrap();
         fence.raise(&resource, token(2)).await.unwrap();
     }
-    let other = "SELECT count(*) FROM fence_resources WHERE partition <> fence_partition(resource)";
+    let other = "SELECT count(*) FROM fence_resources WHERE partition IS DISTINCT FROM fence_partition(resource)";
     assert_eq!(db.number(other).await, 0);
     assert_eq!(rows(&db).await, 6);
 }
@@ -501,5 +501,33 @@ async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
         removal.commit().await.unwrap();
         assert!(waits.await.unwrap(), "{insert:?} was not refused");
         assert_eq!(rows(&db).await, 0, "{insert:?}");
+    }
+}
+
+/// Neither sees a row at first. The one that is slower waits for the other's, which is above its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_makes_a_row_leaves_a_higher_one_that_came_first_as_it_is() {
+    for insert in [
+        Insert::Admit,
+        Insert::Raise,
+        Insert::Announce,
+        Insert::AdmitFunction,
+        Insert::RaiseFunction,
+    ] {
+        let db = Postgres::fresh(4).await;
+        let first = begin(&db.fence(), 9).await;
+        let fence = db.fence();
+        let waits = tokio::spawn(async move { insert.run(&fence).await });
+        while db.number(WAITING).await == 0 {
+            assert!(!waits.is_finished(), "{insert:?} did not wait");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        first.commit().await.unwrap();
+        assert!(waits.await.unwrap(), "{insert:?} was not refused");
+        assert_eq!(
+            db.fence().inspect(&sku()).await.unwrap(),
+            Some(9),
+            "{insert:?}"
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sqlx::Postgres;
 use tower_fence::Idempotency;
 
 use super::keyed::{Plan, is_call, keyed, max_token, records, start, start_with, write};
@@ -58,14 +59,18 @@ async fn a_response_that_cannot_be_stored_undoes_the_write<DB: TestDatabase>() {
 async fn an_expired_key_is_new_and_the_token_still_counts<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let keys = Idempotency::optional().ttl(Duration::from_millis(1));
-    let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
+    let plan = Plan::new(0, 1_000);
+    let server = start_with(db.fence(), keys, &plan).await;
     is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
     tokio::time::sleep(Duration::from_millis(20)).await;
     let stale = write(&server, "/a/add", 5, "k").await;
     stale.is_problem(412, "stale-token");
-    // Another request than before: the old record is replaced whole.
-    let new = keyed(&server, "/a/other", 6, "k").body("new");
-    is_call(&Answer::to(new).await, 2, false);
+    // Another request than before: the old record is replaced whole, and the new one has a time of its own.
+    let lasting = start_with(db.fence(), Idempotency::optional(), &plan).await;
+    for replayed in [false, true] {
+        let new = keyed(&lasting, "/a/other", 6, "k").body("new");
+        is_call(&Answer::to(new).await, 2, replayed);
+    }
     assert_eq!(records(&db).await, 1);
     // The longest time there is.
     let keys = Idempotency::optional().ttl(Duration::MAX);
@@ -112,4 +117,19 @@ async fn a_handler_that_ended_its_transaction_by_hand_leaves_no_record<DB: TestD
     answer.is_problem(500, "transaction-aborted");
     assert_eq!((records(&db).await, db.entries().await), (0, 0));
     is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+}
+
+#[tokio::test]
+async fn a_write_under_a_key_leaves_the_settings_of_its_session() {
+    let db = Postgres::fresh(1).await;
+    let settings = async || -> String {
+        let all = "SELECT string_agg(name || ' ' || setting, ', ' ORDER BY name) FROM pg_settings";
+        sqlx::query_scalar(all).fetch_one(&db.pool).await.unwrap()
+    };
+    let before = settings().await;
+    let server = start(&db).await;
+    for replayed in [false, true] {
+        is_call(&write(&server, "/a/add", 5, "k").await, 1, replayed);
+    }
+    assert_eq!(settings().await, before);
 }

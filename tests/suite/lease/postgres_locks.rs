@@ -19,6 +19,20 @@ use crate::support::{
 
 const ID: &str = "an-id-that-the-client-chose";
 
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
+    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
+/// Until a session waits for a lock.
+async fn somebody_waits(db: &Fresh<Postgres>) {
+    let waits = async {
+        while db.number(WAITING).await == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waits = timeout(Duration::from_secs(30), waits).await;
+    waits.expect("somebody waits for a lock");
+}
+
 async fn execute(conn: &mut PgConnection, sql: &str) {
     Postgres::execute(conn, sql).await.unwrap();
 }
@@ -46,6 +60,32 @@ async fn a_grant_waits_for_a_write_in_flight_and_outranks_it() {
         next.token.get() - 1,
     );
     write(&fence, next.token.get()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_outranks_a_token_from_elsewhere_that_is_writing() {
+    let db = Postgres::fresh(4).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let elsewhere = first.token.get() + 10;
+    let in_flight = begin(&fence, elsewhere).await;
+    let next = tokio::spawn({
+        let leases = leases.clone();
+        async move { grant(&leases, &sku(), LONG).await }
+    });
+    somebody_waits(&db).await;
+    in_flight.commit().await.unwrap();
+    let next = next.await.unwrap();
+    assert_eq!(next.token.get(), elsewhere + 1);
+    leases.release(&sku(), &next.id).await.unwrap();
+    // Nor does a grant wait for the first write of its holder to outrank one that has not written.
+    let last = grant(&leases, &sku(), LONG).await;
+    is_stale(
+        write(&fence, next.token.get()).await,
+        next.token.get(),
+        last.token.get() - 1,
+    );
 }
 
 #[tokio::test]
@@ -116,6 +156,24 @@ async fn a_transaction_that_renews_and_then_admits_meets_no_deadlock() {
 }
 
 #[tokio::test]
+async fn a_renewal_with_a_new_token_waits_for_no_transaction_that_renews_and_then_admits() {
+    let db = Postgres::fresh(4).await;
+    let mut holder = db.pool.acquire().await.unwrap();
+    let first = acquire_as(&mut holder, "sku-1", "60 s", Some(ID))
+        .await
+        .unwrap();
+    let mut tx = holder.begin().await.unwrap();
+    renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
+    // It has the fence's row, which the transaction needs next.
+    let mut conn = db.pool.acquire().await.unwrap();
+    let other = renew(&mut conn, "sku-1", ID, "60 s", true);
+    let other = timeout(Duration::from_secs(30), other).await;
+    is_refused(other.expect("it does not wait"), "55P03");
+    admit(&mut tx, "sku-1", first.token).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_renewal_with_a_new_token_is_lost_where_its_reads_are_not_covered() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
@@ -137,6 +195,41 @@ async fn a_renewal_with_a_new_token_is_lost_where_its_reads_are_not_covered() {
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > renewed.token);
     write(&fence, again.token.get()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_renewal_is_judged_by_what_it_has_waited_for() {
+    // A write above it, which its reads do not cover.
+    let db = Postgres::fresh(4).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let lease = grant(&leases, &sku(), LONG).await;
+    let elsewhere = lease.token.get() + 10;
+    let in_flight = begin(&fence, elsewhere).await;
+    let renew_new = Renew::new(LONG).with_new_token();
+    let renewal = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.renew(&sku(), &lease.id, renew_new).await }
+    });
+    somebody_waits(&db).await;
+    in_flight.commit().await.unwrap();
+    is_lost(renewal.await.unwrap());
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(elsewhere));
+
+    // The grant to its successor.
+    let mut conn = db.pool.acquire().await.unwrap();
+    acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
+        .await
+        .unwrap();
+    let mut tx = db.pool.begin().await.unwrap();
+    release(&mut tx, "sku-1", ID).await.unwrap();
+    let next = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
+    let renewal = tokio::spawn(async move { renew(&mut conn, "sku-1", ID, "60 s", false).await });
+    somebody_waits(&db).await;
+    tx.commit().await.unwrap();
+    is_refused(renewal.await.unwrap(), "TF410");
+    let held = leases.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.token.get(), next.token);
 }
 
 #[tokio::test]
