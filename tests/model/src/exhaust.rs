@@ -125,14 +125,14 @@ impl<'a, W: World> Search<'a, W> {
     fn breadth_first(&self) -> Vec<Beginning<W>> {
         let init = self.world.init_states().into_iter();
         let mut states: Vec<_> = init
-            .filter(|state| self.is_new(state, || vec![]))
+            .filter(|state| self.is_new(state, Vec::new))
             .map(|state| (state, vec![]))
             .collect();
         while !states.is_empty() && states.len() < BEGINNINGS {
             let mut next = vec![];
             for (state, steps) in &states {
                 for step in self.steps(state) {
-                    let lead = || [steps.as_slice(), &[step.clone()]].concat();
+                    let lead = || [steps.as_slice(), std::slice::from_ref(&step)].concat();
                     if let Some(state) = self.take(state, &step, lead) {
                         next.push((state, lead()));
                     }
