@@ -47,6 +47,8 @@ impl<DB: Backend> StandaloneStatement<DB> {
         checked_out.end_early_transaction();
         if checked_out.origin != Origin::Kept && stand_alone(&mut checked_out).await.is_err() {
             checked_out.conn.close_on_drop();
+            // It has a place in the pool, which may be the only one.
+            drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
             if let Err(failure) = stand_alone(&mut checked_out).await {
                 checked_out.conn.close_on_drop();

@@ -85,6 +85,42 @@ async fn connections_that_died_in_the_pool_cost_no_write() {
     }
 }
 
+/// Whoever meets it gives its place up before it asks for another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_died_makes_room_for_another_one() {
+    let db = Postgres::fresh(1).await;
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .test_before_acquire(false);
+    let pool = pool.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool.clone());
+    write_at_once(&fence, &resource(0), 1).await;
+    all_are_in_the_pool(&pool).await;
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    assert_eq!(db.number(end).await, 1);
+    write_at_once(&fence, &resource(0), 2).await;
+}
+
+/// Nobody gets it next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_dies_in_a_statement_costs_no_other_write() {
+    const END: &str = "INSERT INTO ledger SELECT $1 FROM fence \
+        WHERE pg_terminate_backend(pg_backend_pid()) RETURNING entry";
+    let db = Postgres::fresh(1).await;
+    for (fence, first) in [(db.fence(), 1), (db.reusing_fence(), 101)] {
+        let resource = resource(first as usize);
+        for value in (first..first + 9).step_by(3) {
+            write_at_once(&fence, &resource, value).await;
+            let query = sqlx::query(END).bind(value + 1);
+            let (token, token_use) = (token(value + 1), TokenUse::SingleUse);
+            let ended = fence.write::<(i64,)>(&resource, token, token_use, query);
+            ended.await.unwrap_err();
+            write_at_once(&fence, &resource, value + 2).await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_kept_for_long_nor_changed_for_others() {
     let db = Postgres::fresh(POOL).await;
