@@ -95,11 +95,16 @@ async fn a_connection_that_died_makes_room_for_another_one() {
     let pool = pool.connect(&db.url).await.unwrap();
     let fence = Fence::new(pool.clone());
     write_at_once(&fence, &resource(0), 1).await;
-    all_are_in_the_pool(&pool).await;
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
         WHERE datname = current_database() AND pid <> pg_backend_pid()";
-    assert_eq!(db.number(end).await, 1);
-    write_at_once(&fence, &resource(0), 2).await;
+    for (value, at_once) in [(2, true), (3, false)] {
+        all_are_in_the_pool(&pool).await;
+        assert_eq!(db.number(end).await, 1);
+        match at_once {
+            true => write_at_once(&fence, &resource(0), value).await,
+            false => write(&fence, &resource(0), value).await,
+        }
+    }
 }
 
 /// Nobody gets it next.

@@ -2,7 +2,7 @@
 //! `begin` was dropped after it was sent, as the handler of a client that went away. Statements that commit by themselves
 //! would not commit there.
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
     Fence, Resource, Token, TokenUse,
     lease::{Acquire, Leases, PostgresLeases, Renew},
@@ -10,6 +10,7 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase},
+    eventually,
     lease::LONG,
 };
 
@@ -76,6 +77,46 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
             .unwrap();
         let max = "SELECT max_token FROM fence_resources WHERE resource = 'written'";
         assert_eq!(seen(&db, max).await, 19, "{left}");
+    }
+}
+
+/// The one that is asked for in place of a connection that has died may have been left like that, too.
+#[tokio::test]
+async fn nothing_is_answered_that_is_not_committed_on_the_next_connection_either() {
+    let pid = "SELECT pg_backend_pid()::bigint";
+    for died_first in [true, false] {
+        let db = Postgres::fresh(1).await;
+        let options = PgPoolOptions::new().max_connections(2);
+        let pool = options.test_before_acquire(false).connect(&db.url);
+        let pool = pool.await.unwrap();
+        let fence = Fence::new(pool.clone());
+        let resource = Resource::new("written").unwrap();
+        let write = async |token| {
+            let sql = "INSERT INTO ledger SELECT $1 FROM fence RETURNING entry";
+            let query = sqlx::query(sql).bind(token);
+            let token = Token::new(token).unwrap();
+            let rows = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
+            assert_eq!(rows.await.unwrap().len(), 1);
+        };
+        for token in 7..9 {
+            write(token).await;
+        }
+        let mut conns = [pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
+        let (died, left) = if died_first { (0, 1) } else { (1, 0) };
+        let pid = Postgres::number(&mut conns[died], pid).await.unwrap();
+        sqlx::raw_sql("BEGIN")
+            .execute(&mut *conns[left])
+            .await
+            .unwrap();
+        for (n, conn) in (1..).zip(conns) {
+            drop(conn);
+            eventually("it is back", async || pool.num_idle() == n).await;
+        }
+        let end = format!("SELECT count(pg_terminate_backend({pid}))");
+        assert_eq!(seen(&db, &end).await, 1);
+        write(9).await;
+        let count = "SELECT count(*) FROM ledger WHERE entry = 9";
+        assert_eq!(seen(&db, count).await, 1, "died first: {died_first}");
     }
 }
 

@@ -99,6 +99,23 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
     drop((held, all));
 }
 
+/// That the fence itself has opened the connections is over by then.
+#[tokio::test]
+async fn a_pool_that_the_fence_has_filled_is_said_to_be_busy() {
+    let db = Postgres::fresh(1).await;
+    for reuse in [false, true] {
+        let pool = PgPoolOptions::new().max_connections(1);
+        let pool = pool.connect_lazy(&db.url).unwrap();
+        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+        write(&fence, 0).await.unwrap();
+        let held = pool.acquire().await.unwrap();
+        let hasty = fence.pool_wait(Duration::from_millis(300));
+        let error = write(&hasty, 0).await.unwrap_err();
+        assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
+        drop(held);
+    }
+}
+
 /// Who only waits for its turn costs the pool nothing when it goes.
 #[tokio::test]
 async fn those_who_wait_in_vain_and_go_take_no_connection_behind_their_time() {
