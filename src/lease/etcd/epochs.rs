@@ -56,11 +56,15 @@ impl Etcd {
             Some(blank) => (blank, clock.revision),
             None => {
                 let source = self.memory().source();
+                let lead = match log.is_told() {
+                    true => log.lead_reached(self.status().await?.header.revision),
+                    false => None,
+                };
                 let blank = StoredClock {
                     source: source.map_or(String::new(), ToString::to_string),
                     history: header.cluster_id,
                     incarnation: rand::random(),
-                    lead: log.lead_reached(self.status().await?.header.revision),
+                    lead,
                     epoch: clock.epoch,
                     begun: false,
                 };

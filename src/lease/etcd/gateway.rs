@@ -139,7 +139,7 @@ impl Gateway {
                 Err(_) => Failure::Silent,
             };
             match &failure {
-                // The token was used up, or a member that was restarted has forgotten it.
+                // The token was used up, its user was changed, or a member has forgotten it.
                 Failure::Refused(_, refusal) if is_token_refusal(refusal) && !renewed_token => {
                     renewed_token = true;
                     self.token.lock().await.take();

@@ -31,6 +31,11 @@ impl Log {
         is_same.then_some(Self(Some(status.applied)))
     }
 
+    /// Whether members tell how long the log is.
+    pub(super) const fn is_told(self) -> bool {
+        self.0.is_some()
+    }
+
     /// A lead that was reached, by a revision that was read after the length.
     pub(super) fn lead_reached(self, later_revision: i64) -> Option<i64> {
         Some(self.0?.saturating_sub(later_revision))

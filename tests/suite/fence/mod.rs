@@ -16,6 +16,7 @@ mod failover_pool;
 mod floors;
 mod floors_load;
 mod functions;
+mod given_up;
 mod idle;
 mod left_open;
 mod migration;

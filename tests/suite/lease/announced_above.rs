@@ -3,15 +3,18 @@
 use axum::Router;
 use sqlx::Sqlite;
 use tower_fence::{
-    AdmitError, Resource, Token, TokenUse,
+    AdmitError, Fence, Resource, Token, TokenUse,
     announce::AnnounceError,
     client::HttpLeases,
     issuer,
-    lease::{Acquire, Announced, EmbeddedLeases, LeaseError, Leases, RedisLeases, Renew},
+    lease::{
+        Acquire, Announced, EmbeddedLeases, EtcdLeases, LeaseError, Leases, RedisLeases, Renew,
+    },
 };
 
 use crate::support::{
     database::{Fresh, TestDatabase},
+    etcd::{self, EtcdCluster},
     http::{Answer, Server},
     lease::{LONG, grant, highest_epoch, sku},
     redis::{fresh_prefix, shared_url},
@@ -94,13 +97,17 @@ async fn a_forged_token_concerns_its_resource_alone_on_a_quorum() {
     a_forged_token_concerns_its_resource_alone(store, db).await;
 }
 
-#[tokio::test]
-async fn a_lease_whose_token_is_the_last_has_no_other() {
-    let db = Sqlite::fresh(2).await;
-    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
-    let leases = store.announced_to(fence.clone());
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forged_token_concerns_its_resource_alone_on_etcd() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let store = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    a_forged_token_concerns_its_resource_alone(store.unwrap(), db).await;
+}
+
+/// Takes the lease, which may be used and released, and has no other token.
+async fn a_lease_whose_token_is_the_last_has_no_other(leases: &impl Leases, fence: &Fence<Sqlite>) {
     fence.raise(&sku(), Token::MAX).await.unwrap();
-    let last = grant(&leases, &sku(), LONG).await;
+    let last = grant(leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
     let anew = Renew::new(LONG).with_new_token();
     let refused = leases.renew(&sku(), &last.id, anew).await;
@@ -111,9 +118,39 @@ async fn a_lease_whose_token_is_the_last_has_no_other() {
     // It may still be used.
     let tx = fence.begin(&sku(), last.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
-
-    // Over HTTP, as everywhere.
     leases.release(&sku(), &last.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_whose_token_is_the_last_has_no_other_in_redis() {
+    let db = Sqlite::fresh(2).await;
+    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let store = builder.connect(&shared_url()).await.unwrap();
+    let leases = store.announced_to(db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
+}
+
+#[tokio::test]
+async fn a_lease_whose_token_is_the_last_has_no_other_on_a_quorum() {
+    let (store, _, db) = Quorum::of(Sqlite::fresh(2).await).await;
+    let leases = store.announced_to(db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
+}
+
+#[tokio::test]
+async fn a_lease_whose_token_is_the_last_has_no_other_in_etcd() {
+    let db = Sqlite::fresh(2).await;
+    let builder = EtcdLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let store = builder.connect(&[etcd::shared_url()]).await.unwrap();
+    let leases = store.announced_to(db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
+}
+
+#[tokio::test]
+async fn where_no_token_is_left_the_issuer_says_so() {
+    let db = Sqlite::fresh(2).await;
+    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
     let server = Server::start(Router::new().nest("/locks", issuer::router(leases))).await;
     let answer = Answer::to(server.post("/locks/sku-1")).await;
     let problem = answer.is_problem(409, "fence-exhausted");

@@ -9,11 +9,12 @@ use std::sync::{
 use sqlx::Sqlite;
 use tower_fence::{
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
-    lease::{Announced, Leases, QuorumLeases, RedisLeases},
+    lease::{Announced, EtcdLeases, Leases, QuorumLeases, RedisLeases},
 };
 
 use crate::support::{
     database::TestDatabase,
+    etcd,
     fence::token,
     lease::{LONG, grant, sku},
     redis::{fresh_prefix, shared_node_urls, shared_url},
@@ -71,5 +72,13 @@ async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let builder = QuorumLeases::builder(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&urls).await.unwrap();
+    it_is_asked_again(store, &source).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resource_that_has_seen_more_has_etcd_ask_the_source_again() {
+    let source = Source::default();
+    let builder = EtcdLeases::builder(source.clone()).key_prefix(fresh_prefix());
+    let store = builder.connect(&[etcd::shared_url()]).await.unwrap();
     it_is_asked_again(store, &source).await;
 }

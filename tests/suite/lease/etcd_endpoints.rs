@@ -82,3 +82,16 @@ async fn a_password_that_is_repeated_to_us_is_in_no_error() {
         "{texts}"
     );
 }
+
+#[tokio::test]
+async fn an_answer_without_end_is_not_read_to_its_end() {
+    let db = Sqlite::fresh(2).await;
+    let header = json!({ "header": { "cluster_id": "7", "member_id": "1", "revision": "1" } });
+    for (spaces, is_read) in [(1 << 20, true), (9 << 20, false)] {
+        let answer = format!("{}{header}", " ".repeat(spaces));
+        let long = any(async move || answer.clone());
+        let server = Server::start(Router::new().fallback_service(long)).await;
+        let connected = EtcdLeases::connect(&[server.url("")], db.fence()).await;
+        assert_eq!(connected.is_ok(), is_read, "{connected:?}");
+    }
+}

@@ -1,6 +1,12 @@
 //! Three nodes of etcd, of which some are killed or frozen; compaction, and a client that is paused.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::Router;
 use serde_json::json;
@@ -17,7 +23,7 @@ use crate::support::{
     etcd::{EtcdCluster, base64},
     http::{Answer, Server},
     lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
-    proxy::{Link, Proxy},
+    proxy::{Link, Passage, Proxy, Sender},
 };
 
 const CALL_WAIT: Duration = Duration::from_secs(2);
@@ -228,4 +234,82 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
         leases.release(&sku(), &next.id).await.unwrap();
     }
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+}
+
+/// What the lease hangs on was made by a call whose answer was lost, and is used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let lost = Arc::<AtomicUsize>::default();
+    let losing = Arc::clone(&lost);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let lost = Arc::clone(&losing);
+        let mut loses_answer = false;
+        move |sender, message: &[u8]| {
+            let call: &[u8] = b"POST /v3/lease/grant";
+            match sender {
+                Sender::Client => {
+                    loses_answer = message.windows(call.len()).any(|part| part == call);
+                    Passage::Whole
+                }
+                Sender::Server if loses_answer => {
+                    lost.fetch_add(1, Relaxed);
+                    Passage::CutAfter(0)
+                }
+                Sender::Server => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
+    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert_eq!(lost.load(Relaxed), 1);
+    let held = leases.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!((held.token, cluster.leases().await), (lease.token, 1));
+}
+
+/// A user may not be allowed to ask how long the log is. A process then knows what it has seen itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let refused = Arc::<AtomicUsize>::default();
+    let refusing = Arc::clone(&refused);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let refused = Arc::clone(&refusing);
+        let mut asks = false;
+        move |sender, message: &[u8]| {
+            let call: &[u8] = b"POST /v3/maintenance/status";
+            match sender {
+                Sender::Client => {
+                    asks = message.windows(call.len()).any(|part| part == call);
+                    Passage::Whole
+                }
+                Sender::Server if asks => {
+                    refused.fetch_add(1, Relaxed);
+                    let body = json!({ "code": 7, "message": "permission denied" }).to_string();
+                    let length = body.len();
+                    let head = "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json";
+                    let answer = format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}");
+                    Passage::Instead(answer.into_bytes())
+                }
+                Sender::Server => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let first = grant(&near, &sku(), LONG).await;
+    let anew = Renew::new(LONG).with_new_token();
+    let renewed = far.renew(&sku(), &first.id, anew).await.unwrap();
+    assert!(renewed.token > first.token);
+    far.release(&sku(), &first.id).await.unwrap();
+    let next = grant(&far, &sku(), LONG).await;
+    assert!(next.token > renewed.token && refused.load(Relaxed) > 0);
+    // Where it begins an epoch, too.
+    grant(&far, &Resource::new("sku-2").unwrap(), LONG).await;
 }

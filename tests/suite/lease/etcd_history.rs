@@ -206,22 +206,33 @@ async fn a_restart_loses_nothing() {
 async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
-    grant(&leases, &sku(), LONG).await;
-    cluster.kill_all();
-    let copy = cluster.copy_data();
-    cluster.start_all();
-    cluster.is_up().await;
-    leases.break_lease(&sku()).await.unwrap();
-    let last = grant(&leases, &sku(), LONG).await;
-    cluster.kill_all();
-    cluster.put_back(&copy);
-    cluster.start_all();
-    cluster.is_up().await;
-    is_lost(leases.renew(&sku(), &last.id, Renew::new(LONG)).await);
-    leases.break_lease(&sku()).await.unwrap();
-    assert!(grant(&leases, &sku(), LONG).await.token > last.token);
-    assert_eq!(highest_epoch(&db).await, 2);
+    let connect = async |cluster: &EtcdCluster| {
+        let connected = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+        connected.unwrap()
+    };
+    for (n, only_renews) in (1..).zip([false, true]) {
+        let leases = connect(&cluster).await;
+        grant(&leases, &sku(), LONG).await;
+        cluster.kill_all();
+        let copy = cluster.copy_data();
+        cluster.start_all();
+        cluster.is_up().await;
+        leases.break_lease(&sku()).await.unwrap();
+        let last = grant(&leases, &sku(), LONG).await;
+        let who = match only_renews {
+            true => connect(&cluster).await,
+            false => leases,
+        };
+        who.renew(&sku(), &last.id, Renew::new(LONG)).await.unwrap();
+        cluster.kill_all();
+        cluster.put_back(&copy);
+        cluster.start_all();
+        cluster.is_up().await;
+        is_lost(who.renew(&sku(), &last.id, Renew::new(LONG)).await);
+        who.break_lease(&sku()).await.unwrap();
+        let next = grant(&who, &sku(), LONG).await;
+        assert!(next.token > last.token, "only renews: {only_renews}");
+        assert_eq!(highest_epoch(&db).await, 1 + n);
+        who.release(&sku(), &next.id).await.unwrap();
+    }
 }

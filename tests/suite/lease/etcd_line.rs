@@ -10,12 +10,15 @@ use std::{
 
 use futures_util::future::join_all;
 use sqlx::Sqlite;
-use tokio::time::{Instant, sleep};
-use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, LeaseId, Leases};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+use tower_fence::lease::{Acquire, EtcdLeases, Lease, LeaseError, LeaseId, Leases};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    etcd::EtcdCluster,
+    etcd::{EtcdCluster, base64},
     eventually,
     lease::{LONG, grant, granted, is_held, sku, wait, waiters},
     proxy::{Link, Passage, Proxy, Sender},
@@ -23,6 +26,15 @@ use crate::support::{
 
 async fn connect(url: &str, db: &Fresh<Sqlite>) -> EtcdLeases {
     EtcdLeases::connect(&[url], db.fence()).await.unwrap()
+}
+
+const PLACES: &str = "tower-fence:line:";
+
+async fn delete_places(cluster: &EtcdCluster) {
+    for (key, _) in cluster.keys(PLACES).await {
+        let body = serde_json::json!({ "key": base64(&key) });
+        cluster.call("/v3/kv/deleterange", &body).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -42,7 +54,7 @@ async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
     let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
     is_held(near.acquire(&sku(), short_wait).await);
     assert!(cut_off_at.elapsed() < Duration::from_secs(3));
-    let second = tokio::time::timeout(Duration::from_secs(10), next).await;
+    let second = timeout(Duration::from_secs(10), next).await;
     let second = second.expect("it was never passed over").unwrap().unwrap();
     assert!(
         cut_off_at.elapsed() > Duration::from_secs(1),
@@ -52,7 +64,7 @@ async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
     proxy.set(Link::Whole);
     if let Ok(Ok(lease)) = {
         near.release(&sku(), &second.id).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(20), cut_off)
+        timeout(Duration::from_secs(20), cut_off)
             .await
             .expect("it waits for ever")
     } {
@@ -76,7 +88,7 @@ async fn lines_leave_nothing_behind() {
     join_all((0..30).map(async |n| {
         let resource = sku();
         let asking = leases.acquire(&resource, Acquire::new(LONG).wait(LONG));
-        let _ = tokio::time::timeout(Duration::from_micros(300 * n), asking).await;
+        let _ = timeout(Duration::from_micros(300 * n), asking).await;
     }))
     .await;
     leases.release(&sku(), &first.id).await.unwrap();
@@ -163,11 +175,97 @@ async fn a_request_that_lost_its_place_takes_another() {
         async move { leases.acquire(&sku(), request).await }
     });
     eventually("it is in line", async || waiters(&leases).await == 1).await;
-    for (key, _) in cluster.keys("tower-fence:line:").await {
-        let body = serde_json::json!({ "key": crate::support::etcd::base64(&key) });
-        cluster.call("/v3/kv/deleterange", &body).await;
-    }
+    delete_places(&cluster).await;
+    eventually("it is in line again", async || waiters(&leases).await == 1).await;
+    // As after its process was away: what its place hangs on is gone, too.
+    cluster.revoke(PLACES).await;
     eventually("it is in line again", async || waiters(&leases).await == 1).await;
     leases.release(&sku(), &first.id).await.unwrap();
     assert_eq!(granted(waiting).await.id, id);
+}
+
+/// The lease is free, and somebody is before in line who does not take it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_asks_before_its_turn_goes_on_waiting() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let proxy = Proxy::to(cluster.addr()).await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let first = grant(&near, &sku(), LONG).await;
+    let cut_off = wait(&far, LONG).await;
+    let places = cluster.keys(PLACES).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
+    let waiting = spawn_acquire(&near, request.clone());
+    eventually("it is in line", async || waiters(&near).await == 2).await;
+    proxy.set(Link::Silent);
+    near.release(&sku(), &first.id).await.unwrap();
+    // The request comes once more, and takes the place over.
+    let repeated = spawn_acquire(&connect(&cluster.urls()[0], &db).await, request);
+    sleep(Duration::from_millis(500)).await;
+    assert!(!waiting.is_finished() && !repeated.is_finished());
+    let body = serde_json::json!({ "key": base64(&places[0].0) });
+    cluster.call("/v3/kv/deleterange", &body).await;
+    assert_eq!(granted(repeated).await.id, id);
+    assert_eq!(granted(waiting).await.id, id);
+    cut_off.abort();
+}
+
+fn spawn_acquire(leases: &EtcdLeases, request: Acquire) -> JoinHandle<Result<Lease, LeaseError>> {
+    let leases = leases.clone();
+    tokio::spawn(async move { leases.acquire(&sku(), request).await })
+}
+
+/// It has a place already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_line_refuses_nobody_who_is_in_it() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let build = || EtcdLeases::builder(db.fence()).max_waiters_per_resource(1);
+    let one = build().connect(&cluster.urls()).await.unwrap();
+    let other = build().connect(&cluster.urls()).await.unwrap();
+    let first = grant(&one, &sku(), LONG).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
+    let waiting = spawn_acquire(&one, request.clone());
+    eventually("it is in line", async || waiters(&one).await == 1).await;
+    let repeated = spawn_acquire(&other, request);
+    let newcomer = other.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+    assert!(matches!(newcomer, Err(LeaseError::TooManyWaiters { .. })));
+    one.release(&sku(), &first.id).await.unwrap();
+    let tokens = [granted(repeated).await.token, granted(waiting).await.token];
+    assert_eq!(tokens[0], tokens[1], "one lease, which has one token");
+}
+
+/// The end of the lease falls into a time in which its process hears nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_back_hears_of_the_turn_that_came_meanwhile() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let proxy = Proxy::to(cluster.addr()).await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let first = grant(&near, &sku(), LONG).await;
+    let waiting = wait(&far, LONG).await;
+    proxy.set(Link::Cut);
+    near.release(&sku(), &first.id).await.unwrap();
+    proxy.set(Link::Whole);
+    let second = timeout(Duration::from_secs(5), waiting).await;
+    second.expect("nobody has told it").unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_is_told_that_etcd_is_away() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let proxy = Proxy::to(cluster.addr()).await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let hasty = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let far = hasty.connect(&[format!("http://{}", proxy.addr)]).await;
+    grant(&near, &sku(), LONG).await;
+    let waiting = wait(&far.unwrap(), LONG).await;
+    proxy.set(Link::Cut);
+    let refused = timeout(Duration::from_secs(5), waiting).await;
+    let refused = refused.expect("it waits on").unwrap();
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
 }

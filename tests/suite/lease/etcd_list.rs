@@ -37,6 +37,7 @@ async fn keys_of_others_between_leases_end_no_list() {
             let names = page.leases.into_iter();
             listed.extend(names.map(|(resource, _)| resource.to_string()));
             cursor = page.cursor;
+            assert!(limit < 100 || cursor.is_none(), "all are on one page");
             if cursor.is_none() {
                 break;
             }

@@ -12,6 +12,7 @@ on_every_store!(
     it_closes_the_resource_for_its_former_holder_too,
     it_stays_with_a_lease_that_is_renewed,
     it_is_that_of_the_last_request_under_the_id,
+    it_is_no_time_of_the_lease,
 );
 
 /// It may have been paused, and what it has read may be old.
@@ -50,4 +51,18 @@ async fn it_is_that_of_the_last_request_under_the_id<S: TestStore>() {
     sleep(2 * S::SHORT).await;
     is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
+/// Nobody may believe to hold the lease for so long.
+async fn it_is_no_time_of_the_lease<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.unwrap();
+    assert!(lease.ttl <= S::SHORT, "{lease:?}");
+    let held = two.inspect(&sku()).await.unwrap().unwrap();
+    assert!(held.ttl <= S::SHORT, "{held:?}");
+    for ttl in [S::SHORT, 2 * S::SHORT, S::SHORT] {
+        let renewed = one.renew(&sku(), &lease.id, Renew::new(ttl)).await.unwrap();
+        assert!(renewed.ttl <= ttl, "{renewed:?}");
+    }
 }

@@ -16,6 +16,7 @@ mod etcd_process;
 mod etcd_secrets;
 mod etcd_settings;
 mod etcd_tls;
+mod etcd_tokens;
 mod grant_load;
 mod grants;
 mod line;

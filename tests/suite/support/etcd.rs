@@ -12,6 +12,8 @@ use tempfile::TempDir;
 
 use super::{certificates::Certificates, eventually, redis::free_port};
 
+const ROOT_PASSWORD: &str = "the root's";
+
 /// The shared server. Tests use a key prefix of their own on it.
 pub fn shared_url() -> String {
     super::variable("TEST_ETCD_URL")
@@ -254,6 +256,17 @@ impl EtcdCluster {
         kvs.collect()
     }
 
+    /// Ends the etcd leases of all keys that begin with this, and the keys with them.
+    pub async fn revoke(&self, prefix: &str) {
+        let end = format!("{prefix}\u{7f}");
+        let body = json!({ "key": base64(prefix), "range_end": base64(&end) });
+        let found = self.call("/v3/kv/range", &body).await;
+        for kv in found["kvs"].as_array().unwrap() {
+            let body = json!({ "ID": kv["lease"] });
+            self.call("/v3/lease/revoke", &body).await;
+        }
+    }
+
     /// How many etcd leases there are.
     pub async fn leases(&self) -> usize {
         let found = self.call("/v3/lease/leases", &json!({})).await;
@@ -282,7 +295,7 @@ impl EtcdCluster {
         for (path, body) in [
             (
                 "user/add",
-                json!({ "name": "root", "password": "the root's" }),
+                json!({ "name": "root", "password": ROOT_PASSWORD }),
             ),
             ("user/grant", json!({ "user": "root", "role": "root" })),
             ("user/add", json!({ "name": name, "password": password })),
@@ -293,6 +306,20 @@ impl EtcdCluster {
         ] {
             self.call(&format!("/v3/auth/{path}"), &body).await;
         }
+    }
+
+    /// Gives a user a password, for which root asks. Tokens of this user from before are refused from now on.
+    pub async fn change_password(&self, name: &str, password: &str) {
+        let root = json!({ "name": "root", "password": ROOT_PASSWORD });
+        let token = self.call("/v3/auth/authenticate", &root).await;
+        let url = format!(
+            "{}/v3/auth/user/changepw",
+            self.client_url(self.nodes[0].port)
+        );
+        let body = json!({ "name": name, "password": password });
+        let request = self.http.post(url).json(&body);
+        let request = request.header("Authorization", token["token"].as_str().unwrap());
+        request.send().await.unwrap().error_for_status().unwrap();
     }
 
     fn members(&self) -> String {

@@ -1,0 +1,92 @@
+//! Those who do not wait for their connection to the end: it is tested or opened for nobody then, and stays the pool's.
+
+use std::time::Duration;
+
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use tokio::time::{sleep, timeout};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    proxy::{Link, Proxy},
+};
+
+async fn write(fence: &Fence<Postgres>) -> Result<(), AdmitError> {
+    let (resource, token) = (Resource::new("r").unwrap(), Token::new(1).unwrap());
+    let tx = fence.begin(&resource, token, TokenUse::Reusable).await?;
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+/// The server process behind the only connection of a pool.
+async fn process(pool: &PgPool) -> i64 {
+    let mut conn = pool.acquire().await.unwrap();
+    Postgres::number(&mut conn, "SELECT pg_backend_pid()::bigint")
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_was_tested_for_nobody_is_kept() {
+    let db = Postgres::fresh(1).await;
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .before_acquire(|_, _| {
+            Box::pin(async {
+                sleep(Duration::from_millis(200)).await;
+                Ok(true)
+            })
+        });
+    let pool = pool.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool.clone());
+    write(&fence).await.unwrap();
+    let before = process(&pool).await;
+    for _ in 0..3 {
+        eventually("it is back", async || pool.num_idle() == 1).await;
+        let gone = timeout(Duration::from_millis(20), write(&fence)).await;
+        assert!(gone.is_err());
+    }
+    assert_eq!(process(&pool).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_was_opened_for_nobody_is_kept() {
+    const POOL: u32 = 3;
+    let db = Postgres::fresh(1).await;
+    let proxy = Proxy::delaying(db.addr(), Duration::from_millis(30)).await;
+    for (reuse, most) in [(false, POOL), (true, 2 * POOL)] {
+        let pool = PgPoolOptions::new().max_connections(POOL);
+        let pool = pool.connect_lazy(&proxy.url(&db.url)).unwrap();
+        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+        for _ in 0..30 {
+            let gone = timeout(Duration::from_millis(5), write(&fence)).await;
+            assert!(gone.is_err());
+        }
+        write(&fence).await.unwrap();
+        assert!(
+            proxy.connections() <= u64::from(most),
+            "{} connections, reuse: {reuse}",
+            proxy.connections()
+        );
+        pool.close().await;
+    }
+}
+
+/// Nobody else has it, and the database does not answer on it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_tested_in_vain_is_no_busy_pool() {
+    let db = Postgres::fresh(1).await;
+    for reuse in [false, true] {
+        let proxy = Proxy::to(db.addr()).await;
+        let pool = PgPoolOptions::new().max_connections(1);
+        let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+        let fence = fence.pool_wait(Duration::from_millis(300));
+        write(&fence).await.unwrap();
+        eventually("it is back", async || pool.num_idle() == 1).await;
+        proxy.set(Link::Silent);
+        let error = write(&fence).await.unwrap_err();
+        assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
+    }
+}

@@ -1,0 +1,95 @@
+//! Tokens of etcd's authentication that etcd does not take: whether another one is fetched, and how often.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use serde_json::{Value, json};
+use sqlx::Sqlite;
+use tower_fence::lease::{EtcdLeases, EtcdLeasesBuilder, LeaseError};
+
+use crate::support::{database::TestDatabase, http::Server, lease::told};
+
+/// What etcd says to a token that it does not know, and where users were changed meanwhile.
+const UNKNOWN: (StatusCode, i64, &str) = (
+    StatusCode::UNAUTHORIZED,
+    16,
+    "etcdserver: invalid auth token",
+);
+const OLD: (StatusCode, i64, &str) = (
+    StatusCode::BAD_REQUEST,
+    3,
+    "etcdserver: revision of auth store is old",
+);
+const DENIED: (StatusCode, i64, &str) = (StatusCode::FORBIDDEN, 7, "etcdserver: permission denied");
+
+/// Refuses as many calls as it is told, and counts who asks for a token.
+async fn refusing(
+    refusal: (StatusCode, i64, &'static str),
+    times: usize,
+) -> (Server, Arc<AtomicUsize>) {
+    let fetched = Arc::<AtomicUsize>::default();
+    let counting = Arc::clone(&fetched);
+    let authenticate = async move || {
+        let n = counting.fetch_add(1, SeqCst);
+        Json(json!({ "token": format!("token-{n}") }))
+    };
+    let left = Arc::new(Mutex::new(times));
+    let range = async move || -> Response {
+        let mut left = left.lock().unwrap();
+        if *left == 0 {
+            let header = json!({ "cluster_id": "7", "member_id": "1", "revision": "1" });
+            return Json(json!({ "header": header })).into_response();
+        }
+        *left -= 1;
+        let (status, code, message) = refusal;
+        let body: Json<Value> = Json(json!({ "code": code, "message": message }));
+        (status, body).into_response()
+    };
+    let router = Router::new()
+        .route("/v3/auth/authenticate", post(authenticate))
+        .route("/v3/kv/range", post(range));
+    (Server::start(router).await, fetched)
+}
+
+async fn builder() -> EtcdLeasesBuilder {
+    let db = Sqlite::fresh(1).await;
+    EtcdLeases::builder(db.fence())
+        .user("locks", "p4ssw0rd")
+        .call_wait(Duration::from_secs(3))
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_is_fetched_again() {
+    for refusal in [UNKNOWN, OLD] {
+        let (server, fetched) = refusing(refusal, 1).await;
+        builder().await.connect(&[server.url("")]).await.unwrap();
+        assert_eq!(fetched.load(SeqCst), 2, "{refusal:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_new_token_that_is_refused_as_well_is_an_error() {
+    for (refusal, expected) in [(UNKNOWN, 2), (OLD, 2), (DENIED, 1)] {
+        let (server, fetched) = refusing(refusal, usize::MAX).await;
+        let refused = builder()
+            .await
+            .connect(&[server.url("")])
+            .await
+            .unwrap_err();
+        let told = told(&refused);
+        assert!(matches!(refused, LeaseError::Unavailable(_)), "{told}");
+        assert!(told.contains(refusal.2), "{told}");
+        assert_eq!(fetched.load(SeqCst), expected, "{refusal:?}");
+    }
+}
