@@ -1,9 +1,12 @@
 //! A resource that has seen a higher token than that of a grant is a sign that its epoch may be over: the source of epochs
 //! is asked once more.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::SeqCst},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
 };
 
 use sqlx::Sqlite;
@@ -71,6 +74,8 @@ async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let builder = QuorumLeases::builder(source.clone()).key_prefix(fresh_prefix());
+    // Where tests are many, an answer may be late.
+    let builder = builder.node_wait(Duration::from_secs(2)).command_wait(LONG);
     let store = builder.connect(&urls).await.unwrap();
     it_is_asked_again(store, &source).await;
 }
