@@ -126,8 +126,9 @@ fn each_rule_of_a_quorum_is_needed() {
     searches::rules_of_a_quorum();
 }
 
+/// Seventeen million states.
 #[test]
-#[ignore = "takes hours"]
+#[ignore = "takes minutes"]
 fn a_quorum_holds_in_large_bounds() {
     searches::quorum_in_large_bounds();
 }

@@ -6,6 +6,7 @@ mod breaks;
 mod doubt;
 mod etcd_calls;
 mod etcd_endpoints;
+mod etcd_epochs;
 mod etcd_faults;
 mod etcd_history;
 mod etcd_late;

@@ -1,0 +1,128 @@
+//! The clocks of etcd and the epochs of a database: one that is another's, one that has forgotten, one that is ahead.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering::SeqCst},
+};
+
+use sqlx::Sqlite;
+use tower_fence::{
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
+    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, Operate, Renew},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    etcd::{self, EtcdCluster, base64},
+    lease::{LONG, grant, highest_epoch, is_lost, sku},
+    redis::fresh_prefix,
+};
+
+async fn connect(db: &Fresh<Sqlite>, prefix: &str) -> EtcdLeases {
+    let builder = EtcdLeases::builder(db.fence()).key_prefix(prefix);
+    builder.connect(&[etcd::shared_url()]).await.unwrap()
+}
+
+async fn granted_and_released(leases: &EtcdLeases) -> Lease {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease
+}
+
+#[tokio::test]
+async fn a_clock_of_another_source_of_epochs_is_refused() {
+    let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
+    let prefix = fresh_prefix();
+    let leases = connect(&ours, &prefix).await;
+    let first = granted_and_released(&leases).await;
+    let strangers = || connect(&theirs, &prefix);
+    let is_refused = |refused: Result<Lease, LeaseError>| {
+        let Err(LeaseError::Unavailable(cause)) = refused else {
+            panic!("{refused:?}");
+        };
+        let text = cause.to_string();
+        assert!(text.contains(&format!("`{prefix}`")), "{text}");
+        assert!(text.contains("a key prefix for each database"), "{text}");
+    };
+    is_refused(strangers().await.acquire(&sku(), Acquire::new(LONG)).await);
+    let second = grant(&leases, &sku(), LONG).await;
+    assert!(second.token > first.token);
+    let anew = Renew::new(LONG).with_new_token();
+    let renewed = strangers().await.renew(&sku(), &second.id, anew).await;
+    is_lost(renewed);
+    leases
+        .renew(&sku(), &second.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    assert_eq!(highest_epoch(&theirs).await, 0);
+    // The cure.
+    granted_and_released(&connect(&theirs, &fresh_prefix()).await).await;
+}
+
+#[tokio::test]
+async fn a_database_that_lost_an_epoch_is_told_of_it() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let new_process = async || EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let lose_clocks = async || {
+        for (key, _) in cluster.keys("tower-fence:clock:").await {
+            let body = serde_json::json!({ "key": base64(&key) });
+            cluster.call("/v3/kv/deleterange", &body).await;
+        }
+    };
+    granted_and_released(&new_process().await.unwrap()).await;
+    lose_clocks().await;
+    granted_and_released(&new_process().await.unwrap()).await;
+    assert_eq!(highest_epoch(&db).await, 2);
+    db.execute("UPDATE fence_epochs SET epoch = 1").await;
+    // Goes on under the epoch that the clock has.
+    let last = granted_and_released(&new_process().await.unwrap()).await;
+    assert_eq!(highest_epoch(&db).await, 2);
+    // Much later, and another process.
+    lose_clocks().await;
+    let next = granted_and_released(&new_process().await.unwrap()).await;
+    assert!(next.token > last.token, "{} {}", next.token, last.token);
+}
+
+/// A source whose epochs below this one are over.
+#[derive(Clone)]
+struct Source(Arc<AtomicI64>);
+
+impl Source {
+    fn at_least(&self, epoch: Epoch) -> EpochFuture<'_> {
+        let alive = self.0.load(SeqCst).max(epoch.get());
+        Box::pin(async move { Ok(Epoch::new(alive).unwrap()) })
+    }
+}
+
+impl Epochs for Source {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        self.at_least(at_least)
+    }
+
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        self.at_least(seen)
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("counting").unwrap()) })
+    }
+}
+
+/// As after a failover of the database. What is granted under the clock that is there would be worth nothing.
+#[tokio::test]
+async fn nothing_is_granted_in_an_epoch_that_is_over() {
+    let source = Source(Arc::new(AtomicI64::new(1)));
+    let prefix = fresh_prefix();
+    let new_process = async || {
+        let builder = EtcdLeases::builder(source.clone()).key_prefix(&prefix);
+        builder.connect(&[etcd::shared_url()]).await.unwrap()
+    };
+    let first = grant(&new_process().await, &sku(), LONG).await;
+    source.0.store(5, SeqCst);
+    let anew = Renew::new(LONG).with_new_token();
+    is_lost(new_process().await.renew(&sku(), &first.id, anew).await);
+    let leases = new_process().await;
+    leases.break_lease(&sku()).await.unwrap();
+    let next = granted_and_released(&leases).await;
+    assert_eq!(next.token.get() / 1_000_000_000, 5, "{}", next.token);
+}
