@@ -18,7 +18,7 @@ use crate::support::{
     http::{Answer, Server},
     lease::{LONG, grant, highest_epoch, sku},
     redis::{fresh_prefix, shared_url},
-    store::Quorum,
+    store::{self, Quorum, TestStore},
 };
 
 /// Of the partition of `sku-1`.
@@ -143,6 +143,15 @@ async fn a_lease_whose_token_is_the_last_has_no_other_in_etcd() {
     let builder = EtcdLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let store = builder.connect(&[etcd::shared_url()]).await.unwrap();
     let leases = store.announced_to(db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
+}
+
+/// The leases are in one database, and what they protect in another.
+#[tokio::test]
+async fn a_lease_whose_token_is_the_last_has_no_other_in_postgres() {
+    let (store, _, _leases) = store::Postgres::fresh().await;
+    let db = Sqlite::fresh(2).await;
+    let leases = Announced::new(store, db.fence());
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
 }
 
