@@ -40,8 +40,8 @@ pub(crate) enum Admission {
     Admitted,
     /// It is not newer than `max_token`.
     Stale(Dead),
-    /// The row, or the partition, is in a history from which the database may have lost something:
-    /// [`Backend::catch_up`] comes first. Nothing was changed.
+    /// The row, or the partition, is in a history from which the database may have lost something, or was until a moment
+    /// ago: [`Backend::catch_up`] comes first. Nothing was changed.
     Behind,
 }
 

@@ -75,11 +75,9 @@ macro_rules! statements {
             if let Some(dead) = dead.filter(|dead| dead.max_token >= admit.token.get()) {
                 return Ok(Admission::Stale(dead));
             }
-            if !Self::is_in_history(conn, tables, admit.resource).await? {
-                return Ok(Admission::Behind);
-            }
-            // It was refused, so the token is dead, whatever has become of the row since.
-            Ok(Admission::Stale(Dead::by_row(admit.token.get())))
+            // It was refused, and is not dead: another history has refused it, out of which somebody else may have
+            // brought the resource since.
+            Ok(Admission::Behind)
         }
 
         async fn admit_early(
