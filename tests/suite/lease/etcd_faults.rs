@@ -236,32 +236,38 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
 }
 
+/// Does this with the answers to one call, and counts them.
+async fn meddling(
+    cluster: &EtcdCluster,
+    call: &'static str,
+    passage: Passage,
+) -> (Proxy, Arc<AtomicUsize>) {
+    let met = Arc::<AtomicUsize>::default();
+    let meeting = Arc::clone(&met);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let (met, passage) = (Arc::clone(&meeting), passage.clone());
+        let mut is_called = false;
+        move |sender, message: &[u8]| match sender {
+            Sender::Client => {
+                let mut parts = message.windows(call.len());
+                is_called = parts.any(|part| part == call.as_bytes());
+                Passage::Whole
+            }
+            Sender::Server if is_called => {
+                met.fetch_add(1, Relaxed);
+                passage.clone()
+            }
+            Sender::Server => Passage::Whole,
+        }
+    });
+    (proxy.await, met)
+}
+
 /// What the lease hangs on was made by a call whose answer was lost, and is used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
-    let db = Sqlite::fresh(2).await;
-    let cluster = EtcdCluster::start(1).await;
-    let lost = Arc::<AtomicUsize>::default();
-    let losing = Arc::clone(&lost);
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let lost = Arc::clone(&losing);
-        let mut loses_answer = false;
-        move |sender, message: &[u8]| {
-            let call: &[u8] = b"POST /v3/lease/grant";
-            match sender {
-                Sender::Client => {
-                    loses_answer = message.windows(call.len()).any(|part| part == call);
-                    Passage::Whole
-                }
-                Sender::Server if loses_answer => {
-                    lost.fetch_add(1, Relaxed);
-                    Passage::CutAfter(0)
-                }
-                Sender::Server => Passage::Whole,
-            }
-        }
-    })
-    .await;
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, lost) = meddling(&cluster, "POST /v3/lease/grant", Passage::CutAfter(0)).await;
     let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
     let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
@@ -273,33 +279,14 @@ async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
 /// A user may not be allowed to ask how long the log is. A process then knows what it has seen itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
-    let db = Sqlite::fresh(2).await;
-    let cluster = EtcdCluster::start(1).await;
-    let refused = Arc::<AtomicUsize>::default();
-    let refusing = Arc::clone(&refused);
-    let proxy = Proxy::judging(cluster.addr(), move || {
-        let refused = Arc::clone(&refusing);
-        let mut asks = false;
-        move |sender, message: &[u8]| {
-            let call: &[u8] = b"POST /v3/maintenance/status";
-            match sender {
-                Sender::Client => {
-                    asks = message.windows(call.len()).any(|part| part == call);
-                    Passage::Whole
-                }
-                Sender::Server if asks => {
-                    refused.fetch_add(1, Relaxed);
-                    let body = json!({ "code": 7, "message": "permission denied" }).to_string();
-                    let length = body.len();
-                    let head = "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json";
-                    let answer = format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}");
-                    Passage::Instead(answer.into_bytes())
-                }
-                Sender::Server => Passage::Whole,
-            }
-        }
-    })
-    .await;
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let body = json!({ "code": 7, "message": "permission denied" }).to_string();
+    let answer = format!(
+        "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let refusal = Passage::Instead(answer.into_bytes());
+    let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal).await;
     let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
     let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
     let (near, far) = (near.unwrap(), far.unwrap());

@@ -246,22 +246,23 @@ impl EtcdCluster {
         answer.json().await.ok()
     }
 
-    /// All keys that begin with this, and their values, as text.
-    pub async fn keys(&self, prefix: &str) -> Vec<(String, String)> {
+    async fn kvs(&self, prefix: &str) -> Vec<Value> {
         let end = format!("{prefix}\u{7f}");
         let body = json!({ "key": base64(prefix), "range_end": base64(&end) });
         let found = self.call("/v3/kv/range", &body).await;
-        let kvs = found["kvs"].as_array().cloned().unwrap_or_default();
+        found["kvs"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// All keys that begin with this, and their values, as text.
+    pub async fn keys(&self, prefix: &str) -> Vec<(String, String)> {
+        let kvs = self.kvs(prefix).await;
         let kvs = kvs.iter().map(|kv| (text(&kv["key"]), text(&kv["value"])));
         kvs.collect()
     }
 
     /// Ends the etcd leases of all keys that begin with this, and the keys with them.
     pub async fn revoke(&self, prefix: &str) {
-        let end = format!("{prefix}\u{7f}");
-        let body = json!({ "key": base64(prefix), "range_end": base64(&end) });
-        let found = self.call("/v3/kv/range", &body).await;
-        for kv in found["kvs"].as_array().unwrap() {
+        for kv in self.kvs(prefix).await {
             let body = json!({ "ID": kv["lease"] });
             self.call("/v3/lease/revoke", &body).await;
         }
