@@ -272,7 +272,9 @@ BEGIN
                 RETURN dead;
             END IF;
         END IF;
-        EXIT WHEN NOT fence_catch_up(fence_admit.resource);
+        CONTINUE WHEN fence_catch_up(fence_admit.resource);
+        -- Another history may have refused it, out of which somebody else has brought the resource since.
+        EXIT WHEN fence_max_token(fence_admit.resource) >= fence_admit.token;
     END LOOP;
     PERFORM fence_refuse_dead(fence_admit.resource, fence_admit.token);
 END

@@ -106,7 +106,7 @@ pub(crate) enum Announcement {
     /// A token as high as `highest` was seen or announced already; perhaps this very grant was the
     /// last one to be announced. Nothing was changed.
     Outranked { highest: i64, was_last: bool },
-    /// As [`Admission::Behind`].
+    /// As [`Admission::Behind`]; or somebody else has made the row meanwhile.
     Behind,
 }
 

@@ -147,18 +147,9 @@ pub(crate) trait Backend: Database {
         admit: Admit<'_>,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Whether a resource is in the history in which the database writes now: since it was used last, the
-    /// database was not promoted and not restored, for all that it tells.
-    fn is_in_history(
-        _: &mut Self::Connection,
-        _: &Tables,
-        _: &Resource,
-    ) -> impl Future<Output = sqlx::Result<bool>> + Send {
-        async { Ok(true) }
-    }
-
-    /// Brings a resource into that history: tokens that may have been forgotten are dead from then on. Whether
-    /// it was in another one.
+    /// Brings a resource into the history in which the database writes now: where the database was promoted or
+    /// restored since it was used last, for all that it tells, tokens that may have been forgotten are dead from then
+    /// on. Whether it was in another one.
     fn catch_up(
         _: &mut Self::Connection,
         _: &Tables,

@@ -299,25 +299,6 @@ impl Backend for Postgres {
         Ok(removed?.unsigned_abs().into())
     }
 
-    async fn is_in_history(
-        conn: &mut PgConnection,
-        tables: &Tables,
-        resource: &Resource,
-    ) -> sqlx::Result<bool> {
-        // Without a row, what counts is the partition's.
-        const IS_IN_HISTORY: &str = "SELECT coalesce(\
-                 (SELECT coalesce(history = {schema}.fence_history(), false) \
-                     FROM {schema}.fence_resources WHERE resource = $1), \
-                 (SELECT history = {schema}.fence_history() \
-                     FROM {schema}.fence_floors WHERE partition = $2), \
-                 false)";
-        sqlx::query_scalar(tables.sql(IS_IN_HISTORY))
-            .bind(resource.as_str())
-            .bind(i16::from(partition_of(resource)))
-            .fetch_one(conn)
-            .await
-    }
-
     async fn catch_up(
         conn: &mut PgConnection,
         tables: &Tables,

@@ -230,47 +230,40 @@ macro_rules! statements {
                  ELSE max_token END, \
                  announced = $2 AND announced_lease IS NOT NULL AND announced_lease = $3 \
                  FROM {schema}.fence_resources WHERE resource = $1";
-            // Another transaction may make the row in between.
-            for _ in 0..2 {
-                let announce_known = sqlx::query(tables.sql(ANNOUNCE))
-                    .bind(resource.as_str())
-                    .bind(token.get())
-                    .bind(&lease.as_bytes()[..])
-                    .execute(&mut *conn);
-                if announce_known.await?.rows_affected() == 1 {
-                    return Ok(Announcement::Announced);
-                }
-                let highest: Option<(i64, bool)> = sqlx::query_as(tables.sql(HIGHEST))
-                    .bind(resource.as_str())
-                    .bind(token.get())
-                    .bind(&lease.as_bytes()[..])
-                    .fetch_optional(&mut *conn)
-                    .await?;
-                match highest {
-                    Some((highest, was_last)) if highest >= token.get() => {
-                        return Ok(Announcement::Outranked { highest, was_last });
+            let announce_known = sqlx::query(tables.sql(ANNOUNCE))
+                .bind(resource.as_str())
+                .bind(token.get())
+                .bind(&lease.as_bytes()[..])
+                .execute(&mut *conn);
+            if announce_known.await?.rows_affected() == 1 {
+                return Ok(Announcement::Announced);
+            }
+            let highest: Option<(i64, bool)> = sqlx::query_as(tables.sql(HIGHEST))
+                .bind(resource.as_str())
+                .bind(token.get())
+                .bind(&lease.as_bytes()[..])
+                .fetch_optional(&mut *conn)
+                .await?;
+            let (highest, was_last) = match highest {
+                Some(highest) => highest,
+                None => {
+                    let announce_first = sqlx::query(tables.sql(ANNOUNCE_FIRST))
+                        .bind(resource.as_str())
+                        .bind(token.get())
+                        .bind(&lease.as_bytes()[..])
+                        .bind(i16::from(partition_of(resource)))
+                        .execute(&mut *conn);
+                    if announce_first.await?.rows_affected() == 1 {
+                        return Ok(Announcement::Announced);
                     }
-                    Some(_) if Self::is_in_history(conn, tables, resource).await? => continue,
-                    Some(_) => return Ok(Announcement::Behind),
-                    None => {}
+                    let floor = Self::floor(conn, tables, partition_of(resource)).await?;
+                    (floor, false)
                 }
-                let announce_first = sqlx::query(tables.sql(ANNOUNCE_FIRST))
-                    .bind(resource.as_str())
-                    .bind(token.get())
-                    .bind(&lease.as_bytes()[..])
-                    .bind(i16::from(partition_of(resource)))
-                    .execute(&mut *conn);
-                if announce_first.await?.rows_affected() == 1 {
-                    return Ok(Announcement::Announced);
-                }
-            }
-            if !Self::is_in_history(conn, tables, resource).await? {
-                return Ok(Announcement::Behind);
-            }
-            let highest = Self::floor(conn, tables, partition_of(resource)).await?;
-            Ok(Announcement::Outranked {
-                highest,
-                was_last: false,
+            };
+            // As with an admission. Or another transaction has made the row in between.
+            Ok(match highest >= token.get() {
+                true => Announcement::Outranked { highest, was_last },
+                false => Announcement::Behind,
             })
         }
 

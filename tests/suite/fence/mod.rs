@@ -18,6 +18,7 @@ mod floors_load;
 mod functions;
 mod given_up;
 mod idle;
+mod in_between;
 mod left_open;
 mod migration;
 mod partitions;

@@ -94,6 +94,12 @@ async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() 
         .await
         .unwrap();
     assert!(admits(&fence, next.get()).await);
+    // What was the last announcement is nobody's now.
+    fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
+    fence.reset(&sku(), next).await.unwrap();
+    let again = fence.announce(&sku(), next, &lease).await;
+    let is_last = matches!(again, Err(AnnounceError::Outranked { was_last: true, .. }));
+    assert!(again.is_err() && !is_last, "{again:?}");
 }
 
 /// What an announcement says: the token that is next where it is outranked.

@@ -126,6 +126,15 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
     assert_eq!(send("new", 3_000_000_002).await.text, "done");
+    // What was answered is forgotten with its time.
+    let now = if DB::ABORTS_ON_ERROR { "now()" } else { "0" };
+    db.execute(&format!(
+        "UPDATE fence_idempotency_keys SET expires_at = {now}"
+    ))
+    .await;
+    send("k", Token::MAX.get())
+        .await
+        .is_problem(403, "unknown-epoch");
 }
 
 async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() {

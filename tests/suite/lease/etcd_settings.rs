@@ -33,6 +33,7 @@ async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_rep
         ("s3cret:2379", "https://"),
         ("http://me:s3cret@a:2379", "user"),
         ("http://s3cret@a:2379", "user"),
+        ("http://:s3cret@a:2379", "user"),
         ("http://a:2379?token=s3cret", "query"),
         ("http://a:2379/?", "query"),
         ("http://a:2379/#s3cret", "fragment"),
@@ -44,8 +45,10 @@ async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_rep
         assert!(!detail.contains("s3cret"), "{detail}");
     }
     assert_eq!(invalid(build().connect_lazy::<&str>(&[])).0, "endpoints");
-    let colon = build().key_prefix("a:b").connect_lazy(&["http://a:2379"]);
-    assert_eq!(invalid(colon).0, "key_prefix");
+    for prefix in ["a:b", "a\nb", "\u{85}"] {
+        let built = build().key_prefix(prefix).connect_lazy(&["http://a:2379"]);
+        assert_eq!(invalid(built).0, "key_prefix");
+    }
 }
 
 /// As behind a reverse proxy that has etcd below a path, and nothing beside it.

@@ -1,0 +1,179 @@
+//! What somebody else does between two statements of an admission, or of an announcement.
+
+use sqlx::{
+    Postgres,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tower_fence::{
+    AdmitError, Fence,
+    announce::{Announce, AnnounceError, LeaseDigest},
+    epochs::{Epoch, Epochs},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    fence::{sku, token, write},
+    functions,
+};
+
+const PARTITION: u8 = 0x6e;
+
+/// The last token of epoch 1,001: what is dead after one failover in epoch 1.
+const DEAD: i64 = 1_001_999_999_999;
+
+const EMPTY: &str = "DELETE FROM fence_resources; DELETE FROM ledger";
+
+/// Of an epoch that nobody has handed out.
+const ABOVE: i64 = 5_000_000_000_000;
+
+/// A database in whose epoch 1 something was granted, and the fence of a process whose sessions wait before or behind
+/// each of their INSERTs of a row.
+async fn waiting(when: &str) -> (Fresh<Postgres>, Fence<Postgres>) {
+    let db = Postgres::fresh(4).await;
+    db.fence()
+        .next_epoch(PARTITION, Epoch::FIRST)
+        .await
+        .unwrap();
+    db.execute(&format!(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
+             'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END'; \
+         CREATE TRIGGER wait {when} INSERT ON fence_resources FOR EACH STATEMENT \
+             WHEN (current_setting('application_name') = 'waiting') EXECUTE FUNCTION wait()"
+    ))
+    .await;
+    let options: PgConnectOptions = db.url.parse().unwrap();
+    let pool = PgPoolOptions::new().connect_with(options.application_name("waiting"));
+    (db, Fence::new(pool.await.unwrap()))
+}
+
+/// Begins with this, and does the other thing once that waits.
+async fn with_in_between<T>(
+    db: &Fresh<Postgres>,
+    begun: impl Future<Output = T>,
+    other: impl AsyncFnOnce(),
+) -> T {
+    let mut holder = db.pool.acquire().await.unwrap();
+    let lock = "SELECT pg_advisory_lock(1)";
+    Postgres::execute(&mut holder, lock).await.unwrap();
+    let other = async {
+        eventually("it waits", async || {
+            let waiting = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database \
+                 WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted";
+            db.number(waiting).await == 1
+        })
+        .await;
+        other().await;
+        let unlock = "SELECT pg_advisory_unlock(1)";
+        Postgres::execute(&mut holder, unlock).await.unwrap();
+    };
+    tokio::join!(begun, other).0
+}
+
+/// As if the server was on another time line until now.
+async fn was_elsewhere(db: &Fresh<Postgres>) {
+    db.execute(
+        "UPDATE fence_resources SET history = '00000000'; UPDATE fence_floors SET history = '00000000'",
+    )
+    .await;
+}
+
+async fn catch_up(db: &Fresh<Postgres>) {
+    db.execute("SELECT fence_catch_up('sku-1')").await;
+}
+
+/// Writes by the function, or in a transaction of the crate's, and answers what is dead where it is refused.
+async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<(), i64> {
+    if in_sql {
+        let mut conn = fence.get_pool().acquire().await.unwrap();
+        let admitted = functions::admit(&mut conn, "sku-1", value).await;
+        return admitted.map(drop).map_err(|refused| {
+            assert_eq!(refused.code, "TF412", "{refused:?}");
+            refused.problem["max_token"].as_i64().unwrap()
+        });
+    }
+    match write(fence, value).await {
+        Err(AdmitError::Stale(stale)) => Err(stale.max_token),
+        written => {
+            written.unwrap();
+            Ok(())
+        }
+    }
+}
+
+/// What is next where it is outranked.
+async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
+    let lease = LeaseDigest::of("a");
+    match fence.announce(&sku(), token(value), &lease).await {
+        Err(AnnounceError::Outranked { next, .. }) => Err(next.get()),
+        announced => {
+            announced.unwrap();
+            Ok(())
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
+    for (in_sql, has_row) in [(false, false), (false, true), (true, false), (true, true)] {
+        for (value, expected) in [(7, Err(DEAD)), (ABOVE, Ok(()))] {
+            let (db, fence) = waiting("AFTER").await;
+            if has_row {
+                write(&db.fence(), 5).await.unwrap();
+            }
+            was_elsewhere(&db).await;
+            let begun = attempt(&fence, in_sql, value);
+            let outcome = with_in_between(&db, begun, async || catch_up(&db).await).await;
+            assert_eq!(outcome, expected, "{in_sql} {has_row} {value}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it() {
+    for (value, expected) in [(7, Err(DEAD + 1)), (ABOVE, Ok(()))] {
+        let (db, fence) = waiting("AFTER").await;
+        was_elsewhere(&db).await;
+        let begun = announce(&fence, value);
+        let outcome = with_in_between(&db, begun, async || catch_up(&db).await).await;
+        assert_eq!(outcome, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_was_made_meanwhile_counts() {
+    for (made, admitted, announced) in [(5, Ok(()), Ok(())), (9, Err(9), Err(10))] {
+        let (db, fence) = waiting("BEFORE").await;
+        let other = async || write(&db.fence(), made).await.unwrap();
+        for in_sql in [false, true] {
+            let outcome = with_in_between(&db, attempt(&fence, in_sql, 7), other).await;
+            assert_eq!(outcome, admitted, "{in_sql}");
+            db.execute(EMPTY).await;
+        }
+        let outcome = with_in_between(&db, announce(&fence, 7), other).await;
+        assert_eq!(outcome, announced);
+        db.execute(EMPTY).await;
+        // A process remembers what is dead.
+        let fence = Fence::new(fence.get_pool().clone());
+        let (sku, value) = (sku(), token(7));
+        let raised = with_in_between(&db, fence.raise(&sku, value), other).await;
+        assert_eq!(raised.is_ok(), made < 7);
+        assert_eq!(fence.inspect(&sku).await.unwrap(), Some(made.max(6)));
+    }
+}
+
+/// A row that an older version has made tells no history, and what is dead there may be forgotten.
+#[tokio::test]
+async fn a_row_of_no_history_that_was_made_meanwhile_is_brought_into_one() {
+    for in_sql in [false, true] {
+        for (value, expected) in [(7, Err(DEAD)), (ABOVE, Ok(()))] {
+            let (db, fence) = waiting("BEFORE").await;
+            db.execute("SELECT fence_after_failover()").await;
+            db.execute("UPDATE fence_floors SET floor = 0").await;
+            let begun = attempt(&fence, in_sql, value);
+            let make = "INSERT INTO fence_resources (resource, max_token, updated_at) VALUES ('sku-1', 5, now())";
+            let outcome = with_in_between(&db, begun, async || db.execute(make).await).await;
+            assert_eq!(outcome, expected, "{in_sql}");
+        }
+    }
+}
