@@ -6,22 +6,23 @@
 use std::collections::HashMap;
 
 use axum::http::StatusCode;
-use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::{Postgres, Sqlite};
 use tokio::task::JoinHandle;
 use tower_fence::{Resource, TokenUse};
 use tower_fence_model::{
     Model,
     fence::writes::{
-        Attempt, Data, Faults, Mode, Request, Stage, State, Step, Verdict, Who, Writes,
+        Attempt, Data, Faults, MOVE, Mode, Request, Stage, State, Step, Verdict, Who, Writes,
     },
 };
 
 use super::{
     drawn::Drawn,
+    fence_failover::{self, Standby},
     fence_read::{Event, Reader},
-    fence_real::{Crate, Functions, Key, Real, SingleWrite, Stale},
-    sessions::{IN_TRANSACTION, end_sessions, somebody_waits},
+    fence_real::{Crate, Functions, Key, Real, SingleOutcome, SingleWrite, Stale},
+    sessions::{IN_TRANSACTION, WAITING, end_sessions, somebody_waits},
 };
 use crate::support::{
     database::TestDatabase,
@@ -99,7 +100,7 @@ async fn take_traces<R: Real>(
                 repetitions: 1,
                 failures: 1,
                 crashes: 1,
-                failovers: 0,
+                failovers: u8::from(has_sessions::<R::DB>()),
                 strangers: 1,
             },
             modes: vec![mode],
@@ -123,19 +124,22 @@ async fn take_traces<R: Real>(
 }
 
 /// One trace, on a resource of its own.
-struct Trace<'a, R: Real> {
+pub(super) struct Trace<'a, R: Real> {
     real: &'a R,
-    world: &'a Writes,
-    random: StdRng,
-    state: State,
+    pub(super) world: &'a Writes,
+    pub(super) seed: u64,
+    pub(super) random: StdRng,
+    pub(super) state: State,
     taken: Vec<Step>,
     resource: Resource,
     open: HashMap<Key, R::Open>,
     readers: HashMap<Who, Reader>,
+    /// What a failover would leave.
+    standby: Option<Standby>,
     /// What was read in truth.
     read: HashMap<Who, i64>,
     /// The single statement that is under way, perhaps waiting.
-    single: Option<(Key, JoinHandle<Result<bool, Stale>>)>,
+    pub(super) single: Option<(Key, JoinHandle<SingleOutcome>)>,
     /// How many waited for a row that was written meanwhile, under a token that was alive still.
     overtaken: usize,
 }
@@ -147,6 +151,9 @@ impl<'a, R: Real> Trace<'a, R> {
             mode.announced, mode.single_use, mode.at_once, mode.writes_back
         );
         let resource = Resource::new(&name).unwrap();
+        if has_sessions::<R::DB>() {
+            fence_failover::forget(real.database()).await;
+        }
         // The model begins with a row.
         real.raise(&resource, 1).await.unwrap();
         let insert = format!("INSERT INTO stock VALUES ('{name}', 0)");
@@ -154,12 +161,14 @@ impl<'a, R: Real> Trace<'a, R> {
         Self {
             real,
             world,
+            seed,
             random: StdRng::seed_from_u64(seed),
             state: world.init_states().remove(0),
             taken: vec![],
             resource,
             open: HashMap::new(),
             readers: HashMap::new(),
+            standby: None,
             read: HashMap::new(),
             single: None,
             overtaken: 0,
@@ -184,87 +193,6 @@ impl<'a, R: Real> Trace<'a, R> {
         self
     }
 
-    fn draw(&mut self, drawn: &mut Drawn) -> Option<Step> {
-        if let Some(step) = self.next_of_single() {
-            return Some(step);
-        }
-        let mut steps = vec![];
-        self.world.actions(&self.state, &mut steps);
-        drawn.was_possible(&steps);
-        let waits = self.single.is_some();
-        let free = !self.state.is_open();
-        let on_sqlite = !R::DB::ABORTS_ON_ERROR;
-        steps.retain(|step| match step {
-            // One at a time. It waits where its token is alive; SQLite's would wait for the whole database.
-            Step::BeginStatement(who, _) => {
-                let alive = self.token_of(&self.state, *who) > self.max_token();
-                !waits && (free || alive && !on_sqlite)
-            }
-            // A failed statement does not abort the transaction there.
-            Step::SwallowError(..) => !on_sqlite,
-            // Any transaction waits for a writer there.
-            Step::Look(_) => free || !on_sqlite,
-            // What waits might have its turn before it ends, or not.
-            Step::Crash => !waits,
-            _ => true,
-        });
-        // What it is about is a statement that waits for a write under an older token, and for its COMMIT.
-        let has_row = self.has_row().map(|who| self.token_of(&self.state, who));
-        let is_rare = |step: &&Step| match *step {
-            Step::Admit(who, _) => !waits && self.is_sent_above(*who),
-            Step::BeginStatement(who, _) => {
-                has_row.is_some_and(|token| self.token_of(&self.state, *who) > token)
-            }
-            Step::Write(..) | Step::Commit(..) => waits,
-            _ => false,
-        };
-        let rare: Vec<Step> = steps.iter().filter(is_rare).copied().collect();
-        // Or few would ever get to a COMMIT.
-        let goes_wrong = |step: &Step| {
-            let of_handler = matches!(step, Step::Fail(..) | Step::SwallowError(..));
-            of_handler || matches!(step, Step::GoAway(..) | Step::CommitFails(..) | Step::Crash)
-        };
-        if !steps.iter().all(goes_wrong) && self.random.random_bool(0.6) {
-            steps.retain(|step| !goes_wrong(step));
-        }
-        if !rare.is_empty() && self.random.random_bool(0.7) {
-            return rare.choose(&mut self.random).copied();
-        }
-        steps.choose(&mut self.random).copied()
-    }
-
-    /// Whose transaction has the row.
-    fn has_row(&self) -> Option<Who> {
-        let has = |attempt| matches!(attempt, Attempt::Admitted | Attempt::Written(_));
-        let mut all = Who::ALL.into_iter();
-        all.find(|who| self.state.holder(*who).attempts.into_iter().any(has))
-    }
-
-    /// Whether somebody newer can begin a single statement.
-    fn is_sent_above(&self, who: Who) -> bool {
-        let token = self.token_of(&self.state, who);
-        let mut holders = Who::HOLDERS.into_iter();
-        self.state.mode.at_once
-            && token > self.max_token()
-            && holders.any(|other| {
-                let attempts = self.state.holder(other).attempts;
-                self.token_of(&self.state, other) > token && attempts.contains(&Attempt::Sent)
-            })
-    }
-
-    /// The next step of the single statement, where nothing keeps it waiting.
-    fn next_of_single(&self) -> Option<Step> {
-        let &((who, request), _) = self.single.as_ref()?;
-        let begun = || (!self.state.is_open()).then_some(Step::RunStatement(who, request));
-        match self.state.attempt(who, request) {
-            Attempt::Begun(_) => begun(),
-            Attempt::GaveUp => Some(Step::Admit(who, request)),
-            Attempt::Admitted => Some(Step::Write(who, request)),
-            Attempt::Written(_) => Some(Step::Commit(who, request)),
-            _ => None,
-        }
-    }
-
     /// Compares the verdict on the single statement, once the model has one.
     async fn end_single(&mut self) {
         let is_over = |key: Key| {
@@ -277,12 +205,12 @@ impl<'a, R: Real> Trace<'a, R> {
         let ((who, _), written) = self.single.take().unwrap();
         let written = written.await.unwrap();
         match (self.taken.last(), written) {
-            (Some(Step::Admit(..)), Err(stale)) => {
-                self.is_dead(self.token_of(&self.state, who), stale)
+            (Some(Step::Admit(..)), Some(Err(stale))) => {
+                self.is_dead(self.token_of(&self.state, who), stale, &self.state)
             }
             (Some(Step::Admit(..)), written) => panic!("{written:?}: {}", self.told()),
             (last, written) => {
-                assert_eq!(written, Ok(true), "{}", self.told());
+                assert_eq!(written, Some(Ok(true)), "{}", self.told());
                 // A second try has written, in a transaction.
                 self.overtaken += usize::from(matches!(last, Some(Step::Commit(..))));
             }
@@ -290,8 +218,8 @@ impl<'a, R: Real> Trace<'a, R> {
     }
 
     /// The crate may refuse by what it remembers, which is older, and high enough.
-    fn is_dead(&self, token: i64, stale: Stale) {
-        let known = token..=self.max_token();
+    fn is_dead(&self, token: i64, stale: Stale, after: &State) {
+        let known = token..=real_token(after.committed.row.max_token);
         assert!(known.contains(&stale.0), "{stale:?}: {}", self.told());
     }
 
@@ -305,6 +233,10 @@ impl<'a, R: Real> Trace<'a, R> {
 
     async fn take(&mut self, step: Step, after: &State) {
         match step {
+            // What was handed out is over then.
+            Step::Grant(_) if after.history > 0 => {
+                fence_failover::hand_out(self.real.database(), &self.resource).await;
+            }
             Step::AnswerGrant(who) => {
                 let announced = self
                     .real
@@ -352,7 +284,7 @@ impl<'a, R: Real> Trace<'a, R> {
                     }
                     Err(stale) => {
                         assert!(!expected, "{}", self.told());
-                        self.is_dead(token, stale);
+                        self.is_dead(token, stale, after);
                     }
                 }
             }
@@ -384,12 +316,21 @@ impl<'a, R: Real> Trace<'a, R> {
                 end_sessions(self.real.database(), &format!("pid = {session}")).await;
                 assert!(!self.real.commit(open).await, "{}", self.told());
             }
-            Step::Crash if has_sessions::<R::DB>() => {
-                end_sessions(self.real.database(), IN_TRANSACTION).await;
-                for open in std::mem::take(&mut self.open).into_values() {
-                    assert!(!self.real.commit(open).await, "{}", self.told());
-                }
+            Step::Crash if has_sessions::<R::DB>() => self.end_all().await,
+            Step::FallBehind => {
+                let standby = Standby::of(self.real.database(), &self.resource).await;
+                self.standby = Some(standby);
             }
+            Step::FailOver => {
+                if !self.open.is_empty() {
+                    self.end_all().await;
+                }
+                let standby = self.standby.take().unwrap();
+                standby.promote(self.real.database(), &self.resource).await;
+            }
+            // The single statement does it by itself, unless it is refused by what was dead before.
+            Step::CatchUp if self.single_is_alive(after) => {}
+            Step::CatchUp => self.catch_up(after).await,
             // Without a server only the process crashes.
             Step::Crash => {
                 for open in std::mem::take(&mut self.open).into_values() {
@@ -406,11 +347,49 @@ impl<'a, R: Real> Trace<'a, R> {
             Step::AnswerFailure(who, _) => {
                 let token = self.token_of(after, who);
                 let raised = self.real.raise(&self.resource, token).await;
-                let expected = token > after.committed.row.max_token.into();
+                let expected = token > real_token(after.committed.row.max_token);
                 assert_eq!(raised.is_ok(), expected, "{}", self.told());
             }
             // Who is granted, and what is on its way, the database does not know.
             _ => {}
+        }
+    }
+
+    fn single_is_alive(&self, after: &State) -> bool {
+        let single = self.single.as_ref().map(|single| single.0);
+        single.is_some_and(|(who, _)| after.holder(who).token > after.committed.row.max_token)
+    }
+
+    /// Ends all sessions that are in a transaction, and commits what is open there.
+    async fn end_all(&mut self) {
+        let db = self.real.database();
+        if let Some((_, waiting)) = self.single.take() {
+            // First, or it might have its turn.
+            end_sessions(db, WAITING).await;
+            assert_eq!(waiting.await.unwrap(), None, "{}", self.told());
+        }
+        end_sessions(db, IN_TRANSACTION).await;
+        for open in std::mem::take(&mut self.open).into_values() {
+            assert!(!self.real.commit(open).await, "{}", self.told());
+        }
+    }
+
+    /// Has a request do so, whose token was alive before.
+    async fn catch_up(&mut self, after: &State) {
+        let dead = i64::from(MOVE - 1);
+        if !R::IS_CRATE || self.random.random() {
+            let key = (Who::Stranger, Request::Again);
+            let admitted = self.real.admit(key, &self.resource, dead, self.token_use());
+            match admitted.await {
+                Ok(_) => panic!("{}", self.told()),
+                Err(stale) => self.is_dead(dead, stale, after),
+            }
+            if !R::IS_CRATE {
+                fence_failover::catch_up(self.real.database(), &self.resource).await;
+            }
+        } else {
+            let announced = self.real.announce(&self.resource, dead, Who::Stranger);
+            assert!(!announced.await, "{}", self.told());
         }
     }
 
@@ -481,12 +460,12 @@ impl<'a, R: Real> Trace<'a, R> {
             .is_some_and(|single| single.0 == (who, request))
     }
 
-    fn max_token(&self) -> i64 {
-        self.state.committed.row.max_token.into()
+    pub(super) fn max_token(&self) -> i64 {
+        real_token(self.state.committed.row.max_token)
     }
 
-    fn token_of(&self, state: &State, who: Who) -> i64 {
-        state.holder(who).token.into()
+    pub(super) fn token_of(&self, state: &State, who: Who) -> i64 {
+        real_token(state.holder(who).token)
     }
 
     fn token_use(&self) -> TokenUse {
@@ -509,8 +488,16 @@ fn has_versions<DB: TestDatabase>() -> bool {
 }
 
 /// Whether there are sessions that end.
-fn has_sessions<DB: TestDatabase>() -> bool {
+pub(super) fn has_sessions<DB: TestDatabase>() -> bool {
     has_versions::<DB>()
+}
+
+/// A failover moves tokens up by more than in the model.
+fn real_token(token: u8) -> i64 {
+    match token.checked_sub(MOVE) {
+        None => token.into(),
+        Some(above) => fence_failover::DEAD + i64::from(above),
+    }
 }
 
 /// The data as one number.

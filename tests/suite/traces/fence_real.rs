@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tower_fence::{
     AdmitError, Fence, FencedTx, Resource, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
-    fence::WriteError,
+    fence::{CommitError, WriteError},
 };
 use tower_fence_model::fence::writes::{Request, Who};
 
@@ -32,6 +32,9 @@ pub trait Real {
     type DB: TestDatabase;
     /// An open transaction that was admitted.
     type Open;
+    /// Otherwise an announcement is a raise, and what a refused request has made of the row is taken back with its
+    /// caller's transaction.
+    const IS_CRATE: bool;
 
     fn database(&self) -> &Fresh<Self::DB>;
 
@@ -61,8 +64,11 @@ pub trait Real {
     async fn max_token(&self, resource: &Resource) -> Option<i64>;
 
     /// A single statement, which may wait.
-    fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<Result<bool, Stale>>;
+    fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<SingleOutcome>;
 }
+
+/// What became of a single statement: whether it wrote. None where that is unknown.
+pub type SingleOutcome = Option<Result<bool, Stale>>;
 
 /// A single statement and its token.
 pub struct SingleWrite {
@@ -120,6 +126,7 @@ writes!(Postgres, Sqlite);
 impl<DB: Writes> Real for Crate<DB> {
     type DB = DB;
     type Open = FencedTx<DB>;
+    const IS_CRATE: bool = true;
 
     fn database(&self) -> &Fresh<DB> {
         &self.db
@@ -174,12 +181,13 @@ impl<DB: Writes> Real for Crate<DB> {
         found.ok()
     }
 
-    fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<Result<bool, Stale>> {
+    fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<SingleOutcome> {
         let written = DB::write(self.fences[&key].clone(), what);
         tokio::spawn(async move {
             match written.await {
-                Ok(rows) => Ok(!rows.is_empty()),
-                Err(WriteError::Admit(error)) => Err(stale(error)),
+                Ok(rows) => Some(Ok(!rows.is_empty())),
+                Err(WriteError::Admit(error)) => Some(Err(stale(error))),
+                Err(WriteError::Commit(CommitError::OutcomeUnknown(_))) => None,
                 Err(error) => panic!("{error:?}"),
             }
         })
@@ -208,6 +216,7 @@ impl Functions {
 impl Real for Functions {
     type DB = Postgres;
     type Open = PoolConnection<Postgres>;
+    const IS_CRATE: bool = false;
 
     fn database(&self) -> &Fresh<Postgres> {
         &self.db
@@ -271,7 +280,7 @@ impl Real for Functions {
         found.unwrap()
     }
 
-    fn write(&self, _: Key, _: SingleWrite) -> JoinHandle<Result<bool, Stale>> {
+    fn write(&self, _: Key, _: SingleWrite) -> JoinHandle<SingleOutcome> {
         unreachable!("check and write are two statements there")
     }
 }

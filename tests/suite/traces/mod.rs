@@ -4,6 +4,8 @@
 mod call;
 mod drawn;
 mod fence;
+mod fence_draw;
+mod fence_failover;
 mod fence_floors;
 mod fence_keys;
 mod fence_read;

@@ -10,6 +10,8 @@ pub const SESSION: &str = "SELECT pg_backend_pid()::bigint";
 
 pub const IN_TRANSACTION: &str = "state <> 'idle'";
 
+pub const WAITING: &str = "wait_event_type = 'Lock'";
+
 /// The sessions of this database but for the one that asks.
 const OTHERS: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND";
 
@@ -30,9 +32,7 @@ pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
 pub async fn somebody_waits<DB: TestDatabase>(db: &Fresh<DB>, count: usize) {
     let count = i64::try_from(count).unwrap();
     eventually("they wait for rows", async || {
-        db.number(&format!("{OTHERS} wait_event_type = 'Lock'"))
-            .await
-            == count
+        db.number(&format!("{OTHERS} {WAITING}")).await == count
     })
     .await;
 }

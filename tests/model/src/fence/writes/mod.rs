@@ -12,8 +12,8 @@ use stateright::{Model, Property};
 pub use self::{
     rules::Rule,
     state::{
-        Attempt, Data, Database, FORGED, Faults, Holder, Mode, Request, Row, Stage, State, Verdict,
-        Who,
+        Attempt, Data, Database, FORGED, Faults, Holder, MOVE, Mode, Request, Row, Stage, State,
+        Verdict, Who,
     },
     steps::Step,
 };

@@ -253,6 +253,11 @@ impl State {
             .any(|attempt| matches!(attempt, Attempt::Admitted | Attempt::Written(_)))
     }
 
+    /// Whether the row was not admitted on since a failover.
+    pub fn is_behind(&self) -> bool {
+        self.committed.row.history != self.history
+    }
+
     /// Something was answered under this token.
     pub fn answer(&mut self, token: u8) {
         self.answered = self.answered.max(token);

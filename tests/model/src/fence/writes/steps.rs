@@ -67,7 +67,7 @@ impl Writes {
                 self.on_server(state, who, request, free, steps);
             }
         }
-        if free && state.committed.row.history != state.history {
+        if free && state.is_behind() {
             steps.push(Step::CatchUp);
         }
         let busy = state.attempts().any(is_in_database);
@@ -518,7 +518,7 @@ impl Writes {
     }
 
     fn in_history(&self, state: &State) -> bool {
-        state.committed.row.history == state.history
+        !state.is_behind()
     }
 
     fn row_is_locked(&self, state: &State) -> bool {

@@ -1,0 +1,123 @@
+//! Which step a trace of the fence takes next: any that the model has, but those more often that few traces would come to,
+//! and none whose outcome would hang on chance.
+
+use rand::{RngExt, seq::IndexedRandom};
+use tower_fence_model::{
+    Model,
+    fence::writes::{Attempt, Database, Stage, Step, Who},
+};
+
+use super::{
+    drawn::Drawn,
+    fence::{Trace, has_sessions},
+    fence_real::Real,
+};
+use crate::support::database::TestDatabase;
+
+impl<R: Real> Trace<'_, R> {
+    pub(super) fn draw(&mut self, drawn: &mut Drawn) -> Option<Step> {
+        if let Some(step) = self.next_of_single() {
+            return Some(step);
+        }
+        let mut steps = vec![];
+        self.world.actions(&self.state, &mut steps);
+        drawn.was_possible(&steps);
+        let waits = self.single.is_some();
+        let free = !self.state.is_open();
+        let on_sqlite = !R::DB::ABORTS_ON_ERROR;
+        steps.retain(|step| match step {
+            // One at a time. It waits where its token is alive; SQLite's would wait for the whole database.
+            Step::BeginStatement(who, _) => {
+                let alive = self.token_of(&self.state, *who) > self.max_token();
+                !waits && (free || alive && !on_sqlite)
+            }
+            // A failed statement does not abort the transaction there.
+            Step::SwallowError(..) => !on_sqlite,
+            // Any transaction waits for a writer there.
+            Step::Look(_) => free || !on_sqlite,
+            // What waits might have its turn before it ends, or not.
+            Step::Crash => !waits || has_sessions::<R::DB>(),
+            // A version of the row may come again, which a read that is under way would take for its own.
+            Step::FailOver => !self.is_reading(),
+            _ => true,
+        });
+        // What it is about is a statement that waits for a write under an older token, and for its COMMIT.
+        let has_row = self.has_row().map(|who| self.token_of(&self.state, who));
+        let is_rare = |step: &&Step| match *step {
+            Step::Admit(who, _) => !waits && self.is_sent_above(*who),
+            Step::BeginStatement(who, _) => {
+                has_row.is_some_and(|token| self.token_of(&self.state, *who) > token)
+            }
+            Step::Write(..) | Step::Commit(..) => waits,
+            _ => false,
+        };
+        let rare: Vec<Step> = steps.iter().filter(is_rare).copied().collect();
+        // Or few would ever get to a COMMIT.
+        let goes_wrong = |step: &Step| {
+            let of_handler = matches!(step, Step::Fail(..) | Step::SwallowError(..));
+            let of_client = matches!(step, Step::GoAway(..) | Step::CommitFails(..));
+            of_handler
+                || of_client
+                || matches!(step, Step::Crash | Step::FallBehind | Step::FailOver)
+        };
+        if !steps.iter().all(goes_wrong) && self.random.random_bool(0.6) {
+            steps.retain(|step| !goes_wrong(step));
+        }
+        // Few would lose a write, and see a later holder's done after it: in every other trace there is one holder
+        // until then.
+        if self.seed % 2 == 0 && self.state.left.failovers > 0 {
+            let loses = |standby: Database| self.state.commits != standby.data;
+            let others = |step: &Step| match step {
+                Step::Grant(who) => *who == Who::A,
+                Step::FailOver => self.state.standby.is_some_and(loses),
+                _ => true,
+            };
+            if steps.iter().any(others) {
+                steps.retain(others);
+            }
+        }
+        if !rare.is_empty() && self.random.random_bool(0.7) {
+            return rare.choose(&mut self.random).copied();
+        }
+        steps.choose(&mut self.random).copied()
+    }
+
+    /// Whether a fenced read is between its look and its raise.
+    fn is_reading(&self) -> bool {
+        let mut stages = self.state.holders.iter().map(|holder| holder.stage);
+        stages.any(|stage| matches!(stage, Stage::Looked(_) | Stage::HasRead(_)))
+    }
+
+    /// Whose transaction has the row.
+    fn has_row(&self) -> Option<Who> {
+        let has = |attempt| matches!(attempt, Attempt::Admitted | Attempt::Written(_));
+        let mut all = Who::ALL.into_iter();
+        all.find(|who| self.state.holder(*who).attempts.into_iter().any(has))
+    }
+
+    /// Whether somebody newer can begin a single statement.
+    fn is_sent_above(&self, who: Who) -> bool {
+        let token = self.token_of(&self.state, who);
+        let mut holders = Who::HOLDERS.into_iter();
+        self.state.mode.at_once
+            && token > self.max_token()
+            && holders.any(|other| {
+                let attempts = self.state.holder(other).attempts;
+                self.token_of(&self.state, other) > token && attempts.contains(&Attempt::Sent)
+            })
+    }
+
+    /// The next step of the single statement, where nothing keeps it waiting.
+    pub(super) fn next_of_single(&self) -> Option<Step> {
+        let &((who, request), _) = self.single.as_ref()?;
+        let begun = || (!self.state.is_open()).then_some(Step::RunStatement(who, request));
+        match self.state.attempt(who, request) {
+            Attempt::Begun(_) => begun(),
+            Attempt::GaveUp if self.state.is_behind() => Some(Step::CatchUp),
+            Attempt::GaveUp => Some(Step::Admit(who, request)),
+            Attempt::Admitted => Some(Step::Write(who, request)),
+            Attempt::Written(_) => Some(Step::Commit(who, request)),
+            _ => None,
+        }
+    }
+}
