@@ -85,6 +85,20 @@ fn in_the_same_partition() -> Resource {
     Resource::new(same.unwrap()).unwrap()
 }
 
+/// An operator may have said what the server tells as well.
+#[tokio::test]
+async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    fence.after_failover().await.unwrap();
+    let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    assert_eq!(next, Epoch::new(1_002).unwrap());
+    for resource in [sku(), in_the_same_partition()] {
+        let begun = fence.begin(&resource, token(DEAD + 2), TokenUse::SingleUse);
+        begun.await.unwrap();
+    }
+}
+
 async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();

@@ -115,6 +115,42 @@ async fn rights_and_rows_are_those_of_before() {
         .await;
 }
 
+/// Whoever divides the table.
+#[tokio::test]
+async fn its_owner_stays_its_owner_and_keeps_all_rights() {
+    let role = format!("owner_{:016x}", rand::random::<u64>());
+    for by_owner in [false, true] {
+        let db = Postgres::fresh(2).await;
+        let mut conn = db.pool.acquire().await.unwrap();
+        // Without default privileges a new table tells no rights at all.
+        let begin = format!(
+            "CREATE ROLE {role}; GRANT CREATE ON SCHEMA public TO {role}; \
+             GRANT EXECUTE ON FUNCTION fence_partition_resources TO {role}; \
+             ALTER TABLE fence_resources OWNER TO {role}; \
+             ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC; \
+             ALTER DEFAULT PRIVILEGES FOR ROLE {role} GRANT SELECT ON TABLES TO PUBLIC"
+        );
+        execute(&mut conn, &begin).await.unwrap();
+        if by_owner {
+            let set_role = format!("SET ROLE {role}");
+            execute(&mut conn, &set_role).await.unwrap();
+        }
+        execute(&mut conn, DIVIDE).await.unwrap();
+        execute(&mut conn, "RESET ROLE").await.unwrap();
+        let whole = format!(
+            "SELECT count(*) FROM pg_partition_tree('fence_resources') AS t JOIN pg_class AS c ON c.oid = t.relid \
+             WHERE pg_get_userbyid(c.relowner) = '{role}' AND NOT has_table_privilege('public', c.oid, 'SELECT') \
+                 AND has_table_privilege('{role}', c.oid, 'SELECT') \
+                 AND has_table_privilege('{role}', c.oid, 'INSERT') \
+                 AND has_table_privilege('{role}', c.oid, 'UPDATE') \
+                 AND has_table_privilege('{role}', c.oid, 'DELETE')"
+        );
+        assert_eq!(db.number(&whole).await, 5, "{by_owner}");
+        let end = format!("DROP OWNED BY {role}; DROP ROLE {role}");
+        execute(&mut conn, &end).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_divided_stays_as_it_is() {
     let db = Postgres::fresh(2).await;
@@ -138,7 +174,8 @@ async fn what_cannot_be_divided_stays_as_it_is() {
     write(&db.fence(), 5).await.unwrap();
     execute(&mut conn, "DROP VIEW somebodys").await.unwrap();
     execute(&mut conn, DIVIDE).await.unwrap();
-    execute(&mut conn, DIVIDE).await.unwrap_err();
+    let again = execute(&mut conn, DIVIDE).await.unwrap_err();
+    assert_eq!(again.message, "fence_resources is no plain table");
     assert_eq!(parts(&db).await, 4);
     is_stale(write(&db.fence(), 5).await, 5, 5);
 }

@@ -65,6 +65,10 @@ fn writes(key: &str) -> String {
     format!(r#""request_put":{{"key":"{}""#, base64(key))
 }
 
+fn deletes(key: &str) -> String {
+    format!(r#""request_delete_range":{{"key":"{}""#, base64(key))
+}
+
 fn contains(message: &[u8], part: &str) -> bool {
     let mut parts = message.windows(part.len());
     parts.any(|found| found == part.as_bytes())
@@ -72,8 +76,18 @@ fn contains(message: &[u8], part: &str) -> bool {
 
 impl Late {
     async fn from_write(nth: usize, key: &str, cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> Self {
+        Self::from_request(nth, writes(key), cluster, db).await
+    }
+
+    /// Holds back the nth request that has this text in it, and all that come after it.
+    async fn from_request(
+        nth: usize,
+        sent: String,
+        cluster: &EtcdCluster,
+        db: &Fresh<Sqlite>,
+    ) -> Self {
         let (first, rest) = (Gate::new(), Gate::new());
-        let (written, sent) = (Arc::new(AtomicUsize::new(0)), writes(key));
+        let written = Arc::new(AtomicUsize::new(0));
         let gates = (Arc::clone(&first), Arc::clone(&rest));
         let proxy = Proxy::judging(cluster.addr(), move || {
             let ((first, rest), written) = (gates.clone(), Arc::clone(&written));
@@ -192,6 +206,25 @@ async fn a_renewal_under_a_clock_that_is_gone_is_lost() {
     assert_eq!(read(&cluster, LEASE).await, stored);
     late.goes_on();
     is_lost(renewing.await.unwrap());
+}
+
+/// What a release has looked at is no more what is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let held = grant(&near, &sku(), LONG).await;
+    let late = Late::from_request(1, deletes(LEASE), &cluster, &db).await;
+    let releasing = tokio::spawn({
+        let (leases, id) = (late.leases.clone(), held.id.clone());
+        async move { leases.release(&sku(), &id).await }
+    });
+    late.first.holds_one().await;
+    let anew = Renew::new(LONG).with_new_token();
+    near.renew(&sku(), &held.id, anew).await.unwrap();
+    late.goes_on();
+    releasing.await.unwrap().unwrap();
+    assert_eq!(near.inspect(&sku()).await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

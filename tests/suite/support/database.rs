@@ -153,14 +153,18 @@ impl Drop for Guard {
             let mut conn = PgConnection::connect(&super::variable("TEST_DATABASE_URL")).await?;
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await
         };
+        let (done, is_done) = std::sync::mpsc::channel();
         // A runtime of its own: the test's may be shutting down.
-        let thread = std::thread::spawn(|| {
+        std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build();
-            runtime.unwrap().block_on(drop_it)
+            let _ = runtime.unwrap().block_on(drop_it);
+            let _ = done.send(());
         });
-        let _ = thread.join();
+        // The server waits for each session that has begun to connect; one of them may be the test's, whose runtime
+        // waits here.
+        let _ = is_done.recv_timeout(Duration::from_secs(2));
     }
 }
 
