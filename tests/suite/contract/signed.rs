@@ -205,4 +205,8 @@ async fn no_error_about_a_key_shows_it() {
             );
         }
     }
+    for short in [&[][..], &secret[1..]] {
+        let refused = add_token_key(&mut conn, "k3", short, "").await;
+        assert_eq!(refused.unwrap_err().code, "22023");
+    }
 }

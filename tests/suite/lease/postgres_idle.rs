@@ -62,6 +62,21 @@ async fn an_idle_lease_goes_with_its_row_and_its_token_stays_dead() {
     write(&fence, next.token.get()).await.unwrap();
 }
 
+/// What has written since is above the lease that goes with the row.
+#[tokio::test]
+async fn the_floor_is_above_the_row_as_well_as_its_lease() {
+    let db = Postgres::fresh(4).await;
+    let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
+    let held = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &held.id).await.unwrap();
+    let above = held.token.get() + 10;
+    write(&fence, above).await.unwrap();
+    assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
+    let mut conn = db.pool.acquire().await.unwrap();
+    is_refused(admit(&mut conn, "sku-1", above).await, "TF412");
+    admit(&mut conn, "sku-1", above + 1).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_lease_that_is_held_for_long_outlives_a_removal_of_its_neighbours() {
     let db = Postgres::fresh(4).await;

@@ -65,7 +65,7 @@ impl<R: Real> Trace<'_, R> {
         }
         // Few would lose a write, and see a later holder's done after it: in every other trace there is one holder
         // until then.
-        if self.seed % 2 == 0 && self.state.left.failovers > 0 {
+        if self.seed.is_multiple_of(2) && self.state.left.failovers > 0 {
             let loses = |standby: Database| self.state.commits != standby.data;
             let others = |step: &Step| match step {
                 Step::Grant(who) => *who == Who::A,
