@@ -119,13 +119,15 @@ impl Partition {
                     }
                     return Outcome::Full;
                 }
-                let mut same_id = line.iter().filter(|waiter| waiter.lease == lease);
-                let known_owner = same_id.find_map(|waiter| waiter.owner.clone());
-                line.push_back(Waiter {
+                // A repeated request has the place of the one before it, once that gives up.
+                let before = line.iter().rposition(|waiter| waiter.lease == lease);
+                let known_owner = before.and_then(|place| line[place].owner.clone());
+                let waiter = Waiter {
                     lease,
                     owner: known_owner.or_else(|| request.owner.clone()),
                     wake: Arc::clone(wake),
-                });
+                };
+                line.insert(before.map_or(line.len(), |place| place + 1), waiter);
             }
         }
         Outcome::Held { left }

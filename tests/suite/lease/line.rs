@@ -25,18 +25,10 @@ on_every_store_with_a_line!(
     a_thousand_waiters_are_served_in_order_though_half_of_them_go_away,
     a_broken_lease_goes_to_the_next_in_line,
     a_repeated_request_keeps_its_place_and_its_lease,
+    a_repeated_request_is_served_before_those_behind_it,
     a_shorter_lease_is_known_to_whoever_is_first_now,
     a_repetition_in_line_keeps_the_owner,
 );
-
-/// Where the line outlives those who wait in it.
-mod in_the_store {
-    use super::*;
-
-    on_every_store_with_a_line!(on_postgres: Postgres, a_repeated_request_is_served_before_those_behind_it);
-    on_every_store_with_a_line!(on_redis: Redis, a_repeated_request_is_served_before_those_behind_it);
-    on_every_store_with_a_line!(on_a_cluster: Cluster, a_repeated_request_is_served_before_those_behind_it);
-}
 
 async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
