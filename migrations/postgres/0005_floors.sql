@@ -240,7 +240,7 @@ BEGIN
     END IF;
     dead := CASE WHEN fence_admit.reusable THEN fence_admit.token - 1 ELSE fence_admit.token END;
 
-    LOOP
+    FOR attempt IN 1 .. 3 LOOP
         UPDATE fence_resources AS f
         SET max_token = dead, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
         WHERE f.resource = fence_admit.resource AND f.max_token < fence_admit.token
@@ -274,9 +274,13 @@ BEGIN
         END IF;
         CONTINUE WHEN fence_catch_up(fence_admit.resource);
         -- Another history may have refused it, out of which somebody else has brought the resource since.
-        EXIT WHEN fence_max_token(fence_admit.resource) >= fence_admit.token;
+        IF fence_max_token(fence_admit.resource) >= fence_admit.token THEN
+            PERFORM fence_refuse_dead(fence_admit.resource, fence_admit.token);
+        END IF;
     END LOOP;
-    PERFORM fence_refuse_dead(fence_admit.resource, fence_admit.token);
+    RAISE EXCEPTION USING
+        ERRCODE = 'serialization_failure',
+        MESSAGE = concat(fence_admit.resource, ' was changed again and again meanwhile');
 END
 $fence$;
 

@@ -162,6 +162,23 @@ async fn a_row_that_was_made_meanwhile_counts() {
     }
 }
 
+/// As where a trigger of the application's takes no write.
+#[tokio::test]
+async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
+    let db = Postgres::fresh(2).await;
+    db.execute(
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
+         CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON fence_resources \
+             FOR EACH ROW EXECUTE FUNCTION nothing()",
+    )
+    .await;
+    let busy = write(&db.fence(), 7).await;
+    assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
+    let mut conn = db.pool.acquire().await.unwrap();
+    let refused = functions::admit(&mut conn, "sku-1", 7).await;
+    assert_eq!(refused.unwrap_err().code, "40001");
+}
+
 /// A row that an older version has made tells no history, and what is dead there may be forgotten.
 #[tokio::test]
 async fn a_row_of_no_history_that_was_made_meanwhile_is_brought_into_one() {

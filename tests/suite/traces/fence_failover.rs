@@ -32,7 +32,7 @@ pub async fn catch_up<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) {
         .await;
 }
 
-/// What a standby has of a resource.
+/// What a standby has of a resource, and of the key of the same name.
 pub struct Standby {
     n: i64,
 }
@@ -42,7 +42,10 @@ impl Standby {
         db.execute(&format!(
             "CREATE TABLE IF NOT EXISTS standby AS SELECT * FROM fence_resources WHERE false; \
              DELETE FROM standby; \
-             INSERT INTO standby SELECT * FROM fence_resources WHERE resource = '{resource}'"
+             INSERT INTO standby SELECT * FROM fence_resources WHERE resource = '{resource}'; \
+             CREATE TABLE IF NOT EXISTS standby_keys AS SELECT * FROM fence_idempotency_keys WHERE false; \
+             DELETE FROM standby_keys; \
+             INSERT INTO standby_keys SELECT * FROM fence_idempotency_keys WHERE key = '{resource}'"
         ))
         .await;
         let n = format!("SELECT n FROM stock WHERE sku = '{resource}'");
@@ -61,6 +64,8 @@ impl Standby {
              BEGIN \
                  DELETE FROM fence_resources WHERE resource = '{resource}'; \
                  INSERT INTO fence_resources SELECT * FROM standby; \
+                 DELETE FROM fence_idempotency_keys WHERE key = '{resource}'; \
+                 INSERT INTO fence_idempotency_keys SELECT * FROM standby_keys; \
                  UPDATE stock SET n = {n} WHERE sku = '{resource}'; \
                  EXECUTE format( \
                      'CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS %L', \

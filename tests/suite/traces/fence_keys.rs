@@ -16,12 +16,13 @@ use sqlx::{Postgres, Sqlite, pool::PoolConnection};
 use tower_fence::{FenceLayer, Idempotency, PathParam, Resource, TokenUse};
 use tower_fence_model::{
     Model,
-    fence::keys::{Attempt, Body as Meaning, Keys, Request, State, Step},
+    fence::keys::{Attempt, Body as Meaning, DEAD, Keys, Request, State, Step},
 };
 
 use super::{
     call::{Answer, Call, Event, follow},
     drawn::Drawn,
+    fence_failover::{self, Standby},
     sessions::{IN_TRANSACTION, SESSION, end_sessions, somebody_waits},
 };
 use crate::support::{
@@ -31,7 +32,7 @@ use crate::support::{
 };
 
 /// How many traces there are where tokens write once, and where they write again and again.
-const TRACES: u64 = 30;
+const TRACES: u64 = 60;
 
 /// That of the holder, and that of somebody else.
 const TOKEN: i64 = 1;
@@ -53,11 +54,12 @@ async fn take_traces<DB: TestDatabase>(never: &[&str]) {
     let mut drawn = Drawn::default();
     let mut waited = 0;
     for single_use in [true, false] {
-        let world = Keys {
-            single_use: vec![single_use],
-            ..Keys::large()
-        };
         for seed in 0..TRACES {
+            let world = Keys {
+                single_use: vec![single_use],
+                failovers: u8::from(DB::ABORTS_ON_ERROR && seed.is_multiple_of(3)),
+                ..Keys::large()
+            };
             let trace = Trace::begin(&db, &world, seed).await;
             waited += trace.run(&mut drawn).await;
         }
@@ -88,6 +90,10 @@ struct Trace<'a, DB: TestDatabase> {
     calls: HashMap<Request, Call>,
     /// The session that has the row, while a claim was made and is not admitted.
     gate: Option<PoolConnection<DB>>,
+    /// What a failover would leave.
+    standby: Option<Standby>,
+    /// Whether a process may remember that the token was dead.
+    was_dead: bool,
     /// The request that waits for the key.
     waiting: Option<Request>,
     /// How many did.
@@ -97,6 +103,9 @@ struct Trace<'a, DB: TestDatabase> {
 impl<'a, DB: TestDatabase> Trace<'a, DB> {
     async fn begin(db: &'a Fresh<DB>, world: &'a Keys, seed: u64) -> Self {
         let name = Resource::new(format!("{}-{seed}", world.single_use[0])).unwrap();
+        if DB::ABORTS_ON_ERROR {
+            fence_failover::forget(db).await;
+        }
         // The model begins with a row.
         db.fence().raise(&name, token(1)).await.unwrap();
         db.execute(&format!("INSERT INTO stock VALUES ('{name}', 0)"))
@@ -128,6 +137,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             taken: vec![],
             calls: HashMap::new(),
             gate: None,
+            standby: None,
+            was_dead: false,
             waiting: None,
             waited: 0,
         }
@@ -163,6 +174,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     /// Where the token is dead, and nobody in the way: so the process knows, and answers under the key all the same.
     async fn is_refused_under_another_key(&mut self) {
         let is_dead = TOKEN <= self.state.max_token.into();
+        self.was_dead |= is_dead;
         if is_dead && self.waiting.is_none() && !self.state.attempts.into_iter().any(has_key) {
             let post = self.post(Request::First, "another");
             let mut call = Call::send(self.services[0].clone(), post);
@@ -189,8 +201,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             match step {
                 Step::Claim(_) => {
                     draws.push(Draw::Steps(self.whole(step)));
-                    // Who is stale already does not wait for the row.
-                    if has_sessions && TOKEN > self.state.max_token.into() {
+                    // Who is stale already does not wait for the row, and who is behind catches up first.
+                    let waits = TOKEN > self.state.max_token.into() && !self.state.is_behind;
+                    if has_sessions && waits {
                         draws.push(Draw::Steps(vec![step]));
                     }
                 }
@@ -205,7 +218,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 // Its raise would wait for whoever has waited for it.
                 Step::Fail(_) if !has_sessions && self.waiting.is_some() => {}
                 // Whether it had its turn before, nobody could tell.
-                Step::Crash if self.waiting.is_some() => {}
+                Step::Crash | Step::FailOver if self.waiting.is_some() => {}
                 _ => draws.push(Draw::Steps(vec![step])),
             }
         }
@@ -213,8 +226,13 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             let sent = |request: &Request| self.state.attempts[*request as usize] == Attempt::Sent;
             draws.extend(Request::ALL.into_iter().filter(sent).map(Draw::Wait));
         }
-        // With a newer token in the world little happens, and many walks would end in a crash.
-        for (late, share) in [(Step::NewerWrites, 0.85), (Step::Crash, 0.5)] {
+        // With a newer token in the world, or after a failover, little happens, and many walks would end in a crash.
+        for (late, share) in [
+            (Step::NewerWrites, 0.85),
+            (Step::Crash, 0.5),
+            (Step::FallBehind, 0.8),
+            (Step::FailOver, 0.9),
+        ] {
             let is_late = |draw: &Draw| matches!(draw, Draw::Steps(steps) if steps[0] == late);
             if !draws.iter().all(is_late) && self.random.random_bool(share) {
                 draws.retain(|draw| !is_late(draw));
@@ -236,6 +254,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         };
         let claimed = self.world.next_state(&self.state, claim).unwrap();
         match claimed.attempts[request as usize] {
+            Attempt::Claimed if claimed.is_behind => {
+                vec![claim, Step::CatchUp, Step::Admit(request)]
+            }
             Attempt::Claimed => vec![claim, Step::Admit(request)],
             _ => vec![claim],
         }
@@ -276,6 +297,10 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 match stays {
                     true => somebody_waits(self.db, 1).await,
                     false => self.goes_on(request, before).await,
+                }
+                // It may have been refused by what is remembered.
+                if self.was_dead && steps.contains(&Step::CatchUp) {
+                    fence_failover::catch_up(self.db, &self.name).await;
                 }
             }
             Step::Admit(request) => {
@@ -326,6 +351,15 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 }
             }
             Step::Crash => self.crash(before).await,
+            Step::FallBehind => self.standby = Some(Standby::of(self.db, &self.name).await),
+            Step::FailOver => {
+                if before.attempts.into_iter().any(has_key) {
+                    self.crash(before).await;
+                }
+                let standby = self.standby.take().unwrap();
+                standby.promote(self.db, &self.name).await;
+            }
+            Step::CatchUp => fence_failover::catch_up(self.db, &self.name).await,
             // Of what is on its way the database does not know.
             Step::Send(_) => {}
             Step::Record(_) => unreachable!("a record is a part of the write"),
@@ -436,7 +470,11 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         assert_eq!(n, i64::from(state.count()), "{}", self.told());
         let max_token = format!("SELECT max_token FROM fence_resources WHERE resource = '{name}'");
         let max_token = self.db.number(&max_token).await;
-        assert_eq!(max_token, i64::from(state.max_token), "{}", self.told());
+        let expected = match state.max_token {
+            DEAD => fence_failover::DEAD,
+            token => token.into(),
+        };
+        assert_eq!(max_token, expected, "{}", self.told());
         // Those that are good, and those with this answer.
         let stored = state.record.map_or(String::new(), |record| {
             text(record.body, record.answer.unwrap())

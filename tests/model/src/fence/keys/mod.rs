@@ -9,7 +9,7 @@ use std::fmt;
 
 use stateright::{Model, Property};
 
-pub use self::steps::Step;
+pub use self::steps::{DEAD, Step};
 use crate::search::World;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,6 +86,16 @@ pub struct Record {
     pub answer: Option<u8>,
 }
 
+/// What a standby has that follows no more.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct Kept {
+    pub max_token: u8,
+    pub record: Option<Record>,
+    pub written: [u8; 2],
+    pub expired: u8,
+    pub newer: u8,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
     /// Tokens write once; otherwise again and again.
@@ -102,6 +112,10 @@ pub struct State {
     pub newer: u8,
     pub crashes: u8,
     pub failures: u8,
+    pub failovers: u8,
+    pub standby: Option<Kept>,
+    /// The row was not admitted on since a failover.
+    pub is_behind: bool,
     /// The first answer of success to each write.
     pub answers: [Option<u8>; 2],
     pub answers_differ: bool,
@@ -110,6 +124,7 @@ pub struct State {
     /// A repetition was told to wait, and there is nobody to wait for.
     pub waits_for_nobody: bool,
     pub replayed_when_stale: bool,
+    pub replayed_after_failover: bool,
     pub failed: bool,
 }
 
@@ -125,6 +140,8 @@ pub struct Keys {
     pub requests: usize,
     pub crashes: u8,
     pub failures: u8,
+    /// Failovers to a standby that lacks the last transactions.
+    pub failovers: u8,
     /// How often a record expires.
     pub expiries: u8,
     /// How often somebody with a newer token writes.
@@ -140,6 +157,7 @@ impl Keys {
             requests: 2,
             crashes: 1,
             failures: 1,
+            failovers: 1,
             expiries: 1,
             newer: 1,
             single_use: vec![true, false],
@@ -152,6 +170,7 @@ impl Keys {
             requests: 3,
             crashes: 2,
             failures: 2,
+            failovers: 1,
             expiries: 1,
             newer: 1,
             single_use: vec![true, false],
@@ -223,11 +242,15 @@ impl Model for Keys {
             newer: 0,
             crashes: self.crashes,
             failures: self.failures,
+            failovers: self.failovers,
+            standby: None,
+            is_behind: false,
             answers: [None; 2],
             answers_differ: false,
             refused_done: false,
             waits_for_nobody: false,
             replayed_when_stale: false,
+            replayed_after_failover: false,
             failed: false,
         };
         self.single_use.iter().map(state).collect()
@@ -264,6 +287,10 @@ impl Model for Keys {
             Property::sometimes(
                 "a repetition is answered although its token is stale",
                 |_, state: &State| state.replayed_when_stale,
+            ),
+            Property::sometimes(
+                "a repetition is answered after a failover",
+                |world: &Self, state: &State| world.failovers == 0 || state.replayed_after_failover,
             ),
             Property::sometimes("a repetition does what has failed", |_, state: &State| {
                 state.failed && state.answers[0].is_some()

@@ -1,12 +1,15 @@
 //! What can happen next, and what comes of it.
 
-use super::{Attempt, Keys, Record, Request, Rule, State};
+use super::{Attempt, Kept, Keys, Record, Request, Rule, State};
 
 /// The token of the holder.
 const TOKEN: u8 = 1;
 
 /// That of somebody else.
 const NEWER: u8 = 2;
+
+/// What is dead after a failover.
+pub const DEAD: u8 = 9;
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
@@ -31,6 +34,12 @@ pub enum Step {
     /// The time of the record is over.
     Expire,
     Crash,
+    /// A standby follows no more.
+    FallBehind,
+    /// It takes over.
+    FailOver,
+    /// All tokens are dead that may be forgotten.
+    CatchUp,
 }
 
 impl Keys {
@@ -53,7 +62,7 @@ impl Keys {
                     }
                 }
                 Attempt::Claimed => {
-                    if row_is_free {
+                    if row_is_free && !state.is_behind {
                         steps.push(Step::Admit(request));
                     }
                 }
@@ -75,15 +84,27 @@ impl Keys {
                 }
             }
         }
-        if state.newer < self.newer && row_is_free {
+        let is_alive = NEWER > state.max_token && !state.is_behind;
+        if state.newer < self.newer && row_is_free && is_alive {
             steps.push(Step::NewerWrites);
         }
-        if state.record.is_some() && state.expiries < self.expiries {
+        // What has expired does not come back.
+        let may_expire = state.expiries < self.expiries && state.standby.is_none();
+        if state.record.is_some() && may_expire {
             steps.push(Step::Expire);
         }
         let busy = state.attempts.iter().any(|attempt| has_key(*attempt));
         if state.crashes > 0 && busy {
             steps.push(Step::Crash);
+        }
+        if state.failovers > 0 {
+            steps.push(match state.standby {
+                None => Step::FallBehind,
+                Some(_) => Step::FailOver,
+            });
+        }
+        if state.is_behind {
+            steps.push(Step::CatchUp);
         }
     }
 
@@ -137,11 +158,21 @@ impl Keys {
             }
             Step::Crash => {
                 state.crashes -= 1;
-                for attempt in &mut state.attempts {
-                    if has_key(*attempt) {
-                        *attempt = Attempt::Over;
-                    }
-                }
+                end_transactions(&mut state);
+            }
+            Step::FallBehind => {
+                state.standby = Some(Kept {
+                    max_token: before.max_token,
+                    record: before.record,
+                    written: before.written,
+                    expired: before.expired,
+                    newer: before.newer,
+                });
+            }
+            Step::FailOver => fail_over(&mut state),
+            Step::CatchUp => {
+                state.is_behind = false;
+                state.max_token = DEAD;
             }
         }
         state
@@ -162,6 +193,7 @@ impl Keys {
         match found.answer {
             Some(stored) => {
                 state.replayed_when_stale |= TOKEN <= state.max_token;
+                state.replayed_after_failover |= state.failovers < self.failovers;
                 let stored = if self.follows(Rule::StoredAnswer) {
                     stored
                 } else {
@@ -216,6 +248,30 @@ fn refuse(state: &mut State, request: Request) {
     set(state, request, Attempt::Over);
     let is_done = |record: Record| record.body == request.body() && record.answer.is_some();
     state.refused_done |= state.record.is_some_and(is_done);
+}
+
+fn end_transactions(state: &mut State) {
+    for attempt in &mut state.attempts {
+        if has_key(*attempt) {
+            *attempt = Attempt::Over;
+        }
+    }
+}
+
+fn fail_over(state: &mut State) {
+    state.failovers -= 1;
+    end_transactions(state);
+    let kept = state.standby.take().expect("it was behind");
+    state.max_token = kept.max_token;
+    state.record = kept.record;
+    state.written = kept.written;
+    state.expired = kept.expired;
+    state.newer = kept.newer;
+    state.is_behind = true;
+    // What is lost is lost with its answer.
+    for (answer, times) in state.answers.iter_mut().zip(state.written) {
+        answer.take_if(|_| times == 0);
+    }
 }
 
 fn dead(state: &State, token: u8) -> u8 {
