@@ -18,7 +18,7 @@ use crate::fence::{
 };
 
 /// How often the fence catches up for one request: each time after the first means that the database has failed
-/// over again.
+/// over again, or that somebody else has made the row meanwhile.
 const CATCH_UPS: usize = 2;
 
 /// The first pause is at most so long, and each further one at most twice as long as the one before.

@@ -35,10 +35,10 @@ on_both_databases!(
 );
 
 /// The partition of `sku-1`.
-const PARTITION: u8 = 0x6e;
+pub(super) const PARTITION: u8 = 0x6e;
 
 /// The last token of epoch 1,001: what is dead after one failover in epoch 1.
-const DEAD: i64 = 1_001_999_999_999;
+pub(super) const DEAD: i64 = 1_001_999_999_999;
 
 /// A database whose epoch 1 was handed out for `sku-1`, in which token 1,000,000,005 has written.
 async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
@@ -50,7 +50,7 @@ async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
 }
 
 /// As if the server was on this time line until now.
-async fn was_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
+pub(super) async fn was_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
     db.execute(&format!(
         "UPDATE fence_resources SET history = '{time_line}'; UPDATE fence_floors SET history = '{time_line}'"
     ))

@@ -10,17 +10,13 @@ use tower_fence::{
     epochs::{Epoch, Epochs},
 };
 
+use super::failover::{DEAD, PARTITION, was_on_time_line};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     fence::{sku, token, write},
     functions,
 };
-
-const PARTITION: u8 = 0x6e;
-
-/// The last token of epoch 1,001: what is dead after one failover in epoch 1.
-const DEAD: i64 = 1_001_999_999_999;
 
 const EMPTY: &str = "DELETE FROM fence_resources; DELETE FROM ledger";
 
@@ -70,14 +66,6 @@ async fn with_in_between<T>(
     tokio::join!(begun, other).0
 }
 
-/// As if the server was on another time line until now.
-async fn was_elsewhere(db: &Fresh<Postgres>) {
-    db.execute(
-        "UPDATE fence_resources SET history = '00000000'; UPDATE fence_floors SET history = '00000000'",
-    )
-    .await;
-}
-
 async fn catch_up(db: &Fresh<Postgres>) {
     db.execute("SELECT fence_catch_up('sku-1')").await;
 }
@@ -121,7 +109,7 @@ async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
             if has_row {
                 write(&db.fence(), 5).await.unwrap();
             }
-            was_elsewhere(&db).await;
+            was_on_time_line(&db, "00000000").await;
             let begun = attempt(&fence, in_sql, value);
             let outcome = with_in_between(&db, begun, async || catch_up(&db).await).await;
             assert_eq!(outcome, expected, "{in_sql} {has_row} {value}");
@@ -133,7 +121,7 @@ async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
 async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it() {
     for (value, expected) in [(7, Err(DEAD + 1)), (ABOVE, Ok(()))] {
         let (db, fence) = waiting("AFTER").await;
-        was_elsewhere(&db).await;
+        was_on_time_line(&db, "00000000").await;
         let begun = announce(&fence, value);
         let outcome = with_in_between(&db, begun, async || catch_up(&db).await).await;
         assert_eq!(outcome, expected);

@@ -100,7 +100,7 @@ impl Writes {
                 }
             }
             Stage::Granted if mode.announced => {
-                if free && self.in_history(state) {
+                if free && !state.is_behind() {
                     steps.push(Step::AnswerGrant(who));
                 }
             }
@@ -156,7 +156,7 @@ impl Writes {
                 if state.mode.at_once && sent == Attempt::Sent && who != Who::Stranger {
                     steps.push(Step::BeginStatement(who, request));
                 }
-                if free && self.in_history(state) {
+                if free && !state.is_behind() {
                     steps.push(admit(who, request));
                 }
             }
@@ -409,7 +409,7 @@ impl Writes {
         } else {
             seen.version == now.version
         };
-        let alive = self.is_alive(state, state.holder(who).token) && self.in_history(state);
+        let alive = self.is_alive(state, state.holder(who).token) && !state.is_behind();
         if !same || !alive {
             return state.set(who, request, Attempt::GaveUp);
         }
@@ -515,10 +515,6 @@ impl Writes {
     fn is_alive(&self, state: &State, token: u8) -> bool {
         let max_token = state.committed.row.max_token;
         token > max_token || token == max_token && !self.follows(Rule::Newer)
-    }
-
-    fn in_history(&self, state: &State) -> bool {
-        !state.is_behind()
     }
 
     fn row_is_locked(&self, state: &State) -> bool {
