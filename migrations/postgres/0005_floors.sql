@@ -86,7 +86,7 @@ BEGIN
     ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + epochs, 999999)
     RETURNING e.epoch * 1000000000 + 999999999 INTO dead;
     UPDATE fence_floors AS l SET floor = greatest(l.floor, dead), failover_floor = greatest(l.failover_floor, dead)
-    WHERE l.partition = fence_move_up.partition AND dead IS NOT NULL;
+    WHERE l.partition = fence_move_up.partition;
     RETURN dead;
 END
 $fence$;
@@ -208,7 +208,9 @@ BEGIN
 END
 $fence$;
 
--- Refuses a token that is not newer than what its resource has seen, or, where that has no row, than the floor.
+-- Refuses a token that is not newer than what its resource has seen, or, where that has no row, than the floor. Returns
+-- where it is newer: what another history or a row has refused is no refusal once somebody has brought the resource out of
+-- that history, or has removed that row.
 CREATE FUNCTION fence_refuse_dead(resource text, token bigint)
 RETURNS void LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -222,9 +224,19 @@ BEGIN
             WHERE l.partition = fence_partition(fence_refuse_dead.resource)
         );
     END IF;
-    PERFORM fence_refuse_stale(
-        fence_refuse_dead.resource, fence_refuse_dead.token, greatest(dead, fence_refuse_dead.token), by_floor
-    );
+    IF dead >= fence_refuse_dead.token THEN
+        PERFORM fence_refuse_stale(fence_refuse_dead.resource, fence_refuse_dead.token, dead, by_floor);
+    END IF;
+END
+$fence$;
+
+-- Refuses where several attempts found neither what is newer nor a row to change.
+CREATE FUNCTION fence_refuse_changing(resource text)
+RETURNS void LANGUAGE plpgsql AS $fence$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'serialization_failure',
+        MESSAGE = concat(fence_refuse_changing.resource, ' was changed again and again meanwhile');
 END
 $fence$;
 
@@ -273,14 +285,9 @@ BEGIN
             END IF;
         END IF;
         CONTINUE WHEN fence_catch_up(fence_admit.resource);
-        -- Another history may have refused it, out of which somebody else has brought the resource since.
-        IF fence_max_token(fence_admit.resource) >= fence_admit.token THEN
-            PERFORM fence_refuse_dead(fence_admit.resource, fence_admit.token);
-        END IF;
+        PERFORM fence_refuse_dead(fence_admit.resource, fence_admit.token);
     END LOOP;
-    RAISE EXCEPTION USING
-        ERRCODE = 'serialization_failure',
-        MESSAGE = concat(fence_admit.resource, ' was changed again and again meanwhile');
+    PERFORM fence_refuse_changing(fence_admit.resource);
 END
 $fence$;
 
@@ -294,38 +301,37 @@ BEGIN
     PERFORM fence_check_token(fence_raise.token);
     dead := fence_raise.token - 1;
 
-    -- The row may be younger than the transaction: its time does not go back.
-    UPDATE fence_resources AS f
-    SET max_token = dead, updated_at = greatest(f.updated_at, CURRENT_TIMESTAMP)
-    WHERE f.resource = fence_raise.resource AND f.max_token < dead;
-    IF FOUND THEN
-        RETURN dead;
-    END IF;
-
-    found_token := (SELECT f.max_token FROM fence_resources AS f WHERE f.resource = fence_raise.resource);
-    IF found_token IS NULL THEN
-        PERFORM fence_check_resource(fence_raise.resource);
-    END IF;
-    IF found_token IS NULL OR found_token < dead THEN
-        INSERT INTO fence_resources AS f (resource, max_token, updated_at, partition, history)
-        SELECT fence_raise.resource, dead, CURRENT_TIMESTAMP, s.partition, s.history
-        FROM (
-            SELECT l.partition, l.floor, l.history FROM fence_floors AS l
-            WHERE l.partition = fence_partition(fence_raise.resource) FOR SHARE
-        ) AS s
-        WHERE fence_raise.token > s.floor
-        ON CONFLICT (resource) DO UPDATE
-            SET max_token = excluded.max_token, updated_at = greatest(f.updated_at, CURRENT_TIMESTAMP)
-            WHERE f.max_token < dead;
+    FOR attempt IN 1 .. 3 LOOP
+        -- The row may be younger than the transaction: its time does not go back.
+        UPDATE fence_resources AS f
+        SET max_token = dead, updated_at = greatest(f.updated_at, CURRENT_TIMESTAMP)
+        WHERE f.resource = fence_raise.resource AND f.max_token < dead;
         IF FOUND THEN
             RETURN dead;
         END IF;
+
         found_token := (SELECT f.max_token FROM fence_resources AS f WHERE f.resource = fence_raise.resource);
-    END IF;
-    IF found_token IS NULL OR found_token >= fence_raise.token THEN
+        IF found_token = dead THEN
+            RETURN dead;
+        ELSIF found_token IS NULL THEN
+            PERFORM fence_check_resource(fence_raise.resource);
+            INSERT INTO fence_resources AS f (resource, max_token, updated_at, partition, history)
+            SELECT fence_raise.resource, dead, CURRENT_TIMESTAMP, s.partition, s.history
+            FROM (
+                SELECT l.partition, l.floor, l.history FROM fence_floors AS l
+                WHERE l.partition = fence_partition(fence_raise.resource) FOR SHARE
+            ) AS s
+            WHERE fence_raise.token > s.floor
+            ON CONFLICT (resource) DO UPDATE
+                SET max_token = excluded.max_token, updated_at = greatest(f.updated_at, CURRENT_TIMESTAMP)
+                WHERE f.max_token < dead;
+            IF FOUND THEN
+                RETURN dead;
+            END IF;
+        END IF;
         PERFORM fence_refuse_dead(fence_raise.resource, fence_raise.token);
-    END IF;
-    RETURN found_token;
+    END LOOP;
+    PERFORM fence_refuse_changing(fence_raise.resource);
 END
 $fence$;
 
@@ -361,6 +367,7 @@ BEGIN
         'fence_catch_up(text)',
         'fence_refuse_stale(text, bigint, bigint, boolean)',
         'fence_refuse_dead(text, bigint)',
+        'fence_refuse_changing(text)',
         'fence_admit(text, bigint, boolean)',
         'fence_raise(text, bigint)',
         'fence_max_token(text)'

@@ -150,8 +150,9 @@ const FAULTS: [Fault; 3] = [
     }),
     ("reads have seen what came later", |history| {
         let is_read = |one: &Operation| matches!(one.kind, Kind::Read(_)) && one.resource == 5;
-        let mut reads = history.operations.iter().filter(|one| is_read(one));
-        let later = reads.nth(20).unwrap().kind;
+        let reads = history.operations.iter().filter(|one| is_read(one));
+        let reads: Vec<_> = reads.map(|one| one.kind).collect();
+        let later = reads[reads.len() / 2];
         let reads = history.operations.iter_mut();
         for read in reads
             .filter(|one| is_read(one) && one.kind != later)

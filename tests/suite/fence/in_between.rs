@@ -147,6 +147,38 @@ async fn a_row_that_was_made_meanwhile_counts() {
         let raised = with_in_between(&db, fence.raise(&sku, value), other).await;
         assert_eq!(raised.is_ok(), made < 7);
         assert_eq!(fence.inspect(&sku).await.unwrap(), Some(made.max(6)));
+        db.execute(EMPTY).await;
+        let mut conn = fence.get_pool().acquire().await.unwrap();
+        let raised = with_in_between(&db, functions::raise(&mut conn, "sku-1", 7), other).await;
+        assert_eq!(
+            raised.map_err(|refused| refused.code),
+            if made < 7 { Ok(6) } else { Err("TF412".into()) }
+        );
+        assert_eq!(fence.inspect(&sku).await.unwrap(), Some(made.max(6)));
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
+    let (db, fence) = waiting("AFTER UPDATE OR").await;
+    let other = async || write(&db.fence(), 5).await.unwrap();
+    for value in [5, 6, 7] {
+        let admitted = with_in_between(&db, attempt(&fence, true, value), other).await;
+        assert_eq!(admitted, if value > 5 { Ok(()) } else { Err(5) });
+        db.execute(EMPTY).await;
+        let mut conn = fence.get_pool().acquire().await.unwrap();
+        let raise = functions::raise(&mut conn, "sku-1", value);
+        let raised = with_in_between(&db, raise, other).await;
+        let raised = raised.map_err(|refused| refused.problem["max_token"].as_i64());
+        assert_eq!(
+            raised,
+            if value > 5 {
+                Ok(value - 1)
+            } else {
+                Err(Some(5))
+            }
+        );
+        db.execute(EMPTY).await;
     }
 }
 
@@ -164,6 +196,8 @@ async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
     assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
     let mut conn = db.pool.acquire().await.unwrap();
     let refused = functions::admit(&mut conn, "sku-1", 7).await;
+    assert_eq!(refused.unwrap_err().code, "40001");
+    let refused = functions::raise(&mut conn, "sku-1", 7).await;
     assert_eq!(refused.unwrap_err().code, "40001");
 }
 
