@@ -27,6 +27,7 @@ pub enum Fault {
     PostgresSlow,
     PostgresWithoutAnswer,
     PostgresSilent,
+    PostgresClockJumps,
     BackendFrozen,
     BackendKilled,
     BackendsTerminated,
@@ -53,7 +54,7 @@ pub enum Fault {
 use Fault::*;
 
 /// What any store is under, what each Redis is, and what those are that are reached by a link of the run's own.
-const ANYWHERE: [Fault; 27] = [
+const ANYWHERE: [Fault; 28] = [
     ClientsFrozen,
     ClientsKilled,
     ServiceFrozen,
@@ -72,6 +73,7 @@ const ANYWHERE: [Fault; 27] = [
     PostgresSlow,
     PostgresWithoutAnswer,
     PostgresSilent,
+    PostgresClockJumps,
     BackendFrozen,
     BackendKilled,
     BackendsTerminated,

@@ -23,19 +23,54 @@ impl Stage {
             choice,
             ..
         } = planned;
-        if matches!(fault, Fault::PoolerFrozen | Fault::PoolerKilled) {
-            let mut pooler = self.targets.pooler.lock().await;
-            match fault {
-                Fault::PoolerKilled => pooler.restart().await,
-                _ => {
-                    pooler.signal("-STOP");
-                    sleep(lasts).await;
-                    pooler.signal("-CONT");
-                }
+        match fault {
+            Fault::PoolerFrozen => {
+                let pooler = self.targets.pooler.lock().await;
+                pooler.signal("-STOP");
+                sleep(lasts).await;
+                pooler.signal("-CONT");
             }
-            return true;
+            Fault::PoolerKilled => self.targets.pooler.lock().await.restart().await,
+            Fault::PostgresCutOff
+            | Fault::PostgresSlow
+            | Fault::PostgresWithoutAnswer
+            | Fault::PostgresSilent => return self.at_link(planned, goes_on).await,
+            Fault::PostgresClockJumps => {
+                let clock = self.targets.clock.lock().await;
+                // Records of keys are there for a day, by this clock.
+                clock.jump_to(["+1h", "-1h", "+10s", "-3s"][choice % 4]);
+                sleep(lasts).await;
+                clock.jump_to("+0");
+            }
+            _ => return self.at_server(planned, goes_on).await,
         }
+        true
+    }
+
+    /// At the way to the database, whatever else happens there.
+    async fn at_link(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
+        let Planned { fault, lasts, .. } = planned;
         let address = &self.targets.address;
+        let _alone = self.targets.link.lock().await;
+        if !goes_on() {
+            return false;
+        }
+        match fault {
+            Fault::PostgresCutOff => disturb(address, Link::Cut, lasts).await,
+            Fault::PostgresSlow => slow_down(address, lasts).await,
+            Fault::PostgresWithoutAnswer => disturb(address, Link::NoAnswer, lasts).await,
+            _ => disturb(address, Link::Silent, TTL / 2 + lasts).await,
+        }
+        true
+    }
+
+    async fn at_server(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
+        let Planned {
+            fault,
+            lasts,
+            choice,
+            ..
+        } = planned;
         let mut database = self.targets.database.lock().await;
         if !goes_on() {
             return false;
@@ -44,10 +79,6 @@ impl Stage {
             Fault::PostgresFrozen => database.freeze(lasts).await,
             Fault::PostgresKilled => database.restart(true, lasts).await,
             Fault::PostgresRestarted => database.restart(false, lasts).await,
-            Fault::PostgresCutOff => disturb(address, Link::Cut, lasts).await,
-            Fault::PostgresSlow => slow_down(address, lasts).await,
-            Fault::PostgresWithoutAnswer => disturb(address, Link::NoAnswer, lasts).await,
-            Fault::PostgresSilent => disturb(address, Link::Silent, TTL / 2 + lasts).await,
             Fault::BackendFrozen => {
                 return database.freeze_one_backend(choice, TTL / 2 + lasts).await;
             }
@@ -61,7 +92,9 @@ impl Stage {
                     Fault::FailoverSynchronous => Replication::Synchronous,
                     _ => Replication::Asynchronous,
                 };
-                let failover = database.fail_over(address, replication, lasts / 4).await;
+                let failover = database
+                    .fail_over(&self.targets.address, replication, lasts / 4)
+                    .await;
                 self.failovers.lock().await.push(failover);
             }
         }

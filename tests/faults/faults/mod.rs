@@ -18,7 +18,10 @@ use crate::{
     history::Failover,
     plan::{Fault, Planned},
     servers::{database::Database, leases::LeaseServers, pgbouncer::PgBouncer, services::Services},
-    support::proxy::{Link, Proxy},
+    support::{
+        proxy::{Link, Proxy},
+        wall_clock::WallClock,
+    },
 };
 
 /// All that faults are at.
@@ -26,6 +29,10 @@ pub struct Targets {
     pub database: Mutex<Database>,
     /// Where the database is found.
     pub address: Proxy,
+    /// Whoever disturbs the way there.
+    pub link: Mutex<()>,
+    /// The database's wall clock.
+    pub clock: Mutex<WallClock>,
     pub pooler: Mutex<PgBouncer>,
 }
 
@@ -75,6 +82,7 @@ impl Stage {
             | PostgresSlow
             | PostgresWithoutAnswer
             | PostgresSilent
+            | PostgresClockJumps
             | BackendFrozen
             | BackendKilled
             | BackendsTerminated

@@ -13,17 +13,19 @@ use crate::{
         process::send_signal,
         proxy::{Link, Proxy},
         standby::{Replication, Standby},
+        wall_clock::WallClock,
     },
     tables::{FENCED, UNFENCED},
 };
 
+/// Its address and its wall clock are outside of it, so that they can go wrong while something else does.
 pub struct Database {
     primary: PostgresServer,
 }
 
 impl Database {
-    /// A server with the fence's tables and those of the services, and its address.
-    pub async fn start() -> (Self, Proxy) {
+    /// A server with the fence's tables and those of the services, its address, and its wall clock.
+    pub async fn start() -> (Self, Proxy, WallClock) {
         // A process that is killed loses nothing that it has handed to the system, so nobody waits for the disk. What
         // is written by a run is neither too much for a standby that is made anew.
         let settings = [
@@ -32,7 +34,8 @@ impl Database {
             "checkpoint_timeout=30s",
             "max_wal_size=256MB",
         ];
-        let primary = PostgresServer::start(&settings).await;
+        let clock = WallClock::right();
+        let primary = PostgresServer::start_with_variables(&clock.variables(), &settings).await;
         let address = Proxy::to(primary.addr()).await;
         let url = primary.url("postgres");
         let pool = sqlx::PgPool::connect(&url).await.unwrap();
@@ -41,7 +44,7 @@ impl Database {
         for tables in [FENCED, UNFENCED] {
             tables.create(&mut conn).await.unwrap();
         }
-        (Self { primary }, address)
+        (Self { primary }, address, clock)
     }
 
     /// Where it is, past the address that faults are at.

@@ -123,9 +123,10 @@ async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
 }
 
 /// The ways to write.
-const WAYS: [&str; 6] = [
+const WAYS: [&str; 7] = [
     "begin",
     "begin early",
+    "several",
     "one statement",
     "a transaction of the caller's",
     "the function",
@@ -167,6 +168,30 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             first.await.unwrap().commit().await.unwrap();
             let tx = fence.begin(&name, presented, TokenUse::SingleUse).await;
             tx.map_err(stale)?.commit().await.unwrap();
+        }
+        "several" => {
+            // One that comes earlier or later, and is in this history already.
+            let other = format!(
+                "{}-{:x}",
+                ["a", "z"][rand::random_range(0..2)],
+                rand::random::<u128>()
+            );
+            let other = Resource::new(other).unwrap();
+            let first = fence.begin(&other, token(998_000_000_000_000), TokenUse::SingleUse);
+            first.await.unwrap().commit().await.unwrap();
+            let tokens = [
+                (other.clone(), token(999_000_000_000_000)),
+                (name, presented),
+            ];
+            let tx = fence.begin_all(&tokens, TokenUse::SingleUse).await;
+            let admitted = tx.map_err(stale);
+            if admitted.is_err() {
+                assert_eq!(
+                    db.fence().inspect(&other).await.unwrap(),
+                    Some(998_000_000_000_000)
+                );
+            }
+            admitted?.commit().await.unwrap();
         }
         "one statement" => {
             let insert = sqlx::query(insert).bind(value);
@@ -456,6 +481,16 @@ async fn grants_above_a_forged_token_are_dead_as_well() {
     let after = acquire(&leases).await;
     assert_eq!(after.token, token(forged + 1_000_002));
     write(&fence, after.token.get()).await.unwrap();
+}
+
+/// That is no token from elsewhere: the next one is the first of the epoch that follows.
+#[tokio::test]
+async fn a_row_at_the_end_of_all_that_is_dead_stays_there() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    write(&fence, DEAD).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    is_stale(write(&db.fence(), DEAD).await, DEAD, DEAD);
+    write(&db.fence(), DEAD + 1).await.unwrap();
 }
 
 #[tokio::test]

@@ -318,15 +318,15 @@ impl<'a, R: Real> Trace<'a, R> {
             }
             Step::Crash if has_sessions::<R::DB>() => self.end_all().await,
             Step::FallBehind => {
-                let standby = Standby::of(self.real.database(), &self.resource).await;
-                self.standby = Some(standby);
+                let names = std::slice::from_ref(&self.resource);
+                self.standby = Some(Standby::of(self.real.database(), names).await);
             }
             Step::FailOver => {
                 if !self.open.is_empty() {
                     self.end_all().await;
                 }
                 let standby = self.standby.take().unwrap();
-                standby.promote(self.real.database(), &self.resource).await;
+                standby.promote(self.real.database()).await;
             }
             // The single statement does it by itself, unless it is refused by what was dead before.
             Step::CatchUp if self.single_is_alive(after) => {}
@@ -492,12 +492,8 @@ pub(super) fn has_sessions<DB: TestDatabase>() -> bool {
     has_versions::<DB>()
 }
 
-/// A failover moves tokens up by more than in the model.
 fn real_token(token: u8) -> i64 {
-    match token.checked_sub(MOVE) {
-        None => token.into(),
-        Some(above) => fence_failover::DEAD + i64::from(above),
-    }
+    fence_failover::real_token(token, MOVE)
 }
 
 /// The data as one number.

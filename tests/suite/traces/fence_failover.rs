@@ -10,6 +10,14 @@ use crate::support::database::{Fresh, TestDatabase};
 /// The last token of epoch 1,001: what is dead after one failover in epoch 1.
 pub const DEAD: i64 = 1_001_999_999_999;
 
+/// A failover moves tokens up by more than in the model, where that moves them by so much.
+pub fn real_token(token: u8, moved: u8) -> i64 {
+    match token.checked_sub(moved) {
+        None => token.into(),
+        Some(above) => DEAD + i64::from(above),
+    }
+}
+
 /// As if there had been no failover, and epoch 1 was handed out everywhere.
 pub async fn forget<DB: TestDatabase>(db: &Fresh<DB>) {
     db.execute(
@@ -32,41 +40,48 @@ pub async fn catch_up<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) {
         .await;
 }
 
-/// What a standby has of a resource, and of the key of the same name.
+/// What a standby has of some resources: their rows, and the floors of their partitions; their data, and the keys of the
+/// same names.
 pub struct Standby {
-    n: i64,
+    /// As a list in SQL.
+    names: String,
 }
 
 impl Standby {
-    pub async fn of<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) -> Self {
-        db.execute(&format!(
-            "CREATE TABLE IF NOT EXISTS standby AS SELECT * FROM fence_resources WHERE false; \
-             DELETE FROM standby; \
-             INSERT INTO standby SELECT * FROM fence_resources WHERE resource = '{resource}'; \
-             CREATE TABLE IF NOT EXISTS standby_keys AS SELECT * FROM fence_idempotency_keys WHERE false; \
-             DELETE FROM standby_keys; \
-             INSERT INTO standby_keys SELECT * FROM fence_idempotency_keys WHERE key = '{resource}'"
-        ))
-        .await;
-        let n = format!("SELECT n FROM stock WHERE sku = '{resource}'");
-        Self {
-            n: db.number(&n).await,
-        }
+    pub async fn of<DB: TestDatabase>(db: &Fresh<DB>, resources: &[Resource]) -> Self {
+        let names = resources.iter().map(|resource| format!("'{resource}'"));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let copy = |table: &str, which: &str| {
+            format!(
+                "DROP TABLE IF EXISTS standby_{table}; \
+                 CREATE TABLE standby_{table} AS SELECT * FROM {table} WHERE {which};"
+            )
+        };
+        let copies = [
+            copy("fence_resources", &format!("resource IN ({names})")),
+            copy("fence_idempotency_keys", &format!("key IN ({names})")),
+            copy("stock", &format!("sku IN ({names})")),
+            copy("fence_floors", "true"),
+        ];
+        db.execute(&copies.join(" ")).await;
+        Self { names }
     }
 
     /// Has it take over, on the next time line.
-    pub async fn promote<DB: TestDatabase>(self, db: &Fresh<DB>, resource: &Resource) {
-        let n = self.n;
+    pub async fn promote<DB: TestDatabase>(self, db: &Fresh<DB>) {
+        let names = self.names;
         db.execute(&format!(
             "DO $$ DECLARE \
                  here text := fence_history(); \
                  number bigint := ('x' || right(here, 8))::bit(32)::bigint + 1; \
              BEGIN \
-                 DELETE FROM fence_resources WHERE resource = '{resource}'; \
-                 INSERT INTO fence_resources SELECT * FROM standby; \
-                 DELETE FROM fence_idempotency_keys WHERE key = '{resource}'; \
-                 INSERT INTO fence_idempotency_keys SELECT * FROM standby_keys; \
-                 UPDATE stock SET n = {n} WHERE sku = '{resource}'; \
+                 DELETE FROM fence_resources WHERE resource IN ({names}); \
+                 INSERT INTO fence_resources SELECT * FROM standby_fence_resources; \
+                 DELETE FROM fence_idempotency_keys WHERE key IN ({names}); \
+                 INSERT INTO fence_idempotency_keys SELECT * FROM standby_fence_idempotency_keys; \
+                 UPDATE stock AS s SET n = o.n FROM standby_stock AS o WHERE o.sku = s.sku; \
+                 UPDATE fence_floors AS l SET floor = o.floor \
+                     FROM standby_fence_floors AS o WHERE o.partition = l.partition; \
                  EXECUTE format( \
                      'CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS %L', \
                      format('SELECT %L::text', left(here, 2) || lpad(upper(to_hex(number)), 8, '0')) \

@@ -4,20 +4,25 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::{Connection, Postgres, Sqlite, pool::PoolConnection};
 use tower_fence::{LiveTokens, TokenUse};
 use tower_fence_model::{
     Model,
     fence::{
-        floors::{Attempt, FORGED, Floors, Outcome, Removal, Resource, State, Step, Use, Who},
+        floors::{
+            Attempt, FORGED, Floors, MOVE, Outcome, Removal, Resource, State, Step, Use, Who,
+        },
         writes,
     },
 };
 
 use super::{
     drawn::Drawn,
+    fence::has_sessions,
+    fence_failover::{self, DEAD, Standby},
     fence_real::{Crate, Functions, Key, Real, Stale, Writes},
+    sessions::{IN_TRANSACTION, end_sessions},
 };
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -27,19 +32,66 @@ use crate::support::{
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_postgres_keeps_what_is_dead_as_the_model_does() {
-    take_traces(&Crate::<Postgres>::new().await, 20, false, &[]).await;
+    take_traces(&Crate::<Postgres>::new().await, &with_strangers(), 20, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_sqlite_keeps_what_is_dead_as_the_model_does() {
-    take_traces(&Crate::<Sqlite>::new().await, 20, true, &[]).await;
+    let world = Floors {
+        one_writer: true,
+        ..with_strangers()
+    };
+    take_traces(&Crate::<Sqlite>::new().await, &world, 20, &[]).await;
 }
 
 /// There a raise and a removal may be part of a transaction that is open for longer, or rolled back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_functions_keep_what_is_dead_as_the_model_does() {
-    const NEVER: &str = "a lease is held through a removal, and writes";
-    take_traces(&Functions::new().await, 60, false, &[NEVER]).await;
+    take_traces(
+        &Functions::new().await,
+        &with_strangers(),
+        60,
+        &[HELD_THROUGH],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_crate_keeps_what_is_dead_at_a_failover_as_the_model_does() {
+    take_traces(&Crate::<Postgres>::new().await, &failing_over(), 60, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_functions_keep_what_is_dead_at_a_failover_as_the_model_does() {
+    take_traces(
+        &Functions::new().await,
+        &failing_over(),
+        60,
+        &[HELD_THROUGH],
+    )
+    .await;
+}
+
+/// What happens rarely.
+const HELD_THROUGH: &str = "a lease is held through a removal, and writes";
+
+fn with_strangers() -> Floors {
+    Floors {
+        holders: 3,
+        removals: 3,
+        requests: 3,
+        ..Floors::small()
+    }
+}
+
+fn failing_over() -> Floors {
+    Floors {
+        failovers: u8::from(has_sessions::<Postgres>()),
+        ..Floors {
+            strangers: 0,
+            ..with_strangers()
+        }
+    }
 }
 
 /// What is removed of a partition: no row of a token as high as `live`.
@@ -78,7 +130,7 @@ impl<DB: Writes> Partition for Crate<DB> {
     }
 
     async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>) {
-        let live = idle.live.granted_up_to(token(i64::from(FORGED) - 1));
+        let live = idle.live.granted_up_to(token(real_token(FORGED - 1)));
         let fence = self.database().fence();
         let removed = fence.remove_idle_below(HOUR, 10, &live).await;
         (removed.unwrap(), None)
@@ -111,7 +163,7 @@ impl Partition for Functions {
         let remove = format!(
             "SELECT fence_remove_idle_of({}::smallint, '1 hour', 10, {}, {live})::bigint",
             idle.partition,
-            FORGED - 1
+            real_token(FORGED - 1)
         );
         let removed = Postgres::number(&mut conn, &remove).await.unwrap();
         (removed.unsigned_abs(), Some(conn))
@@ -125,19 +177,16 @@ async fn begin(db: &Fresh<Postgres>) -> PoolConnection<Postgres> {
     conn
 }
 
-async fn take_traces<R: Partition>(real: &R, traces: u8, one_writer: bool, never: &[&str]) {
-    let world = Floors {
-        holders: 3,
-        removals: 3,
-        requests: 3,
-        one_writer,
-        ..Floors::small()
-    };
+async fn take_traces<R: Partition>(real: &R, world: &Floors, traces: u8, never: &[&str]) {
     let mut steps = 0;
     let mut removed = 0;
     let mut drawn = Drawn::default();
     for partition in 0..traces {
-        let trace = Trace::begin(real, &world, partition).run(&mut drawn).await;
+        if has_sessions::<R::DB>() {
+            fence_failover::forget(real.database()).await;
+        }
+        let trace = Trace::begin(real, world, partition);
+        let trace = trace.run(&mut drawn).await;
         steps += trace.taken.len();
         removed += trace.removed;
     }
@@ -158,6 +207,8 @@ struct Trace<'a, R: Real> {
     open: HashMap<Who, R::Open>,
     removal: Option<R::Open>,
     removed: u64,
+    /// What a failover would leave.
+    standby: Option<Standby>,
 }
 
 impl<'a, R: Partition> Trace<'a, R> {
@@ -176,6 +227,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             open: HashMap::new(),
             removal: None,
             removed: 0,
+            standby: None,
         }
     }
 
@@ -264,9 +316,9 @@ impl<'a, R: Partition> Trace<'a, R> {
             }
             Step::Forge(resource) => {
                 let name = &self.names[resource as usize];
-                let admitted = self
-                    .real
-                    .admit(STRANGER, name, FORGED.into(), TokenUse::SingleUse);
+                let admitted =
+                    self.real
+                        .admit(STRANGER, name, real_token(FORGED), TokenUse::SingleUse);
                 if let Ok(open) = admitted.await {
                     assert!(self.real.commit(open).await, "{}", self.told());
                 }
@@ -281,21 +333,80 @@ impl<'a, R: Partition> Trace<'a, R> {
                 self.real.roll_back(open).await;
                 self.age("0 days").await;
             }
+            Step::FallBehind => {
+                self.standby = Some(Standby::of(self.real.database(), &self.names).await);
+            }
+            Step::FailOver => {
+                self.end_all().await;
+                let standby = self.standby.take().unwrap();
+                standby.promote(self.real.database()).await;
+            }
+            Step::CatchUp => self.catch_up().await,
             _ => {}
         }
+    }
+
+    /// Ends all sessions that are in a transaction, and commits what is open there.
+    async fn end_all(&mut self) {
+        let open: Vec<_> = self.open.drain().map(|(_, open)| open).collect();
+        let open: Vec<_> = open.into_iter().chain(self.removal.take()).collect();
+        if !open.is_empty() {
+            end_sessions(self.real.database(), IN_TRANSACTION).await;
+        }
+        for open in open {
+            assert!(!self.real.commit(open).await, "{}", self.told());
+        }
+    }
+
+    /// Has a request do so whose token was alive before, or a new epoch. What nobody asks for stays behind.
+    async fn catch_up(&mut self) {
+        let (db, name) = (
+            self.real.database(),
+            &self.names[self.random.random_range(0..2)],
+        );
+        if self.random.random() {
+            let dead = i64::from(MOVE - 1);
+            let admitted = self.real.admit(STRANGER, name, dead, TokenUse::SingleUse);
+            assert!(admitted.await.is_err(), "{}", self.told());
+            // What a refusal has done by a function is taken back with it.
+            if !R::IS_CRATE {
+                fence_failover::catch_up(db, name).await;
+            }
+        } else {
+            fence_failover::hand_out(db, name).await;
+        }
+    }
+
+    /// Whether a row is of the history before.
+    async fn is_behind(&self, name: &tower_fence::Resource) -> bool {
+        let behind = format!(
+            "SELECT count(*) FROM fence_resources WHERE resource = '{name}' AND history <> fence_history()"
+        );
+        self.state.failed_over
+            && !self.state.changed
+            && self.real.database().number(&behind).await == 1
     }
 
     async fn take_update(&mut self, who: Who, before: &State) {
         let holder = before.holders[who as usize];
         let after = self.state.holders[who as usize];
-        let (name, token) = (&self.names[holder.resource as usize], who as i64 + 1);
+        let (name, token) = (
+            &self.names[holder.resource as usize],
+            real_token(holder.token),
+        );
         let begun = match holder.attempt {
             Attempt::Sent(Use::Write) => {
                 let key: Key = (writes::Who::ALL[who as usize], writes::Request::First);
                 let admitted = self.real.admit(key, name, token, TokenUse::SingleUse);
                 admitted.await.map(Some)
             }
-            _ => self.real.open_raise(name, token).await,
+            _ => {
+                // A raise does not bring up what is behind: that it need not is in the world of the fence.
+                if self.is_behind(name).await {
+                    fence_failover::catch_up(self.real.database(), name).await;
+                }
+                self.real.open_raise(name, token).await
+            }
         };
         let expected = after.outcome != Some(Outcome::Refused);
         match begun {
@@ -320,7 +431,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                 self.age_row(resource, "1 day").await;
             }
         }
-        let lowest = before.lowest_held().map(i64::from);
+        let lowest = before.lowest_held().map(real_token);
         let mut live = LiveTokens::default();
         if let Some(lowest) = lowest {
             live.add(&self.names[0], token(lowest));
@@ -351,18 +462,23 @@ impl<'a, R: Partition> Trace<'a, R> {
         let db = self.real.database();
         for (name, expected) in self.names.iter().zip(self.state.rows) {
             let found = self.real.max_token(name).await;
-            let floor = i64::from(self.state.floor);
+            let floor = real_token(self.state.floor);
             let by_floor = (floor > 0).then_some(floor);
             // The functions answer with the floor where there is no row.
             let found = found.filter(|found| expected.is_some() || Some(*found) != by_floor);
-            assert_eq!(found, expected.map(i64::from), "{name}: {}", self.told());
+            // Whoever asks for it brings it up.
+            let found = match self.is_behind(name).await {
+                true => found.map(|found| found.max(DEAD)),
+                false => found,
+            };
+            assert_eq!(found, expected.map(real_token), "{name}: {}", self.told());
         }
         let floor = format!(
             "SELECT floor FROM fence_floors WHERE partition = {}",
             self.partition
         );
         let floor = db.number(&floor).await;
-        assert_eq!(floor, i64::from(self.state.floor), "{}", self.told());
+        assert_eq!(floor, real_token(self.state.floor), "{}", self.told());
     }
 
     async fn age(&self, by: &str) {
@@ -395,3 +511,7 @@ impl<'a, R: Partition> Trace<'a, R> {
 }
 
 const STRANGER: Key = (writes::Who::Stranger, writes::Request::First);
+
+fn real_token(token: u8) -> i64 {
+    fence_failover::real_token(token, MOVE)
+}

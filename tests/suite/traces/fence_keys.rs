@@ -351,13 +351,16 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 }
             }
             Step::Crash => self.crash(before).await,
-            Step::FallBehind => self.standby = Some(Standby::of(self.db, &self.name).await),
+            Step::FallBehind => {
+                let names = std::slice::from_ref(&self.name);
+                self.standby = Some(Standby::of(self.db, names).await);
+            }
             Step::FailOver => {
                 if before.attempts.into_iter().any(has_key) {
                     self.crash(before).await;
                 }
                 let standby = self.standby.take().unwrap();
-                standby.promote(self.db, &self.name).await;
+                standby.promote(self.db).await;
             }
             Step::CatchUp => fence_failover::catch_up(self.db, &self.name).await,
             // Of what is on its way the database does not know.

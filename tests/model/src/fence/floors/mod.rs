@@ -12,7 +12,7 @@ use std::fmt;
 use stateright::{Model, Property};
 
 pub use self::{
-    state::{Attempt, FORGED, Holder, Lease, Outcome, Removal, Resource, State, Use, Who},
+    state::{Attempt, FORGED, Holder, Lease, MOVE, Outcome, Removal, Resource, State, Use, Who},
     steps::Step,
 };
 use crate::search::World;
