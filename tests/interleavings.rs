@@ -3,7 +3,7 @@
 
 use tower_fence_interleavings::{
     holds, loses,
-    scenarios::{direct, embedded, flight, high_mark, loss, queue, redis_line, reuse, slot},
+    scenarios::{direct, embedded, flight, high_mark, line, loss, queue, reuse, slot},
 };
 
 #[test]
@@ -131,14 +131,27 @@ fn everyone_is_told_of_one_loss() {
 
 #[test]
 fn everyone_in_line_in_redis_gets_the_lease() {
-    holds(redis_line::everyone_in_line_gets_the_lease);
+    holds(line::everyone_in_redis_gets_the_lease);
     for mutant in [
         "redis line: handed over, and not woken",
         "redis line: the connection is lost, and nobody asks again",
         "redis line: it listens, and is not subscribed yet",
         "redis line: the first to leave takes the line with it",
     ] {
-        loses(mutant, redis_line::everyone_in_line_gets_the_lease);
+        loses(mutant, line::everyone_in_redis_gets_the_lease);
+    }
+}
+
+#[test]
+fn everyone_in_line_in_postgres_gets_the_lease() {
+    holds(line::everyone_in_postgres_gets_the_lease);
+    for mutant in [
+        "postgres line: told, and not woken",
+        "postgres line: the connection is lost, and nobody asks again",
+        "postgres line: what was asked by one that has left is not taken back",
+        "postgres line: it is taken back before it was asked",
+    ] {
+        loses(mutant, line::everyone_in_postgres_gets_the_lease);
     }
 }
 

@@ -84,6 +84,10 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
             "LONGEST_SLEEP: Duration = Duration::from_secs(10)",
             "LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30)",
         ),
+        (
+            "LOOK_INTERVAL: Duration = Duration::from_secs(2)",
+            "LOOK_INTERVAL: Duration = Duration::from_secs(1 << 30)",
+        ),
     ] {
         text = text.replace(private, public);
     }
@@ -93,7 +97,11 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     let documentation = text.lines().take_while(|line| line.starts_with("//!"));
     let length: usize = documentation.map(|line| line.len() + 1).sum();
     text.insert_str(length, "use crate::model::{std, tokio};\n");
-    for (folder, name_of_it) in [("fence/", "sqlx"), ("lease/redis/", "redis")] {
+    for (folder, name_of_it) in [
+        ("fence/", "sqlx"),
+        ("lease/postgres/", "sqlx"),
+        ("lease/redis/", "redis"),
+    ] {
         if name.starts_with(folder) {
             text.insert_str(length, &format!("use crate::model::{name_of_it};\n"));
         }

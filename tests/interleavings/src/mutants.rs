@@ -178,6 +178,30 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "true",
     },
     Mutant {
+        name: "postgres line: told, and not woken",
+        file: "lease/postgres/waiters.rs",
+        code: "self.notify.notify_one();",
+        broken: "if !IS_ON { self.notify.notify_one(); }",
+    },
+    Mutant {
+        name: "postgres line: the connection is lost, and nobody asks again",
+        file: "lease/postgres/listener.rs",
+        code: "waiters.wake_all();",
+        broken: "if !IS_ON { waiters.wake_all(); }",
+    },
+    Mutant {
+        name: "postgres line: what was asked by one that has left is not taken back",
+        file: "lease/postgres/pending.rs",
+        code: "let _ = functions.abandon(&request).await;",
+        broken: "if !IS_ON { let _ = functions.abandon(&request).await; }",
+    },
+    Mutant {
+        name: "postgres line: it is taken back before it was asked",
+        file: "lease/postgres/pending.rs",
+        code: "let _ = call.await;",
+        broken: "if !IS_ON { let _ = call.await; }",
+    },
+    Mutant {
         name: "slot: committed although it was closed",
         file: "fence/tx/slot.rs",
         code: "|content| matches!(content, Content::Lent),

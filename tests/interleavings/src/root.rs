@@ -1,5 +1,8 @@
 // The files that are checked, and what they are built on.
 pub mod announce;
+pub mod calls {
+    pub use crate::model::postgres::functions::LeaseDatabase;
+}
 pub mod chain;
 pub mod client {
     pub mod guard;
@@ -64,6 +67,14 @@ pub mod metrics {
     }
 
     pub fn count(_: &'static str) {}
+}
+#[path = "lease/postgres"]
+pub mod postgres_line {
+    pub mod listener;
+    pub mod pending;
+    pub mod store;
+    pub mod waiters;
+    pub use crate::model::postgres::functions;
 }
 pub mod problem;
 #[path = "lease/redis"]

@@ -4,9 +4,9 @@ pub mod direct;
 pub mod embedded;
 pub mod flight;
 pub mod high_mark;
+pub mod line;
 pub mod loss;
 pub mod queue;
-pub mod redis_line;
 pub mod reuse;
 pub mod slot;
 

@@ -1,4 +1,4 @@
-//! The line of waiters in Redis: whoever waits gets its turn, over two processes whose connections are cut.
+//! The line of waiters in Redis, and in Postgres: whoever waits gets its turn, over two processes whose connections are cut.
 
 use std::{
     sync::{
@@ -11,19 +11,34 @@ use std::{
 use super::{FOR_EVER, all, by_chance, some_ms, tasks};
 use crate::{
     lease::{Acquire, Leases, WaiterLimits},
-    model::{clock::sleep, redis::Redis, scripts::scripts::Scripts, tokio::time::timeout},
+    model::{
+        clock::sleep, postgres::Postgres, redis::Redis, scripts::scripts::Scripts,
+        tokio::time::timeout,
+    },
+    postgres_line::store::PostgresLeases,
     redis_line::store::RedisLeases,
     token::Resource,
 };
 
-fn process(redis: &Redis) -> RedisLeases {
-    RedisLeases::new(Arc::new(Scripts::new(redis)), WaiterLimits::default())
+pub async fn everyone_in_redis_gets_the_lease() {
+    let redis = Redis::default();
+    let process = || RedisLeases::new(Arc::new(Scripts::new(&redis)), WaiterLimits::default());
+    let processes = [process(), process()];
+    let cut = redis.clone();
+    everyone_gets_the_lease(processes, move || cut.cut()).await;
+}
+
+pub async fn everyone_in_postgres_gets_the_lease() {
+    let postgres = Postgres::default();
+    let processes = [postgres.clone(), postgres.clone()].map(PostgresLeases::new);
+    everyone_gets_the_lease(processes, move || postgres.cut()).await;
 }
 
 /// Leases that never end by themselves, and nobody who looks by itself: who is not woken waits for ever.
-pub async fn everyone_in_line_gets_the_lease() {
-    let redis = Redis::default();
-    let processes = [process(&redis), process(&redis)];
+async fn everyone_gets_the_lease<L: Leases + Clone>(
+    processes: [L; 2],
+    cut: impl Fn() + Clone + Send + 'static,
+) {
     let resource = Resource::new("sku-1").unwrap();
     let highest = Arc::new(AtomicI64::new(0));
     let mut holders = tasks(5, |n| {
@@ -55,11 +70,11 @@ pub async fn everyone_in_line_gets_the_lease() {
         }
     });
     holders.extend(tasks(2, |_| {
-        let redis = redis.clone();
+        let cut = cut.clone();
         async move {
             sleep(some_ms([0, 1, 5])).await;
             if by_chance() {
-                redis.cut();
+                cut();
             }
         }
     }));
