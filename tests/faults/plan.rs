@@ -27,7 +27,6 @@ pub enum Fault {
     PostgresSlow,
     PostgresWithoutAnswer,
     PostgresSilent,
-    PostgresClockJumps,
     BackendFrozen,
     BackendKilled,
     BackendsTerminated,
@@ -54,7 +53,7 @@ pub enum Fault {
 use Fault::*;
 
 /// What any store is under, what each Redis is, and what those are that are reached by a link of the run's own.
-const ANYWHERE: [Fault; 28] = [
+const ANYWHERE: [Fault; 27] = [
     ClientsFrozen,
     ClientsKilled,
     ServiceFrozen,
@@ -73,7 +72,6 @@ const ANYWHERE: [Fault; 28] = [
     PostgresSlow,
     PostgresWithoutAnswer,
     PostgresSilent,
-    PostgresClockJumps,
     BackendFrozen,
     BackendKilled,
     BackendsTerminated,

@@ -61,13 +61,12 @@ pub async fn run(options: Options) -> Summary {
     }
     let phases: Vec<_> = (0..rounds).flat_map(|_| stores.clone()).collect();
     let length = options.length / u32::try_from(phases.len()).unwrap();
-    let (database, address, clock) = Database::start().await;
+    let (database, address) = Database::start().await;
     let pooler = PgBouncer::start(&database.url(&address)).await;
     let targets = Arc::new(Targets {
         database: Mutex::new(database),
         address,
         link: Mutex::new(()),
-        clock: Mutex::new(clock),
         pooler: Mutex::new(pooler),
     });
     println!("seed {}", options.seed);

@@ -17,12 +17,7 @@ const CANCEL: &str = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
 
 impl Stage {
     pub(super) async fn at_database(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
-        let Planned {
-            fault,
-            lasts,
-            choice,
-            ..
-        } = planned;
+        let Planned { fault, lasts, .. } = planned;
         match fault {
             Fault::PoolerFrozen => {
                 let pooler = self.targets.pooler.lock().await;
@@ -35,13 +30,6 @@ impl Stage {
             | Fault::PostgresSlow
             | Fault::PostgresWithoutAnswer
             | Fault::PostgresSilent => return self.at_link(planned, goes_on).await,
-            Fault::PostgresClockJumps => {
-                let clock = self.targets.clock.lock().await;
-                // Records of keys are there for a day, by this clock.
-                clock.jump_to(["+1h", "-1h", "+10s", "-3s"][choice % 4]);
-                sleep(lasts).await;
-                clock.jump_to("+0");
-            }
             _ => return self.at_server(planned, goes_on).await,
         }
         true

@@ -18,10 +18,7 @@ use crate::{
     history::Failover,
     plan::{Fault, Planned},
     servers::{database::Database, leases::LeaseServers, pgbouncer::PgBouncer, services::Services},
-    support::{
-        proxy::{Link, Proxy},
-        wall_clock::WallClock,
-    },
+    support::proxy::{Link, Proxy},
 };
 
 /// All that faults are at.
@@ -31,8 +28,6 @@ pub struct Targets {
     pub address: Proxy,
     /// Whoever disturbs the way there.
     pub link: Mutex<()>,
-    /// The database's wall clock.
-    pub clock: Mutex<WallClock>,
     pub pooler: Mutex<PgBouncer>,
 }
 
@@ -82,7 +77,6 @@ impl Stage {
             | PostgresSlow
             | PostgresWithoutAnswer
             | PostgresSilent
-            | PostgresClockJumps
             | BackendFrozen
             | BackendKilled
             | BackendsTerminated

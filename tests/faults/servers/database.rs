@@ -13,19 +13,17 @@ use crate::{
         process::send_signal,
         proxy::{Link, Proxy},
         standby::{Replication, Standby},
-        wall_clock::WallClock,
     },
     tables::{FENCED, UNFENCED},
 };
 
-/// Its address and its wall clock are outside of it, so that they can go wrong while something else does.
 pub struct Database {
     primary: PostgresServer,
 }
 
 impl Database {
-    /// A server with the fence's tables and those of the services, its address, and its wall clock.
-    pub async fn start() -> (Self, Proxy, WallClock) {
+    /// A server with the fence's tables and those of the services, and its address.
+    pub async fn start() -> (Self, Proxy) {
         // A process that is killed loses nothing that it has handed to the system, so nobody waits for the disk. What
         // is written by a run is neither too much for a standby that is made anew.
         let settings = [
@@ -34,8 +32,7 @@ impl Database {
             "checkpoint_timeout=30s",
             "max_wal_size=256MB",
         ];
-        let clock = WallClock::right();
-        let primary = PostgresServer::start_with_variables(&clock.variables(), &settings).await;
+        let primary = PostgresServer::start(&settings).await;
         let address = Proxy::to(primary.addr()).await;
         let url = primary.url("postgres");
         let pool = sqlx::PgPool::connect(&url).await.unwrap();
@@ -44,7 +41,7 @@ impl Database {
         for tables in [FENCED, UNFENCED] {
             tables.create(&mut conn).await.unwrap();
         }
-        (Self { primary }, address, clock)
+        (Self { primary }, address)
     }
 
     /// Where it is, past the address that faults are at.

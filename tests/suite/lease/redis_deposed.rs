@@ -8,7 +8,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Mutex, watch},
 };
-use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases};
+use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases, Renew};
 
 use crate::support::{
     database::TestDatabase,
@@ -62,4 +62,46 @@ async fn a_connection_to_it_is_not_used_again() {
     assert!(next.token > first.token);
     let held = leases.inspect(&sku()).await.unwrap();
     assert_eq!(held.unwrap().token, next.token);
+}
+
+/// Both know the lease: its id was asked for again when the new one had begun.
+#[tokio::test]
+async fn a_renewal_that_comes_to_it_finds_the_new_one() {
+    let db = Sqlite::fresh(2).await;
+    let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
+    let (moves, leads_to) = watch::channel(old.addr());
+    let url = format!("redis://{}", address(leads_to).await);
+    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_secs(2));
+    let leases = builder.connect(&url).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let move_to = async |from: &RedisServer, to: &RedisServer| {
+        moves.send_replace(to.addr());
+        from.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    };
+
+    move_to(&old, &new).await;
+    let next = Mutex::new(None);
+    eventually("the new master grants", async || {
+        let again = Acquire::new(LONG).lease_id(first.id.clone());
+        *next.lock().await = leases.acquire(&sku(), again).await.ok();
+        next.lock().await.is_some()
+    })
+    .await;
+    let next = next.into_inner().unwrap();
+    assert!(next.token > first.token);
+
+    move_to(&new, &old).await;
+    eventually(
+        "the old one is asked, which has gone on from before",
+        async || {
+            leases
+                .inspect(&sku())
+                .await
+                .is_ok_and(|held| held.is_none())
+        },
+    )
+    .await;
+    moves.send_replace(new.addr());
+    let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, next.token);
 }

@@ -27,8 +27,6 @@ pub struct PostgresServer {
     port: u16,
     password: String,
     settings: Vec<String>,
-    /// What the server has in its environment beside.
-    variables: Vec<(String, String)>,
     child: Option<Child>,
 }
 
@@ -41,7 +39,9 @@ impl PostgresServer {
     /// The same, with these files in its data: a certificate (`server.crt`, `server.key`), or who may connect
     /// (`pg_hba.conf`).
     pub async fn start_with_files(files: &[(&str, &[u8])], settings: &[&str]) -> Self {
-        let server = Self::new(settings);
+        let password = format!("{:032x}", rand::random::<u128>());
+        let settings = settings.iter().map(|&setting| setting.into()).collect();
+        let server = Self::in_new_folder(password, settings);
         server.make_cluster();
         for (name, content) in files {
             server.write(&format!("data/{name}"), content);
@@ -49,23 +49,10 @@ impl PostgresServer {
         server.start_on_a_free_port().await
     }
 
-    /// Starts it with these variables, which a copy of it has, too: those of a wall clock, say.
-    #[allow(dead_code, reason = "the fault run has such a clock")]
-    pub async fn start_with_variables(variables: &[(&str, &str)], settings: &[&str]) -> Self {
-        let mut server = Self::new(settings);
-        let variables = variables
-            .iter()
-            .map(|&(name, value)| (name.into(), value.into()));
-        server.variables = variables.collect();
-        server.make_cluster();
-        server.start_on_a_free_port().await
-    }
-
     /// Copies the data of this server by `pg_basebackup`, which reaches it under `addr` and has these options
     /// beside. The copy has the settings of this server, and is not started.
     pub async fn copy(&self, addr: SocketAddr, options: &[&str]) -> Self {
-        let mut copy = Self::in_new_folder(self.password.clone(), self.settings.clone());
-        copy.variables.clone_from(&self.variables);
+        let copy = Self::in_new_folder(self.password.clone(), self.settings.clone());
         let source = format!(
             "postgres://tests:{}@{addr}/?application_name=copy",
             self.password
@@ -109,12 +96,6 @@ impl PostgresServer {
         panic!("postgres could not be started: {}", self.log());
     }
 
-    fn new(settings: &[&str]) -> Self {
-        let password = format!("{:032x}", rand::random::<u128>());
-        let settings = settings.iter().map(|&setting| setting.into());
-        Self::in_new_folder(password, settings.collect())
-    }
-
     fn in_new_folder(password: String, settings: Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         if let Some((user, group)) = unprivileged() {
@@ -126,7 +107,6 @@ impl PostgresServer {
             port: 0,
             password,
             settings,
-            variables: vec![],
             child: None,
         }
     }
@@ -201,7 +181,6 @@ impl PostgresServer {
         for setting in durable.into_iter().chain(settings) {
             command.args(["-c", setting]);
         }
-        command.envs(self.variables.iter().cloned());
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.child = Some(command.spawn().unwrap());
         // It replays what it had written before a crash first.

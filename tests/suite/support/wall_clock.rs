@@ -1,10 +1,6 @@
 //! A wall clock that a test sets, for processes of its own, by libfaketime.
 
-use std::{
-    fs::Permissions,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
@@ -25,10 +21,7 @@ impl WallClock {
             path.exists().then_some(path)
         });
         let library = library.expect("libfaketime is not installed: use tests/run");
-        // Postgres' user reads it, too.
-        let readable = Permissions::from_mode(0o755);
-        let folder = tempfile::Builder::new().permissions(readable).tempdir();
-        let folder = folder.unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let clock = Self {
             file: text(&folder.path().join("clock")),
             folder,

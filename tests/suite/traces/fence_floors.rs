@@ -2,10 +2,10 @@
 //!
 //! What a call does in several steps is drawn as a whole, where nothing is in its way.
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
-use sqlx::{Connection, Postgres, Sqlite, pool::PoolConnection};
+use sqlx::{Postgres, Sqlite};
 use tower_fence::{LiveTokens, TokenUse};
 use tower_fence_model::{
     Model,
@@ -21,14 +21,11 @@ use super::{
     drawn::Drawn,
     fence::has_sessions,
     fence_failover::{self, DEAD, Standby},
-    fence_real::{Crate, Functions, Key, Real, Stale, Writes},
+    fence_floors_real::{Idle, Partition, real_token},
+    fence_real::{Crate, Functions, Key, Real},
     sessions::{IN_TRANSACTION, end_sessions},
 };
-use crate::support::{
-    database::{Fresh, TestDatabase},
-    fence::token,
-    functions,
-};
+use crate::support::{database::TestDatabase, fence::token};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_crate_on_postgres_keeps_what_is_dead_as_the_model_does() {
@@ -92,89 +89,6 @@ fn failing_over() -> Floors {
             ..with_strangers()
         }
     }
-}
-
-/// What is removed of a partition: no row of a token as high as `live`.
-struct Idle {
-    partition: u8,
-    live: LiveTokens,
-    lowest: Option<i64>,
-}
-
-trait Partition: Real {
-    /// Whether a raise and a removal are transactions that stay open.
-    const STAY_OPEN: bool;
-
-    /// Raises in a transaction that stays open, or nothing is left to do.
-    async fn open_raise(
-        &self,
-        name: &tower_fence::Resource,
-        token: i64,
-    ) -> Result<Option<Self::Open>, Stale>;
-
-    /// Says how many rows are removed, in a transaction that stays open or is committed.
-    async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>);
-}
-
-const HOUR: Duration = Duration::from_secs(60 * 60);
-
-impl<DB: Writes> Partition for Crate<DB> {
-    const STAY_OPEN: bool = false;
-
-    async fn open_raise(
-        &self,
-        name: &tower_fence::Resource,
-        token: i64,
-    ) -> Result<Option<Self::Open>, Stale> {
-        self.raise(name, token).await.map(|()| None)
-    }
-
-    async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>) {
-        let live = idle.live.granted_up_to(token(real_token(FORGED - 1)));
-        let fence = self.database().fence();
-        let removed = fence.remove_idle_below(HOUR, 10, &live).await;
-        (removed.unwrap(), None)
-    }
-}
-
-impl Partition for Functions {
-    const STAY_OPEN: bool = true;
-
-    async fn open_raise(
-        &self,
-        name: &tower_fence::Resource,
-        token: i64,
-    ) -> Result<Option<Self::Open>, Stale> {
-        let mut conn = begin(self.database()).await;
-        match functions::raise(&mut conn, name.as_str(), token).await {
-            Ok(_) => Ok(Some(conn)),
-            Err(refused) => {
-                self.roll_back(conn).await;
-                Err(Stale(refused.problem["max_token"].as_i64().unwrap()))
-            }
-        }
-    }
-
-    async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>) {
-        let mut conn = begin(self.database()).await;
-        let live = idle
-            .lowest
-            .map_or("NULL".to_owned(), |live| live.to_string());
-        let remove = format!(
-            "SELECT fence_remove_idle_of({}::smallint, '1 hour', 10, {}, {live})::bigint",
-            idle.partition,
-            real_token(FORGED - 1)
-        );
-        let removed = Postgres::number(&mut conn, &remove).await.unwrap();
-        (removed.unsigned_abs(), Some(conn))
-    }
-}
-
-async fn begin(db: &Fresh<Postgres>) -> PoolConnection<Postgres> {
-    let mut conn = db.pool.acquire().await.unwrap();
-    conn.ping().await.unwrap();
-    Postgres::execute(&mut conn, "BEGIN").await.unwrap();
-    conn
 }
 
 async fn take_traces<R: Partition>(real: &R, world: &Floors, traces: u8, never: &[&str]) {
@@ -511,7 +425,3 @@ impl<'a, R: Partition> Trace<'a, R> {
 }
 
 const STRANGER: Key = (writes::Who::Stranger, writes::Request::First);
-
-fn real_token(token: u8) -> i64 {
-    fence_failover::real_token(token, MOVE)
-}

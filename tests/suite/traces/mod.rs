@@ -7,6 +7,7 @@ mod fence;
 mod fence_draw;
 mod fence_failover;
 mod fence_floors;
+mod fence_floors_real;
 mod fence_keys;
 mod fence_read;
 mod fence_real;

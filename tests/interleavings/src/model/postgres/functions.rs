@@ -1,0 +1,226 @@
+//! The calls of the functions.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use super::{Asked as Place, Line, Postgres, sessions::PgConnectOptions, spawn};
+use crate::{
+    announce::LeaseDigest,
+    lease::{Acquire, Held, LeaseError, LeaseId, ListError, Page, Renew},
+    token::{Resource, Token},
+};
+
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+
+/// As the crate's own.
+pub trait LeaseDatabase: Send + Sync + 'static {
+    fn server(&self) -> &Postgres;
+
+    fn session_options(&self) -> Option<PgConnectOptions> {
+        Some(PgConnectOptions(self.server().clone()))
+    }
+
+    fn answer_wait(&self) -> Duration {
+        Duration::from_millis(50)
+    }
+
+    fn schema(&self) -> std::future::Ready<Result<String, CallError>> {
+        std::future::ready(Ok(String::new()))
+    }
+}
+
+pub struct CallError(pub Box<dyn Error + Send + Sync>);
+
+impl LeaseDatabase for Postgres {
+    fn server(&self) -> &Postgres {
+        self
+    }
+}
+
+#[derive(Debug)]
+pub enum Asked {
+    Granted { token: Token, others_wait: bool },
+    Exhausted(i64),
+    Held { closed: Duration },
+    Queued,
+    First { closed: Duration },
+    Full,
+    Again,
+}
+
+pub enum Renewed {
+    Granted(Token),
+    Lost,
+    Exhausted(i64),
+    Again,
+}
+
+pub struct Request {
+    pub resource: Resource,
+    pub ticket: i64,
+    lease: LeaseDigest,
+}
+
+impl Request {
+    pub fn new(resource: &Resource, request: &Acquire) -> Self {
+        Self {
+            resource: resource.clone(),
+            lease: LeaseDigest::of(request.lease_id.expose()),
+            ticket: rand::random(),
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Functions {
+    pub database: Arc<dyn LeaseDatabase>,
+}
+
+impl Functions {
+    pub async fn ask(
+        &self,
+        request: &Request,
+        in_line: bool,
+        listener: Option<i64>,
+        _: usize,
+    ) -> Result<Asked, LeaseError> {
+        let (lease, ticket) = (request.lease.clone(), request.ticket);
+        let ask = move |line: &mut Line| ask(line, lease, ticket, in_line, listener);
+        Ok(self.run(ask).await)
+    }
+
+    pub async fn abandon(&self, request: &Request) -> Result<(), LeaseError> {
+        let ticket = request.ticket;
+        let abandon = move |line: &mut Line| {
+            line.leave(ticket);
+            let held = line.lease.as_ref();
+            if held.is_some_and(|held| held.ticket == Some(ticket)) {
+                line.lease = None;
+            }
+            line.tell_first(FOR_EVER);
+        };
+        Ok(self.run(abandon).await)
+    }
+
+    pub async fn end(&self, _: &Resource, id: Option<&LeaseId>) -> Result<bool, LeaseError> {
+        let lease = id.map(|id| LeaseDigest::of(id.expose()));
+        let end = move |line: &mut Line| {
+            let held = line
+                .lease
+                .take_if(|held| lease.is_none_or(|lease| held.lease == lease));
+            if held.is_some() {
+                line.tell_first(FOR_EVER);
+            }
+            held.is_some()
+        };
+        Ok(self.run(end).await)
+    }
+
+    pub async fn call_first(&self, _: &Resource) -> Result<(), LeaseError> {
+        Ok(self.run(|line| line.tell_first(FOR_EVER)).await)
+    }
+
+    pub fn sweep_in_background(&self) {
+        let functions = self.clone();
+        spawn(async move {
+            let sweep = |line: &mut Line| {
+                for one in line.line.clone() {
+                    line.pass_over(one.listener);
+                }
+            };
+            functions.run(sweep).await;
+        });
+    }
+
+    pub async fn renew(&self, _: &Resource, _: &LeaseId, _: Renew) -> Result<Renewed, LeaseError> {
+        Ok(Renewed::Lost)
+    }
+
+    pub async fn inspect(&self, _: &Resource) -> Result<Option<Held>, LeaseError> {
+        let inspect = |line: &mut Line| {
+            line.lease.as_ref().map(|_| Held {
+                token: Token::new(line.tokens).unwrap(),
+                owner: None,
+                ttl: FOR_EVER,
+                waiters: line.line.len() as u64,
+            })
+        };
+        Ok(self.run(inspect).await)
+    }
+
+    pub async fn list(&self, _: usize, _: Option<&str>) -> Result<Page, ListError> {
+        Ok(Page::default())
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        statement: impl FnOnce(&mut Line) -> T + Send + 'static,
+    ) -> T {
+        self.database.server().run(statement).await
+    }
+}
+
+fn ask(
+    line: &mut Line,
+    lease: LeaseDigest,
+    ticket: i64,
+    in_line: bool,
+    listener: Option<i64>,
+) -> Asked {
+    let in_line = in_line && line.is_waiting(ticket);
+    let is_free = loop {
+        match (&mut line.lease, line.line.front()) {
+            (Some(held), _) if held.lease == lease => {
+                held.ticket = held.ticket.filter(|held| *held == ticket);
+                line.leave(ticket);
+                return granted(line);
+            }
+            (Some(_), _) => break false,
+            (None, Some(first)) if first.ticket != Some(ticket) && first.lease != lease => {
+                let listener = first.listener;
+                if !line.pass_over(listener) {
+                    break false;
+                }
+                line.tell_first(FOR_EVER);
+            }
+            (None, _) => break true,
+        }
+    };
+    if is_free {
+        line.tokens += 1;
+        line.lease = Some(Place {
+            lease,
+            ticket: Some(ticket),
+            listener: 0,
+        });
+        line.leave(ticket);
+        return granted(line);
+    }
+    let Some(listener) = listener else {
+        line.leave(ticket);
+        if in_line {
+            line.tell_first(FOR_EVER);
+        }
+        return Asked::Held { closed: FOR_EVER };
+    };
+    let first = line.line.front().and_then(|first| first.ticket);
+    let mut places = line.line.iter_mut();
+    match places.find(|one| one.ticket == Some(ticket)) {
+        Some(place) => place.listener = listener,
+        None => line.line.push_back(Place {
+            lease,
+            ticket: Some(ticket),
+            listener,
+        }),
+    }
+    match first.is_none_or(|first| first == ticket) {
+        true => Asked::First { closed: FOR_EVER },
+        false => Asked::Queued,
+    }
+}
+
+fn granted(line: &Line) -> Asked {
+    Asked::Granted {
+        token: Token::new(line.tokens).unwrap(),
+        others_wait: !line.line.is_empty(),
+    }
+}

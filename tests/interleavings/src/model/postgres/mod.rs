@@ -1,0 +1,124 @@
+//! Postgres, as far as the line of waiters uses it: sessions that listen and have locks, and a server that does with one line
+//! what the functions do.
+//!
+//! No lease of it ends by itself. A statement goes on when its caller has gone away. What is notified may be on its way for
+//! as long as the scheduler likes, and a session may be cut, with what is on its way there.
+
+pub mod functions;
+pub mod sessions;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use shuttle::rand::{Rng, thread_rng};
+
+use super::{clock::sleep, runtime::spawn, step, sync::mpsc};
+use crate::announce::LeaseDigest;
+
+/// One that waits, or holds.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub lease: LeaseDigest,
+    /// Of a holder that asked more than once there is none.
+    pub ticket: Option<i64>,
+    pub listener: i64,
+}
+
+#[derive(Default)]
+pub struct Line {
+    pub lease: Option<Asked>,
+    pub line: VecDeque<Asked>,
+    pub tokens: i64,
+    begun: u64,
+    sessions: BTreeMap<u64, Session>,
+}
+
+#[derive(Debug)]
+struct Session {
+    lock: Option<i64>,
+    channel: Option<String>,
+    notified: mpsc::UnboundedSender<String>,
+}
+
+/// The server. Clones are the same one.
+#[derive(Clone, Default)]
+pub struct Postgres(Arc<Mutex<Line>>);
+
+impl Postgres {
+    /// Runs a statement to its end, also where its caller goes away.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        statement: impl FnOnce(&mut Line) -> T + Send + 'static,
+    ) -> T {
+        let server = self.clone();
+        let run = spawn(async move {
+            pause().await;
+            let answer = statement(&mut server.0.lock().unwrap());
+            pause().await;
+            answer
+        });
+        run.await.unwrap()
+    }
+
+    /// Ends all sessions that listen.
+    pub fn cut(&self) {
+        step();
+        self.0.lock().unwrap().sessions.clear();
+    }
+
+    fn end(&self, session: u64) {
+        step();
+        self.0.lock().unwrap().sessions.remove(&session);
+    }
+}
+
+impl Line {
+    pub fn is_waiting(&self, ticket: i64) -> bool {
+        self.line.iter().any(|one| one.ticket == Some(ticket))
+    }
+
+    pub fn leave(&mut self, ticket: i64) {
+        self.line.retain(|one| one.ticket != Some(ticket));
+    }
+
+    /// Removes those who hear by a listener that is no more; whether it was one.
+    pub fn pass_over(&mut self, listener: i64) -> bool {
+        let mut sessions = self.sessions.values();
+        if sessions.any(|session| session.lock == Some(listener)) {
+            return false;
+        }
+        self.line.retain(|one| one.listener != listener);
+        true
+    }
+
+    /// Tells the first in line whose process lives for how long the resource stays closed.
+    pub fn tell_first(&mut self, as_long_as_held: Duration) {
+        while let Some(first) = self.line.front().cloned() {
+            if self.pass_over(first.listener) {
+                continue;
+            }
+            let held = self.lease.as_ref();
+            let closed = match held.is_some_and(|held| held.lease != first.lease) {
+                true => as_long_as_held.as_millis(),
+                false => 0,
+            };
+            let message = format!("{} {closed}", first.ticket.unwrap());
+            let channel = format!("tower_fence_{:x}", first.listener);
+            for session in self.sessions.values() {
+                if session.channel.as_ref() == Some(&channel) {
+                    let _ = session.notified.send_at_once(message.clone());
+                }
+            }
+            return;
+        }
+    }
+}
+
+async fn pause() {
+    step();
+    let ms = thread_rng().gen_range(0..2);
+    sleep(Duration::from_millis(ms)).await;
+}

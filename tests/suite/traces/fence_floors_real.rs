@@ -1,0 +1,105 @@
+//! What takes the steps of the world of floors: raises and removals, by the crate and by the functions in SQL.
+
+use std::time::Duration;
+
+use sqlx::{Connection, Postgres, pool::PoolConnection};
+use tower_fence::LiveTokens;
+use tower_fence_model::fence::floors::{FORGED, MOVE};
+
+use super::{
+    fence_failover,
+    fence_real::{Crate, Functions, Real, Stale, Writes},
+};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::token,
+    functions,
+};
+
+/// What is removed of a partition: no row of a token as high as `live`.
+pub struct Idle {
+    pub partition: u8,
+    pub live: LiveTokens,
+    pub lowest: Option<i64>,
+}
+
+/// What the world of floors asks for beside.
+pub trait Partition: Real {
+    /// Whether a raise and a removal are transactions that stay open.
+    const STAY_OPEN: bool;
+
+    /// Raises in a transaction that stays open, or nothing is left to do.
+    async fn open_raise(
+        &self,
+        name: &tower_fence::Resource,
+        token: i64,
+    ) -> Result<Option<Self::Open>, Stale>;
+
+    /// Says how many rows are removed, in a transaction that stays open or is committed.
+    async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>);
+}
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+impl<DB: Writes> Partition for Crate<DB> {
+    const STAY_OPEN: bool = false;
+
+    async fn open_raise(
+        &self,
+        name: &tower_fence::Resource,
+        token: i64,
+    ) -> Result<Option<Self::Open>, Stale> {
+        self.raise(name, token).await.map(|()| None)
+    }
+
+    async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>) {
+        let live = idle.live.granted_up_to(token(real_token(FORGED - 1)));
+        let fence = self.database().fence();
+        let removed = fence.remove_idle_below(HOUR, 10, &live).await;
+        (removed.unwrap(), None)
+    }
+}
+
+impl Partition for Functions {
+    const STAY_OPEN: bool = true;
+
+    async fn open_raise(
+        &self,
+        name: &tower_fence::Resource,
+        token: i64,
+    ) -> Result<Option<Self::Open>, Stale> {
+        let mut conn = begin(self.database()).await;
+        match functions::raise(&mut conn, name.as_str(), token).await {
+            Ok(_) => Ok(Some(conn)),
+            Err(refused) => {
+                self.roll_back(conn).await;
+                Err(Stale(refused.problem["max_token"].as_i64().unwrap()))
+            }
+        }
+    }
+
+    async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>) {
+        let mut conn = begin(self.database()).await;
+        let live = idle
+            .lowest
+            .map_or("NULL".to_owned(), |live| live.to_string());
+        let remove = format!(
+            "SELECT fence_remove_idle_of({}::smallint, '1 hour', 10, {}, {live})::bigint",
+            idle.partition,
+            real_token(FORGED - 1)
+        );
+        let removed = Postgres::number(&mut conn, &remove).await.unwrap();
+        (removed.unsigned_abs(), Some(conn))
+    }
+}
+
+async fn begin(db: &Fresh<Postgres>) -> PoolConnection<Postgres> {
+    let mut conn = db.pool.acquire().await.unwrap();
+    conn.ping().await.unwrap();
+    Postgres::execute(&mut conn, "BEGIN").await.unwrap();
+    conn
+}
+
+pub fn real_token(token: u8) -> i64 {
+    fence_failover::real_token(token, MOVE)
+}
