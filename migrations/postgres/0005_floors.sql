@@ -111,6 +111,16 @@ BEGIN
 END
 $fence$;
 
+CREATE FUNCTION fence_refuse_incomplete(partition smallint)
+RETURNS void LANGUAGE plpgsql AS $fence$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'object_not_in_prerequisite_state',
+        MESSAGE = concat('fence_floors has no row for partition ', fence_refuse_incomplete.partition),
+        HINT = 'The tables of the fence were emptied, or restored in part.';
+END
+$fence$;
+
 -- Brings a partition into the history of this server, and returns whether it was in another one.
 CREATE FUNCTION fence_catch_up_partition(partition smallint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
@@ -128,10 +138,7 @@ BEGIN
     SELECT l.history INTO before FROM fence_floors AS l
     WHERE l.partition = fence_catch_up_partition.partition FOR UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = concat('fence_floors has no row for partition ', fence_catch_up_partition.partition),
-            HINT = 'The tables of the fence were emptied, or restored in part.';
+        PERFORM fence_refuse_incomplete(fence_catch_up_partition.partition);
     END IF;
     IF before = here THEN
         RETURN true;
@@ -223,6 +230,9 @@ BEGIN
             SELECT l.floor FROM fence_floors AS l
             WHERE l.partition = fence_partition(fence_refuse_dead.resource)
         );
+        IF dead IS NULL THEN
+            PERFORM fence_refuse_incomplete(fence_partition(fence_refuse_dead.resource));
+        END IF;
     END IF;
     IF dead >= fence_refuse_dead.token THEN
         PERFORM fence_refuse_stale(fence_refuse_dead.resource, fence_refuse_dead.token, dead, by_floor);
@@ -363,6 +373,7 @@ BEGIN
         'fence_partition(text)',
         'fence_move_up(smallint, bigint)',
         'fence_dead_after(smallint, bigint, bigint, bigint)',
+        'fence_refuse_incomplete(smallint)',
         'fence_catch_up_partition(smallint)',
         'fence_catch_up(text)',
         'fence_refuse_stale(text, bigint, bigint, boolean)',

@@ -150,8 +150,10 @@ macro_rules! statements {
             if raise_first.await?.rows_affected() == 1 {
                 return Ok(Dead::by_row(older));
             }
+            // A trigger of the application's may take no change.
             let dead = Self::dead(conn, tables, resource).await?;
-            Ok(dead.unwrap_or(Dead::by_row(older)))
+            let dead = dead.filter(|dead| dead.max_token >= older);
+            dead.ok_or_else(|| sqlx::Error::Protocol("the fence was not raised".into()))
         }
 
         async fn max_token(

@@ -525,6 +525,8 @@ async fn tables_that_were_restored_in_part_are_an_error() {
     let mut conn = db.pool.acquire().await.unwrap();
     let refused = functions::admit(&mut conn, "sku-1", 5).await.unwrap_err();
     assert_eq!(refused.code, "55000");
+    let refused = functions::raise(&mut conn, "sku-1", 5).await.unwrap_err();
+    assert_eq!(refused.code, "55000");
 }
 
 #[tokio::test]

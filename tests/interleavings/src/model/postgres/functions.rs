@@ -2,14 +2,12 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
-use super::{Asked as Place, Line, Postgres, sessions::PgConnectOptions, spawn};
+use super::{FOR_EVER, Line, Place, Postgres, sessions::PgConnectOptions, spawn};
 use crate::{
     announce::LeaseDigest,
     lease::{Acquire, Held, LeaseError, LeaseId, ListError, Page, Renew},
     token::{Resource, Token},
 };
-
-const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
 /// As the crate's own.
 pub trait LeaseDatabase: Send + Sync + 'static {
@@ -96,7 +94,7 @@ impl Functions {
             if held.is_some_and(|held| held.ticket == Some(ticket)) {
                 line.lease = None;
             }
-            line.tell_first(FOR_EVER);
+            line.tell_first();
         };
         Ok(self.run(abandon).await)
     }
@@ -108,7 +106,7 @@ impl Functions {
                 .lease
                 .take_if(|held| lease.is_none_or(|lease| held.lease == lease));
             if held.is_some() {
-                line.tell_first(FOR_EVER);
+                line.tell_first();
             }
             held.is_some()
         };
@@ -116,7 +114,7 @@ impl Functions {
     }
 
     pub async fn call_first(&self, _: &Resource) -> Result<(), LeaseError> {
-        Ok(self.run(|line| line.tell_first(FOR_EVER)).await)
+        Ok(self.run(Line::tell_first).await)
     }
 
     pub fn sweep_in_background(&self) {
@@ -180,7 +178,7 @@ fn ask(
                 if !line.pass_over(listener) {
                     break false;
                 }
-                line.tell_first(FOR_EVER);
+                line.tell_first();
             }
             (None, _) => break true,
         }
@@ -198,7 +196,7 @@ fn ask(
     let Some(listener) = listener else {
         line.leave(ticket);
         if in_line {
-            line.tell_first(FOR_EVER);
+            line.tell_first();
         }
         return Asked::Held { closed: FOR_EVER };
     };

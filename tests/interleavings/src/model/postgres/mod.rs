@@ -18,9 +18,12 @@ use shuttle::rand::{Rng, thread_rng};
 use super::{clock::sleep, runtime::spawn, step, sync::mpsc};
 use crate::announce::LeaseDigest;
 
+/// How long the resource stays closed while a lease is held.
+pub const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+
 /// One that waits, or holds.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Place {
     pub lease: LeaseDigest,
     /// Of a holder that asked more than once there is none.
     pub ticket: Option<i64>,
@@ -29,8 +32,8 @@ pub struct Asked {
 
 #[derive(Default)]
 pub struct Line {
-    pub lease: Option<Asked>,
-    pub line: VecDeque<Asked>,
+    pub lease: Option<Place>,
+    pub line: VecDeque<Place>,
     pub tokens: i64,
     begun: u64,
     sessions: BTreeMap<u64, Session>,
@@ -95,14 +98,14 @@ impl Line {
     }
 
     /// Tells the first in line whose process lives for how long the resource stays closed.
-    pub fn tell_first(&mut self, as_long_as_held: Duration) {
+    pub fn tell_first(&mut self) {
         while let Some(first) = self.line.front().cloned() {
             if self.pass_over(first.listener) {
                 continue;
             }
             let held = self.lease.as_ref();
             let closed = match held.is_some_and(|held| held.lease != first.lease) {
-                true => as_long_as_held.as_millis(),
+                true => FOR_EVER.as_millis(),
                 false => 0,
             };
             let message = format!("{} {closed}", first.ticket.unwrap());
