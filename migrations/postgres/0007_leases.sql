@@ -605,17 +605,25 @@ RETURNS SETOF text LANGUAGE sql STABLE SECURITY DEFINER AS $fence$
     WHERE coalesce(l.expires_at + l.lock_delay <= clock_timestamp(), true)
 $fence$;
 
--- Removes what waits in line by listeners that have died, and returns how many.
+-- Removes what waits in line by listeners that have died, and returns how many. Whoever is first behind them is told: the
+-- one before may have heard that it is its turn, and died with that. It waits for nobody: what is in use is left as it is.
 CREATE FUNCTION fence_lease_sweep()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 DECLARE
     line record;
+    of_line bigint;
     removed bigint := 0;
 BEGIN
     FOR line IN SELECT DISTINCT w.resource, w.listener FROM fence_waiters AS w LOOP
-        IF pg_try_advisory_xact_lock_shared(line.listener) THEN
-            removed := removed + fence_pass_over(line.resource, line.listener);
+        IF pg_try_advisory_xact_lock_shared(line.listener)
+            AND pg_try_advisory_xact_lock(fence_line_lock(line.resource))
+        THEN
+            of_line := fence_pass_over(line.resource, line.listener);
+            IF of_line > 0 THEN
+                PERFORM fence_tell_first(line.resource);
+            END IF;
+            removed := removed + of_line;
         END IF;
     END LOOP;
     RETURN removed;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use sqlx::{
-    Postgres,
+    Executor, Postgres,
     postgres::{PgListener, PgPoolOptions},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -14,6 +14,7 @@ use tower_fence::{
 };
 
 use crate::support::{
+    PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
     functions::{acquire, is_refused, release},
@@ -45,6 +46,27 @@ fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
         runtime.shutdown_background();
     };
     std::thread::spawn(dies).join().unwrap();
+}
+
+/// The first in line was told that it is its turn, and its process has died before it heard that.
+#[tokio::test]
+async fn whoever_is_behind_one_that_is_swept_is_told() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let mut alive = PgListener::connect(&db.url).await.unwrap();
+    alive.execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    alive.listen("tower_fence_7").await.unwrap();
+    db.execute(
+        "INSERT INTO fence_waiters (resource, ticket, place, lease, listener) VALUES \
+             ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 8), ('sku-1', 3, 3, 'c', 7)",
+    )
+    .await;
+    assert_eq!(db.number("SELECT fence_lease_sweep()").await, 2);
+    let told = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
+    assert_eq!(told.payload(), "3 0");
+    assert_eq!(db.number("SELECT fence_lease_sweep()").await, 0);
 }
 
 #[tokio::test]

@@ -122,7 +122,9 @@ impl Functions {
         spawn(async move {
             let sweep = |line: &mut Line| {
                 for one in line.line.clone() {
-                    line.pass_over(one.listener);
+                    if line.pass_over(one.listener) {
+                        line.tell_first();
+                    }
                 }
             };
             functions.run(sweep).await;

@@ -66,10 +66,11 @@ impl Postgres {
         run.await.unwrap()
     }
 
-    /// Ends all sessions that listen.
+    /// Ends the sessions that listen, each by chance.
     pub fn cut(&self) {
         step();
-        self.0.lock().unwrap().sessions.clear();
+        let mut line = self.0.lock().unwrap();
+        line.sessions.retain(|_, _| thread_rng().gen_bool(0.5));
     }
 
     fn end(&self, session: u64) {
