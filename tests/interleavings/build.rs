@@ -88,6 +88,10 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
             "LOOK_INTERVAL: Duration = Duration::from_secs(2)",
             "LOOK_INTERVAL: Duration = Duration::from_secs(1 << 30)",
         ),
+        (
+            "LONGEST_SILENCE: Duration = Duration::from_secs(10)",
+            "LONGEST_SILENCE: Duration = Duration::from_secs(1 << 30)",
+        ),
     ] {
         text = text.replace(private, public);
     }

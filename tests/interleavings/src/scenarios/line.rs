@@ -1,4 +1,5 @@
-//! The line of waiters in Redis, and in Postgres: whoever waits gets its turn, over two processes whose connections are cut.
+//! The line of waiters in Redis, in Postgres and in etcd: whoever waits gets its turn, over two processes whose connections
+//! are cut.
 
 use std::{
     sync::{
@@ -10,9 +11,15 @@ use std::{
 
 use super::{FOR_EVER, all, by_chance, some_ms, tasks};
 use crate::{
-    lease::{Acquire, Leases, WaiterLimits},
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
+    etcd_line::{keys::Keys, server::Etcd, store::EtcdLeases},
+    lease::{Acquire, Leases, WaiterLimits, memory::Memory},
     model::{
-        clock::sleep, postgres::Postgres, redis::Redis, scripts::scripts::Scripts,
+        clock::sleep,
+        etcd::{EtcdServer, gateway::Gateway},
+        postgres::Postgres,
+        redis::Redis,
+        scripts::scripts::Scripts,
         tokio::time::timeout,
     },
     postgres_line::store::PostgresLeases,
@@ -32,6 +39,34 @@ pub async fn everyone_in_postgres_gets_the_lease() {
     let postgres = Postgres::default();
     let processes = [postgres.clone(), postgres.clone()].map(PostgresLeases::new);
     everyone_gets_the_lease(processes, move || postgres.cut()).await;
+}
+
+/// A source that knows of no other epochs.
+struct Source;
+
+impl Epochs for Source {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(at_least) })
+    }
+
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(seen) })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("source").unwrap()) })
+    }
+}
+
+pub async fn everyone_in_etcd_gets_the_lease() {
+    let server = EtcdServer::default();
+    let process = || {
+        let memory = Memory::new(Arc::new(Source));
+        let etcd = Etcd::new(Gateway(server.clone()), memory, Keys::new("locks"));
+        EtcdLeases::new(etcd, WaiterLimits::default())
+    };
+    let processes = [process(), process()];
+    everyone_gets_the_lease(processes, move || server.cut()).await;
 }
 
 /// Leases that never end by themselves, and nobody who looks by itself: who is not woken waits for ever.
@@ -72,7 +107,7 @@ async fn everyone_gets_the_lease<L: Leases + Clone>(
     holders.extend(tasks(2, |_| {
         let cut = cut.clone();
         async move {
-            sleep(some_ms([0, 1, 5])).await;
+            sleep(some_ms([0, 1, 5, 25])).await;
             if by_chance() {
                 cut();
             }
