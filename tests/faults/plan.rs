@@ -23,6 +23,7 @@ pub enum Fault {
     PostgresFrozen,
     PostgresKilled,
     PostgresRestarted,
+    PostgresClockJumps,
     PostgresCutOff,
     PostgresSlow,
     PostgresWithoutAnswer,
@@ -53,7 +54,7 @@ pub enum Fault {
 use Fault::*;
 
 /// What any store is under, what each Redis is, and what those are that are reached by a link of the run's own.
-const ANYWHERE: [Fault; 27] = [
+const ANYWHERE: [Fault; 28] = [
     ClientsFrozen,
     ClientsKilled,
     ServiceFrozen,
@@ -68,6 +69,7 @@ const ANYWHERE: [Fault; 27] = [
     PostgresFrozen,
     PostgresKilled,
     PostgresRestarted,
+    PostgresClockJumps,
     PostgresCutOff,
     PostgresSlow,
     PostgresWithoutAnswer,

@@ -15,6 +15,8 @@ const TERMINATE: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity 
 const CANCEL: &str = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.8";
 
+const BREAK: &str = "SELECT fence_break(resource) FROM fence_leases";
+
 impl Stage {
     pub(super) async fn at_database(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
         let Planned { fault, lasts, .. } = planned;
@@ -67,6 +69,16 @@ impl Stage {
             Fault::PostgresFrozen => database.freeze(lasts).await,
             Fault::PostgresKilled => database.restart(true, lasts).await,
             Fault::PostgresRestarted => database.restart(false, lasts).await,
+            Fault::PostgresClockJumps => {
+                // Less than a key is kept for.
+                let jump = ["+1h", "-1h", "-3s"][choice % 3];
+                let jumped = database.run_with_clock(jump, TTL / 2 + lasts).await;
+                if jump.starts_with('+') {
+                    // Leases that were taken meanwhile end in an hour.
+                    database.try_execute(BREAK).await;
+                }
+                return jumped;
+            }
             Fault::BackendFrozen => {
                 return database.freeze_one_backend(choice, TTL / 2 + lasts).await;
             }

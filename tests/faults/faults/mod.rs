@@ -73,6 +73,7 @@ impl Stage {
             | PostgresFrozen
             | PostgresKilled
             | PostgresRestarted
+            | PostgresClockJumps
             | PostgresCutOff
             | PostgresSlow
             | PostgresWithoutAnswer

@@ -1,6 +1,11 @@
 //! Postgres under one address, whichever server is there.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
@@ -13,6 +18,7 @@ use crate::{
         process::send_signal,
         proxy::{Link, Proxy},
         standby::{Replication, Standby},
+        wall_clock::off_by,
     },
     tables::{FENCED, UNFENCED},
 };
@@ -73,6 +79,20 @@ impl Database {
         }
         sleep(away).await;
         self.primary.restart().await;
+    }
+
+    /// Has the server run with a clock that is so far off, for so long: it goes wrong over a restart, and right over a crash.
+    /// Whether it was wrong.
+    pub async fn run_with_clock(&mut self, offset: &str, length: Duration) -> bool {
+        self.primary.set_variables(off_by(offset));
+        self.restart(false, Duration::ZERO).await;
+        let time = sqlx::query_scalar("SELECT extract(epoch FROM clock_timestamp())::bigint");
+        let time: Result<i64, _> = time.fetch_one(&mut self.connect().await).await;
+        let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        sleep(length).await;
+        self.primary.set_variables(vec![]);
+        self.restart(true, Duration::ZERO).await;
+        time.is_ok_and(|time| time.unsigned_abs().abs_diff(right.as_secs()) > 1)
     }
 
     /// Freezes all of its processes, for so long.

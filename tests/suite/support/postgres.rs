@@ -27,6 +27,7 @@ pub struct PostgresServer {
     port: u16,
     password: String,
     settings: Vec<String>,
+    variables: Vec<(&'static str, String)>,
     child: Option<Child>,
 }
 
@@ -107,6 +108,7 @@ impl PostgresServer {
             port: 0,
             password,
             settings,
+            variables: vec![],
             child: None,
         }
     }
@@ -136,6 +138,12 @@ impl PostgresServer {
     /// Ends it as an administrator does who is in a hurry: transactions are rolled back.
     pub async fn stop(&mut self) {
         self.end("-INT").await;
+    }
+
+    /// What it finds in its environment, from its next start on.
+    #[allow(dead_code, reason = "the fault run sets its clock")]
+    pub fn set_variables(&mut self, variables: Vec<(&'static str, String)>) {
+        self.variables = variables;
     }
 
     /// Starts it again, on the same port and in the same folder.
@@ -181,6 +189,8 @@ impl PostgresServer {
         for setting in durable.into_iter().chain(settings) {
             command.args(["-c", setting]);
         }
+        let variables = self.variables.iter();
+        command.envs(variables.map(|(name, value)| (name, value)));
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.child = Some(command.spawn().unwrap());
         // It replays what it had written before a crash first.

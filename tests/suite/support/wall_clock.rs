@@ -14,19 +14,12 @@ pub struct WallClock {
 impl WallClock {
     /// It is right until it jumps.
     pub fn right() -> Self {
-        let library = ["/usr/lib", "/lib"].iter().find_map(|folder| {
-            let arch = format!("{}-linux-gnu", std::env::consts::ARCH);
-            let path = PathBuf::from(folder).join(arch);
-            let path = path.join("faketime/libfaketime.so.1");
-            path.exists().then_some(path)
-        });
-        let library = library.expect("libfaketime is not installed: use tests/run");
         let folder = tempfile::tempdir().unwrap();
         let clock = Self {
             file: text(&folder.path().join("clock")),
             folder,
             // Redis' own allocator asks for the time before there is any.
-            preload: format!("{} libc.so.6", library.display()),
+            preload: format!("{} libc.so.6", library().display()),
         };
         clock.jump_to("+0");
         clock
@@ -50,6 +43,28 @@ impl WallClock {
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
         ]
     }
+}
+
+/// What a process has in its environment whose wall clock is so far off for as long as it runs: it reads no file, which one
+/// that asks for the time in a handler of a signal could not.
+#[allow(dead_code, reason = "for the Postgres of the fault run")]
+pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
+    vec![
+        ("LD_PRELOAD", library().display().to_string()),
+        ("FAKETIME", offset.into()),
+        ("DONT_FAKE_MONOTONIC", "1".into()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+    ]
+}
+
+fn library() -> PathBuf {
+    let library = ["/usr/lib", "/lib"].iter().find_map(|folder| {
+        let arch = format!("{}-linux-gnu", std::env::consts::ARCH);
+        let path = PathBuf::from(folder).join(arch);
+        let path = path.join("faketime/libfaketime.so.1");
+        path.exists().then_some(path)
+    });
+    library.expect("libfaketime is not installed: use tests/run")
 }
 
 fn text(path: &Path) -> String {
