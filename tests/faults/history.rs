@@ -68,8 +68,8 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// A lease that was asked for, and perhaps granted.
-    pub const fn lost_grant(resource: usize, invoked: Moment) -> Self {
+    /// A lease that was asked for, and of which no token is known.
+    pub const fn grant(resource: usize, invoked: Moment, answer: Answer) -> Self {
         Self {
             kind: Kind::Grant,
             resource,
@@ -77,7 +77,7 @@ impl Operation {
             parts: 1,
             invoked,
             answered: invoked,
-            answer: Answer::Unknown,
+            answer,
         }
     }
 

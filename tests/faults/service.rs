@@ -1,6 +1,10 @@
 //! The service that is run three times: this same program, started with `service`.
 
-use std::{env, net::SocketAddr, time::Duration};
+use std::{
+    env,
+    net::SocketAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use axum::{
     Json, Router,
@@ -108,6 +112,11 @@ async fn read(
     answered(read.await)
 }
 
+async fn time() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    now.as_secs().to_string()
+}
+
 fn answered<T>(done: sqlx::Result<T>) -> Result<T, StatusCode> {
     done.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
 }
@@ -126,6 +135,7 @@ fn routes(fence: &Fence<sqlx::Postgres>) -> Router {
     let both = [one(), PathParam("two")];
     let reusable = || FenceLayer::new(fence.clone(), one()).reusable();
     Router::new()
+        .route("/time", get(time))
         .route("/fenced/{one}/{two}", fenced.clone())
         .route_layer(FenceLayer::new(fence.clone(), both))
         .merge(

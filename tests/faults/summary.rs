@@ -61,8 +61,22 @@ pub struct Summary {
 /// Its name, and where it is.
 type Figure = (&'static str, fn(&Verdict) -> usize);
 
-/// A run of this length has to show that it can lose updates.
+/// A run of this length has to show that it can lose updates, and that everything occurred in it that is checked.
 const LONG: Duration = Duration::from_secs(60);
+
+/// Without one of these, something that is checked did not occur.
+const NEEDED: [Figure; 6] = [
+    ("writes acknowledged", |verdict| verdict.acknowledged),
+    ("writes without an answer", |verdict| verdict.unknown),
+    ("refusals that what is known explains alone", |verdict| {
+        verdict.founded
+    }),
+    ("leases granted", |verdict| verdict.grants),
+    ("reads with a token", |verdict| verdict.reads),
+    ("windows searched for an order of effects", |verdict| {
+        verdict.windows
+    }),
+];
 
 impl Summary {
     pub fn new(options: &Options) -> Self {
@@ -80,11 +94,19 @@ impl Summary {
     pub fn failures(&self) -> Vec<String> {
         let bad = self.phases.iter().filter(|phase| !phase.is_good());
         let mut failures: Vec<_> = bad.map(|phase| format!("{phase}")).collect();
-        if self.options.length >= LONG
-            && !self.options.calm
-            && self.sum(|phase| phase.unfenced.lost) == 0
-        {
-            failures.push("nothing was lost without the fence: the run proves nothing".into());
+        if self.options.length >= LONG && !self.options.calm {
+            let nothing = |what: &str| format!("{what}: the run proves nothing");
+            if self.sum(|phase| phase.unfenced.lost) == 0 {
+                failures.push(nothing("nothing was lost without the fence"));
+            }
+            if self.sum(|phase| phase.faults.values().sum()) == 0 {
+                failures.push(nothing("no fault happened"));
+            }
+            for (name, of) in NEEDED {
+                if self.sum(|phase| of(&phase.fenced)) == 0 {
+                    failures.push(nothing(&format!("{name}: 0")));
+                }
+            }
         }
         failures
     }
@@ -109,10 +131,14 @@ impl fmt::Display for Summary {
             }
         }
         writeln!(f, "\n| | with the fence | without |\n|---|---|---|")?;
-        let figures: [Figure; 10] = [
+        let figures: [Figure; 11] = [
             ("writes acknowledged", |verdict| verdict.acknowledged),
             ("writes without an answer", |verdict| verdict.unknown),
             ("writes refused as stale", |verdict| verdict.refused),
+            (
+                "refusals that nothing known explains, but a failover or a lost answer",
+                |verdict| verdict.excused,
+            ),
             ("writes rolled back", |verdict| verdict.undone),
             ("leases granted", |verdict| verdict.grants),
             ("reads with a token", |verdict| verdict.reads),

@@ -38,10 +38,49 @@ fn is_read(operation: &Operation) -> bool {
     matches!(operation.kind, Kind::Read(_))
 }
 
+/// Loses the last write of a resource, beside a failover.
+fn lose_the_last_one(
+    history: &mut History,
+    random: Choice<'_>,
+    failover: fn(&Operation) -> Failover,
+) {
+    let is_last = |one: &Operation| {
+        let of_it = |line: &&Line| line.resource == one.resource;
+        let last = history.log.iter().rfind(of_it);
+        is_done(one) && one.parts == 1 && one.written().map(|w| w.0) == last.map(|line| line.entry)
+    };
+    let write = history.operations[self::one(history, random, is_last)];
+    history.log.remove(line_of(history, &write));
+    settle(history);
+    history.failovers.push(failover(&write));
+}
+
+/// Has a failover between a grant and what is done under it.
+fn outlive(history: &mut History, random: Choice<'_>, is_of_use: fn(&Operation) -> bool) {
+    let granted = |one: &Operation| {
+        let of_it = |grant: &&Operation| {
+            let is_grant = grant.kind == Kind::Grant && grant.answered + 2 < one.invoked;
+            is_grant && (grant.resource, grant.token) == (one.resource, one.token)
+        };
+        history.operations.iter().find(of_it)
+    };
+    let late = self::one(history, random, |one| {
+        is_of_use(one) && one.answer == Answer::Done && granted(one).is_some()
+    });
+    let late = history.operations[late];
+    let from = granted(&late).expect("it was chosen").answered + 1;
+    history.failovers.push(Failover {
+        loses: false,
+        from,
+        crashed: from,
+        until: late.invoked - 1,
+    });
+}
+
 /// A way to go wrong, and what has to be found.
 type Fault = (&'static str, Kinds, fn(&mut History, Choice<'_>));
 
-const FAULTS: [Fault; 19] = [
+const FAULTS: [Fault; 26] = [
     (
         "an acknowledged write is lost",
         Kinds::Lost,
@@ -79,6 +118,14 @@ const FAULTS: [Fault; 19] = [
         |history, random| {
             let write = one(history, random, is_done);
             history.operations[write].answer = Answer::Refused;
+        },
+    ),
+    (
+        "a write is there that was rolled back",
+        Kinds::Refused,
+        |history, random| {
+            let write = one(history, random, is_done);
+            history.operations[write].answer = Answer::Undone;
         },
     ),
     (
@@ -132,6 +179,52 @@ const FAULTS: [Fault; 19] = [
             history.log.remove(line);
             settle(history);
         },
+    ),
+    (
+        "a failover to a synchronous standby loses a write",
+        Kinds::Lost,
+        |history, random| {
+            lose_the_last_one(history, random, |lost| Failover {
+                loses: false,
+                from: 0,
+                crashed: lost.answered,
+                until: Moment::MAX,
+            });
+        },
+    ),
+    (
+        "a failover loses what was answered before",
+        Kinds::Lost,
+        |history, random| {
+            lose_the_last_one(history, random, |lost| Failover {
+                loses: true,
+                from: lost.answered + 1,
+                crashed: lost.answered + 2,
+                until: Moment::MAX,
+            });
+        },
+    ),
+    (
+        "a failover loses what was asked for behind it",
+        Kinds::Lost,
+        |history, random| {
+            lose_the_last_one(history, random, |lost| Failover {
+                loses: true,
+                from: 0,
+                crashed: lost.invoked - 1,
+                until: Moment::MAX,
+            });
+        },
+    ),
+    (
+        "a holder from before a failover writes behind it",
+        Kinds::Order,
+        |history, random| outlive(history, random, is_done),
+    ),
+    (
+        "a holder from before a failover reads behind it",
+        Kinds::Order,
+        |history, random| outlive(history, random, is_read),
     ),
     (
         "an older holder writes after a newer one was answered",
@@ -228,6 +321,23 @@ const FAULTS: [Fault; 19] = [
             let refused = one(history, random, |one| one.answer == Answer::Refused);
             // It has the last lease.
             history.operations[refused].token = i64::MAX;
+        },
+    ),
+    (
+        "a write is refused to whoever was granted its lease behind a failover",
+        Kinds::Unfounded,
+        |history, random| {
+            let refused = one(history, random, |one| {
+                one.answer == Answer::Refused && one.invoked > 5_000
+            });
+            let until = history.operations[refused].invoked - 1;
+            history.operations[refused].token = i64::MAX;
+            history.failovers.push(Failover {
+                loses: false,
+                from: 0,
+                crashed: until,
+                until,
+            });
         },
     ),
     ("a read misses a write", Kinds::Missed, |history, random| {

@@ -6,7 +6,7 @@
 //!    again ([`order`]).
 //! 3. The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token
 //!    is the fold of the writes at or below it ([`folds`]).
-//! 4. A write is refused only where something newer was asked for ([`refusals`]).
+//! 4. A write or a read is refused only where something newer was asked for ([`refusals`]).
 //!
 //! Beside that, for short windows of a run an order of effects is searched for, as for any object ([`windows`]).
 
@@ -58,7 +58,7 @@ pub enum Kinds {
     Invented,
     /// The balances do not have their sum.
     Sum,
-    /// A write was refused, and nothing outranks it.
+    /// A write or a read was refused, and nothing outranks it.
     Unfounded,
     /// No order of effects explains what was answered within a window.
     Unordered,
@@ -75,6 +75,10 @@ pub struct Verdict {
     pub unknown: usize,
     pub refused: usize,
     pub undone: usize,
+    /// Refused writes and reads that only what is known explains.
+    pub founded: usize,
+    /// Refused writes and reads that only a lease without an answer explains, or a failover.
+    pub excused: usize,
     pub reads: usize,
     pub grants: usize,
     /// Acknowledged writes without an effect, at least so many: not there, or written over.

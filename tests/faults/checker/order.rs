@@ -1,11 +1,12 @@
-//! What was answered before another was asked for has the lower token; the same one only where it may be used again.
+//! What was answered before another was asked for has the lower token; the same one only where it may be used again. And
+//! what was answered before a failover writes and reads no more behind it.
 
 use super::{Kinds, Sorted, Verdict};
-use crate::history::{Answer, History, Kind, Operation};
+use crate::history::{Answer, History, Kind, Moment, Operation};
 
-pub fn check(_: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
+pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     for (operations, (_, writes)) in sorted.operations.iter().zip(&sorted.logs) {
-        in_time(operations, writes, verdict);
+        in_time(history, operations, writes, verdict);
         grants(operations, verdict);
         log(writes, verdict);
     }
@@ -42,7 +43,12 @@ impl Dead {
     }
 }
 
-fn in_time(operations: &[&Operation], writes: &[Option<&Operation>], verdict: &mut Verdict) {
+fn in_time(
+    history: &History,
+    operations: &[&Operation],
+    writes: &[Option<&Operation>],
+    verdict: &mut Verdict,
+) {
     let there: std::collections::HashSet<_> = writes
         .iter()
         .flatten()
@@ -61,6 +67,12 @@ fn in_time(operations: &[&Operation], writes: &[Option<&Operation>], verdict: &m
         .filter(|operation| operation.answer == Answer::Done)
         .collect();
     answered.sort_by_key(|operation| operation.answered);
+    let outlived = history.failovers.iter().map(|failover| {
+        let before = answered.partition_point(|one| one.answered < failover.from);
+        let highest = answered[..before].iter().map(|one| one.token).max();
+        (failover.until, highest.unwrap_or(0))
+    });
+    let outlived: Vec<_> = outlived.collect();
     let mut answered = answered.into_iter().peekable();
     let mut dead = Dead::default();
     for operation in operations {
@@ -75,6 +87,16 @@ fn in_time(operations: &[&Operation], writes: &[Option<&Operation>], verdict: &m
             } = dead;
             verdict.violated(Kinds::Order, || {
                 format!("below {below}, up to {up_to}, granted {granted}: {operation:?}")
+            });
+        }
+        let is_from_before = |(until, highest): &&(Moment, i64)| {
+            operation.invoked > *until && operation.token <= *highest
+        };
+        if is_admitted(operation)
+            && let Some((until, _)) = outlived.iter().find(is_from_before)
+        {
+            verdict.violated(Kinds::Order, || {
+                format!("from before a failover until {until}: {operation:?}")
             });
         }
     }

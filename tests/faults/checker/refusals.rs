@@ -1,4 +1,4 @@
-//! A write is refused only where something newer was asked for before its answer.
+//! A write or a read is refused only where something newer was asked for before its answer.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,29 +8,35 @@ use std::{
 use super::{Kinds, Sorted, Verdict};
 use crate::history::{Answer, History, Kind, Moment, Operation};
 
-/// How late a request may arrive whose client has given up, and how late a failover may be noticed.
-const LATE: Moment = Duration::from_secs(30).as_nanos() as Moment;
+/// How late a request may arrive whose client has given up.
+const LATE: Moment = Duration::from_secs(15).as_nanos() as Moment;
 
 pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
-    // One resource is enough for a write of several.
-    let (mut founded, mut refused) = (HashSet::new(), HashMap::new());
+    // One resource is enough for a request for several, which has one moment at which it was answered.
+    let (mut founded, mut excused, mut refused) = (HashSet::new(), HashSet::new(), HashMap::new());
     for operations in &sorted.operations {
         let of_one = OfOne::of(history, operations);
-        let writes = operations
+        let of_them = operations
             .iter()
             .filter(|one| one.answer == Answer::Refused);
-        for write in writes {
-            let Some((entry, _)) = write.written() else {
-                continue;
-            };
-            refused.insert(entry, *write);
-            if of_one.outranks(write) {
-                founded.insert(entry);
+        for one in of_them {
+            let request = (one.written().map(|(entry, _)| entry), one.answered);
+            refused.insert(request, *one);
+            if of_one.outranks(one) {
+                founded.insert(request);
+            }
+            if of_one.may_be_outranked(one) {
+                excused.insert(request);
             }
         }
     }
-    for (_, write) in refused.iter().filter(|(entry, _)| !founded.contains(entry)) {
-        verdict.violated(Kinds::Unfounded, || format!("{write:?}"));
+    for (request, one) in refused {
+        match (founded.contains(&request), excused.contains(&request)) {
+            (true, false) => verdict.founded += 1,
+            (true, true) => {}
+            (false, true) => verdict.excused += 1,
+            (false, false) => verdict.violated(Kinds::Unfounded, || format!("{one:?}")),
+        }
     }
 }
 
@@ -42,7 +48,8 @@ struct OfOne<'a> {
     highest: Vec<i64>,
     /// When the lease of a token was asked for.
     granted: HashMap<i64, Moment>,
-    /// From when to when a token may have come up that nobody has heard of: leases without an answer, and failovers.
+    /// From when to when a token may have come up that nobody has heard of: by a lease without an answer, and by what
+    /// follows a failover.
     unheard: Vec<(Moment, Moment)>,
 }
 
@@ -57,15 +64,14 @@ impl<'a> OfOne<'a> {
                 (Kind::Grant, Answer::Done) => {
                     granted.insert(operation.token, operation.invoked);
                 }
-                (Kind::Grant, _) => {
+                (Kind::Grant, Answer::Unknown) => {
                     unheard.push((operation.invoked, operation.invoked.saturating_add(LATE)))
                 }
                 _ => {}
             }
         }
         let failovers = history.failovers.iter();
-        unheard
-            .extend(failovers.map(|failover| (failover.from, failover.until.saturating_add(LATE))));
+        unheard.extend(failovers.map(|failover| (failover.from, failover.until)));
         Self {
             operations,
             highest,
@@ -74,6 +80,7 @@ impl<'a> OfOne<'a> {
         }
     }
 
+    /// Whether something newer is known, or its token is used up.
     fn outranks(&self, refused: &Operation) -> bool {
         let before = self
             .operations
@@ -86,10 +93,12 @@ impl<'a> OfOne<'a> {
                 && matches!(one.kind, Kind::Write { .. })
                 && one.written() != refused.written()
         };
-        if self.operations[..before].iter().any(|one| uses_up(&one)) {
-            return true;
-        }
-        // A token that came up later is above what nobody has heard of.
+        self.operations[..before].iter().any(|one| uses_up(&one))
+    }
+
+    /// Whether something newer may be there of which nobody has heard.
+    fn may_be_outranked(&self, refused: &Operation) -> bool {
+        // A token that came up later is above that.
         let granted = self.granted.get(&refused.token).unwrap_or(&refused.invoked);
         let mut unheard = self.unheard.iter();
         unheard.any(|(from, until)| *from < refused.answered && granted < until)

@@ -26,6 +26,13 @@ struct Problem {
     type_: String,
 }
 
+/// The name of a problem; nothing for another document.
+fn problem(body: &str) -> String {
+    let problem = serde_json::from_str(body).map(|problem: Problem| problem.type_);
+    let name = problem.unwrap_or_default();
+    name.rsplit('#').next().unwrap_or_default().to_owned()
+}
+
 /// How often a token writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
@@ -40,15 +47,11 @@ impl Client {
         let service = self.choose_service();
         let request = Acquire::new(TTL).wait(TTL * wait);
         let leases = &self.servers.leases[service];
+        self.asks_for_lease(resource, invoked);
         let granted = leases.acquire(&self.resource(resource), request).await;
         let lease = match granted {
             Ok(lease) => lease,
-            Err(error) => {
-                if !matches!(error, LeaseError::Held { .. }) {
-                    self.may_be_granted(resource, invoked);
-                }
-                return None;
-            }
+            Err(error) => return self.without_lease(resource, invoked, &error),
         };
         let held = self.granted(
             resource,
@@ -77,18 +80,48 @@ impl Client {
         held
     }
 
+    /// Notes that a lease is about to be asked for.
+    pub(super) fn asks_for_lease(&self, resource: usize, invoked: Moment) {
+        let asked = Operation::grant(resource, invoked, Answer::Unknown);
+        self.side.recorder.asks([asked]);
+    }
+
     /// A lease without an answer may outrank others.
     pub(super) fn may_be_granted(&self, resource: usize, invoked: Moment) {
-        self.side
-            .recorder
-            .record([Operation::lost_grant(resource, invoked)]);
+        let lost = Operation::grant(resource, invoked, Answer::Unknown);
+        self.side.recorder.record([lost]);
+    }
+
+    /// Takes back what was noted of a lease that was about to be asked for.
+    pub(super) fn is_not_granted(&self, resource: usize, invoked: Moment) {
+        let refused = Operation::grant(resource, invoked, Answer::Undone);
+        self.side.recorder.asks([refused]);
+    }
+
+    /// Notes what an error says of a lease that was asked for.
+    pub(super) fn without_lease<T>(
+        &self,
+        resource: usize,
+        invoked: Moment,
+        error: &LeaseError,
+    ) -> Option<T> {
+        match error {
+            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. } => {
+                self.is_not_granted(resource, invoked);
+            }
+            LeaseError::Unavailable(_) => self.may_be_granted(resource, invoked),
+            other => panic!("{other:?}"),
+        }
+        None
     }
 
     pub(super) async fn release(&mut self, lease: &Lease) {
         let service = self.choose_service();
-        let _ = self.servers.leases[service]
-            .release(&lease.resource, &lease.id)
-            .await;
+        let leases = &self.servers.leases[service];
+        match leases.release(&lease.resource, &lease.id).await {
+            Ok(()) | Err(LeaseError::Lost { .. } | LeaseError::Unavailable(_)) => {}
+            Err(other) => panic!("{other:?}"),
+        }
     }
 
     /// Reads with tokens, or without.
@@ -100,16 +133,22 @@ impl Client {
             request = request.header("Fencing-Token", field(held));
         }
         let answer = request.send().await.ok()?;
-        if answer.status() != 200 {
-            return None;
-        }
-        let states: Vec<State> = answer.json().await.ok()?;
+        let status = answer.status().as_u16();
+        let body = answer.text().await.ok()?;
+        let (answer, states) = match (status, problem(&body).as_str()) {
+            (200, _) => (Answer::Done, serde_json::from_str(&body).unwrap()),
+            (412, "stale-token") if with_tokens => {
+                (Answer::Refused, vec![State::default(); held.len()])
+            }
+            (503, _) | (500, "transaction-aborted") => return None,
+            _ => panic!("{status}: {body}"),
+        };
         if with_tokens {
             let kinds = states.iter().map(|state| Kind::Read(*state));
-            let reads = operations(held, kinds, invoked, Answer::Done);
+            let reads = operations(held, kinds, invoked, answer);
             self.side.recorder.record(reads);
         }
-        Some(states)
+        (answer == Answer::Done).then_some(states)
     }
 
     /// Writes once, what was computed from what was read; or adds it to what is there.
@@ -184,9 +223,7 @@ impl Client {
                 Answer::Unknown
             };
         };
-        let problem = serde_json::from_str(&body).map(|problem: Problem| problem.type_);
-        let name = problem.as_deref().unwrap_or_default().rsplit('#').next();
-        match (status, name.unwrap_or_default()) {
+        match (status, problem(&body).as_str()) {
             (200, _) => Answer::Done,
             (412, "stale-token") => Answer::Refused,
             (503, "fence-busy" | "store-unavailable" | "handler-timeout")
@@ -227,8 +264,9 @@ impl Client {
 
     /// Notes what became of it.
     pub(super) fn answered(&self, mut asked: Vec<Operation>, answer: Answer) {
+        let answered = now();
         for operation in &mut asked {
-            (operation.answered, operation.answer) = (now(), answer);
+            (operation.answered, operation.answer) = (answered, answer);
         }
         if answer == Answer::Done {
             for operation in &asked {

@@ -14,9 +14,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, task::JoinSet};
 
-use super::{PATIENCE, RESOURCES, Servers, Side, WORKLOADS, start};
+use super::{Servers, Side, WORKLOADS, start};
 use crate::{
-    history::{Moment, Operation, Recorder, now},
+    history::{Kind, Operation, Recorder},
     support::process::send_signal,
 };
 
@@ -67,15 +67,8 @@ impl ClientProcess {
     pub fn replace(&mut self) {
         let ended = self.child.try_wait().unwrap();
         assert!(ended.is_none(), "a client has failed");
-        let killed = now();
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        // It may have asked for a lease just now.
-        let asked = killed.saturating_sub(PATIENCE.as_nanos() as Moment);
-        for side in &self.sides {
-            let lost = (0..RESOURCES).map(|resource| Operation::lost_grant(resource, asked));
-            side.recorder.record(lost);
-        }
         self.started += 1;
         let (child, reader) = run(&self.settings, self.started);
         self.child = child;
@@ -96,13 +89,17 @@ impl ClientProcess {
     fn collect(&self, reader: JoinHandle<Printed>) {
         let mut asked = HashMap::new();
         for (is_fenced, operation) in reader.join().unwrap() {
-            let side = &self.sides[usize::from(!is_fenced)];
-            match operation.written() {
-                Some((entry, _)) => {
-                    asked.insert((is_fenced, operation.resource, entry), operation);
+            // A grant is known by the moment at which it was asked for.
+            let which = match (operation.kind, operation.written()) {
+                (Kind::Grant, _) => (None, operation.invoked),
+                (_, Some((entry, _))) => (Some(entry), 0),
+                _ => {
+                    let side = &self.sides[usize::from(!is_fenced)];
+                    side.recorder.record([operation]);
+                    continue;
                 }
-                None => side.recorder.record([operation]),
-            }
+            };
+            asked.insert((is_fenced, operation.resource, which), operation);
         }
         for ((is_fenced, ..), operation) in asked {
             self.sides[usize::from(!is_fenced)]
@@ -153,7 +150,8 @@ pub async fn work() {
     for is_fenced in [true, false] {
         let recorder = Recorder::printing(is_fenced);
         let side = Arc::new(Side::new(is_fenced, &settings.prefix, recorder));
-        let seed = settings.seed.wrapping_add(now());
+        // Others than those of the run itself, and of the process before.
+        let seed = settings.seed ^ (number.unsigned_abs() << 32);
         for task in start(&servers, &side, [1; WORKLOADS.len()], seed, &stopped) {
             clients.spawn(task);
         }

@@ -101,15 +101,18 @@ impl Client {
             return Some(taken.map(|(lease, held)| (held, Err(lease))));
         }
         let invoked = now();
+        self.asks_for_lease(resource, invoked);
         let taken = take(conn, &self.side.names[resource]);
         let Ok(Ok(taken)) = timeout(PATIENCE, taken).await else {
             self.may_be_granted(resource, invoked);
             return None;
         };
-        Some(taken.map(|(token, id)| {
-            let held = self.granted(resource, token, String::new(), invoked);
-            (held, Ok(id))
-        }))
+        let Some((token, id)) = taken else {
+            self.is_not_granted(resource, invoked);
+            return Some(None);
+        };
+        let held = self.granted(resource, token, String::new(), invoked);
+        Some(Some((held, Ok(id))))
     }
 
     async fn release_in_sql(

@@ -1,13 +1,13 @@
 //! Faults of Redis, and of the way to it.
 
-use tokio::time::sleep;
+use tokio::{join, time::sleep};
 
 use super::{Stage, disturb, slow_down};
 use crate::{
     clients::TTL,
     plan::{Fault, Planned},
     servers::leases::try_command,
-    support::proxy::Link,
+    support::{proxy::Link, wall_clock::is_wrong},
 };
 
 impl Stage {
@@ -25,14 +25,14 @@ impl Stage {
         if fault == Fault::NodeClockJumps {
             let jump = ["+1d", "-1h", "+30y", "-3s"][choice % 4];
             self.leases.clock.jump_to(jump);
-            sleep(lasts).await;
+            let (told, ()) = join!(self.leases.time(), sleep(lasts));
             self.leases.clock.jump_to("+0");
             if jump.starts_with('+') {
                 // Leases that were taken meanwhile end in a day, or in thirty years.
                 let node = self.leases.nodes[0].lock().await;
                 try_command(node.url(), &["FLUSHALL"]).await;
             }
-            return true;
+            return is_wrong(told);
         }
         if matches!(fault, Fault::NodeFlushed | Fault::NodeEvicts) {
             let Some(master) = self.leases.find(choice, "master").await else {

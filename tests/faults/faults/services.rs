@@ -1,12 +1,12 @@
 //! Faults of the services, and of the way to them.
 
-use tokio::time::sleep;
+use tokio::{join, time::sleep};
 
 use super::{Stage, disturb, slow_down};
 use crate::{
     clients::TTL,
     plan::{Fault, Planned},
-    support::proxy::Link,
+    support::{proxy::Link, wall_clock::is_wrong},
 };
 
 impl Stage {
@@ -22,9 +22,9 @@ impl Stage {
         if fault == Fault::ServiceClockJumps {
             let jump = ["+1d", "-1d", "+30y", "-3s"][choice % 4];
             self.services.clock.jump_to(jump);
-            sleep(lasts).await;
+            let (told, ()) = join!(self.services.time(), sleep(lasts));
             self.services.clock.jump_to("+0");
-            return true;
+            return is_wrong(told);
         }
         let mut service = self.services.services[n].lock().await;
         match fault {

@@ -1,11 +1,6 @@
 //! Postgres under one address, whichever server is there.
 
-use std::{
-    fs,
-    path::Path,
-    process::Command,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
@@ -18,7 +13,7 @@ use crate::{
         process::send_signal,
         proxy::{Link, Proxy},
         standby::{Replication, Standby},
-        wall_clock::off_by,
+        wall_clock::{is_wrong, off_by},
     },
     tables::{FENCED, UNFENCED},
 };
@@ -87,12 +82,12 @@ impl Database {
         self.primary.set_variables(off_by(offset));
         self.restart(false, Duration::ZERO).await;
         let time = sqlx::query_scalar("SELECT extract(epoch FROM clock_timestamp())::bigint");
-        let time: Result<i64, _> = time.fetch_one(&mut self.connect().await).await;
-        let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let time = time.fetch_one(&mut self.connect().await).await;
+        let is_wrong = is_wrong(time.ok());
         sleep(length).await;
         self.primary.set_variables(vec![]);
         self.restart(true, Duration::ZERO).await;
-        time.is_ok_and(|time| time.unsigned_abs().abs_diff(right.as_secs()) > 1)
+        is_wrong
     }
 
     /// Freezes all of its processes, for so long.

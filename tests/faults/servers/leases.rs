@@ -84,6 +84,13 @@ impl LeaseServers {
         self.urls.clone()
     }
 
+    /// What the first node's clock tells, in seconds.
+    pub async fn time(&self) -> Option<i64> {
+        let url = self.nodes[0].try_lock().ok()?.url();
+        let time = ["EVAL", "return redis.call('TIME')[1]", "0"];
+        try_command(url, &time).await?.parse().ok()
+    }
+
     /// A node with this role, from the chosen one on.
     pub async fn find(&self, choice: usize, role: &str) -> Option<usize> {
         let count = self.nodes.len();

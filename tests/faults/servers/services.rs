@@ -28,14 +28,16 @@ pub struct Services {
     pub services: Vec<Mutex<Service>>,
     /// How clients reach them.
     pub links: Vec<Proxy>,
-    /// The wall clock of all of them.
+    /// The wall clock of the first one, and where that tells the time.
     pub clock: WallClock,
+    time_url: String,
 }
 
 impl Services {
     /// The first is a plain one, the second passes connections from write to write, the third is behind PgBouncer.
     pub async fn start(settings: &Settings) -> Self {
         let clock = WallClock::right();
+        let mut time_url = String::new();
         let (mut services, mut links) = (vec![], vec![]);
         for n in 0..3 {
             let port = free_port();
@@ -55,6 +57,7 @@ impl Services {
                 variables.push((variables::REUSE, "yes".into()));
             }
             if n == 0 {
+                time_url = format!("http://127.0.0.1:{port}/time");
                 let clock = clock
                     .variables()
                     .map(|(name, value)| (name, value.to_owned()));
@@ -75,7 +78,14 @@ impl Services {
             services,
             links,
             clock,
+            time_url,
         }
+    }
+
+    /// What the clock of the first one tells, in seconds.
+    pub async fn time(&self) -> Option<i64> {
+        let asked = reqwest::get(&self.time_url).await.ok()?;
+        asked.text().await.ok()?.parse().ok()
     }
 
     pub fn urls(&self) -> Vec<String> {

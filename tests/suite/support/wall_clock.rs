@@ -1,6 +1,9 @@
 //! A wall clock that a test sets, for processes of its own, by libfaketime.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use tempfile::TempDir;
 
@@ -55,6 +58,13 @@ pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
         ("DONT_FAKE_MONOTONIC", "1".into()),
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
     ]
+}
+
+/// Whether this is what a clock tells that is wrong, in seconds since 1970.
+#[allow(dead_code, reason = "for the fault run")]
+pub fn is_wrong(told: Option<i64>) -> bool {
+    let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    told.is_some_and(|told| told.unsigned_abs().abs_diff(right.as_secs()) > 1)
 }
 
 fn library() -> PathBuf {
