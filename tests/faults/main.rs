@@ -23,7 +23,7 @@ use std::{env, panic, process::ExitCode, time::Instant};
 
 use self::{
     arguments::Arguments,
-    checker::{bad_histories, linearizable, windows},
+    checker::{bad_failovers, bad_histories, linearizable, windows},
 };
 
 /// A name, and what fails by a panic.
@@ -37,7 +37,7 @@ const CHECKS: [(&str, fn()); 5] = [
     ),
     (
         "checker::a_failover_may_lose_the_last_writes_with_all_that_is_newer",
-        bad_histories::a_failover_may_lose_the_last_writes_with_all_that_is_newer,
+        bad_failovers::a_failover_may_lose_the_last_writes_with_all_that_is_newer,
     ),
     (
         "checker::a_million_operations_are_judged",

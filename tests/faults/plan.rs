@@ -1,4 +1,4 @@
-//! Which faults come when: drawn from a seed, each kind as often as every other.
+//! Which faults come when: drawn from a seed, each kind as often as every other, and what any Redis may do twice as often.
 
 use std::time::Duration;
 

@@ -10,6 +10,7 @@
 //!
 //! Beside that, for short windows of a run an order of effects is searched for, as for any object ([`windows`]).
 
+pub mod bad_failovers;
 pub mod bad_histories;
 mod folds;
 pub mod linearizable;
