@@ -57,13 +57,17 @@ async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
     .await;
 }
 
-/// There a fenced read is a raise and then a read, and no statement admits by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_functions_take_each_step_as_the_model_does() {
+    by_functions(&Functions::new().await).await;
+}
+
+/// There a fenced read is a raise and then a read, and no statement admits by itself.
+pub(super) async fn by_functions(functions: &Functions) {
     let modes = Mode::all().filter(|mode| !mode.at_once && (mode.announced || !mode.writes_back));
     // Most that are older are outranked before they write.
     let never = ["each holder has written"];
-    take_traces(&Functions::new().await, OF_FUNCTIONS, modes, false, &never).await;
+    take_traces(functions, OF_FUNCTIONS, modes, false, &never).await;
 }
 
 async fn the_crate_takes_each_step_as_the_model_does() {

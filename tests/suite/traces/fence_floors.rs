@@ -41,16 +41,14 @@ async fn the_crate_on_sqlite_keeps_what_is_dead_as_the_model_does() {
     take_traces(&Crate::<Sqlite>::new().await, &world, 20, &[]).await;
 }
 
-/// There a raise and a removal may be part of a transaction that is open for longer, or rolled back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_functions_keep_what_is_dead_as_the_model_does() {
-    take_traces(
-        &Functions::new().await,
-        &with_strangers(),
-        60,
-        &[HELD_THROUGH],
-    )
-    .await;
+    by_functions(&Functions::new().await).await;
+}
+
+/// There a raise and a removal may be part of a transaction that is open for longer, or rolled back.
+pub(super) async fn by_functions(functions: &Functions) {
+    take_traces(functions, &with_strangers(), 60, &[HELD_THROUGH]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

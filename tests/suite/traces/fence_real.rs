@@ -203,7 +203,7 @@ fn stale(error: AdmitError) -> Stale {
 
 /// The functions, called as any program calls them.
 pub struct Functions {
-    db: Fresh<Postgres>,
+    pub db: Fresh<Postgres>,
 }
 
 impl Functions {

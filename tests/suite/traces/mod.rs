@@ -1,6 +1,7 @@
 //! Steps drawn from the models of `tests/model`, taken by the real fence and the real lease stores: states and answers
 //! are compared after each.
 
+mod broken_functions;
 mod call;
 mod drawn;
 mod fence;
