@@ -154,6 +154,7 @@ pub mod fence;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
+    feature = "etcd",
     feature = "embedded",
     feature = "issuer",
     feature = "client"

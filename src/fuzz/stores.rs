@@ -10,6 +10,7 @@ pub fn cursor(bytes: &[u8]) {
             fuzz::redis::cursor,
             fuzz::quorum::cursor,
             fuzz::embedded::cursor,
+            fuzz::etcd::cursor,
         ] {
             if let Some(written) = again(text) {
                 assert_eq!(again(&written).as_ref(), Some(&written));
@@ -31,4 +32,9 @@ pub fn redis_answer(bytes: &[u8]) {
     for line in lines(bytes) {
         fuzz::redis::lease_key(line);
     }
+}
+
+/// An answer of etcd's gateway.
+pub fn etcd_answer(bytes: &[u8]) {
+    fuzz::etcd::answer(bytes);
 }

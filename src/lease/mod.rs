@@ -49,6 +49,7 @@ mod etcd;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
+    feature = "etcd",
     feature = "embedded",
     feature = "issuer",
     feature = "client"

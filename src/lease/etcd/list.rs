@@ -49,9 +49,7 @@ impl Etcd {
         let first = match cursor {
             None => prefix.clone(),
             Some(cursor) => {
-                let last = cursor.strip_prefix(CURSOR).ok_or(ListError::Cursor)?;
-                let last = BASE64_URL_SAFE_NO_PAD.decode(last);
-                let last = last.map_err(|_| ListError::Cursor)?;
+                let last = read_cursor(cursor).ok_or(ListError::Cursor)?;
                 // The key after that one.
                 [&prefix, last.as_slice(), b"\0"].concat()
             }
@@ -70,7 +68,7 @@ impl Etcd {
             .filter_map(|kv| kv.key.0.strip_prefix(prefix.as_slice()))
             .collect();
         let cursor = keys.last().filter(|_| found.more);
-        let cursor = cursor.map(|key| format!("{CURSOR}{}", BASE64_URL_SAFE_NO_PAD.encode(key)));
+        let cursor = cursor.map(|key| write_cursor(key));
         // Another program's keys are passed over.
         let names = keys
             .into_iter()
@@ -87,4 +85,14 @@ impl Etcd {
             cursor,
         })
     }
+}
+
+/// What follows the prefix of leases in the key that was read last.
+pub(super) fn read_cursor(cursor: &str) -> Option<Vec<u8>> {
+    let last = cursor.strip_prefix(CURSOR)?;
+    BASE64_URL_SAFE_NO_PAD.decode(last).ok()
+}
+
+pub(super) fn write_cursor(last: &[u8]) -> String {
+    format!("{CURSOR}{}", BASE64_URL_SAFE_NO_PAD.encode(last))
 }

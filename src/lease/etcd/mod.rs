@@ -22,6 +22,8 @@ mod builder;
 mod clock;
 mod endpoints;
 mod epochs;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod gateway;
 mod keys;
 mod life;
