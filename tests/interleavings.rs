@@ -42,6 +42,10 @@ fn others_of_the_application_get_their_share() {
 #[test]
 fn whoever_is_told_that_the_database_is_away_may_try_again() {
     holds(reuse::the_database_is_away_at_times);
+    loses(
+        "reuse: who asks in vain ends, and tells nobody",
+        reuse::the_database_is_away_at_times,
+    );
 }
 
 #[test]

@@ -66,6 +66,17 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "drop(state); shared.lock().acquirers -= 1; self.0 = None;",
     },
     Mutant {
+        name: "reuse: who asks in vain ends, and tells nobody",
+        file: "fence/conn/reuse/line.rs",
+        code: "let first = shared.lock().line.pop_front();",
+        broken: "if IS_ON {
+                shared.lock().acquirers -= 1;
+                std::mem::forget(self);
+                return;
+            }
+            let first = shared.lock().line.pop_front();",
+    },
+    Mutant {
         name: "reuse: who asks ends with its runtime, and leaves the line as it is",
         file: "fence/conn/reuse/line.rs",
         code: "mem::take(&mut state.line)",
