@@ -205,7 +205,8 @@ async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
 async fn a_repeated_request_is_served_before_those_behind_it<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
-    let request = Acquire::new(LONG).wait(LONG);
+    // Without an id of its own, a client that goes away would release what was granted meanwhile.
+    let request = Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random());
     let given_up = join(&one, request.clone()).await;
     let behind = wait(&two, LONG).await;
     let again = tokio::spawn({
