@@ -154,7 +154,6 @@ async fn walk<L: Operate>(seed: u64, real: Real<L>, one_database: bool) {
         renewals: true,
         releases: true,
         new_tokens: 4,
-        renews_above: true,
         ..Bounds::default()
     });
     let mut random = StdRng::seed_from_u64(seed);
