@@ -76,7 +76,7 @@ fn each_rule_of_what_is_lost_is_needed() {
     searches::rules_of_losses();
 }
 
-/// Two comparisons that the scripts make all the same.
+/// Three comparisons that the scripts make all the same.
 #[test]
 fn what_is_compared_twice_is_not_missed() {
     searches::spare_rules_of_losses();
