@@ -26,9 +26,10 @@ const THREADS: usize = 2;
 /// From how many states the threads begin.
 const BEGINNINGS: usize = 4096;
 
-/// Searches whole worlds. Every promise must hold, and each possible end be reached in each of them.
-pub fn hold<W: World>(worlds: Vec<W>) {
-    for world in worlds {
+/// Searches whole worlds, and returns how many states each has. Every promise must hold, and each possible end be reached
+/// in each of them.
+pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
+    let hold_in = |world: W| {
         let searched = search(&world).unwrap_or_else(|broken| panic!("{}: {broken}", W::NAME));
         if let Some(end) = searched.never {
             panic!("{}: never {end}", W::NAME);
@@ -38,7 +39,9 @@ pub fn hold<W: World>(worlds: Vec<W>) {
             "{}: {states} states, every promise holds",
             W::NAME
         ));
-    }
+        states
+    };
+    worlds.into_iter().map(hold_in).collect()
 }
 
 /// What there is in a world whose promises hold.

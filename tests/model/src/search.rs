@@ -55,9 +55,10 @@ pub trait World:
     }
 }
 
-/// Searches whole worlds. Every promise must hold, and each possible end be reached in each of them.
-pub fn hold<W: World>(worlds: Vec<W>) {
-    for world in worlds {
+/// Searches whole worlds, and returns how many states each has. Every promise must hold, and each possible end be reached
+/// in each of them.
+pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
+    let hold_in = |world: W| {
         let checker = keep(world);
         for property in checker.model().properties() {
             let is_end = property.expectation == Expectation::Sometimes;
@@ -65,21 +66,25 @@ pub fn hold<W: World>(worlds: Vec<W>) {
                 panic!("{}: never {}", W::NAME, property.name);
             }
         }
-    }
+        checker.unique_state_count()
+    };
+    worlds.into_iter().map(hold_in).collect()
 }
 
-/// Searches the worlds in which a rule is missed when it is left out, with all rules. Every promise must hold; not
-/// everything can happen in such narrow bounds.
-pub fn hold_in_bounds_of_rules<W: World>() {
+/// Searches the worlds in which a rule is missed when it is left out, with all rules, and returns how many states they have
+/// in all. Every promise must hold; not everything can happen in such narrow bounds.
+pub fn hold_in_bounds_of_rules<W: World>() -> usize {
     let name = |world: &W| format!("{world:?}");
     let mut searched: Vec<String> = W::worlds().iter().map(name).collect();
     let bounds = W::RULES.iter().map(|rule| W::in_bounds_of(*rule));
+    let mut states = 0;
     for world in bounds.flat_map(W::parts) {
         if !searched.contains(&name(&world)) {
             searched.push(name(&world));
-            keep(world);
+            states += keep(world).unique_state_count();
         }
     }
+    states
 }
 
 /// Searches a whole world, whose promises must hold.

@@ -4,7 +4,7 @@
 use stateright::{Checker, Model};
 
 use crate::{
-    exhaust,
+    documented, exhaust,
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
     lease::{
         last_word::LastWord,
@@ -15,13 +15,23 @@ use crate::{
     search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
 };
 
+/// Compares the numbers of states with those that are documented.
+fn tells<W: World>(states: &[usize]) {
+    documented::tells(W::NAME, states);
+}
+
+/// Compares how many there are in all.
+fn tells_all<W: World>(states: &[usize]) {
+    tells::<W>(&[states.iter().sum()]);
+}
+
 pub fn fence() {
-    hold(Writes::worlds());
+    tells_all::<Writes>(&hold(Writes::worlds()));
     hold_in_bounds_of_rules::<Writes>();
 }
 
 pub fn fence_in_large_bounds() {
-    exhaust::hold(Writes::large_worlds());
+    tells_all::<Writes>(&exhaust::hold(Writes::large_worlds()));
 }
 
 pub fn rules_of_the_fence() {
@@ -29,12 +39,12 @@ pub fn rules_of_the_fence() {
 }
 
 pub fn floors() {
-    hold(Floors::worlds());
+    tells::<Floors>(&hold(Floors::worlds()));
     hold_in_bounds_of_rules::<Floors>();
 }
 
 pub fn floors_in_large_bounds() {
-    exhaust::hold(Floors::large_worlds());
+    tells::<Floors>(&exhaust::hold(Floors::large_worlds()));
 }
 
 pub fn rules_of_floors() {
@@ -42,12 +52,12 @@ pub fn rules_of_floors() {
 }
 
 pub fn keys() {
-    hold(Keys::worlds());
+    tells_all::<Keys>(&hold(Keys::worlds()));
     hold_in_bounds_of_rules::<Keys>();
 }
 
 pub fn keys_in_large_bounds() {
-    exhaust::hold(Keys::large_worlds());
+    tells_all::<Keys>(&exhaust::hold(Keys::large_worlds()));
 }
 
 pub fn rules_of_keys() {
@@ -55,7 +65,7 @@ pub fn rules_of_keys() {
 }
 
 pub fn several_resources() {
-    hold(Several::worlds());
+    tells::<Several>(&hold(Several::worlds()));
     hold_in_bounds_of_rules::<Several>();
 }
 
@@ -64,8 +74,8 @@ pub fn rules_of_several_resources() {
 }
 
 pub fn losses() {
-    hold(Losses::worlds());
-    hold_in_bounds_of_rules::<Losses>();
+    tells_all::<Losses>(&hold(Losses::worlds()));
+    tells::<Losses>(&[hold_in_bounds_of_rules::<Losses>()]);
 }
 
 pub fn spare_rules_of_losses() {
@@ -75,7 +85,7 @@ pub fn spare_rules_of_losses() {
 }
 
 pub fn losses_in_large_bounds() {
-    exhaust::hold(Losses::large_worlds());
+    tells::<Losses>(&exhaust::hold(Losses::large_worlds()));
 }
 
 pub fn rules_of_losses() {
@@ -83,7 +93,7 @@ pub fn rules_of_losses() {
 }
 
 pub fn line() {
-    hold(Line::worlds());
+    tells::<Line>(&hold(Line::worlds()));
 }
 
 pub fn rules_of_the_line() {
@@ -91,12 +101,12 @@ pub fn rules_of_the_line() {
 }
 
 pub fn last_word() {
-    hold(LastWord::worlds());
-    hold_in_bounds_of_rules::<LastWord>();
+    tells_all::<LastWord>(&hold(LastWord::worlds()));
+    tells::<LastWord>(&[hold_in_bounds_of_rules::<LastWord>()]);
 }
 
 pub fn last_word_in_large_bounds() {
-    exhaust::hold(LastWord::large_worlds());
+    tells_all::<LastWord>(&exhaust::hold(LastWord::large_worlds()));
 }
 
 pub fn rules_of_the_last_word() {
@@ -104,12 +114,12 @@ pub fn rules_of_the_last_word() {
 }
 
 pub fn quorum() {
-    hold(Quorum::worlds());
+    tells::<Quorum>(&hold(Quorum::worlds()));
     hold_in_bounds_of_rules::<Quorum>();
 }
 
 pub fn quorum_in_large_bounds() {
-    exhaust::hold(Quorum::large_worlds());
+    tells::<Quorum>(&exhaust::hold(Quorum::large_worlds()));
 }
 
 pub fn rules_of_a_quorum() {

@@ -2,12 +2,16 @@
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, LeaseError, LeaseId, Leases, RedisLeases, Renew};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, LeaseError, LeaseId, Leases, RedisLeases, Renew},
+};
 use tower_fence_model::lease::losses::{
     Bounds, Loss, Losses, Step,
-    state::{Holder, State},
+    state::{Holder, Of, State},
 };
 
+use super::drawn::Drawn;
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -20,14 +24,17 @@ const STEPS: usize = 30;
 /// A clock's number is below this in the model.
 const NUMBERS: u8 = 32;
 
+/// The other resource of the partition, and its lease.
+const APART: [&str; 2] = ["sku-124", "tower-fence:{110}:lease:sku-124"];
+
 /// The token of the model, as the store writes it.
 fn token(model: u8) -> i64 {
     i64::from(model / NUMBERS) * 1_000_000_000 + i64::from(model % NUMBERS)
 }
 
 /// What there is: the epoch of the database; the clock's epoch and number, and whether it belongs to the history of
-/// the server; the token and the stamp of the lease.
-type Seen = (i64, Option<(i64, Option<i64>, bool)>, Option<Vec<i64>>);
+/// the server; the token and the stamp of each resource's lease.
+type Seen = (i64, Option<(i64, Option<i64>, bool)>, [Option<Vec<i64>>; 2]);
 
 /// What the model walks through.
 struct Real {
@@ -35,16 +42,19 @@ struct Real {
     db: Fresh<Sqlite>,
     issuers: Vec<RedisLeases>,
     ids: Vec<LeaseId>,
+    /// The last holder wants the other resource.
+    apart: bool,
     saved: Vec<(String, Vec<u8>)>,
 }
 
 impl Real {
-    async fn start() -> Self {
+    async fn start(apart: bool) -> Self {
         let mut real = Self {
             redis: RedisServer::start(&[]).await,
             db: Sqlite::fresh(4).await,
             issuers: vec![],
             ids: (0..3).map(|_| LeaseId::random()).collect(),
+            apart,
             saved: vec![],
         };
         for _ in 0..2 {
@@ -59,13 +69,21 @@ impl Real {
         RedisLeases::connect(&url, self.db.fence()).await.unwrap()
     }
 
+    fn resource(&self, holder: usize) -> Resource {
+        match self.apart && holder + 1 == self.ids.len() {
+            true => Resource::new(APART[0]).unwrap(),
+            false => sku(),
+        }
+    }
+
     /// Takes a step, and returns the token that was answered.
     async fn take(&mut self, step: Step) -> Option<i64> {
         let issuer = |number: u8| &self.issuers[usize::from(number)];
         let answer = match step {
             Step::Acquire { holder, issuer: of } => {
                 let request = Acquire::new(LONG).lease_id(self.ids[holder.0].clone());
-                issuer(of).acquire(&sku(), request).await
+                let resource = self.resource(holder.0);
+                issuer(of).acquire(&resource, request).await
             }
             Step::Renew {
                 holder,
@@ -76,17 +94,21 @@ impl Real {
                 if new_token {
                     request = request.with_new_token();
                 }
-                issuer(of).renew(&sku(), &self.ids[holder.0], request).await
+                let resource = self.resource(holder.0);
+                issuer(of)
+                    .renew(&resource, &self.ids[holder.0], request)
+                    .await
             }
             Step::Release { holder, issuer: of } => {
-                match issuer(of).release(&sku(), &self.ids[holder.0]).await {
+                let resource = self.resource(holder.0);
+                match issuer(of).release(&resource, &self.ids[holder.0]).await {
                     Ok(()) | Err(LeaseError::Lost { .. }) => {}
                     Err(error) => panic!("{error:?}"),
                 }
                 return None;
             }
-            Step::LeaseRunsOut { .. } => {
-                self.redis.command(&["DEL", LEASE]).await;
+            Step::LeaseRunsOut { resource, .. } => {
+                self.redis.command(&["DEL", LEASES[resource]]).await;
                 return None;
             }
             Step::RedisIsSaved => {
@@ -141,7 +163,7 @@ impl Real {
 
     async fn keys(&self) -> Vec<(String, Vec<u8>)> {
         let mut there = vec![];
-        for key in [CLOCK, LEASE] {
+        for key in [CLOCK, LEASES[0], LEASES[1]] {
             if self.redis.command(&["EXISTS", key]).await == redis::Value::Int(1) {
                 there.push(key);
             }
@@ -150,7 +172,6 @@ impl Real {
     }
 
     async fn seen(&self) -> Seen {
-        let epoch = "SELECT coalesce(max(epoch), 0) FROM fence_epochs";
         let fields = ["HMGET", CLOCK, "history", "epoch", "n"];
         let fields: Vec<Option<String>> =
             redis::from_redis_value(self.redis.command(&fields).await).unwrap();
@@ -161,15 +182,22 @@ impl Real {
             let is_own = info.contains(&format!("master_replid:{history}"));
             (number(epoch), fields[2].as_ref().map(number), is_own)
         });
+        let leases = [self.stamp(LEASES[0]).await, self.stamp(LEASES[1]).await];
+        let epoch = "SELECT coalesce(max(epoch), 0) FROM fence_epochs";
+        (self.db.number(epoch).await, clock, leases)
+    }
+
+    async fn stamp(&self, key: &str) -> Option<Vec<i64>> {
         let lease: Option<String> =
-            redis::from_redis_value(self.redis.command(&["GET", LEASE]).await).unwrap();
-        let lease = lease.map(|lease| {
+            redis::from_redis_value(self.redis.command(&["GET", key]).await).unwrap();
+        lease.map(|lease| {
             let numbers = lease.split(':').take(3);
             numbers.map(|number| number.parse().unwrap()).collect()
-        });
-        (self.db.number(epoch).await, clock, lease)
+        })
     }
 }
+
+const LEASES: [&str; 2] = [LEASE, APART[1]];
 
 /// The same, in the model.
 fn expected(state: &State) -> Seen {
@@ -178,11 +206,12 @@ fn expected(state: &State) -> Seen {
         let is_own = clock.history == server.history;
         (i64::from(clock.epoch), clock.n.map(i64::from), is_own)
     });
-    let lease = server.keys.leases[0].as_ref().map(|lease| {
+    let leases = server.keys.leases.each_ref().map(|lease| {
+        let lease = lease.as_ref()?;
         let (epoch, n) = lease.stamp;
-        vec![token(lease.token), i64::from(epoch), i64::from(n)]
+        Some(vec![token(lease.token), i64::from(epoch), i64::from(n)])
     });
-    (i64::from(state.databases[0].epoch), clock, lease)
+    (i64::from(state.databases[0].epoch), clock, leases)
 }
 
 /// The token that a call is answered.
@@ -196,10 +225,19 @@ fn answer(before: &State, after: &State, step: Step) -> Option<i64> {
     }
 }
 
-async fn walk(seed: u64, losses: &'static [Loss]) {
+/// Who asks, where its caller may go away meanwhile.
+fn asks(step: Step) -> Option<Of> {
+    match step {
+        Step::Acquire { holder, .. } | Step::Renew { holder, .. } => Some(holder),
+        _ => None,
+    }
+}
+
+async fn walk(seed: u64, losses: &'static [Loss], drawn: &mut Drawn) {
     let world = Losses::within(Bounds {
         losses,
         most: 5,
+        apart: seed % 2 == 1,
         renewals: true,
         releases: true,
         new_tokens: 6,
@@ -207,19 +245,43 @@ async fn walk(seed: u64, losses: &'static [Loss]) {
         ..Bounds::default()
     });
     let mut random = StdRng::seed_from_u64(seed);
-    let (mut state, mut real, mut story) = (State::default(), Real::start().await, vec![]);
+    let mut real = Real::start(world.bounds.apart).await;
+    let (mut state, mut story) = (State::default(), vec![]);
     for _ in 0..STEPS {
         let steps = world.calls(&state);
         if steps.is_empty() {
             break;
         }
+        drawn.was_possible(&steps);
+        for step in &steps {
+            if let Step::Lose(loss) = step {
+                drawn.was_possible(&[*loss]);
+            }
+        }
         let step = steps[random.random_range(0..steps.len())];
-        let next = world.take(&state, step);
-        story.push(step);
-        let answered = real.take(step).await;
+        let abandons = asks(step).filter(|_| random.random_ratio(1, 6));
+        drawn.was_taken(&step);
+        if let Step::Lose(loss) = step {
+            drawn.was_taken(&loss);
+        }
+        let mut answered = real.take(step).await;
+        let next = match abandons {
+            Some(holder) => {
+                drawn.was_taken(&Step::Abandon(holder));
+                answered = None;
+                world.take_abandoned(&state, step, holder)
+            }
+            None => world.take(&state, step),
+        };
+        drawn.was_reached(&world, &next);
+        story.push((step, abandons));
+        let expects = match abandons {
+            Some(_) => None,
+            None => answer(&state, &next, step),
+        };
         assert_eq!(
             (answered, real.seen().await),
-            (answer(&state, &next, step), expected(&next)),
+            (expects, expected(&next)),
             "by seed {seed}, after {story:#?}"
         );
         state = next;
@@ -235,9 +297,11 @@ async fn a_store_that_loses_its_keys_goes_the_way_of_the_model() {
         Loss::IssuerRestarts(0),
         Loss::IssuerRestarts(1),
     ];
+    let mut drawn = Drawn::default();
     for seed in 0..60 {
-        walk(seed, LOSSES).await;
+        walk(seed, LOSSES, &mut drawn).await;
     }
+    drawn.are_all_but(&[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -247,7 +311,9 @@ async fn a_store_that_restarts_goes_the_way_of_the_model() {
         Loss::RedisRestartsFromAnOldFile,
         Loss::RedisRestarts,
     ];
+    let mut drawn = Drawn::default();
     for seed in 0..20 {
-        walk(seed, LOSSES).await;
+        walk(seed, LOSSES, &mut drawn).await;
     }
+    drawn.are_all_but(&[]);
 }

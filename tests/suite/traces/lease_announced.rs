@@ -2,21 +2,24 @@
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Postgres;
+use tokio::sync::Mutex;
 use tower_fence::{
     AdmitError, Fence, Token, TokenUse,
     lease::{
-        Acquire, EmbeddedLeases, LeaseError, LeaseId, Operate, PostgresLeases, RedisLeases, Renew,
+        Acquire, Announced, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, PostgresLeases,
+        RedisLeases, Renew,
     },
 };
 use tower_fence_model::lease::last_word::{
-    Bounds, LastWord, Step,
+    Bounds, LastWord, Loss, Step,
     state::{Holder, State},
 };
 
+use super::drawn::Drawn;
 use crate::support::{
     database::{Fresh, TestDatabase},
     lease::{LONG, sku},
-    redis::{fresh_prefix, shared_url},
+    redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
 };
 
 const STEPS: usize = 30;
@@ -147,22 +150,60 @@ fn answer(before: &State, after: &State, step: Step) -> Answer {
     }
 }
 
-async fn walk<L: Operate>(seed: u64, real: Real<L>, one_database: bool) {
-    let world = LastWord::within(Bounds {
-        one_database,
-        forged: 1,
-        renewals: true,
-        releases: true,
-        new_tokens: 4,
-        renews_above: true,
-        ..Bounds::default()
-    });
+const BOUNDS: Bounds = Bounds {
+    holders: 3,
+    issuers: 2,
+    losses: &[],
+    most: 0,
+    forged: 1,
+    abandoned: 0,
+    delayed: 0,
+    renewals: true,
+    releases: true,
+    new_tokens: 4,
+    one_database: false,
+};
+
+/// Whether a loss can be as it is in the model. What is saved has a clock; and an epoch begins when it is needed, not at a
+/// restart.
+fn can_be(state: &State, step: &Step) -> bool {
+    let has_granted = state.servers[0].clock % EPOCH != 0;
+    let needs_clock = matches!(step, Step::RedisIsSaved | Step::Lose(Loss::RedisRestarts));
+    has_granted || !needs_clock
+}
+
+/// What a step does in the model. Issuers believe in keys that are put back where they have just started.
+fn next(world: &LastWord, state: &State, step: Step) -> State {
+    let mut next = world.take(state, step);
+    if step == Step::Lose(Loss::KeysAreCopiedBack) {
+        for issuer in 0..2 {
+            next = world.take(&next, Step::Lose(Loss::IssuerRestarts(issuer)));
+        }
+    }
+    next
+}
+
+async fn walk<L: Operate>(
+    seed: u64,
+    bounds: Bounds,
+    mut real: Real<L>,
+    drawn: &mut Drawn,
+    lose: impl AsyncFn(&mut Real<L>, Step),
+) {
+    let world = LastWord::within(bounds);
     let mut random = StdRng::seed_from_u64(seed);
     let (mut state, mut story) = (State::default(), vec![]);
     for _ in 0..STEPS {
-        let steps = world.calls(&state);
+        let mut steps = world.calls(&state);
+        steps.retain(|step| can_be(&state, step));
         if steps.is_empty() {
             break;
+        }
+        drawn.was_possible(&steps);
+        for step in &steps {
+            if let Step::Lose(loss) = step {
+                drawn.was_possible(&[*loss]);
+            }
         }
         // Half of the steps are work under a lease, as far as there is such: what comes after that is what matters.
         let is_work = |step: &&Step| matches!(step, Step::Reads(_) | Step::Writes(_));
@@ -172,9 +213,20 @@ async fn walk<L: Operate>(seed: u64, real: Real<L>, one_database: bool) {
             false => work,
         };
         let step = steps[random.random_range(0..steps.len())];
-        let next = world.take(&state, step);
+        let next = next(&world, &state, step);
         story.push(step);
-        let answered = real.take(&state, step).await;
+        drawn.was_taken(&step);
+        drawn.was_reached(&world, &next);
+        if let Step::Lose(loss) = step {
+            drawn.was_taken(&loss);
+        }
+        let answered = match step {
+            Step::RedisIsSaved | Step::Lose(_) => {
+                lose(&mut real, step).await;
+                Answer::Nothing
+            }
+            _ => real.take(&state, step).await,
+        };
         assert_eq!(
             (answered, real.seen().await),
             (answer(&state, &next, step), expected(&next)),
@@ -184,8 +236,13 @@ async fn walk<L: Operate>(seed: u64, real: Real<L>, one_database: bool) {
     }
 }
 
+async fn nothing<L>(_: &mut Real<L>, step: Step) {
+    unreachable!("{step:?} is not drawn");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn announced_leases_in_redis_go_the_way_of_the_model() {
+    let mut drawn = Drawn::default();
     for seed in 0..30 {
         let db = Postgres::fresh(4).await;
         let prefix = fresh_prefix();
@@ -195,25 +252,86 @@ async fn announced_leases_in_redis_go_the_way_of_the_model() {
             leases.announced_to(db.fence())
         };
         let issuers = [connect().await, connect().await];
-        walk(seed, Real::new(db, issuers), false).await;
+        walk(seed, BOUNDS, Real::new(db, issuers), &mut drawn, nothing).await;
     }
+    drawn.are_all_but(&[]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn announced_leases_in_a_redis_that_goes_back_go_the_way_of_the_model() {
+    const LOSSES: &[Loss] = &[
+        Loss::RedisRestarts,
+        Loss::KeysAreCopiedBack,
+        Loss::IssuerRestarts(0),
+        Loss::IssuerRestarts(1),
+    ];
+    let bounds = Bounds {
+        losses: LOSSES,
+        most: 4,
+        ..BOUNDS
+    };
+    let redis = RedisServer::start(&[]).await;
+    let mut drawn = Drawn::default();
+    for seed in 0..40 {
+        redis.command(&["FLUSHALL"]).await;
+        let db = Postgres::fresh(4).await;
+        let connect = async |fence: Fence<Postgres>| {
+            let leases = RedisLeases::connect(&redis.url(), fence.clone()).await;
+            leases.unwrap().announced_to(fence)
+        };
+        let issuers = [connect(db.fence()).await, connect(db.fence()).await];
+        let saved = Mutex::new(vec![]);
+        let lose = async |real: &mut Real<Announced<RedisLeases, Fence<Postgres>>>, step| {
+            let mut saved = saved.lock().await;
+            let restarted = match step {
+                Step::RedisIsSaved => {
+                    let held = real.issuers[0].inspect(&sku()).await.unwrap();
+                    let keys = [CLOCK, LEASE];
+                    *saved = dump(&redis, &keys[..1 + usize::from(held.is_some())]).await;
+                    return;
+                }
+                Step::Lose(Loss::IssuerRestarts(issuer)) => vec![issuer],
+                Step::Lose(Loss::KeysAreCopiedBack) => vec![0, 1],
+                _ => vec![],
+            };
+            if !matches!(step, Step::Lose(Loss::IssuerRestarts(_))) {
+                redis.command(&["FLUSHALL"]).await;
+            }
+            if step == Step::Lose(Loss::KeysAreCopiedBack) {
+                restore(&redis, &std::mem::take(&mut *saved)).await;
+            }
+            for issuer in restarted {
+                real.issuers[usize::from(issuer)] = connect(real.db.fence()).await;
+            }
+        };
+        walk(seed, bounds, Real::new(db, issuers), &mut drawn, lose).await;
+    }
+    drawn.are_all_but(&[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn announced_leases_in_the_process_go_the_way_of_the_model() {
+    let mut drawn = Drawn::default();
     for seed in 0..30 {
         let db = Postgres::fresh(4).await;
         let leases = EmbeddedLeases::new(db.fence());
         let issuers = [(); 2].map(|()| leases.clone().announced_to(db.fence()));
-        walk(seed, Real::new(db, issuers), false).await;
+        walk(seed, BOUNDS, Real::new(db, issuers), &mut drawn, nothing).await;
     }
+    drawn.are_all_but(&[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_in_postgres_go_the_way_of_the_model() {
+    let mut drawn = Drawn::default();
+    let bounds = Bounds {
+        one_database: true,
+        ..BOUNDS
+    };
     for seed in 0..20 {
         let db = Postgres::fresh(8).await;
         let issuers = [(); 2].map(|()| PostgresLeases::new(db.fence()));
-        walk(seed, Real::new(db, issuers), true).await;
+        walk(seed, bounds, Real::new(db, issuers), &mut drawn, nothing).await;
     }
+    drawn.are_all_but(&[]);
 }

@@ -1,16 +1,21 @@
 //! Walks through the model of a quorum, taken by real nodes.
 
+use std::fmt;
+
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tower_fence_model::quorum::{Bounds, Quorum, Step};
 
-use super::quorum_nodes::Nodes;
+use super::{drawn::Drawn, quorum_nodes::Nodes};
 use crate::support::redis::{RedisServer, shared_node_urls};
+
+/// No walk is so lucky as to have each of its renewals confirmed.
+const NEVER: &str = "each lease is renewed that can be";
 
 /// The longest walk.
 const STEPS: usize = 60;
 
 /// One walk from the beginning, by this seed. Steps that change nothing are taken, too: the nodes refuse them.
-async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64) {
+async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
     let world = Quorum::new(bounds);
     let mut random = StdRng::seed_from_u64(seed);
     let mut state = world.begin();
@@ -20,6 +25,7 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64) {
         if steps.is_empty() {
             return;
         }
+        drawn.was_possible(&steps.iter().map(Kind).collect::<Vec<_>>());
         // Half of the steps are on the way to a grant, as far as there are such.
         let is_grant = |step: &&Step| matches!(step, Step::Choose(..) | Step::Seal(..));
         let grants: Vec<_> = steps.iter().filter(is_grant).copied().collect();
@@ -32,6 +38,8 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64) {
             continue;
         };
         story.push(step);
+        drawn.was_taken(&Kind(&step));
+        drawn.was_reached(&world, &next);
         let says_so = nodes.take(&world, &state, step, answer).await;
         let is_so = says_so && nodes.are_as(&next).await;
         assert!(is_so, "by seed {seed}, after {story:#?}");
@@ -39,15 +47,42 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64) {
     }
 }
 
+/// The kind of a step. By itself a step tells what happens, in words.
+struct Kind<'a>(&'a Step);
+
+impl fmt::Debug for Kind<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Step::Take(..) => "Take",
+            Step::Choose(..) => "Choose",
+            Step::Seal(..) => "Seal",
+            Step::CleanUp(..) => "CleanUp",
+            Step::AskAhead(..) => "AskAhead",
+            Step::Renew(..) => "Renew",
+            Step::Look(..) => "Look",
+            Step::End(..) => "End",
+            Step::Expire(..) => "Expire",
+            Step::Evict(..) => "Evict",
+            Step::Flush(..) => "Flush",
+            Step::Save(..) => "Save",
+            Step::RestartEmpty(..) => "RestartEmpty",
+            Step::RestartFromDisk(..) => "RestartFromDisk",
+            Step::Promote(..) => "Promote",
+        })
+    }
+}
+
 #[tokio::test]
 async fn nodes_that_lose_keys_go_the_way_of_the_model() {
     let urls = shared_node_urls();
+    let mut drawn = Drawn::default();
     for seed in 0..15 {
         for bounds in Bounds::walks() {
             let mut nodes = Nodes::of(&urls, vec![]).await;
-            walk(&mut nodes, bounds, seed).await;
+            walk(&mut nodes, bounds, seed, &mut drawn).await;
         }
     }
+    drawn.are_all_but(&[NEVER]);
 }
 
 #[tokio::test]
@@ -56,12 +91,14 @@ async fn nodes_that_are_restarted_go_the_way_of_the_model() {
     for _ in 0..3 {
         own.push(RedisServer::start(&["--appendonly", "yes", "--appendfsync", "no"]).await);
     }
+    let mut drawn = Drawn::default();
     let urls: Vec<_> = own.iter().map(RedisServer::url).collect();
     for seed in 0..5 {
         for bounds in Bounds::walks() {
             let mut nodes = Nodes::of(&urls, own).await;
-            walk(&mut nodes, bounds.with_restarts(), seed).await;
+            walk(&mut nodes, bounds.with_restarts(), seed, &mut drawn).await;
             own = nodes.into_own();
         }
     }
+    drawn.are_all_but(&[NEVER]);
 }

@@ -9,11 +9,11 @@ use super::{
 };
 
 impl LastWord {
-    /// Whether each holder that acquires gets its lease, unless another one has it, or its own ends on the way. One that had to
-    /// take a higher token too often may fail.
+    /// Whether each holder that acquires gets its lease, unless another one has it, or its own ends on the way. One that was
+    /// overtaken too often may fail: the token that it is about to take may be too low by now, the next one is not.
     pub(super) fn grants_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {
-            Some(request) if request.kind == Kind::Acquire && request.higher < ATTEMPTS => {
+            Some(request) if request.kind == Kind::Acquire && request.higher + 1 < ATTEMPTS => {
                 !is_free(state, request) || self.gets_it_alone(state, holder)
             }
             _ => true,

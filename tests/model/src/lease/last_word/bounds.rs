@@ -21,9 +21,6 @@ pub struct Bounds {
     pub releases: bool,
     /// How many renewals take a new token.
     pub new_tokens: u8,
-    /// Whether such a token is above the one that the lease has, as it is in real stores. Otherwise it is the next one of the
-    /// clock, which has not followed to a token from elsewhere.
-    pub renews_above: bool,
     /// Whether leases are in the database of the fence. Nothing is lost there by itself.
     pub one_database: bool,
 }
@@ -41,7 +38,6 @@ impl Default for Bounds {
             renewals: false,
             releases: false,
             new_tokens: 0,
-            renews_above: false,
             one_database: false,
         }
     }
@@ -96,7 +92,12 @@ pub fn small() -> Vec<Bounds> {
         Bounds {
             forged: 1,
             new_tokens: 1,
-            ..one
+            ..alone
+        },
+        Bounds {
+            new_tokens: 1,
+            issuers: 1,
+            ..losing(&[Loss::KeysAreCopiedBack])
         },
         Bounds {
             one_database: true,
@@ -126,6 +127,10 @@ pub fn small() -> Vec<Bounds> {
             Loss::IssuerRestarts(1),
         ]),
         losing(&[Loss::StandbyIsPromoted]),
+        Bounds {
+            most: 2,
+            ..losing(&[Loss::RedisRestarts, Loss::StandbyIsPromoted])
+        },
     ]
 }
 
@@ -148,8 +153,20 @@ pub fn large() -> Vec<Bounds> {
         Bounds::default(),
         Bounds { forged: 1, ..two },
         Bounds {
+            forged: 1,
+            new_tokens: 2,
+            delayed: 1,
+            ..two
+        },
+        Bounds {
             most: 1,
             losses: any,
+            ..two
+        },
+        Bounds {
+            most: 1,
+            losses: any,
+            new_tokens: 1,
             ..two
         },
     ]

@@ -5,7 +5,7 @@ use super::rules::{Rule, Rules};
 /// How many tokens an epoch has.
 pub const EPOCH: u8 = 16;
 
-/// How many epochs a partition moves up when the time line has changed. (1,000 in the crate.)
+/// How many epochs a partition moves up for each change of the time line. (1,000 in the crate.)
 const MOVE: u8 = 3;
 
 /// How far a row moves up that is above all epochs. (1,000,000 in the crate.)
@@ -21,8 +21,9 @@ pub struct Database {
     pub lease: Option<u8>,
     /// What is protected: the number of its last write.
     pub value: u8,
-    /// Whether the time line has changed, and nobody has looked since.
-    pub changed: bool,
+    /// The time line of the server, and the one on which the row was looked at last.
+    pub time_line: u8,
+    pub seen_on: u8,
 }
 
 pub enum Announcement {
@@ -38,7 +39,8 @@ impl Default for Database {
             announced: 0,
             lease: None,
             value: 0,
-            changed: false,
+            time_line: 0,
+            seen_on: 0,
         }
     }
 }
@@ -92,8 +94,10 @@ impl Database {
     }
 
     fn catch_up(&mut self, rules: Rules) {
-        if std::mem::take(&mut self.changed) && rules.follows(Rule::MoveUp) {
-            self.epoch += MOVE;
+        let failovers = self.time_line - self.seen_on;
+        self.seen_on = self.time_line;
+        if failovers > 0 && rules.follows(Rule::MoveUp) {
+            self.epoch += failovers * MOVE;
             let handed_out = self.epoch * EPOCH + (EPOCH - 1);
             let seen = self.max_token.max(self.announced);
             self.max_token = if seen > handed_out {

@@ -87,8 +87,9 @@ impl LastWord {
             }
             Loss::DatabaseCrashes => state.database = state.disk.clone(),
             Loss::StandbyIsPromoted => {
+                let time_line = state.database.time_line + 1;
                 state.database = state.standby.take().expect("it was behind");
-                state.database.changed = true;
+                state.database.time_line = time_line;
                 state.disk = state.database.clone();
             }
         }
@@ -97,6 +98,7 @@ impl LastWord {
     fn new_epoch(&self, state: &mut State) -> Server {
         let epoch = state.database.next_epoch(self.rules);
         state.disk = state.database.clone();
+        state.past.epoch = state.past.epoch.max(epoch);
         Server {
             clock: epoch * EPOCH,
             lease: None,

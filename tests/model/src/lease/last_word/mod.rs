@@ -196,7 +196,7 @@ impl Model for LastWord {
             Step::Lose(loss) => self.lose(&mut state, loss),
         }
         let mut clocks = state.servers.iter().map(|server| server.clock / EPOCH);
-        if clocks.any(|epoch| epoch > state.past.epoch.max(state.database.epoch)) {
+        if clocks.any(|epoch| epoch > state.past.epoch) {
             state.past.breaks(Promise::OwnClock);
         }
         Some(state)

@@ -62,7 +62,10 @@ impl Default for State {
             abandoned: 0,
             delays: 0,
             new_tokens: 0,
-            past: Past::default(),
+            past: Past {
+                epoch: 1,
+                ..Past::default()
+            },
         }
     }
 }

@@ -51,6 +51,7 @@ pub enum Rule {
     Memory,
     FindMaster,
     BeginsAbove,
+    AboveTheMemory,
     LeaseOfAClock,
     LeaseOfTheEpoch,
     Source,
@@ -83,7 +84,11 @@ impl Rule {
     ];
 
     /// What breaks nothing when it alone is left out: other rules stand before it.
-    pub const SPARE: [Self; 2] = [Self::LeaseOfANumber, Self::HistoryOfBlank];
+    pub const SPARE: [Self; 3] = [
+        Self::LeaseOfANumber,
+        Self::HistoryOfBlank,
+        Self::AboveTheMemory,
+    ];
 
     /// The smallest bounds in which it is missed, or might be.
     pub fn bounds(self) -> Bounds {
@@ -131,6 +136,10 @@ impl Rule {
                 ..losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed])
             },
             Self::Memory | Self::BeginsAbove => alone(losing(1, &[Loss::KeysAreCopiedBack])),
+            Self::AboveTheMemory => alone(losing(
+                2,
+                &[Loss::StandbyIsPromoted, Loss::KeysAreCopiedBack],
+            )),
             Self::FindMaster => Bounds {
                 holders: 3,
                 ..alone(losing(1, &[Loss::ReplicaIsPromoted]))
@@ -178,6 +187,7 @@ impl fmt::Display for Rule {
             Self::Memory => "an issuer remembers how far a partition has counted",
             Self::FindMaster => "the master is found again before its clock is replaced",
             Self::BeginsAbove => "a clock below the memory is replaced",
+            Self::AboveTheMemory => "the epoch for it is above the memory",
             Self::LeaseOfAClock => "a stored lease counts only under a clock that counts",
             Self::LeaseOfTheEpoch => "a stored lease counts only in the clock's epoch",
             Self::LeaseOfANumber => {

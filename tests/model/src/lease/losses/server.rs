@@ -218,7 +218,10 @@ impl Script<'_> {
         if now.behind && !call.replaces {
             return Answer::Behind;
         }
-        let epoch = now.place.0.max(call.seen.0);
+        let mut epoch = now.place.0;
+        if self.rules.follows(Rule::AboveTheMemory) {
+            epoch = epoch.max(call.seen.0);
+        }
         if !now.own || now.behind {
             *self.incarnations += 1;
             *found = Some(Clock {

@@ -2,7 +2,10 @@
 
 use stateright::Model;
 
-use super::{Losses, Step, state::State};
+use super::{
+    Losses, Step,
+    state::{Of, State},
+};
 
 impl Losses {
     /// The calls that may come next, and what may be lost.
@@ -14,10 +17,20 @@ impl Losses {
 
     /// Takes a step, and then all those of the request that it began.
     pub fn take(&self, state: &State, step: Step) -> State {
-        let mut state = self.next_state(state, step).expect("each step goes on");
+        self.finish(self.next_state(state, step).expect("each step goes on"))
+    }
+
+    /// The same of a call whose caller goes away at once.
+    pub fn take_abandoned(&self, state: &State, step: Step, holder: Of) -> State {
+        let asked = self.next_state(state, step).expect("each step goes on");
+        let abandoned = self.next_state(&asked, Step::Abandon(holder));
+        self.finish(abandoned.expect("each step goes on"))
+    }
+
+    fn finish(&self, mut state: State) -> State {
         while let Some(place) = state.requests.iter().position(Option::is_some) {
             let request = state.requests[place].as_ref().expect("it is there");
-            let next = Self::goes_on(super::Of(place), request);
+            let next = Self::goes_on(Of(place), request);
             state = self.next_state(&state, next).expect("each step goes on");
         }
         state
