@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use futures_util::future::{join, join_all};
@@ -16,7 +16,7 @@ use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    proxy::Proxy,
+    proxy::{Passage, Proxy, Sender},
 };
 
 const POOL: u32 = 4;
@@ -105,6 +105,35 @@ async fn a_connection_that_died_makes_room_for_another_one() {
             false => write(&fence, &resource(0), value).await,
         }
     }
+}
+
+/// As behind a firewall that has forgotten it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_fell_silent_in_the_pool_makes_room_for_another_one() {
+    let db = Postgres::fresh(1).await;
+    let silent = Arc::new(AtomicBool::new(false));
+    let opened = AtomicUsize::new(0);
+    let falls_silent = Arc::clone(&silent);
+    let proxy = Proxy::judging(db.addr(), move || {
+        let is_first = opened.fetch_add(1, SeqCst) == 0;
+        let silent = Arc::clone(&falls_silent);
+        move |_: Sender, _: &[u8]| match is_first && silent.load(SeqCst) {
+            true => Passage::Dropped,
+            false => Passage::Whole,
+        }
+    })
+    .await;
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .test_before_acquire(false);
+    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let fence = Fence::new(pool.clone());
+    for value in [1, 2] {
+        write_at_once(&fence, &resource(0), value).await;
+    }
+    all_are_in_the_pool(&pool).await;
+    silent.store(true, SeqCst);
+    write_at_once(&fence, &resource(0), 3).await;
 }
 
 /// Nobody gets it next.
@@ -403,9 +432,12 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
         let (committed, ()) = join(tx.commit(), closed).await;
         committed.unwrap();
     };
+    let asked_at = Instant::now();
     for error in join(waiting, closing).await.0 {
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
     }
+    // Well before it would give up by itself.
+    assert!(asked_at.elapsed() < Duration::from_secs(4), "it waits");
 }
 
 /// The server ends what is idle in a transaction for longer than the hold limit.

@@ -130,7 +130,11 @@ async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it
 
 #[tokio::test]
 async fn a_row_that_was_made_meanwhile_counts() {
-    for (made, admitted, announced) in [(5, Ok(()), Ok(())), (9, Err(9), Err(10))] {
+    for (made, admitted, announced) in [
+        (5, Ok(()), Ok(())),
+        (6, Ok(()), Ok(())),
+        (9, Err(9), Err(10)),
+    ] {
         let (db, fence) = waiting("BEFORE").await;
         let other = async || write(&db.fence(), made).await.unwrap();
         for in_sql in [false, true] {
@@ -179,31 +183,43 @@ async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
             }
         );
         db.execute(EMPTY).await;
+        // A process remembers what is dead.
+        let fence = Fence::new(fence.get_pool().clone());
+        let (sku, token) = (sku(), token(value));
+        let raised = with_in_between(&db, fence.raise(&sku, token), other).await;
+        assert_eq!(raised.is_ok(), value > 5);
+        assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5.max(value - 1)));
+        db.execute(EMPTY).await;
     }
 }
 
 /// As where a trigger of the application's takes no write.
 #[tokio::test]
 async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
-    let db = Postgres::fresh(2).await;
-    db.execute(
-        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
-         CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON fence_resources \
-             FOR EACH ROW EXECUTE FUNCTION nothing()",
-    )
-    .await;
-    let busy = write(&db.fence(), 7).await;
-    assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
-    let raised = db.fence().raise(&sku(), token(7)).await;
-    assert!(
-        matches!(raised, Err(AdmitError::Unavailable(_))),
-        "{raised:?}"
-    );
-    let mut conn = db.pool.acquire().await.unwrap();
-    let refused = functions::admit(&mut conn, "sku-1", 7).await;
-    assert_eq!(refused.unwrap_err().code, "40001");
-    let refused = functions::raise(&mut conn, "sku-1", 7).await;
-    assert_eq!(refused.unwrap_err().code, "40001");
+    for has_row in [false, true] {
+        let db = Postgres::fresh(2).await;
+        if has_row {
+            write(&db.fence(), 5).await.unwrap();
+        }
+        db.execute(
+            "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
+             CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON fence_resources \
+                 FOR EACH ROW EXECUTE FUNCTION nothing()",
+        )
+        .await;
+        let busy = write(&db.fence(), 7).await;
+        assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
+        let raised = db.fence().raise(&sku(), token(7)).await;
+        assert!(
+            matches!(raised, Err(AdmitError::Unavailable(_))),
+            "{raised:?}"
+        );
+        let mut conn = db.pool.acquire().await.unwrap();
+        let refused = functions::admit(&mut conn, "sku-1", 7).await;
+        assert_eq!(refused.unwrap_err().code, "40001");
+        let refused = functions::raise(&mut conn, "sku-1", 7).await;
+        assert_eq!(refused.unwrap_err().code, "40001");
+    }
 }
 
 /// A row that an older version has made tells no history, and what is dead there may be forgotten.

@@ -11,7 +11,10 @@ use std::{
 use axum::Router;
 use serde_json::json;
 use sqlx::Sqlite;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tower_fence::{
     Fence, Resource, issuer,
     lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew},
@@ -186,6 +189,36 @@ async fn compaction_takes_nothing() {
         last = lease;
     }
     assert_eq!(highest_epoch(&db).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
+    let (db, cluster) = (Sqlite::fresh(2).await, EtcdCluster::start(1).await);
+    let (holds, held) = watch::channel(false);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let held = held.clone();
+        move |sender: Sender, message: &[u8]| {
+            let path = b"/v3/lease/keepalive";
+            let renews = message.windows(path.len()).any(|part| part == path);
+            match sender == Sender::Client && renews {
+                true => Passage::Held(held.clone()),
+                false => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    holds.send_replace(true);
+    let (sku, renewal) = (sku(), Renew::new(LONG));
+    let end = async {
+        sleep(Duration::from_millis(500)).await;
+        cluster.revoke("tower-fence").await;
+        holds.send_replace(false);
+    };
+    let (renewed, ()) = tokio::join!(leases.renew(&sku, &first.id, renewal), end);
+    is_lost(renewed);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

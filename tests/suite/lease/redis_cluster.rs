@@ -91,6 +91,55 @@ async fn leases_spread_over_the_masters_and_are_listed_from_all_of_them() {
     assert_eq!(listed, names);
 }
 
+/// As after slots were moved from master to master.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_several_ranges_of_slots_is_listed_once() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let (from, _) = cluster.shard_of(TAG).await;
+    let (to, _) = cluster.shard_of("{212}").await;
+    assert_ne!(from, to, "the test needs two shards");
+    let (from, to) = (&cluster.nodes[from], &cluster.nodes[to]);
+    let slot = to.command(&["CLUSTER", "KEYSLOT", TAG]).await;
+    let slot: i64 = redis::from_redis_value(slot).unwrap();
+    let slot = slot.to_string();
+    let from_id = from.info("CLUSTER MYID").await;
+    let to_id = to.info("CLUSTER MYID").await;
+    let importing = ["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id];
+    to.command(&importing).await;
+    for node in [to, from] {
+        let moved = ["CLUSTER", "SETSLOT", &slot, "NODE", &to_id];
+        node.command(&moved).await;
+    }
+    eventually("all nodes agree", async || {
+        for node in &cluster.nodes {
+            let nodes = node.info("CLUSTER NODES").await;
+            let mut of_master = nodes.lines().filter(|line| line.starts_with(&to_id));
+            if !of_master.any(|line| line.split(' ').any(|range| range == slot)) {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+
+    let leases = connect(&cluster, &db).await;
+    let names = ["sku-1", "sku-2"];
+    for name in names {
+        grant(&leases, &Resource::new(name).unwrap(), LONG).await;
+    }
+    let (mut listed, mut cursor) = (vec![], None::<String>);
+    loop {
+        let page = leases.list(7, cursor.as_deref()).await.unwrap();
+        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
+        cursor = page.cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    listed.sort_unstable();
+    assert_eq!(listed, names);
+}
+
 /// A master is killed under load, and its replica, which lags, takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_master_is_outranked_by_its_replica() {

@@ -7,13 +7,14 @@ use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
     sync::{Mutex, watch},
+    time::timeout,
 };
 use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases, Renew};
 
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, sku},
+    lease::{LONG, grant, sku, wait},
     redis::RedisServer,
 };
 
@@ -104,4 +105,25 @@ async fn a_renewal_that_comes_to_it_finds_the_new_one() {
     moves.send_replace(new.addr());
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, next.token);
+}
+
+/// The connection on which it hears of grants leads to the old one still.
+#[tokio::test]
+async fn whoever_waits_there_is_served_as_soon_as_a_command_has_found_the_new_one() {
+    let db = Sqlite::fresh(2).await;
+    let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
+    let (moves, leads_to) = watch::channel(old.addr());
+    let url = format!("redis://{}", address(leads_to).await);
+    let leases = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+
+    moves.send_replace(new.addr());
+    old.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    eventually("the new master answers", async || {
+        leases.inspect(&sku()).await.is_ok()
+    })
+    .await;
+    let served = timeout(Duration::from_secs(6), waiting).await;
+    served.expect("it waits").unwrap().unwrap();
 }

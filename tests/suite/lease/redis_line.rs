@@ -156,6 +156,25 @@ async fn an_end_by_time_is_noticed_at_once() {
     );
 }
 
+/// Channels do not know databases.
+#[tokio::test]
+async fn a_lease_of_the_same_name_in_another_database_delays_nobody() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let here = connect(&server, &db).await;
+    let url = format!("{}/1", server.url());
+    let there = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let longer = grant(&there, &sku(), LONG).await;
+    let behind_longer = wait(&there, LONG).await;
+
+    grant(&here, &sku(), Duration::from_secs(2)).await;
+    let waiting = wait(&here, LONG).await;
+    let renewal = Renew::new(LONG);
+    there.renew(&sku(), &longer.id, renewal).await.unwrap();
+    let served = timeout(Duration::from_secs(6), waiting).await;
+    served.expect("it waits").unwrap().unwrap();
+    behind_longer.abort();
+}
+
 #[tokio::test]
 async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);

@@ -167,7 +167,7 @@ const BOUNDS: Bounds = Bounds {
 /// Whether a loss can be as it is in the model. What is saved has a clock; and an epoch begins when it is needed, not at a
 /// restart.
 fn can_be(state: &State, step: &Step) -> bool {
-    let has_granted = state.servers[0].clock % EPOCH != 0;
+    let has_granted = !state.servers[0].clock.is_multiple_of(EPOCH);
     let needs_clock = matches!(step, Step::RedisIsSaved | Step::Lose(Loss::RedisRestarts));
     has_granted || !needs_clock
 }
