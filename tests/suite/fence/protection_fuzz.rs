@@ -28,7 +28,7 @@ fn statement(random: &mut StdRng, depth: usize) -> String {
         _ => format!("sku = '{some}'"),
     };
     let values = format!("({first}, '{some}', 1), ({second} + 14, '{other}', 2)");
-    // Numbers that no row has, below and above.
+    // Numbers that no row has: what one statement does may not depend on the order in which it comes to the rows.
     let free = "(SELECT max(id) FROM {t})";
     match random.random_range(if depth == 0 { 4..15 } else { 0..15 }) {
         0 => format!(
@@ -57,7 +57,8 @@ fn statement(random: &mut StdRng, depth: usize) -> String {
         11 => format!("DELETE FROM {{t}} USING (VALUES ({first})) AS v (id) WHERE {{t}}.id = v.id"),
         12 => format!(
             "MERGE INTO {{t}} AS t USING (VALUES {values}) AS s (id, sku, n) ON t.id = s.id \
-             WHEN MATCHED AND t.n > 5 THEN DELETE WHEN MATCHED THEN UPDATE SET sku = s.sku, n = t.n + 1 \
+             WHEN MATCHED AND t.n > 5 THEN DELETE \
+             WHEN MATCHED THEN UPDATE SET sku = s.sku, id = t.id + {free}, n = t.n + 1 \
              WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.sku, s.n)"
         ),
         13 => format!(
