@@ -111,7 +111,7 @@ fn each_rule_of_the_last_word_is_needed() {
 
 /// Two holders with any loss, who may take a new token, have 59 million states.
 #[test]
-#[ignore = "takes two minutes or more, and a gigabyte of memory"]
+#[ignore = "takes a minute or more, and a gigabyte of memory"]
 fn the_last_word_holds_in_large_bounds() {
     searches::last_word_in_large_bounds();
 }
