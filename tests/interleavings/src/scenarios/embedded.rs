@@ -10,30 +10,12 @@ use std::{
 
 use shuttle::future::yield_now;
 
-use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
 use crate::{
-    epochs::{Epoch, EpochFuture, Epochs, SourceId},
     lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Renew},
     model::{clock::sleep, tokio::time::timeout},
     token::Resource,
 };
-
-#[derive(Default)]
-struct Counter(AtomicI64);
-
-impl Epochs for Counter {
-    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
-        Box::pin(async move { Ok(at_least) })
-    }
-
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
-        Box::pin(async move { Ok(seen) })
-    }
-
-    fn source_id(&self) -> EpochFuture<'_, SourceId> {
-        Box::pin(async { Ok(SourceId::new("counter").unwrap()) })
-    }
-}
 
 fn resource() -> Resource {
     Resource::new("sku-1").unwrap()
@@ -41,7 +23,7 @@ fn resource() -> Resource {
 
 /// Leases that never end by themselves, so that who is not woken waits for ever.
 pub async fn everyone_in_line_gets_the_lease() {
-    let leases = EmbeddedLeases::new(Counter::default());
+    let leases = EmbeddedLeases::new(Source);
     // Nobody else has the lease while one holds it.
     let highest = Arc::new(AtomicI64::new(0));
     let holders = tasks(5, |n| {
@@ -82,7 +64,7 @@ pub async fn everyone_in_line_gets_the_lease() {
 /// A lease that was to last is made short, and its holder goes: the first in line learns of it, and hands the knowledge on
 /// when it leaves.
 pub async fn whoever_is_first_knows_when_the_lease_ends() {
-    let leases = EmbeddedLeases::new(Counter::default());
+    let leases = EmbeddedLeases::new(Source);
     let resource = resource();
     let held = leases
         .acquire(&resource, Acquire::new(FOR_EVER))

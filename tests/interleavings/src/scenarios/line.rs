@@ -9,9 +9,8 @@ use std::{
     time::Duration,
 };
 
-use super::{FOR_EVER, all, by_chance, some_ms, tasks};
+use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
 use crate::{
-    epochs::{Epoch, EpochFuture, Epochs, SourceId},
     etcd_line::{keys::Keys, server::Etcd, store::EtcdLeases},
     lease::{Acquire, Leases, WaiterLimits, memory::Memory},
     model::{
@@ -39,23 +38,6 @@ pub async fn everyone_in_postgres_gets_the_lease() {
     let postgres = Postgres::default();
     let processes = [postgres.clone(), postgres.clone()].map(PostgresLeases::new);
     everyone_gets_the_lease(processes, move || postgres.cut()).await;
-}
-
-/// A source that knows of no other epochs.
-struct Source;
-
-impl Epochs for Source {
-    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
-        Box::pin(async move { Ok(at_least) })
-    }
-
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
-        Box::pin(async move { Ok(seen) })
-    }
-
-    fn source_id(&self) -> EpochFuture<'_, SourceId> {
-        Box::pin(async { Ok(SourceId::new("source").unwrap()) })
-    }
 }
 
 pub async fn everyone_in_etcd_gets_the_lease() {

@@ -12,14 +12,34 @@ pub mod slot;
 
 use std::time::Duration;
 
-use crate::model::{
-    clock::sleep,
-    runtime::{JoinHandle, spawn},
+use crate::{
+    epochs::{Epoch, EpochFuture, Epochs, SourceId},
+    model::{
+        clock::sleep,
+        runtime::{JoinHandle, spawn},
+    },
 };
 use shuttle::rand::{Rng, thread_rng};
 
 /// More than time ever passes.
 const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// A source that knows of no other epochs.
+struct Source;
+
+impl Epochs for Source {
+    fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(at_least) })
+    }
+
+    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(async move { Ok(seen) })
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        Box::pin(async { Ok(SourceId::new("source").unwrap()) })
+    }
+}
 
 /// One of these numbers of milliseconds.
 fn some_ms<const N: usize>(choices: [u64; N]) -> Duration {
