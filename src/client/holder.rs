@@ -86,8 +86,8 @@ impl<L: Leases> Holder<L> {
     ///
     /// - [`AcquireError::Resource`] when this cannot name a resource.
     /// - [`AcquireError::Lease`] when the wait ran out: [`LeaseError::Held`] where another holds
-    ///   the lease, [`LeaseError::Unavailable`] where the store did not answer; or at once, when
-    ///   the store does not take such a request.
+    ///   the lease, [`LeaseError::Unavailable`] where the store did not answer, or only after the
+    ///   lease had ended; or at once, when the store does not take such a request.
     ///
     /// # Cancel safety
     ///
@@ -146,7 +146,11 @@ impl<L: Leases> Holder<L> {
             );
             let again_at = Instant::now() + pauses.next().unwrap_or(LONGEST_PAUSE);
             if !may_pass || again_at >= deadline {
-                return Err(error);
+                return Err(match error {
+                    // The caller has not heard of the lease, so it has lost nothing.
+                    lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
+                    other => other,
+                });
             }
             sleep_until(again_at).await;
         }

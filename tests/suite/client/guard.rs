@@ -13,7 +13,7 @@ use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Resource,
-    client::{Holder, Loss},
+    client::{AcquireError, Holder, Loss},
     lease::{Acquire, EmbeddedLeases, Held, Lease, LeaseError, LeaseId, Leases, Operate, Renew},
 };
 
@@ -154,6 +154,19 @@ async fn its_time_counts_from_before_the_request() {
     .await;
     assert!(most.load(Relaxed) <= 2_100, "{most:?}");
     lease.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_ended_before_its_answer_was_never_held() {
+    let store = Moody::new().await;
+    set(&store.mood.acquire_late, 600);
+    let acquired = store.holder(300).acquire("sku-1").await;
+    let refused = acquired.expect_err("the lease has ended");
+    assert!(
+        matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    assert!(store.renewals() > 0, "nobody asked how long it lasts");
 }
 
 #[tokio::test]
