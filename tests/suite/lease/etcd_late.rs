@@ -208,6 +208,62 @@ async fn a_renewal_under_a_clock_that_is_gone_is_lost() {
     is_lost(renewing.await.unwrap());
 }
 
+/// What a key was to hang on runs out while the write is on its way. Another is made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_whose_time_ran_out_on_the_way_is_written_anew() {
+    let (cluster, db) = start().await;
+    let late = Late::from_write(1, LEASE, &cluster, &db).await;
+    let asked = late.acquire().await;
+    cluster.revoke_unused().await;
+    late.goes_on();
+    let lease = asked.await.unwrap().unwrap();
+    let held = late.leases.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.token, lease.token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_whose_time_ran_out_on_the_way_is_written_anew() {
+    let (cluster, db) = start().await;
+    let late = Late::from_write(2, LEASE, &cluster, &db).await;
+    let held = grant(&late.leases, &sku(), LONG).await;
+    let renewing = tokio::spawn({
+        let (leases, id) = (late.leases.clone(), held.id.clone());
+        let anew = Renew::new(LONG).with_new_token();
+        async move { leases.renew(&sku(), &id, anew).await }
+    });
+    late.first.holds_one().await;
+    cluster.revoke_unused().await;
+    late.goes_on();
+    assert!(renewing.await.unwrap().unwrap().token > held.token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let held = grant(&near, &sku(), LONG).await;
+    // The rest of the key is of the lease id.
+    let place = format!(
+        r#""request_put":{{"key":"{}"#,
+        base64("tower-fence:line:sku-")
+    );
+    let late = Late::from_request(1, place, &cluster, &db).await;
+    let waiting = tokio::spawn({
+        let (leases, request) = (late.leases.clone(), Acquire::new(LONG).wait(LONG));
+        async move { leases.acquire(&sku(), request).await }
+    });
+    late.first.holds_one().await;
+    cluster.revoke_unused().await;
+    late.goes_on();
+    eventually("it is in line", async || {
+        let held = near.inspect(&sku()).await.unwrap();
+        waiting.is_finished() || held.is_some_and(|held| held.waiters == 1)
+    })
+    .await;
+    near.release(&sku(), &held.id).await.unwrap();
+    assert!(waiting.await.unwrap().unwrap().token > held.token);
+}
+
 /// What a release has looked at is no more what is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {

@@ -293,6 +293,40 @@ async fn waiters_outlive_their_master() {
     }
 }
 
+/// The connection that hears of grants, which a waiter elsewhere keeps open, knows the old master only.
+/// That one takes the subscription, and the new one does not count it: it would pass the waiter over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_comes_after_a_failover_is_not_passed_over() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+    let elsewhere = Resource::new("sku-2").unwrap();
+    grant(&one, &elsewhere, LONG).await;
+    let other_waiting = wait(&two, &elsewhere).await;
+    let (master, replica) = cluster.shard_of(TAG).await;
+    let (other_master, _) = cluster.shard_of("{212}").await;
+    assert_ne!(master, other_master, "the test needs two shards");
+    let over = ["CLUSTER", "FAILOVER"];
+    cluster.nodes[replica].command(&over).await;
+    eventually("the replica takes over", async || {
+        let old = cluster.nodes[master].info("INFO replication").await;
+        old.contains("role:slave")
+    })
+    .await;
+
+    let first = grant(&one, &sku(), LONG).await;
+    let waiting = wait(&two, &sku()).await;
+    let behind = wait(&connect(&cluster, &db).await, &sku()).await;
+    one.release(&sku(), &first.id).await.unwrap();
+    let served = timeout(Duration::from_secs(2), waiting).await;
+    let second = served.expect("it waits").unwrap().unwrap();
+    assert!(second.token > first.token);
+    two.release(&sku(), &second.id).await.unwrap();
+    let third = behind.await.unwrap().unwrap();
+    assert!(third.token > second.token);
+    assert!(!other_waiting.is_finished());
+    other_waiting.abort();
+}
+
 #[tokio::test]
 async fn a_server_that_is_no_cluster_is_refused() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);

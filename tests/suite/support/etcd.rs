@@ -268,6 +268,18 @@ impl EtcdCluster {
         }
     }
 
+    /// Ends the etcd leases that no key hangs on.
+    pub async fn revoke_unused(&self) {
+        let found = self.call("/v3/lease/leases", &json!({})).await;
+        for lease in found["leases"].as_array().into_iter().flatten() {
+            let body = json!({ "ID": lease["ID"], "keys": true });
+            let lives = self.call("/v3/lease/timetolive", &body).await;
+            if lives["keys"].as_array().is_none_or(Vec::is_empty) {
+                self.call("/v3/lease/revoke", &body).await;
+            }
+        }
+    }
+
     /// How many etcd leases there are.
     pub async fn leases(&self) -> usize {
         let found = self.call("/v3/lease/leases", &json!({})).await;
