@@ -65,7 +65,13 @@ async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<Atomic
 async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
     for reuses in [false, true] {
         let db = Postgres::fresh(2).await;
-        for (value, confirmed, is_success) in [(1, "RELEASE\0", false), (2, "COMMIT\0", true)] {
+        let cuts = [
+            (1, "RELEASE\0", false),
+            (2, "COMMIT\0", true),
+            // Of the next transaction.
+            (3, "BEGIN\0", true),
+        ];
+        for (value, confirmed, is_success) in cuts {
             let armed = Arc::default();
             let proxy = cutting(&db, confirmed, &armed).await;
             let fence = fence(&db, &proxy).await.reuse_connections(reuses);
@@ -76,7 +82,7 @@ async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
             let is_unknown = matches!(committed, Err(CommitError::OutcomeUnknown(_)));
             assert_eq!((committed.is_ok(), is_unknown), (is_success, !is_success));
         }
-        eventually("both are there", async || db.entries().await == 2).await;
+        eventually("all are there", async || db.entries().await == 3).await;
     }
 }
 
