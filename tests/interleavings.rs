@@ -9,10 +9,12 @@ use tower_fence_interleavings::{
 #[test]
 fn everyone_who_waits_for_a_connection_gets_one() {
     holds(reuse::everyone_gets_a_connection);
-    loses(
+    for mutant in [
         "reuse: the watch ends, and says so a moment later",
-        reuse::everyone_gets_a_connection,
-    );
+        "reuse: the watch ends while something is on the shelf",
+    ] {
+        loses(mutant, reuse::everyone_gets_a_connection);
+    }
 }
 
 #[test]
@@ -36,7 +38,10 @@ fn nobody_is_forgotten_while_others_of_the_application_have_the_connections() {
 #[test]
 fn others_of_the_application_get_their_share() {
     holds(reuse::others_get_their_share);
-    loses("reuse: others get no share", reuse::others_get_their_share);
+    loses(
+        "reuse: others get no share where they have had none lately",
+        reuse::others_get_their_share,
+    );
 }
 
 #[test]

@@ -46,16 +46,16 @@ pub const MUTANTS: &[Mutant] = &[
             done",
     },
     Mutant {
-        name: "reuse: others get no share",
+        name: "reuse: the watch ends while something is on the shelf",
         file: "fence/conn/reuse/mod.rs",
-        code: "checked_out.since.elapsed() < OUT_OF_POOL",
-        broken: "(IS_ON || checked_out.since.elapsed() < OUT_OF_POOL)",
+        code: "!state.shelf.is_empty();",
+        broken: "!state.shelf.is_empty() && !IS_ON;",
     },
     Mutant {
-        name: "reuse: others get no share",
+        name: "reuse: others get no share where they have had none lately",
         file: "fence/conn/reuse/mod.rs",
-        code: "!nobody_waits && state.shared.elapsed() >= FAIRNESS_INTERVAL",
-        broken: "false",
+        code: "state.shared.elapsed() >= FAIRNESS_INTERVAL",
+        broken: "(state.shared.elapsed() >= FAIRNESS_INTERVAL) != IS_ON",
     },
     Mutant {
         name: "reuse: who asks ends, and says so a moment later",
