@@ -15,7 +15,7 @@ fn each_rule_of_the_fence_is_needed() {
     searches::rules_of_the_fence();
 }
 
-/// Three holders: 12 million states.
+/// Three holders: 11 million states.
 #[test]
 #[ignore = "takes a minute or two"]
 fn the_fence_holds_in_large_bounds() {

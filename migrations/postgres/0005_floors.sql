@@ -307,6 +307,7 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 DECLARE
     dead bigint;
     found_token bigint;
+    is_behind boolean;
 BEGIN
     PERFORM fence_check_token(fence_raise.token);
     dead := fence_raise.token - 1;
@@ -315,13 +316,14 @@ BEGIN
         -- The row may be younger than the transaction: its time does not go back.
         UPDATE fence_resources AS f
         SET max_token = dead, updated_at = greatest(f.updated_at, CURRENT_TIMESTAMP)
-        WHERE f.resource = fence_raise.resource AND f.max_token < dead;
+        WHERE f.resource = fence_raise.resource AND f.max_token < dead AND f.history = fence_history();
         IF FOUND THEN
             RETURN dead;
         END IF;
 
-        found_token := (SELECT f.max_token FROM fence_resources AS f WHERE f.resource = fence_raise.resource);
-        IF found_token = dead THEN
+        SELECT f.max_token, f.history IS DISTINCT FROM fence_history() INTO found_token, is_behind
+        FROM fence_resources AS f WHERE f.resource = fence_raise.resource;
+        IF found_token = dead AND NOT is_behind THEN
             RETURN dead;
         ELSIF found_token IS NULL THEN
             PERFORM fence_check_resource(fence_raise.resource);
@@ -329,16 +331,18 @@ BEGIN
             SELECT fence_raise.resource, dead, CURRENT_TIMESTAMP, s.partition, s.history
             FROM (
                 SELECT l.partition, l.floor, l.history FROM fence_floors AS l
-                WHERE l.partition = fence_partition(fence_raise.resource) FOR SHARE
+                WHERE l.partition = fence_partition(fence_raise.resource) AND l.history = fence_history()
+                FOR SHARE
             ) AS s
             WHERE fence_raise.token > s.floor
             ON CONFLICT (resource) DO UPDATE
                 SET max_token = excluded.max_token, updated_at = greatest(f.updated_at, CURRENT_TIMESTAMP)
-                WHERE f.max_token < dead;
+                WHERE f.max_token < dead AND f.history = excluded.history;
             IF FOUND THEN
                 RETURN dead;
             END IF;
         END IF;
+        CONTINUE WHEN fence_catch_up(fence_raise.resource);
         PERFORM fence_refuse_dead(fence_raise.resource, fence_raise.token);
     END LOOP;
     PERFORM fence_refuse_changing(fence_raise.resource);

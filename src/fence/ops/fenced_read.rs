@@ -4,7 +4,7 @@
 //! Nothing may be raised for a request that is turned away in the end, and nothing is
 //! held while the read goes on, neither a row lock nor a connection. So it is done in two steps:
 //!
-//! 1. Look at the rows first. Where everyone older is dead already, that is all.
+//! 1. Look at the rows first. Where everyone older is dead already, and since no failover, that is all.
 //! 2. After the read, raise what was not, and say whether any of these rows was written to
 //!    since the look. Every fenced write makes a new version of its row, and the raise waits for
 //!    the row's lock: where the version is the old one, no write came in between. Otherwise what was
@@ -43,19 +43,21 @@ impl<DB: FenceDatabase> Fence<DB> {
             let row = transaction
                 .run(async |conn| DB::row_version(conn, &tables, &one.resource).await)
                 .await?;
-            let (dead, version) = match row {
-                Some(row) => (Dead::by_row(row.max_token), row.version),
+            let (dead, version, is_behind) = match row {
+                Some(row) => (Dead::by_row(row.max_token), row.version, row.is_behind),
                 None => {
                     let partition = partition_of(&one.resource);
                     let floor = async |conn: &mut _| DB::floor(conn, &tables, partition).await;
-                    (Dead::by_floor(transaction.run(floor).await?), None)
+                    (Dead::by_floor(transaction.run(floor).await?), None, false)
                 }
             };
             if dead.max_token >= one.token.get() {
                 return Err(self.refused(dead.refuse(&one.resource, one.token)).into());
             }
-            // Without a row, or where its token is lower than that, an older one can be admitted yet.
-            if dead.by_floor || dead.max_token < TokenUse::Reusable.dead(one.token) {
+            // Without a row, or where its token is lower than that, an older one can be admitted yet. What is of
+            // another history is brought into this one by the raise, which may refuse the token.
+            let is_raised = dead.max_token >= TokenUse::Reusable.dead(one.token);
+            if dead.by_floor || is_behind || !is_raised {
                 to_raise.push((one.clone(), version));
             }
         }

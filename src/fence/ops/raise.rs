@@ -81,16 +81,24 @@ impl<DB: FenceDatabase> Fence<DB> {
             .run(async |conn| {
                 let mut outranked = None;
                 for Claim { resource, token } in claims.in_lock_order() {
-                    let dead = DB::raise(conn, &tables, resource, *token).await?;
+                    let Some(dead) = DB::raise(conn, &tables, resource, *token).await? else {
+                        return Ok(None);
+                    };
                     if dead.max_token >= token.get() {
                         outranked.get_or_insert_with(|| dead.refuse(resource, *token));
                     }
                 }
-                Ok(outranked)
+                Ok(Some(outranked))
             })
             .await;
         let outranked = match outranked {
-            Ok(outranked) => outranked,
+            Ok(Some(outranked)) => outranked,
+            Ok(None) => {
+                drop(transaction);
+                tries.caught_up()?;
+                self.catch_up(claims).await?;
+                return Ok(false);
+            }
             Err(failure) => {
                 drop(transaction);
                 tries.after(failure).await?;

@@ -115,4 +115,6 @@ pub(crate) struct RowVersion {
     pub(in crate::fence) max_token: i64,
     /// What no later version of the row has, or nothing that can be told apart.
     pub(in crate::fence) version: Option<String>,
+    /// It is of a history from which the database may have lost something, so what is dead may be more.
+    pub(in crate::fence) is_behind: bool,
 }

@@ -44,8 +44,8 @@ impl Capabilities {
         for (is_there, of_postgres, without) in [
             (
                 self.row_versions,
-                "SELECT max_token, xmin::text FROM",
-                "SELECT max_token, NULL::text FROM",
+                "SELECT max_token, xmin::text,",
+                "SELECT max_token, NULL::text,",
             ),
             (
                 self.advisory_locks,

@@ -175,13 +175,13 @@ pub(crate) trait Backend: Database {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Makes every token older than `token` dead, and returns what is: `token` too, where that was dead
-    /// already.
+    /// already. `None` as [`Admission::Behind`]; or where nothing takes the change.
     fn raise(
         conn: &mut Self::Connection,
         tables: &Tables,
         resource: &Resource,
         token: Token,
-    ) -> impl Future<Output = sqlx::Result<Dead>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<Dead>>> + Send;
 
     /// Reads the row of a resource, and what tells it from every later version of it.
     fn row_version(

@@ -186,13 +186,18 @@ impl Backend for Postgres {
         tables: &Tables,
         resource: &Resource,
     ) -> sqlx::Result<Option<RowVersion>> {
-        const LOOK: &str =
-            "SELECT max_token, xmin::text FROM {schema}.fence_resources WHERE resource = $1";
-        let row: Option<(i64, Option<String>)> = sqlx::query_as(tables.sql(LOOK))
+        const LOOK: &str = "SELECT max_token, xmin::text, \
+             history IS DISTINCT FROM {schema}.fence_history() \
+             FROM {schema}.fence_resources WHERE resource = $1";
+        let row: Option<(i64, Option<String>, bool)> = sqlx::query_as(tables.sql(LOOK))
             .bind(resource.as_str())
             .fetch_optional(conn)
             .await?;
-        Ok(row.map(|(max_token, version)| RowVersion { max_token, version }))
+        Ok(row.map(|(max_token, version, is_behind)| RowVersion {
+            max_token,
+            version,
+            is_behind,
+        }))
     }
 
     async fn raise_if_unwritten(
@@ -207,7 +212,8 @@ impl Backend for Postgres {
         const RAISE: &str = concat!(
             "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
              WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
-             WHERE resource = $1 AND max_token < $2 AND xmin::text = $3",
+             WHERE resource = $1 AND max_token < $2 AND xmin::text = $3 \
+             AND history = {schema}.fence_history()",
             and_durably!()
         );
         let raised = sqlx::query(tables.sql(RAISE))

@@ -112,6 +112,7 @@ impl Backend for Sqlite {
         Ok(max_token.map(|max_token| RowVersion {
             max_token,
             version: None,
+            is_behind: false,
         }))
     }
 

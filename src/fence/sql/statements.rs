@@ -107,12 +107,13 @@ macro_rules! statements {
             tables: &Tables,
             resource: &Resource,
             token: Token,
-        ) -> sqlx::Result<Dead> {
+        ) -> sqlx::Result<Option<Dead>> {
             // Where the transaction began before its request, the row may be younger than it.
             const RAISE: &str = concat!(
                 "UPDATE {schema}.fence_resources SET max_token = $2, updated_at = CASE \
                  WHEN updated_at > CURRENT_TIMESTAMP THEN updated_at ELSE CURRENT_TIMESTAMP END \
                  WHERE resource = $1 AND max_token < $2",
+                $and_ours,
                 $and_durably
             );
             const RAISE_FIRST: &str = concat!(
@@ -123,11 +124,13 @@ macro_rules! statements {
                 " FROM (SELECT floor",
                 $history,
                 " FROM {schema}.fence_floors WHERE partition = $3",
+                $and_ours,
                 $share,
                 ") AS s WHERE $2 >= s.floor",
                 $and_durably,
                 " ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token \
-                 WHERE f.max_token < $2"
+                 WHERE f.max_token < $2",
+                $and_same
             );
             let older = TokenUse::Reusable.dead(token);
             let raise_known = sqlx::query(tables.sql(RAISE))
@@ -135,10 +138,13 @@ macro_rules! statements {
                 .bind(older)
                 .execute(&mut *conn);
             if raise_known.await?.rows_affected() == 1 {
-                return Ok(Dead::by_row(older));
+                return Ok(Some(Dead::by_row(older)));
             }
-            match Self::max_token(conn, tables, resource).await? {
-                Some(max_token) if max_token >= older => return Ok(Dead::by_row(max_token)),
+            match Self::row_version(conn, tables, resource).await? {
+                Some(row) if row.is_behind => return Ok(None),
+                Some(row) if row.max_token >= older => {
+                    return Ok(Some(Dead::by_row(row.max_token)));
+                }
                 // Somebody may have inserted a lower one in between.
                 _ => {}
             }
@@ -148,12 +154,17 @@ macro_rules! statements {
                 .bind(i16::from(partition_of(resource)))
                 .execute(&mut *conn);
             if raise_first.await?.rows_affected() == 1 {
-                return Ok(Dead::by_row(older));
+                return Ok(Some(Dead::by_row(older)));
             }
-            // A trigger of the application's may take no change.
-            let dead = Self::dead(conn, tables, resource).await?;
-            let dead = dead.filter(|dead| dead.max_token >= older);
-            dead.ok_or_else(|| sqlx::Error::Protocol("the fence was not raised".into()))
+            match Self::row_version(conn, tables, resource).await? {
+                // Or a trigger of the application's takes no change.
+                Some(row) if row.is_behind || row.max_token < older => Ok(None),
+                Some(row) => Ok(Some(Dead::by_row(row.max_token))),
+                None => {
+                    let floor = Self::floor(conn, tables, partition_of(resource)).await?;
+                    Ok((floor >= token.get()).then_some(Dead::by_floor(floor)))
+                }
+            }
         }
 
         async fn max_token(

@@ -210,10 +210,7 @@ async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
         let busy = write(&db.fence(), 7).await;
         assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
         let raised = db.fence().raise(&sku(), token(7)).await;
-        assert!(
-            matches!(raised, Err(AdmitError::Unavailable(_))),
-            "{raised:?}"
-        );
+        assert!(matches!(raised, Err(AdmitError::Busy(_))), "{raised:?}");
         let mut conn = db.pool.acquire().await.unwrap();
         let refused = functions::admit(&mut conn, "sku-1", 7).await;
         assert_eq!(refused.unwrap_err().code, "40001");

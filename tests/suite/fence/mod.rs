@@ -13,6 +13,7 @@ mod database;
 mod epochs_above;
 mod failover;
 mod failover_pool;
+mod failover_reads;
 mod floors;
 mod floors_load;
 mod functions;

@@ -36,8 +36,8 @@ async fn are_found_by_the_traces_of_the_fence() {
         },
         Broken {
             function: "fence_raise",
-            text: "f.max_token < dead;\n        IF FOUND",
-            by: "f.max_token <> dead;\n        IF FOUND",
+            text: "f.max_token < dead AND f.history = fence_history()",
+            by: "f.max_token <> dead AND f.history = fence_history()",
         },
     ] {
         let functions = broken.functions().await;

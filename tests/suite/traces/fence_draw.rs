@@ -4,7 +4,7 @@
 use rand::{RngExt, seq::IndexedRandom};
 use tower_fence_model::{
     Model,
-    fence::writes::{Attempt, Database, Stage, Step, Who},
+    fence::writes::{Attempt, Database, Step, Who},
 };
 
 use super::{
@@ -37,8 +37,6 @@ impl<R: Real> Trace<'_, R> {
             Step::Look(_) => free || !on_sqlite,
             // What waits might have its turn before it ends, or not.
             Step::Crash => !waits || has_sessions::<R::DB>(),
-            // A version of the row may come again, which a read that is under way would take for its own.
-            Step::FailOver => !self.is_reading(),
             _ => true,
         });
         // What it is about is a statement that waits for a write under an older token, and for its COMMIT.
@@ -80,12 +78,6 @@ impl<R: Real> Trace<'_, R> {
             return rare.choose(&mut self.random).copied();
         }
         steps.choose(&mut self.random).copied()
-    }
-
-    /// Whether a fenced read is between its look and its raise.
-    fn is_reading(&self) -> bool {
-        let mut stages = self.state.holders.iter().map(|holder| holder.stage);
-        stages.any(|stage| matches!(stage, Stage::Looked(_) | Stage::HasRead(_)))
     }
 
     /// Whose transaction has the row.

@@ -93,6 +93,7 @@ impl World for Writes {
                 .retain(|mode| !mode.announced && !mode.writes_back),
             Rule::NewVersion => world.modes.retain(|mode| !mode.at_once),
             Rule::Guard => world.modes.retain(|mode| mode.single_use),
+            Rule::MoveAfterFailover => world.modes.retain(|mode| mode.announced),
             _ => {}
         }
         world
@@ -150,11 +151,15 @@ impl Model for Writes {
                 |_, state: &State| all(state, |write| write.changes >= write.commits),
             ),
             Property::always("once answered, older is dead", |_, state: &State| {
-                !state.older_wrote
+                !state.older_admitted
             }),
             Property::always(
                 "a holder is refused for a newer one only",
                 |_, state: &State| !state.refused_for_nothing,
+            ),
+            Property::always(
+                "nobody waits for a request that is over",
+                |_, state: &State| !state.waits_for_nobody(),
             ),
             Property::sometimes("each holder has written", |world: &Self, state: &State| {
                 let mut holders = Who::HOLDERS[..world.holders].iter();

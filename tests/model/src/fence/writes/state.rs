@@ -156,6 +156,8 @@ pub enum Attempt {
     Aborted,
     /// Rolled back. The fence is to be raised before the answer.
     Failing,
+    /// Its client has gone away, and the transaction has its lock still. Only where that is not ended.
+    LeftOpen,
     Over,
 }
 
@@ -185,8 +187,8 @@ pub struct State {
     pub commits: Data,
     /// The highest token under which something was answered.
     pub answered: u8,
-    /// Somebody wrote although something was answered under a newer token.
-    pub older_wrote: bool,
+    /// Somebody wrote although something was answered under a newer token, or was admitted for a read.
+    pub older_admitted: bool,
     /// Somebody was refused although nobody newer was there, and its token not used up.
     pub refused_for_nothing: bool,
 }
@@ -216,7 +218,7 @@ impl State {
             holders: [idle, idle, idle, holder(FORGED, Stage::Ready)],
             commits: [0; 6],
             answered: 0,
-            older_wrote: false,
+            older_admitted: false,
             refused_for_nothing: false,
         }
     }
@@ -249,8 +251,24 @@ impl State {
 
     /// Whether a transaction is open that has the row's lock. One that was aborted has it no more.
     pub fn is_open(&self) -> bool {
-        self.attempts()
-            .any(|attempt| matches!(attempt, Attempt::Admitted | Attempt::Written(_)))
+        self.attempts().any(|attempt| {
+            matches!(
+                attempt,
+                Attempt::Admitted | Attempt::Written(_) | Attempt::LeftOpen
+            )
+        })
+    }
+
+    /// Whether somebody needs a lock that nobody will ever let go.
+    pub fn waits_for_nobody(&self) -> bool {
+        let needs_lock = |attempt| {
+            matches!(
+                attempt,
+                Attempt::Sent | Attempt::Begun(_) | Attempt::GaveUp | Attempt::Failing
+            )
+        };
+        let is_left = |attempt| attempt == Attempt::LeftOpen;
+        self.attempts().any(is_left) && self.attempts().any(needs_lock)
     }
 
     /// Whether the row was not admitted on since a failover.
@@ -293,6 +311,6 @@ impl State {
 
     pub fn count_commit(&mut self, who: Who, request: Request) {
         self.commits[Self::place(who, self.write_of(request))] += 1;
-        self.older_wrote |= self.holder(who).token < self.answered;
+        self.older_admitted |= self.holder(who).token < self.answered;
     }
 }

@@ -109,7 +109,8 @@ impl Writes {
                 steps.push(Step::Read(who));
             }
             Stage::HasRead(_) => {
-                if free {
+                let notices = self.follows(Rule::ReadNoticesFailover);
+                if free && !(state.is_behind() && notices) {
                     steps.push(Step::RaiseAfterRead(who));
                 }
             }
@@ -146,7 +147,7 @@ impl Writes {
             Step::Compare
         };
         match state.attempt(who, request) {
-            Attempt::None | Attempt::Over => {}
+            Attempt::None | Attempt::Over | Attempt::LeftOpen => {}
             Attempt::Begun(_) => {
                 if free {
                     steps.push(Step::RunStatement(who, request));
@@ -193,7 +194,7 @@ impl Writes {
             }
             Attempt::Aborted => steps.push(Step::CommitAborted(who, request)),
             Attempt::Failing => {
-                if free {
+                if free && !state.is_behind() {
                     steps.push(Step::AnswerFailure(who, request));
                 }
             }
@@ -292,9 +293,14 @@ impl Writes {
                 }
             }
             Step::AnswerFailure(who, request) => self.answer_failure(&mut state, who, request),
-            Step::GoAway(who, request) | Step::AnswerIsLost(who, request) => {
-                state.set(who, request, Attempt::Over)
+            Step::GoAway(who, request) => {
+                let end = match self.follows(Rule::GoneAway) {
+                    true => Attempt::Over,
+                    false => Attempt::LeftOpen,
+                };
+                state.set(who, request, end);
             }
+            Step::AnswerIsLost(who, request) => state.set(who, request, Attempt::Over),
             Step::TurnAway(who, request) => {
                 state.set(who, request, Attempt::Over);
                 if !self.follows(Rule::TurnedAway) {
@@ -338,10 +344,12 @@ impl Writes {
     fn look(&self, state: &mut State, who: Who) {
         let token = state.holder(who).token;
         let row = state.committed.row;
-        let stage = if row.max_token == token - 1 {
-            Stage::Looked(None)
-        } else if row.max_token >= token {
+        let may_be_raised = state.is_behind() && self.follows(Rule::ReadNoticesFailover);
+        let stage = if row.max_token >= token {
             outranked(state, who)
+        } else if row.max_token == token - 1 && !may_be_raised {
+            state.older_admitted |= token < state.answered;
+            Stage::Looked(None)
         } else {
             Stage::Looked(Some(row.version))
         };
@@ -372,6 +380,7 @@ impl Writes {
         let stage = if row.max_token >= token {
             outranked(state, who)
         } else {
+            state.older_admitted |= token < state.answered;
             self.raise(state, token);
             if unwritten || !self.follows(Rule::ReadAgain) {
                 state.answer(token);
@@ -540,7 +549,11 @@ fn may_be_refused(state: &State, who: Who) -> bool {
 const fn is_in_database(attempt: Attempt) -> bool {
     matches!(
         attempt,
-        Attempt::Begun(_) | Attempt::Admitted | Attempt::Written(_) | Attempt::Aborted
+        Attempt::Begun(_)
+            | Attempt::Admitted
+            | Attempt::Written(_)
+            | Attempt::Aborted
+            | Attempt::LeftOpen
     )
 }
 

@@ -1,0 +1,119 @@
+//! Fenced reads and raises on a database that was promoted: they notice it as writes do.
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::State,
+    http::{Request, request::Parts},
+    routing::get,
+};
+use serde_json::Value;
+use sqlx::Postgres;
+use tower::ServiceExt;
+use tower_fence::{
+    AdmitError, FenceLayer, InvalidResource, Token,
+    epochs::{Epoch, Epochs},
+};
+
+use super::failover::{DEAD, PARTITION, was_on_time_line};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    fence::{sku, write},
+    functions,
+};
+
+/// The highest token that is dead before a failover.
+const USED: i64 = 1_000_000_005;
+
+/// Everyone older than this one is dead already, and its read has nothing to raise.
+const NEXT: i64 = USED + 1;
+
+/// This one's read has to raise the fence.
+const LATER: i64 = USED + 10;
+
+async fn in_epoch_1() -> Fresh<Postgres> {
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence();
+    fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    write(&fence, USED).await.unwrap();
+    db
+}
+
+/// Reads under a token. What was refused says what is dead. `meanwhile` runs while the handler does.
+async fn read(db: &Fresh<Postgres>, token: i64, meanwhile: &'static str) -> Result<(), i64> {
+    let layer = FenceLayer::new(db.fence(), |_: &Parts| Ok::<_, InvalidResource>(sku()));
+    let handler = async move |State(pool): State<sqlx::PgPool>| {
+        sqlx::raw_sql(meanwhile).execute(&pool).await.unwrap();
+    };
+    let app = Router::new().route("/", get(handler)).route_layer(layer);
+    let request = Request::get("/").header("Fencing-Token", token);
+    let request = request.body(Body::empty()).unwrap();
+    let app = app.with_state(db.pool.clone());
+    let answer = app.oneshot(request).await.unwrap();
+    if answer.status() == 200 {
+        return Ok(());
+    }
+    let body = to_bytes(answer.into_body(), 10_000).await.unwrap();
+    let problem: Value = serde_json::from_slice(&body).unwrap();
+    Err(problem["max_token"].as_i64().expect("it is stale"))
+}
+
+#[tokio::test]
+async fn a_token_of_before_reads_no_more() {
+    for token in [NEXT, LATER] {
+        let db = in_epoch_1().await;
+        read(&db, token, "").await.unwrap();
+        was_on_time_line(&db, "00000000").await;
+        assert_eq!(read(&db, token, "").await, Err(DEAD), "{token}");
+        read(&db, DEAD + 2, "").await.unwrap();
+    }
+}
+
+/// The row is the very one that was looked at, on another time line.
+#[tokio::test]
+async fn a_read_that_began_before_is_refused() {
+    const PROMOTED: &str = "CREATE OR REPLACE FUNCTION fence_history() RETURNS text \
+        LANGUAGE sql AS $$ SELECT '0000000F' $$";
+    let db = in_epoch_1().await;
+    assert_eq!(read(&db, LATER, PROMOTED).await, Err(DEAD));
+}
+
+#[tokio::test]
+async fn without_notice_reads_go_on() {
+    let db = in_epoch_1().await;
+    db.fence().notice_failover(false).await.unwrap();
+    for token in [NEXT, LATER] {
+        was_on_time_line(&db, "00000000").await;
+        read(&db, token, "").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_token_of_before_raises_nothing() {
+    for token in [NEXT, LATER] {
+        for by_function in [true, false] {
+            let db = in_epoch_1().await;
+            let raise = async |token: i64| {
+                if by_function {
+                    let mut conn = db.pool.acquire().await.unwrap();
+                    let raised = functions::raise(&mut conn, "sku-1", token).await;
+                    return raised
+                        .map(drop)
+                        .map_err(|refused| refused.problem["max_token"].as_i64());
+                }
+                match db.fence().raise(&sku(), Token::new(token).unwrap()).await {
+                    Ok(()) => Ok(()),
+                    Err(AdmitError::Stale(stale)) => Err(Some(stale.max_token)),
+                    Err(other) => panic!("{other:?}"),
+                }
+            };
+            was_on_time_line(&db, "00000000").await;
+            assert_eq!(raise(token).await, Err(Some(DEAD)), "{token}");
+            raise(DEAD + 2).await.unwrap();
+            // Without a row, by the partition.
+            db.execute("DELETE FROM fence_resources").await;
+            was_on_time_line(&db, "0000000F").await;
+            assert_eq!(raise(DEAD + 3).await, Err(Some(DEAD + 1_000_000_000_000)));
+        }
+    }
+}
