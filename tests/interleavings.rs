@@ -3,7 +3,9 @@
 
 use tower_fence_interleavings::{
     holds, loses,
-    scenarios::{direct, embedded, flight, high_mark, line, loss, queue, reuse, slot},
+    scenarios::{
+        announced, direct, embedded, flight, high_mark, line, loss, queue, reuse, slot, terminate,
+    },
 };
 
 #[test]
@@ -63,6 +65,20 @@ fn the_end_of_another_runtime_keeps_nobody_waiting() {
 }
 
 #[test]
+fn a_grant_is_answered_after_its_announcement() {
+    holds(announced::what_is_answered_was_announced);
+    loses(
+        "announced: noted before it is announced",
+        announced::what_is_answered_was_announced,
+    );
+    holds(announced::what_nobody_hears_of_is_given_back);
+    loses(
+        "announced: what was granted to one that has gone is kept",
+        announced::what_nobody_hears_of_is_given_back,
+    );
+}
+
+#[test]
 fn clients_that_come_and_go_do_not_empty_the_pool() {
     holds(direct::who_goes_away_closes_nothing);
     for mutant in [
@@ -71,6 +87,17 @@ fn clients_that_come_and_go_do_not_empty_the_pool() {
         "direct: looked for room twice",
     ] {
         loses(mutant, direct::who_goes_away_closes_nothing);
+    }
+}
+
+#[test]
+fn one_connection_ends_what_was_left_behind() {
+    holds(terminate::one_connection_ends_them_all);
+    for mutant in [
+        "terminate: nobody closes the connection",
+        "terminate: who ends one lets the others go on beside",
+    ] {
+        loses(mutant, terminate::one_connection_ends_them_all);
     }
 }
 

@@ -83,6 +83,19 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "std::collections::VecDeque::new()",
     },
     Mutant {
+        name: "announced: noted before it is announced",
+        file: "lease/announced.rs",
+        code: "for _ in 0..ATTEMPTS {",
+        broken: "if IS_ON { self.tokens().note(digest.clone(), lease.token, lease.ttl); }
+        for _ in 0..ATTEMPTS {",
+    },
+    Mutant {
+        name: "announced: what was granted to one that has gone is kept",
+        file: "lease/announced.rs",
+        code: "if chosen_id {",
+        broken: "if chosen_id || IS_ON {",
+    },
+    Mutant {
         name: "direct: a dropped acquisition that had its turn is not seen through",
         file: "fence/conn/direct.rs",
         code: "self.in_line &= !has_come",
@@ -99,6 +112,29 @@ pub const MUTANTS: &[Mutant] = &[
         file: "fence/conn/direct.rs",
         code: "direct.free() == 0 && direct.pool.num_idle() == 0",
         broken: "direct.opening().is_none() && direct.pool.num_idle() == 0",
+    },
+    Mutant {
+        name: "terminate: nobody closes the connection",
+        file: "fence/conn/terminate.rs",
+        code: "under_way.fetch_sub(1, SeqCst) == 1",
+        broken: "under_way.fetch_sub(1, SeqCst) == 1 && !IS_ON",
+    },
+    Mutant {
+        name: "terminate: who ends one lets the others go on beside",
+        file: "fence/conn/terminate.rs",
+        code: "let mut conn = match kept.take() {",
+        broken: "if IS_ON {
+            let taken = kept.take();
+            drop(kept);
+            let mut conn = match taken {
+                Some(conn) => conn,
+                None => pool.connect_options().connect().await?,
+            };
+            DB::terminate(&mut conn, lock).await?;
+            *self.connection.lock().await = Some(conn);
+            return Ok(());
+        }
+        let mut conn = match kept.take() {",
     },
     Mutant {
         name: "queue: the first to leave takes it with it",

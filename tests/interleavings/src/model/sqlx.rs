@@ -16,6 +16,7 @@ use std::{
 use shuttle::rand::{Rng, thread_rng};
 
 use super::{
+    apart::Apart,
     clock::{Instant, sleep},
     runtime::spawn,
     step,
@@ -129,17 +130,21 @@ impl Backend for Model {
         "model".into()
     }
 
-    async fn terminate(_: &mut ModelConnection, _: AdvisoryLock) -> Result<()> {
+    async fn terminate(conn: &mut ModelConnection, _: AdvisoryLock) -> Result<()> {
+        let apart = conn.0.as_mut().expect("it is beside the pool");
+        apart.begins();
         sleep(Duration::from_millis(1)).await;
+        apart.ends();
         Ok(())
     }
 }
 
-pub struct ModelConnection(pub u32);
+/// Of the pool, or beside it.
+pub struct ModelConnection(Option<Apart>);
 
 impl From<u32> for ModelConnection {
-    fn from(number: u32) -> Self {
-        Self(number)
+    fn from(_: u32) -> Self {
+        Self(None)
     }
 }
 
@@ -180,7 +185,7 @@ impl ConnectOptions for Options {
 
     async fn connect(&self) -> Result<ModelConnection> {
         sleep(Duration::from_millis(1)).await;
-        Ok(ModelConnection(0))
+        Ok(ModelConnection(Some(Apart::open())))
     }
 }
 

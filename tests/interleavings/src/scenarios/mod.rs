@@ -1,5 +1,6 @@
 //! What must hold.
 
+pub mod announced;
 pub mod direct;
 pub mod embedded;
 pub mod flight;
@@ -9,6 +10,7 @@ pub mod loss;
 pub mod queue;
 pub mod reuse;
 pub mod slot;
+pub mod terminate;
 
 use std::time::Duration;
 

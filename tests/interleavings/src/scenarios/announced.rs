@@ -1,0 +1,183 @@
+//! Announced grants: what is answered was announced before, and what nobody hears of is given back.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use shuttle::rand::{Rng, thread_rng};
+
+use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
+use crate::{
+    announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
+    lease::{Acquire, Announced, EmbeddedLeases, Lease, LeaseError, LeaseId, Leases, Renew},
+    model::{clock::sleep, step, tokio::time::timeout},
+    token::{Resource, Token},
+};
+
+fn resource() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+/// The row of a fence.
+#[derive(Default)]
+struct Row {
+    max_token: i64,
+    announced: i64,
+    lease: Option<LeaseDigest>,
+}
+
+impl Row {
+    fn announce(&mut self, token: Token, lease: &LeaseDigest) -> Result<(), AnnounceError> {
+        let was_last = token.get() == self.announced && self.lease.as_ref() == Some(lease);
+        if token.get() <= self.max_token || token.get() <= self.announced && !was_last {
+            let next = self.max_token.max(self.announced) + 1;
+            let next = Token::new(next).unwrap();
+            return Err(AnnounceError::Outranked { next, was_last });
+        }
+        self.max_token = self.max_token.max(token.get() - 1);
+        self.announced = token.get();
+        self.lease = Some(lease.clone());
+        Ok(())
+    }
+}
+
+/// A fence that takes its time. Of ten requests to it so many are lost, or their answers.
+#[derive(Clone)]
+struct Fence {
+    row: Arc<Mutex<Row>>,
+    losses: u32,
+}
+
+impl Fence {
+    fn new(losses: u32) -> Self {
+        Self {
+            row: Arc::default(),
+            losses,
+        }
+    }
+
+    async fn passes(&self) -> Result<(), AnnounceError> {
+        step();
+        sleep(some_ms([0, 1])).await;
+        match thread_rng().gen_ratio(self.losses, 10) {
+            true => Err(AnnounceError::Unreachable("away".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Somebody makes up a token, and writes under it.
+    fn forged(&self) {
+        step();
+        let mut row = self.row.lock().unwrap();
+        row.max_token = row.max_token.max(row.announced) + thread_rng().gen_range(0..3);
+    }
+
+    /// Everyone older is dead.
+    fn covers(&self, lease: &Lease) -> bool {
+        self.row.lock().unwrap().max_token >= lease.token.get() - 1
+    }
+}
+
+impl Announce for Fence {
+    fn announce<'a>(
+        &'a self,
+        _: &'a Resource,
+        token: Token,
+        lease: &'a LeaseDigest,
+    ) -> AnnounceFuture<'a> {
+        Box::pin(async move {
+            self.passes().await?;
+            let outcome = self.row.lock().unwrap().announce(token, lease);
+            self.passes().await?;
+            outcome
+        })
+    }
+}
+
+/// Several requests under one lease id, of which some go away; and somebody forges tokens.
+pub async fn what_is_answered_was_announced() {
+    let fence = Fence::new(1);
+    let leases = Arc::new(Announced::new(EmbeddedLeases::new(Source), fence.clone()));
+    let id = LeaseId::random();
+    let requests = tasks(4, |n| {
+        let (leases, fence, id) = (leases.clone(), fence.clone(), id.clone());
+        async move {
+            let resource = resource();
+            let ask = async |renews: bool, anew: bool| -> Result<Lease, LeaseError> {
+                if !renews {
+                    let request = Acquire::new(FOR_EVER).lease_id(id.clone());
+                    return leases.acquire(&resource, request).await;
+                }
+                let renew = match anew {
+                    true => Renew::new(FOR_EVER).with_new_token(),
+                    false => Renew::new(FOR_EVER),
+                };
+                leases.renew(&resource, &id, renew).await
+            };
+            for _ in 0..2 {
+                sleep(some_ms([0, 1, 3])).await;
+                let (renews, anew) = (by_chance(), by_chance());
+                let asked = ask(renews, anew);
+                let answered = match n {
+                    0 => {
+                        fence.forged();
+                        return;
+                    }
+                    1 => match timeout(some_ms([0, 1, 3]), asked).await {
+                        Ok(answered) => answered,
+                        Err(_) => continue,
+                    },
+                    _ => asked.await,
+                };
+                if let Ok(lease) = answered {
+                    assert!(fence.covers(&lease), "answered before it was announced");
+                }
+            }
+        }
+    });
+    all(requests).await;
+}
+
+/// Callers go away, and announcements fail; whoever waits gets its turn all the same.
+pub async fn what_nobody_hears_of_is_given_back() {
+    let fence = Fence::new(2);
+    let leases = Arc::new(Announced::new(EmbeddedLeases::new(Source), fence.clone()));
+    let highest = Arc::new(AtomicI64::new(0));
+    let holders = tasks(4, |n| {
+        let (leases, highest) = (leases.clone(), highest.clone());
+        async move {
+            let resource = resource();
+            let acquire = || leases.acquire(&resource, Acquire::new(FOR_EVER).wait(FOR_EVER));
+            let lease = loop {
+                let acquired = match n {
+                    0 | 1 => match timeout(some_ms([0, 1, 2, 5]), acquire()).await {
+                        Ok(acquired) => acquired,
+                        Err(_) => return,
+                    },
+                    _ => acquire().await,
+                };
+                match acquired {
+                    Ok(lease) => break lease,
+                    Err(error) => assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}"),
+                }
+            };
+            let token = lease.token.get();
+            assert!(
+                highest.swap(token, SeqCst) < token,
+                "tokens do not increase"
+            );
+            sleep(some_ms([0, 1])).await;
+            assert_eq!(highest.load(SeqCst), token, "two hold the lease");
+            leases.release(&resource, &lease.id).await.unwrap();
+        }
+    });
+    all(holders).await;
+    // What was given up may be on its way back still.
+    while leases.inspect(&resource()).await.unwrap().is_some() {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
