@@ -22,6 +22,8 @@ const RANDOM: usize = 1_500;
 const BY_PRIORITY: usize = 1_500;
 /// How many such changes.
 const CHANGES: usize = 3;
+/// How often all of these are drawn anew, until a broken variant is found.
+const ROUNDS: usize = 20;
 
 /// Checks that a scenario holds in all orders that are tried.
 pub fn holds<F: Future<Output = ()> + 'static>(scenario: fn() -> F) {
@@ -36,7 +38,8 @@ pub fn loses<F: Future<Output = ()> + 'static>(mutant: &'static str, scenario: f
     let random = || run(RandomScheduler::new(RANDOM), scenario);
     let by_priority = || run(PctScheduler::new(CHANGES, BY_PRIORITY), scenario);
     note_panics();
-    let lost = panic::catch_unwind(random).is_err() || panic::catch_unwind(by_priority).is_err();
+    let lost = (0..ROUNDS)
+        .any(|_| panic::catch_unwind(random).is_err() || panic::catch_unwind(by_priority).is_err());
     mutants::turn_on(None);
     assert!(lost, "nothing was lost with {mutant}");
     let why = FIRST_PANIC.take().expect("it was noted");
