@@ -169,6 +169,7 @@ fn everyone_is_told_of_one_loss() {
 fn everyone_in_line_in_redis_gets_the_lease() {
     holds(line::everyone_in_redis_gets_the_lease);
     for mutant in [
+        "redis line: what listens ends with its runtime, and nobody asks again",
         "redis line: handed over, and not woken",
         "redis line: the connection is lost, and nobody asks again",
         "redis line: it listens, and is not subscribed yet",
@@ -182,6 +183,7 @@ fn everyone_in_line_in_redis_gets_the_lease() {
 fn everyone_in_line_in_postgres_gets_the_lease() {
     holds(line::everyone_in_postgres_gets_the_lease);
     for mutant in [
+        "postgres line: what listens ends with its runtime, and nobody asks again",
         "postgres line: told, and not woken",
         "postgres line: the connection is lost, and nobody asks again",
         "postgres line: what was asked by one that has left is not taken back",
@@ -195,6 +197,8 @@ fn everyone_in_line_in_postgres_gets_the_lease() {
 fn everyone_in_line_in_etcd_gets_the_lease() {
     holds(line::everyone_in_etcd_gets_the_lease);
     for mutant in [
+        "etcd line: the watch ends with its runtime, and nobody asks again",
+        "etcd line: the watch is begun once, whatever became of it",
         "etcd line: told, and not woken",
         "etcd line: a watch begins, and nobody is told what was read before",
         "etcd line: watched from the moment on at which the watch begins",

@@ -8,6 +8,7 @@ use super::{
     messages::{delete, is_empty, made_at, made_since, put, written_at},
     pending::PendingAcquire,
     server::random_id,
+    service::serve,
     stored::{FoundLease, StoredLease, StoredPlace, StoredToken, owner_of, value},
     waiters::PLACE_SECONDS,
 };
@@ -128,9 +129,9 @@ impl PendingAcquire {
         // A lease that this very request was granted is still unknown to everybody else.
         let is_repeated = held
             .as_ref()
-            .is_some_and(|held| self.unused != Some(held.etcd_lease));
+            .is_some_and(|held| !self.unused.contains(&held.etcd_lease));
         if !is_repeated {
-            self.unused = Some(etcd_lease);
+            self.unused.push(etcd_lease);
         }
         let seconds = stored.ttl.saturating_add(stored.delay);
         let granted = self.etcd.make_lease(etcd_lease, seconds).await?;
@@ -215,6 +216,7 @@ impl PendingAcquire {
             self.seat = Some(seat);
             made?;
         }
+        serve(&self.waiters, &self.resource);
         let Some(seat) = &self.seat else {
             return Ok(None);
         };

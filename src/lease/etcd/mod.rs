@@ -34,6 +34,7 @@ mod messages;
 mod pending;
 mod renew;
 mod server;
+mod service;
 mod store;
 mod stored;
 mod waiters;

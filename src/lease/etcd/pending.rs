@@ -22,9 +22,10 @@ pub(super) struct PendingAcquire {
     pub(super) request: Acquire,
     /// Its place among the waiters.
     pub(super) seat: Option<Seat>,
-    /// The etcd lease of a grant that nobody else knows of. One that was asked for again is not among them: an earlier
-    /// request under the same lease id may have been answered.
-    pub(super) unused: Option<i64>,
+    /// The etcd leases of its grants, of which nobody else knows: each attempt has one. A lease that was there already,
+    /// and what has taken its place, are not among them: an earlier request under the same lease id may have been
+    /// answered.
+    pub(super) unused: Vec<i64>,
 }
 
 impl PendingAcquire {
@@ -36,7 +37,7 @@ impl PendingAcquire {
             id: StoredId::of(&request.lease_id),
             request,
             seat: None,
-            unused: None,
+            unused: vec![],
         }
     }
 
@@ -50,13 +51,13 @@ impl PendingAcquire {
 
     /// Ends the request, and leaves what was granted to it to its caller.
     pub(super) fn finish(mut self) {
-        self.unused = None;
+        self.unused.clear();
     }
 }
 
 impl Drop for PendingAcquire {
     fn drop(&mut self) {
-        if let Some(unused) = self.unused.take() {
+        for unused in self.unused.drain(..) {
             self.etcd.revoke_later(unused);
         }
     }

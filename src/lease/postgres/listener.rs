@@ -5,10 +5,12 @@
 //! 2. Every two seconds it looks which of the resources that are waited for are open. So a line goes on whose
 //!    first has died or was frozen, and a connection that has died in silence is noticed.
 //! 3. When it is lost, it is made again with a number of its own, and every waiter asks again.
+//! 4. The task that listens is one of the runtime in which somebody has waited first. Where that ends, those who wait in
+//!    another one ask again, and begin it there.
 
 use std::{
     io::{Error as IoError, ErrorKind},
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -36,7 +38,7 @@ pub(super) struct Listener {
     waiters: Arc<Waiters>,
     options: Option<PgConnectOptions>,
     /// Leads to the task that listens, from the first waiter on.
-    requests: Arc<OnceLock<mpsc::UnboundedSender<Answer>>>,
+    requests: Arc<Mutex<Option<mpsc::UnboundedSender<Answer>>>>,
 }
 
 impl Listener {
@@ -67,35 +69,58 @@ impl Listener {
 
     /// Makes sure that this process listens, and returns the number of its listener.
     pub(super) async fn listen(&self) -> Result<i64, LeaseError> {
-        let requests = self.requests.get_or_init(|| {
-            let (requests, received) = mpsc::unbounded_channel();
-            let task = Task {
-                options: self.options().unwrap_or_default(),
-                functions: self.functions.clone(),
-                waiters: Arc::downgrade(&self.waiters),
-                within: self.functions.database.answer_wait(),
-            };
-            tokio::spawn(task.run(received));
-            requests
-        });
-        let (answer, answered) = oneshot::channel();
-        let _ = requests.send(answer);
-        // The task has ended where the runtime has in which it was spawned.
-        let ended = || {
-            Err(LeaseError::unavailable(IoError::from(
-                ErrorKind::BrokenPipe,
-            )))
+        // Once more where the task ends meanwhile, with the runtime in which it was spawned.
+        for _ in 0..2 {
+            let (answer, answered) = oneshot::channel();
+            let _ = self.requests().send(answer);
+            if let Ok(listens) = answered.await {
+                return listens;
+            }
+        }
+        let ended = IoError::from(ErrorKind::BrokenPipe);
+        Err(LeaseError::unavailable(ended))
+    }
+
+    /// Leads to the task that listens, which is begun where none runs.
+    fn requests(&self) -> mpsc::UnboundedSender<Answer> {
+        // Nothing panics while the lock is held.
+        let running = self.requests.lock();
+        let mut running = running.unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = running.as_ref().filter(|running| !running.is_closed()) {
+            return running.clone();
+        }
+        let (requests, received) = mpsc::unbounded_channel();
+        *running = Some(requests.clone());
+        // A runtime that is about to end drops a task at once.
+        drop(running);
+        let task = Task {
+            options: self.options().unwrap_or_default(),
+            functions: self.functions.clone(),
+            waiters: Arc::downgrade(&self.waiters),
+            within: self.functions.database.answer_wait(),
+            requests: received,
         };
-        answered.await.unwrap_or_else(|_| ended())
+        tokio::spawn(task.run());
+        requests
     }
 }
 
-/// The task that listens.
+/// The task that listens. When it ends every waiter asks again.
 struct Task {
     options: PgConnectOptions,
     functions: Functions,
     waiters: Weak<Waiters>,
     within: Duration,
+    requests: mpsc::UnboundedReceiver<Answer>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.requests.close();
+        if let Some(waiters) = self.waiters.upgrade() {
+            waiters.wake_all();
+        }
+    }
 }
 
 /// A connection that listens, and its number.
@@ -105,9 +130,9 @@ struct Session {
 }
 
 impl Task {
-    async fn run(self, mut requests: mpsc::UnboundedReceiver<Answer>) {
+    async fn run(mut self) {
         // Without a waiter there is no connection.
-        while let Some(first) = requests.recv().await {
+        while let Some(first) = self.requests.recv().await {
             let connecting = timeout(self.within, self.connect());
             let connected = connecting.await.unwrap_or_else(|_| Err(silent()));
             let session = match connected {
@@ -117,14 +142,14 @@ impl Task {
                     let error = LeaseError::unavailable(error);
                     // Those that asked meanwhile fail with the first one.
                     let _ = first.send(Err(error.clone()));
-                    while let Ok(other) = requests.try_recv() {
+                    while let Ok(other) = self.requests.try_recv() {
                         let _ = other.send(Err(error.clone()));
                     }
                     continue;
                 }
             };
             let _ = first.send(Ok(session.number));
-            if !self.hear(session, &mut requests).await {
+            if !self.hear(session).await {
                 return;
             }
             // Each waiter asks again: for its place, or for an error.
@@ -156,11 +181,7 @@ impl Task {
     }
 
     /// Hands on what is notified, until the connection is lost; false where no waiter can come any more.
-    async fn hear(
-        &self,
-        mut session: Session,
-        requests: &mut mpsc::UnboundedReceiver<Answer>,
-    ) -> bool {
+    async fn hear(&mut self, mut session: Session) -> bool {
         let mut next_look = Instant::now() + LOOK_INTERVAL;
         // What processes have left that died is swept by the next one that comes.
         self.functions.sweep_in_background();
@@ -175,7 +196,7 @@ impl Task {
                     };
                     waiters.deliver(notified.payload());
                 }
-                request = requests.recv() => match request {
+                request = self.requests.recv() => match request {
                     Some(answer) => drop(answer.send(Ok(session.number))),
                     None => return false,
                 },

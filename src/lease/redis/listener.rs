@@ -1,10 +1,11 @@
 //! The connection on which an issuer hears of grants: one for all its waiters, as long as there are
-//! any.
+//! any. The task that listens is one of the runtime in which somebody has waited first. Where that
+//! ends, those who wait in another one ask again, and begin it there.
 
 use std::{
     collections::BTreeSet,
     io,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -34,7 +35,7 @@ struct Subscription {
 pub(super) struct Listener {
     waiters: Arc<Waiters>,
     /// Leads to the task that listens, from the first subscription on.
-    subscriptions: Arc<OnceLock<mpsc::UnboundedSender<Subscription>>>,
+    subscriptions: Arc<Mutex<Option<mpsc::UnboundedSender<Subscription>>>>,
 }
 
 impl Listener {
@@ -47,131 +48,158 @@ impl Listener {
 
     /// Makes sure that this issuer listens to a partition.
     pub(super) async fn listen(&self, partition: u8) -> Result<(), LeaseError> {
-        let subscriptions = self.subscriptions.get_or_init(|| {
-            let (subscriptions, requests) = mpsc::unbounded_channel();
-            tokio::spawn(run(Arc::downgrade(&self.waiters), requests));
-            subscriptions
-        });
-        let (done, outcome) = oneshot::channel();
-        let _ = subscriptions.send(Subscription { partition, done });
-        // The task has ended where the runtime has in which it was spawned.
-        let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
-        let outcome = async { outcome.await.unwrap_or_else(|_| ended()) };
         let server = self.waiters.scripts().server();
-        let outcome = in_time(server.limit(), outcome).await;
+        let listening = async {
+            // Once more where the task ends meanwhile, with the runtime in which it was spawned.
+            for _ in 0..2 {
+                let (done, outcome) = oneshot::channel();
+                let _ = self.subscriptions().send(Subscription { partition, done });
+                if let Ok(outcome) = outcome.await {
+                    return outcome;
+                }
+            }
+            Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
+        };
+        let outcome = in_time(server.limit(), listening).await;
         outcome.map_err(|error| server.unavailable(error))
     }
-}
 
-/// Listens on one connection for all waiters, and connects again when it is lost. No partition is
-/// subscribed to then, until a waiter that was woken asks for that.
-async fn run(waiters: Weak<Waiters>, mut requests: mpsc::UnboundedReceiver<Subscription>) {
-    // Without a waiter there is no connection.
-    while let Some(first) = requests.recv().await {
-        let Some(connecting) = waiters.upgrade() else {
-            return;
-        };
-        let server = connecting.scripts().server();
-        let mut changes = server.changes();
-        let (sender, pushes) = mpsc::unbounded_channel();
-        let subscriber = match server.subscriber(sender).await {
-            Ok(subscriber) => subscriber,
-            Err(error) => {
-                // Those that asked meanwhile fail with the first one.
-                let _ = first.done.send(Err(error.clone()));
-                while let Ok(other) = requests.try_recv() {
-                    let _ = other.done.send(Err(error.clone()));
-                }
-                continue;
-            }
-        };
-        drop(connecting);
-        hear(
-            subscriber,
-            pushes,
-            &waiters,
-            &mut requests,
-            &mut changes,
-            first,
-        )
-        .await;
-        // Each waiter asks again: for its place, or for an error.
-        let Some(waiters) = waiters.upgrade() else {
-            return;
-        };
-        waiters.wake_all();
-        sleep(Duration::from_millis(10)).await;
+    /// Leads to the task that listens, which is begun where none runs.
+    fn subscriptions(&self) -> mpsc::UnboundedSender<Subscription> {
+        // Nothing panics while the lock is held.
+        let running = self.subscriptions.lock();
+        let mut running = running.unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = running.as_ref().filter(|running| !running.is_closed()) {
+            return running.clone();
+        }
+        let (subscriptions, requests) = mpsc::unbounded_channel();
+        *running = Some(subscriptions.clone());
+        // A runtime that is about to end drops a task at once.
+        drop(running);
+        let waiters = Arc::downgrade(&self.waiters);
+        tokio::spawn(Task { waiters, requests }.run());
+        subscriptions
     }
 }
 
-/// Hands on what is published, until the connection is lost or leads to the wrong server.
-async fn hear(
-    subscriber: Subscriber,
-    mut pushes: mpsc::UnboundedReceiver<PushInfo>,
-    waiters: &Weak<Waiters>,
-    requests: &mut mpsc::UnboundedReceiver<Subscription>,
-    changes: &mut watch::Receiver<u64>,
-    first: Subscription,
-) {
-    let mut partitions = BTreeSet::new();
-    // Beside what is heard meanwhile: a server of a cluster may be silent, while others go on.
-    let mut attempts = FuturesUnordered::new();
-    let Subscription { partition, done } = first;
-    attempts.push(subscribe(&subscriber, waiters, partition, Some(done)));
-    let mut next_beat = Instant::now() + HEARTBEAT;
-    loop {
-        tokio::select! {
-            request = requests.recv() => {
-                let Some(Subscription { partition, done }) = request else {
-                    return;
-                };
-                if partitions.contains(&partition) {
-                    let _ = done.send(Ok(()));
-                } else {
-                    attempts.push(subscribe(&subscriber, waiters, partition, Some(done)));
+/// The task that listens. When it ends every waiter asks again.
+struct Task {
+    waiters: Weak<Waiters>,
+    requests: mpsc::UnboundedReceiver<Subscription>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.requests.close();
+        if let Some(waiters) = self.waiters.upgrade() {
+            waiters.wake_all();
+        }
+    }
+}
+
+impl Task {
+    /// Listens on one connection for all waiters, and connects again when it is lost. No partition is
+    /// subscribed to then, until a waiter that was woken asks for that.
+    async fn run(mut self) {
+        // Without a waiter there is no connection.
+        while let Some(first) = self.requests.recv().await {
+            let Some(connecting) = self.waiters.upgrade() else {
+                return;
+            };
+            let server = connecting.scripts().server();
+            let mut changes = server.changes();
+            let (sender, pushes) = mpsc::unbounded_channel();
+            let subscriber = match server.subscriber(sender).await {
+                Ok(subscriber) => subscriber,
+                Err(error) => {
+                    // Those that asked meanwhile fail with the first one.
+                    let _ = first.done.send(Err(error.clone()));
+                    while let Ok(other) = self.requests.try_recv() {
+                        let _ = other.done.send(Err(error.clone()));
+                    }
+                    continue;
                 }
-            }
-            Some((partition, done, outcome)) = attempts.next() => {
-                if outcome.is_ok() {
-                    partitions.insert(partition);
-                } else if partitions.remove(&partition) {
-                    if !subscriber.has_many_servers() {
+            };
+            drop(connecting);
+            self.hear(subscriber, pushes, &mut changes, first).await;
+            // Each waiter asks again: for its place, or for an error.
+            let Some(waiters) = self.waiters.upgrade() else {
+                return;
+            };
+            waiters.wake_all();
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Hands on what is published, until the connection is lost or leads to the wrong server.
+    async fn hear(
+        &mut self,
+        subscriber: Subscriber,
+        mut pushes: mpsc::UnboundedReceiver<PushInfo>,
+        changes: &mut watch::Receiver<u64>,
+        first: Subscription,
+    ) {
+        let waiters = &self.waiters;
+        let mut partitions = BTreeSet::new();
+        // Beside what is heard meanwhile: a server of a cluster may be silent, while others go on.
+        let mut attempts = FuturesUnordered::new();
+        let Subscription { partition, done } = first;
+        attempts.push(subscribe(&subscriber, waiters, partition, Some(done)));
+        let mut next_beat = Instant::now() + HEARTBEAT;
+        loop {
+            tokio::select! {
+                request = self.requests.recv() => {
+                    let Some(Subscription { partition, done }) = request else {
+                        return;
+                    };
+                    if partitions.contains(&partition) {
+                        let _ = done.send(Ok(()));
+                    } else {
+                        attempts.push(subscribe(&subscriber, waiters, partition, Some(done)));
+                    }
+                }
+                Some((partition, done, outcome)) = attempts.next() => {
+                    if outcome.is_ok() {
+                        partitions.insert(partition);
+                    } else if partitions.remove(&partition) {
+                        if !subscriber.has_many_servers() {
+                            return;
+                        }
+                        // Its waiters ask again; to the others that does no harm.
+                        if let Some(waiters) = waiters.upgrade() {
+                            waiters.wake_all();
+                        }
+                    }
+                    if let Some(done) = done {
+                        let _ = done.send(outcome);
+                    }
+                }
+                push = pushes.recv() => {
+                    let (Some(push), Some(waiters)) = (push, waiters.upgrade()) else {
+                        return;
+                    };
+                    // A slot has moved, or a connection was lost.
+                    if matches!(push.kind, PushKind::Disconnection | PushKind::SUnsubscribe) {
                         return;
                     }
-                    // Its waiters ask again; to the others that does no harm.
-                    if let Some(waiters) = waiters.upgrade() {
-                        waiters.wake_all();
+                    if let Some(message) = Msg::from_push_info(push)
+                        && let Ok(payload) = message.get_payload::<String>()
+                    {
+                        waiters.deliver(message.get_channel_name(), &payload);
                     }
                 }
-                if let Some(done) = done {
-                    let _ = done.send(outcome);
+                _ = changes.changed() => return,
+                () = sleep_until(next_beat) => {
+                    let Some(waiters_now) = waiters.upgrade() else {
+                        return;
+                    };
+                    // Subscribing again changes nothing, and is answered.
+                    if !waiters_now.is_empty() && attempts.is_empty() {
+                        let again = partitions.iter();
+                        attempts.extend(again.map(|one| subscribe(&subscriber, waiters, *one, None)));
+                    }
+                    next_beat = Instant::now() + HEARTBEAT;
                 }
-            }
-            push = pushes.recv() => {
-                let (Some(push), Some(waiters)) = (push, waiters.upgrade()) else {
-                    return;
-                };
-                // A slot has moved, or a connection was lost.
-                if matches!(push.kind, PushKind::Disconnection | PushKind::SUnsubscribe) {
-                    return;
-                }
-                if let Some(message) = Msg::from_push_info(push)
-                    && let Ok(payload) = message.get_payload::<String>()
-                {
-                    waiters.deliver(message.get_channel_name(), &payload);
-                }
-            }
-            _ = changes.changed() => return,
-            () = sleep_until(next_beat) => {
-                let Some(waiters_now) = waiters.upgrade() else {
-                    return;
-                };
-                // Subscribing again changes nothing, and is answered.
-                if !waiters_now.is_empty() && attempts.is_empty() {
-                    let again = partitions.iter();
-                    attempts.extend(again.map(|one| subscribe(&subscriber, waiters, *one, None)));
-                }
-                next_beat = Instant::now() + HEARTBEAT;
             }
         }
     }

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{
-    lease_end::watch_lease_end,
+    lease_end::LeaseEnd,
     waiters::{LONGEST_SLEEP, Line, Waiters},
 };
 use crate::{
@@ -62,20 +62,30 @@ impl PendingAcquire {
         if self.seat.is_none() {
             return false;
         }
-        let line = lines.entry(self.key.clone()).or_insert_with(|| {
-            let (ends, watched) = watch::channel(Instant::now() + LONGEST_SLEEP);
-            let waiters = Arc::downgrade(&self.waiters);
-            tokio::spawn(watch_lease_end(waiters, self.resource.clone(), watched));
-            Line {
-                waiters: HashMap::new(),
-                count: 0,
-                ends,
-            }
+        let line = lines.entry(self.key.clone()).or_insert_with(|| Line {
+            waiters: HashMap::new(),
+            count: 0,
+            ends: watch::Sender::new(Instant::now() + LONGEST_SLEEP),
         });
         let same_id = line.waiters.entry(self.id.clone()).or_default();
         same_id.push(Arc::clone(&self.wake));
         line.count += 1;
+        drop(lines);
+        self.watch_lease_end();
         true
+    }
+
+    /// Has somebody look when the lease has ended, unless a task does.
+    fn watch_lease_end(&self) {
+        let unwatched = {
+            let lines = self.waiters.lines();
+            let line = lines.get(&self.key).filter(|line| line.ends.is_closed());
+            line.map(|line| line.ends.subscribe())
+        };
+        // A runtime that is about to end drops a task at once.
+        if let Some(ends) = unwatched {
+            tokio::spawn(LeaseEnd::new(&self.waiters, &self.resource, ends).watch());
+        }
     }
 
     /// Waits until asking again may help.
@@ -85,6 +95,7 @@ impl PendingAcquire {
 
     /// Notes how long the resource stays closed.
     pub(super) fn closed_for(&self, left: Duration) {
+        self.watch_lease_end();
         let end = Instant::now() + left.min(LONGEST_SLEEP);
         if let Some(line) = self.waiters.lines().get(&self.key) {
             // What was published meanwhile is newer than this answer. To look too early does no

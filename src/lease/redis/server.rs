@@ -1,6 +1,6 @@
 //! The server behind a store: one that stands alone, the master that sentinels name, or a cluster.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, future::pending, io, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use redis::{
@@ -11,6 +11,7 @@ use redis::{
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
+    task::AbortHandle,
     time::{Instant, sleep, timeout_at},
 };
 
@@ -21,10 +22,24 @@ pub(in crate::lease) struct Server {
     source: Source,
     /// Where the server is, for error messages. No password.
     address: Arc<str>,
-    current: Mutex<Option<(u64, Connection)>>,
+    current: Mutex<Option<Current>>,
     /// Counts the connections that were made for commands.
     connected: watch::Sender<u64>,
     command_wait: Duration,
+}
+
+/// The connection for commands.
+struct Current {
+    number: u64,
+    connection: Connection,
+    /// A task that does nothing. It ends with the runtime in which the connection was made, and which drives it.
+    lives: AbortHandle,
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        self.lives.abort();
+    }
 }
 
 enum Source {
@@ -176,7 +191,7 @@ impl Server {
         {
             // Where another request connects right now, this is over already.
             if let Ok(mut current) = self.current.try_lock() {
-                current.take_if(|(current, _)| *current == number);
+                current.take_if(|current| current.number == number);
             }
         }
         outcome
@@ -195,15 +210,23 @@ impl Server {
     /// The connection for commands, and its number.
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
         let mut current = self.current.lock().await;
-        if let Some(current) = &*current {
-            return Ok(current.clone());
+        if let Some(current) = current
+            .as_ref()
+            .filter(|current| !current.lives.is_finished())
+        {
+            return Ok((current.number, current.connection.clone()));
         }
         // Or every future that may connect would contain all of this.
         let connecting: BoxFuture<'_, _> = Box::pin(self.connect());
         let connection = connecting.await?;
         self.connected.send_modify(|count| *count += 1);
         let number = *self.connected.borrow();
-        Ok(current.insert((number, connection)).clone())
+        *current = Some(Current {
+            number,
+            connection: connection.clone(),
+            lives: tokio::spawn(pending::<()>()).abort_handle(),
+        });
+        Ok((number, connection))
     }
 
     async fn connect(&self) -> RedisResult<Connection> {

@@ -208,9 +208,17 @@ pub const MUTANTS: &[Mutant] = &[
         name: "redis line: the connection is lost, and nobody asks again",
         file: "lease/redis/listener.rs",
         code: "waiters.wake_all();
-        sleep(Duration::from_millis(10)).await;",
+            sleep(Duration::from_millis(10)).await;",
         broken: "if !IS_ON { waiters.wake_all(); }
-        sleep(Duration::from_millis(10)).await;",
+            sleep(Duration::from_millis(10)).await;",
+    },
+    Mutant {
+        name: "redis line: what listens ends with its runtime, and nobody asks again",
+        file: "lease/redis/listener.rs",
+        code: "if let Some(waiters) = self.waiters.upgrade() {
+            waiters.wake_all();",
+        broken: "if let Some(waiters) = self.waiters.upgrade() && !IS_ON {
+            waiters.wake_all();",
     },
     Mutant {
         name: "redis line: it listens, and is not subscribed yet",
@@ -233,8 +241,18 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "postgres line: the connection is lost, and nobody asks again",
         file: "lease/postgres/listener.rs",
-        code: "waiters.wake_all();",
-        broken: "if !IS_ON { waiters.wake_all(); }",
+        code: "waiters.wake_all();
+            sleep(Duration::from_millis(10)).await;",
+        broken: "if !IS_ON { waiters.wake_all(); }
+            sleep(Duration::from_millis(10)).await;",
+    },
+    Mutant {
+        name: "postgres line: what listens ends with its runtime, and nobody asks again",
+        file: "lease/postgres/listener.rs",
+        code: "if let Some(waiters) = self.waiters.upgrade() {
+            waiters.wake_all();",
+        broken: "if let Some(waiters) = self.waiters.upgrade() && !IS_ON {
+            waiters.wake_all();",
     },
     Mutant {
         name: "postgres line: what was asked by one that has left is not taken back",
@@ -256,7 +274,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "etcd line: a watch begins, and nobody is told what was read before",
-        file: "lease/etcd/waiters.rs",
+        file: "lease/etcd/service.rs",
         code: "if let Some(first) = line.turn() {
         waiters.wake_one(resource, first);
     }
@@ -268,15 +286,27 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "etcd line: watched from the moment on at which the watch begins",
-        file: "lease/etcd/waiters.rs",
+        file: "lease/etcd/service.rs",
         code: "revision.saturating_add(1).to_string()",
         broken: "\"0\".to_owned()",
     },
     Mutant {
         name: "etcd line: whoever has lost its place is not told",
-        file: "lease/etcd/waiters.rs",
+        file: "lease/etcd/service.rs",
         code: "waiters.wake_one(resource, &lost);",
         broken: "",
+    },
+    Mutant {
+        name: "etcd line: the watch ends with its runtime, and nobody asks again",
+        file: "lease/etcd/service.rs",
+        code: "Service::Watch(resource) => waiters.wake(resource, |_| true),",
+        broken: "Service::Watch(resource) => waiters.wake(resource, |_| !IS_ON),",
+    },
+    Mutant {
+        name: "etcd line: the watch is begun once, whatever became of it",
+        file: "lease/etcd/waiters.rs",
+        code: "!running.is_closed()",
+        broken: "true",
     },
     Mutant {
         name: "etcd line: the first to leave takes the watch with it",

@@ -37,6 +37,7 @@ pub mod etcd_line {
     pub mod pending;
     pub mod renew;
     pub mod server;
+    pub mod service;
     pub mod store;
     pub mod stored;
     pub mod waiters;

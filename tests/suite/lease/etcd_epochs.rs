@@ -14,7 +14,9 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
+    eventually,
     lease::{LONG, grant, highest_epoch, is_lost, sku},
+    proxy::{Passage, Proxy, Sender},
     redis::fresh_prefix,
 };
 
@@ -125,4 +127,42 @@ async fn nothing_is_granted_in_an_epoch_that_is_over() {
     leases.break_lease(&sku()).await.unwrap();
     let next = granted_and_released(&leases).await;
     assert_eq!(next.token.get() / 1_000_000_000, 5, "{}", next.token);
+}
+
+/// It had put the lease already, and another etcd lease for it was under way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
+    let (cluster, source) = (
+        EtcdCluster::start(1).await,
+        Source(Arc::new(AtomicI64::new(1))),
+    );
+    let near = EtcdLeases::connect(&cluster.urls(), source.clone()).await;
+    granted_and_released(&near.unwrap()).await;
+    source.0.store(5, SeqCst);
+    let made = Arc::new(AtomicI64::new(0));
+    let counted = Arc::clone(&made);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let made = Arc::clone(&counted);
+        move |sender, message: &[u8]| {
+            let makes_lease =
+                sender == Sender::Client && message.starts_with(b"POST /v3/lease/grant");
+            match makes_lease && made.fetch_add(1, SeqCst) == 1 {
+                true => Passage::Dropped,
+                false => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], source).await;
+    let asked = tokio::spawn(async move { far.unwrap().acquire(&sku(), Acquire::new(LONG)).await });
+    eventually("it makes another etcd lease", async || {
+        made.load(SeqCst) == 2
+    })
+    .await;
+    assert_eq!(cluster.keys("tower-fence:lease:").await.len(), 1);
+    asked.abort();
+    eventually("nothing is left", async || {
+        cluster.keys("tower-fence:lease:").await.is_empty() && cluster.leases().await == 0
+    })
+    .await;
 }

@@ -58,3 +58,4 @@ mod redis_line_loss;
 mod redis_loss;
 mod redis_memory;
 mod redis_secrets;
+mod runtimes;

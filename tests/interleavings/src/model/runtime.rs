@@ -55,6 +55,11 @@ impl Handle {
         })
     }
 
+    /// The first one, which lasts: servers do there what they were asked, whatever becomes of who asked.
+    pub const fn first() -> Self {
+        Self(0)
+    }
+
     pub fn try_current() -> Result<Self, TryCurrentError> {
         Ok(Self::current())
     }

@@ -141,13 +141,29 @@ pub mod mpsc {
             self.send_at_once(value)
         }
 
+        pub fn is_closed(&self) -> bool {
+            step();
+            self.0.is_closed()
+        }
+
         /// As a part of a step.
         pub fn send_at_once(&self, value: T) -> Result<(), error::SendError<T>> {
             self.0.send(value)
         }
     }
 
+    impl<T> Clone for UnboundedSender<T> {
+        fn clone(&self) -> Self {
+            Self(self.0.clone())
+        }
+    }
+
     impl<T> UnboundedReceiver<T> {
+        pub fn close(&mut self) {
+            step();
+            self.0.close();
+        }
+
         pub async fn recv(&mut self) -> Option<T> {
             step();
             self.0.recv().await
@@ -191,6 +207,13 @@ pub mod oneshot {
         }
     }
 
+    impl<T> Receiver<T> {
+        pub fn close(&mut self) {
+            step();
+            self.0.close();
+        }
+    }
+
     impl<T> Future for Receiver<T> {
         type Output = Result<T, real::error::RecvError>;
 
@@ -224,6 +247,11 @@ pub mod watch {
     impl<T> Sender<T> {
         pub fn new(value: T) -> Self {
             Self(real::Sender::new(value))
+        }
+
+        pub fn is_closed(&self) -> bool {
+            step();
+            self.0.is_closed()
         }
 
         pub fn borrow(&self) -> real::Ref<'_, T> {

@@ -1,5 +1,5 @@
 //! The line of waiters in Redis, in Postgres and in etcd: whoever waits gets its turn, over two processes whose connections
-//! are cut.
+//! are cut, and in one of which a runtime ends.
 
 use std::{
     sync::{
@@ -12,12 +12,13 @@ use std::{
 use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
 use crate::{
     etcd_line::{keys::Keys, server::Etcd, store::EtcdLeases},
-    lease::{Acquire, Leases, WaiterLimits, memory::Memory},
+    lease::{Acquire, LeaseError, Leases, WaiterLimits, memory::Memory},
     model::{
         clock::sleep,
         etcd::{EtcdServer, gateway::Gateway},
         postgres::Postgres,
         redis::Redis,
+        runtime::{Handle, spawn},
         scripts::scripts::Scripts,
         tokio::time::timeout,
     },
@@ -86,6 +87,21 @@ async fn everyone_gets_the_lease<L: Leases + Clone>(
             }
         }
     });
+    // Its runtime has the tasks that serve the others, where it was the first to wait.
+    let (ending, leases, asked) = (Handle::new(), processes[0].clone(), resource.clone());
+    holders.push(spawn(async move {
+        let leaves_in_time = ending.spawn(async move {
+            let request = Acquire::new(FOR_EVER).wait(some_ms([1, 5]));
+            match leases.acquire(&asked, request).await {
+                Ok(lease) => leases.release(&asked, &lease.id).await.is_ok(),
+                Err(error) => matches!(error, LeaseError::Held { .. }),
+            }
+        });
+        // What is given back in the background would be left for the time of the lease, which is for ever.
+        if leaves_in_time.await.unwrap() {
+            ending.end();
+        }
+    }));
     holders.extend(tasks(2, |_| {
         let cut = cut.clone();
         async move {

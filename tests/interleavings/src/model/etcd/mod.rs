@@ -20,7 +20,7 @@ use shuttle::rand::{Rng, thread_rng};
 use self::{gateway::EtcdError, watches::Watches};
 use super::{
     clock::{Instant, sleep},
-    runtime::spawn,
+    runtime::Handle,
     step,
 };
 
@@ -71,7 +71,7 @@ impl EtcdServer {
         mut call: impl FnMut(&mut State) -> T + Send + 'static,
     ) -> T {
         let server = self.clone();
-        let run = spawn(async move {
+        let run = Handle::first().spawn(async move {
             let mut once = async || {
                 pause().await;
                 let mut state = server.0.lock().unwrap();

@@ -15,7 +15,12 @@ use std::{
 
 use shuttle::rand::{Rng, thread_rng};
 
-use super::{clock::sleep, runtime::spawn, step, sync::mpsc};
+use super::{
+    clock::sleep,
+    runtime::{Handle, spawn},
+    step,
+    sync::mpsc,
+};
 use crate::announce::LeaseDigest;
 
 /// How long the resource stays closed while a lease is held.
@@ -57,7 +62,7 @@ impl Postgres {
         statement: impl FnOnce(&mut Line) -> T + Send + 'static,
     ) -> T {
         let server = self.clone();
-        let run = spawn(async move {
+        let run = Handle::first().spawn(async move {
             pause().await;
             let answer = statement(&mut server.0.lock().unwrap());
             pause().await;
