@@ -20,6 +20,7 @@ mod functions;
 mod given_up;
 mod idle;
 mod in_between;
+mod kept;
 mod left_open;
 mod migration;
 mod partitions;

@@ -8,6 +8,7 @@ use tower_fence::lease::{Acquire, EtcdLeases, Leases, Renew};
 use crate::support::{
     database::TestDatabase,
     etcd::EtcdCluster,
+    eventually,
     lease::{LONG, grant, is_held, sku},
     proxy::{Passage, Proxy, Sender},
 };
@@ -57,4 +58,35 @@ async fn an_acquire_and_a_release_take_seven_calls() {
     assert_eq!(made(), ["kv/txn", "lease/timetolive"]);
     leases.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["kv/txn", "kv/txn", "lease/revoke"]);
+}
+
+/// Each grant, each repeated request, and each new token or time has an etcd lease of its own, which takes the place
+/// of the one before.
+#[tokio::test]
+async fn a_lease_leaves_no_etcd_lease_behind() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let leases = leases.unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    let has = async |count| {
+        eventually("the others have ended", async || {
+            cluster.leases().await == count
+        })
+        .await;
+    };
+    for renewal in [
+        Renew::new(LONG).with_new_token(),
+        Renew::new(LONG / 2),
+        Renew::new(LONG),
+    ] {
+        leases.renew(&sku(), &held.id, renewal).await.unwrap();
+        has(1).await;
+    }
+    for _ in 0..2 {
+        let repeated = Acquire::new(LONG).lease_id(held.id.clone());
+        leases.acquire(&sku(), repeated).await.unwrap();
+        has(1).await;
+    }
+    leases.release(&sku(), &held.id).await.unwrap();
+    has(0).await;
 }

@@ -283,6 +283,51 @@ async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {
     assert_eq!(near.inspect(&sku()).await.unwrap(), None);
 }
 
+/// It was not the release that has ended the lease, and whoever asked for that has what it wanted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_comes_too_late_for_a_lease_that_it_has_seen_is_done() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let held = grant(&near, &sku(), LONG).await;
+    let late = Late::from_request(1, deletes(LEASE), &cluster, &db).await;
+    let releasing = tokio::spawn({
+        let (leases, id) = (late.leases.clone(), held.id.clone());
+        async move { leases.release(&sku(), &id).await }
+    });
+    late.first.holds_one().await;
+    let anew = Renew::new(LONG).with_new_token();
+    near.renew(&sku(), &held.id, anew).await.unwrap();
+    late.arrives().await;
+    cluster.revoke(LEASE).await;
+    late.goes_on();
+    releasing.await.unwrap().unwrap();
+}
+
+/// An earlier request under the same lease id was answered, and its holder goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_request_that_ends_leaves_the_lease_to_its_holder() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let held = grant(&near, &sku(), LONG).await;
+    let late = Late::from_write(1, LEASE, &cluster, &db).await;
+    let repeated = tokio::spawn({
+        let (leases, request) = (
+            late.leases.clone(),
+            Acquire::new(LONG).lease_id(held.id.clone()),
+        );
+        async move { leases.acquire(&sku(), request).await }
+    });
+    late.first.holds_one().await;
+    late.arrives().await;
+    repeated.abort();
+    assert!(repeated.await.unwrap_err().is_cancelled());
+    late.goes_on();
+    // What would be given back is under way.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blank_clock_that_comes_late_ends_no_epoch() {
     let (cluster, db) = start().await;

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -11,6 +11,7 @@ use std::{
 use futures_util::future::join_all;
 use sqlx::Sqlite;
 use tokio::{
+    sync::watch,
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
@@ -268,4 +269,55 @@ async fn whoever_waits_is_told_that_etcd_is_away() {
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
+}
+
+/// Whoever waits for long, or after a time in which nobody waited.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_in_line_are_kept_alive() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = connect(&cluster.urls()[0], &db).await;
+    grant(&leases, &sku(), LONG).await;
+    for _ in 0..2 {
+        let waiting = wait(&leases, LONG).await;
+        let before = AtomicI64::new(i64::MAX);
+        eventually("its time begins anew", async || {
+            let left = cluster.time_left(PLACES).await;
+            left > before.swap(left, Relaxed)
+        })
+        .await;
+        waiting.abort();
+        eventually("it has left", async || waiters(&leases).await == 0).await;
+    }
+}
+
+/// The watch begins behind what was read, and etcd has forgotten that meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_comes_behind_a_compaction_begins_anew() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (held, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(false));
+    let proxy = Proxy::judging(cluster.addr(), {
+        let (held, open) = (Arc::clone(&held), open.subscribe());
+        move || {
+            let (held, open) = (Arc::clone(&held), open.clone());
+            move |sender, message: &[u8]| {
+                let watches = sender == Sender::Client && message.starts_with(b"POST /v3/watch");
+                match watches && held.fetch_add(1, Relaxed) == 0 {
+                    true => Passage::Until(open.clone()),
+                    false => Passage::Whole,
+                }
+            }
+        }
+    })
+    .await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let far = connect(&format!("http://{}", proxy.addr), &db).await;
+    let first = grant(&near, &sku(), LONG).await;
+    let waiting = wait(&far, LONG).await;
+    eventually("it watches", async || held.load(Relaxed) > 0).await;
+    near.release(&sku(), &first.id).await.unwrap();
+    cluster.put("foreign", "").await;
+    cluster.compact().await;
+    open.send_replace(true);
+    let second = timeout(Duration::from_secs(5), waiting).await;
+    second.expect("nobody has told it").unwrap().unwrap();
 }

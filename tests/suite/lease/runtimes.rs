@@ -1,49 +1,78 @@
 //! A store that is used from several runtimes, one of which ends. What serves waiters are tasks, and end with it.
 
-use std::time::Duration;
+use std::{any::Any, time::Duration};
 
+use futures_util::future::join_all;
+use sqlx::Postgres;
 use tokio::{
     runtime::{Builder, Runtime},
     time::timeout,
 };
-use tower_fence::lease::Leases;
+use tower_fence::{
+    Resource,
+    lease::{Acquire, LeaseError, Leases, PostgresLeases},
+};
 
 use crate::support::{
+    database::TestDatabase,
     eventually,
-    lease::{LONG, grant, granted, sku, wait, waiters},
-    store::{Cluster, Etcd, Postgres, Redis, TestStore},
+    lease::{LONG, grant, granted, next_grant, sku, wait, waiters},
+    store::{Cluster, Etcd, Redis, TestStore},
 };
 
 #[test]
 fn who_waits_in_redis_is_served_when_another_runtime_ends() {
-    who_waits_is_served::<Redis>();
+    who_waits_is_served(of_the_ending_one::<Redis>);
 }
 
 #[test]
 fn who_waits_in_a_cluster_is_served_when_another_runtime_ends() {
-    who_waits_is_served::<Cluster>();
-}
-
-#[test]
-fn who_waits_in_postgres_is_served_when_another_runtime_ends() {
-    who_waits_is_served::<Postgres>();
+    who_waits_is_served(of_the_ending_one::<Cluster>);
 }
 
 #[test]
 fn who_waits_in_etcd_is_served_when_another_runtime_ends() {
-    who_waits_is_served::<Etcd>();
+    who_waits_is_served(of_the_ending_one::<Etcd>);
 }
 
-fn who_waits_is_served<S: TestStore<Leases: 'static>>() {
+#[test]
+fn who_waits_in_postgres_is_served_when_another_runtime_ends() {
+    const POOL: u32 = 4;
+    who_waits_is_served(|lasting, _| {
+        // The pool is the application's, and sqlx does not find out each time that a connection's runtime has ended.
+        lasting.block_on(async {
+            let db = Postgres::fresh(POOL).await;
+            join_all((0..POOL).map(|_| db.pool.acquire())).await;
+            let leases = PostgresLeases::new(db.fence()).listen_with(db.url.parse().unwrap());
+            (leases, Box::new(db) as _)
+        })
+    });
+}
+
+/// A store whose connections belong to the runtime that ends.
+fn of_the_ending_one<S: TestStore>(
+    _: &Runtime,
+    ending: &Runtime,
+) -> (S::Leases, Box<dyn Any + Send>) {
+    let (leases, _, db) = ending.block_on(S::fresh());
+    (leases, db)
+}
+
+fn who_waits_is_served<L: Leases + Clone + 'static>(
+    connect: impl Fn(&Runtime, &Runtime) -> (L, Box<dyn Any + Send>),
+) {
     let lasting = runtime();
     for is_released in [true, false] {
         let ending = runtime();
-        // Its connections belong to this runtime as well.
-        let (leases, _other, db) = ending.block_on(S::fresh());
+        let (leases, db) = connect(&lasting, &ending);
         let ttl = match is_released {
             true => LONG,
             false => Duration::from_secs(3),
         };
+        if !is_released {
+            // What serves all lines lasts, and what serves a single one ends.
+            lasting.block_on(wait_for_another(&leases));
+        }
         let held = ending.block_on(grant(&leases, &sku(), ttl));
         let first = ending.block_on(wait(&leases, LONG));
         let waiting = lasting.block_on(wait(&leases, LONG));
@@ -57,16 +86,33 @@ fn who_waits_is_served<S: TestStore<Leases: 'static>>() {
                 leases.release(&sku(), &held.id).await.unwrap();
             }
             let next = timeout(Duration::from_secs(8), waiting).await;
-            let next = next.expect("nobody tells it").unwrap().unwrap();
+            let next = match next.expect("nobody tells it").unwrap() {
+                Ok(next) => next,
+                // It has asked in between, over a connection that was about to end.
+                Err(LeaseError::Unavailable(_)) => next_grant(&leases, LONG).await,
+                Err(error) => panic!("{error}"),
+            };
             assert!(next.token > held.token);
             // Whoever comes later waits as well.
             let waiting = wait(&leases, LONG).await;
             leases.release(&sku(), &next.id).await.unwrap();
             let last = timeout(Duration::from_secs(5), granted(waiting)).await;
             assert!(last.expect("nobody tells it").token > next.token);
-            drop((leases, _other, db));
+            drop((leases, db));
         });
     }
+}
+
+async fn wait_for_another<L: Leases + Clone + 'static>(leases: &L) {
+    let other = Resource::new("sku-124").unwrap();
+    grant(leases, &other, LONG).await;
+    let (waits, asked) = (leases.clone(), other.clone());
+    tokio::spawn(async move { waits.acquire(&asked, Acquire::new(LONG).wait(LONG)).await });
+    eventually("it is in line", async || {
+        let held = leases.inspect(&other).await.unwrap();
+        held.is_some_and(|held| held.waiters == 1)
+    })
+    .await;
 }
 
 fn runtime() -> Runtime {

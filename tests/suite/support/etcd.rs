@@ -280,6 +280,20 @@ impl EtcdCluster {
         }
     }
 
+    /// How many seconds are left to the etcd lease of the first key that begins with this.
+    pub async fn time_left(&self, prefix: &str) -> i64 {
+        let kvs = self.kvs(prefix).await;
+        let body = json!({ "ID": kvs[0]["lease"] });
+        let left = self.call("/v3/lease/timetolive", &body).await;
+        left["TTL"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// Forgets everything that was before the present.
+    pub async fn compact(&self) {
+        let body = json!({ "revision": self.revision().await.to_string() });
+        self.call("/v3/kv/compaction", &body).await;
+    }
+
     /// How many etcd leases there are.
     pub async fn leases(&self) -> usize {
         let found = self.call("/v3/lease/leases", &json!({})).await;

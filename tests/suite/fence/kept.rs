@@ -1,0 +1,78 @@
+//! Connections that the fence keeps for its next write, where it was told to reuse them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, postgres::PgPoolOptions};
+use tokio::runtime::Builder;
+use tower_fence::{Fence, Resource, Token, TokenUse};
+
+use crate::support::database::TestDatabase;
+
+/// Writes in one statement, which is never repeated.
+async fn write(fence: &Fence<Postgres>, value: i64) {
+    let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry").bind(value);
+    let (resource, token) = (Resource::new("r").unwrap(), Token::new(value).unwrap());
+    let written = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
+    assert_eq!(written.await.unwrap(), [(value,)]);
+}
+
+/// The hooks of the pool are the application's, and its limits are for all connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_in_steady_use_goes_back_to_the_pool() {
+    let db = Postgres::fresh(1).await;
+    let released = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&released);
+    // Of a pool that can open no more, some go back each moment, for others who may wait.
+    let options = PgPoolOptions::new()
+        .max_connections(8)
+        .after_release(move |_, _| {
+            counted.fetch_add(1, SeqCst);
+            Box::pin(async { Ok(true) })
+        });
+    let pool = options.connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool).reuse_connections(true);
+    write(&fence, 1).await;
+    // To begin with, the fence has looked at its tables.
+    let before = released.load(SeqCst);
+    let (began, mut value) = (Instant::now(), 1);
+    while released.load(SeqCst) < before + 2 {
+        value += 1;
+        write(&fence, value).await;
+        let time = began.elapsed();
+        assert!(time < Duration::from_secs(30), "it is kept for ever");
+    }
+    assert!(value > 20, "it is not kept from write to write: {value}");
+}
+
+/// Nobody gives it back meanwhile, and the server may have ended it.
+#[tokio::test]
+async fn a_connection_that_was_kept_while_the_process_stood_still_is_looked_at() {
+    let db = Postgres::fresh(4).await;
+    let fence = db.reusing_fence();
+    write(&fence, 1).await;
+    let url = db.url.clone();
+    let ends_all = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut other = PgConnection::connect(&url).await.unwrap();
+            let end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity \
+                WHERE datname = current_database() AND pid <> pg_backend_pid()";
+            let ended = other
+                .fetch_all(AssertSqlSafe(end.to_owned()))
+                .await
+                .unwrap();
+            assert!(!ended.is_empty());
+        });
+        thread::sleep(Duration::from_millis(100));
+    });
+    // The runtime of this test has one thread, which waits here.
+    ends_all.join().unwrap();
+    write(&fence, 2).await;
+}
