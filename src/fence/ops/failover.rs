@@ -100,9 +100,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 #[cfg(feature = "postgres")]
 impl Fence<Postgres> {
     /// Whether the fence does by itself what [`after_failover`](Self::after_failover) does, for each resource
-    /// before it is written to, when the time line of the server's log has changed: at each promotion of a
-    /// standby, and when a server was restored from its archive. Default: yes. This is kept in the database, so it
-    /// holds for all processes, and for the functions in SQL.
+    /// before it is written to, read under a token, or raised, when the time line of the server's log has
+    /// changed: at each promotion of a standby, and when a server was restored from its archive. Default: yes.
+    /// This is kept in the database, so it holds for all processes, and for the functions in SQL.
     ///
     /// Switched off, a promotion changes nothing: leases go on. That is for those whose standbys are synchronous,
     /// so that a promotion loses nothing, or who call [`after_failover`](Self::after_failover) as a part of it.
