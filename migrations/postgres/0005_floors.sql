@@ -7,8 +7,9 @@ CREATE TABLE fence_floors (
     floor bigint NOT NULL DEFAULT 0,
     -- Always null. A right to update is what it takes to lock a row, and this is a column to have it on.
     lockable boolean CHECK (lockable IS NULL),
-    -- In which history the partition is, and what was dead on all its rows when that began.
     history text COLLATE "C",
+    -- What was dead on all rows when tokens died here the last time, and the histories since then.
+    live_histories text[] COLLATE "C",
     failover_floor bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 10);
 
@@ -43,7 +44,8 @@ BEGIN
     END;
     EXECUTE format('CREATE FUNCTION fence_history() RETURNS text LANGUAGE sql AS %L', time_line);
     GRANT EXECUTE ON FUNCTION fence_history() TO PUBLIC;
-    INSERT INTO fence_floors (partition, history) SELECT place, here FROM generate_series(0, 255) AS place;
+    INSERT INTO fence_floors (partition, history, live_histories)
+    SELECT place, here, ARRAY[here] FROM generate_series(0, 255) AS place;
     -- A constant, which rewrites no row.
     EXECUTE format('ALTER TABLE fence_resources ADD COLUMN history text COLLATE "C" DEFAULT %L', here);
     ALTER TABLE fence_resources ALTER COLUMN history DROP DEFAULT;
@@ -70,6 +72,17 @@ BEGIN
 END
 $fence$;
 
+-- The last token of the last epoch that was handed out in a partition. Those below the first epoch are other issuers'.
+CREATE FUNCTION fence_handed_out(partition smallint)
+RETURNS bigint LANGUAGE plpgsql STABLE AS $fence$
+#variable_conflict use_column
+BEGIN
+    RETURN 999999999 + 1000000000 * coalesce(
+        (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_handed_out.partition), 0
+    );
+END
+$fence$;
+
 -- Makes all tokens of a partition dead that were handed out in any history, and those that may be forgotten: 1,000
 -- epochs for each failover are more than a lost part of the log has handed out. Where no partition has an epoch, all
 -- tokens are those of other issuers, and stay as they are. Returns its failover floor, or null there.
@@ -85,30 +98,24 @@ BEGIN
     SELECT fence_move_up.partition, epochs WHERE EXISTS (SELECT FROM fence_epochs AS o WHERE o.epoch > 0)
     ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + epochs, 999999)
     RETURNING e.epoch * 1000000000 + 999999999 INTO dead;
-    UPDATE fence_floors AS l SET floor = greatest(l.floor, dead), failover_floor = greatest(l.failover_floor, dead)
-    WHERE l.partition = fence_move_up.partition;
+    UPDATE fence_floors AS l SET
+        floor = greatest(l.floor, dead),
+        failover_floor = greatest(l.failover_floor, dead)
+    WHERE l.partition = fence_move_up.partition AND dead IS NOT NULL;
     RETURN dead;
 END
 $fence$;
 
--- What is dead on a row after a failover, where that floor is above 0. A row above all epochs that were handed out has
+-- What is dead on a row after a failover, at which all up to that floor died. A row above what was handed out has
 -- seen a token from elsewhere or a forged one, and grants were made above that: not so many in a part that was lost.
-CREATE FUNCTION fence_dead_after(partition smallint, max_token bigint, announced bigint, failover_floor bigint)
-RETURNS bigint LANGUAGE plpgsql AS $fence$
-#variable_conflict use_column
-DECLARE
-    seen CONSTANT bigint := greatest(max_token, announced);
-    handed_out CONSTANT bigint := 999999999 + 1000000000 * coalesce(
-        (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_dead_after.partition), 0
-    );
-BEGIN
-    IF failover_floor = 0 THEN
-        RETURN max_token;
-    ELSIF seen > handed_out THEN
-        RETURN least(seen + 1000000, 999999999999999);
-    END IF;
-    RETURN greatest(max_token, failover_floor);
-END
+CREATE FUNCTION fence_dead_after(max_token bigint, announced bigint, failover_floor bigint, handed_out bigint)
+RETURNS bigint LANGUAGE sql IMMUTABLE AS $fence$
+    SELECT CASE
+        WHEN failover_floor = 0 THEN max_token
+        WHEN greatest(max_token, announced) > handed_out
+            THEN least(greatest(max_token, announced) + 1000000, 999999999999999)
+        ELSE greatest(max_token, failover_floor)
+    END
 $fence$;
 
 CREATE FUNCTION fence_refuse_incomplete(partition smallint)
@@ -129,6 +136,7 @@ DECLARE
     here CONSTANT text := fence_history();
     before text;
     failovers bigint := 1;
+    moved boolean := false;
 BEGIN
     IF here IS NULL OR EXISTS (
         SELECT FROM fence_floors AS l WHERE l.partition = fence_catch_up_partition.partition AND l.history = here
@@ -148,16 +156,20 @@ BEGIN
         IF before ~ '^[0-9]{2}[0-9A-F]{8}$' AND left(before, 2) = left(here, 2) THEN
             failovers := greatest(1, ('x' || right(here, 8))::bit(32)::bigint - ('x' || right(before, 8))::bit(32)::bigint);
         END IF;
-        PERFORM fence_move_up(fence_catch_up_partition.partition, failovers);
+        moved := fence_move_up(fence_catch_up_partition.partition, failovers) IS NOT NULL;
         RAISE LOG 'tower-fence: partition % is in history % now: tokens of another one are dead',
             fence_catch_up_partition.partition, here;
     END IF;
-    UPDATE fence_floors AS l SET history = here WHERE l.partition = fence_catch_up_partition.partition;
+    UPDATE fence_floors AS l SET
+        history = here, live_histories = CASE WHEN moved THEN ARRAY[here] ELSE l.live_histories || here END
+    WHERE l.partition = fence_catch_up_partition.partition;
     RETURN true;
 END
 $fence$;
 
--- The same with the row of a resource, if it has one, and with its lease.
+-- The same with the row of a resource, if it has one, and with its lease. A row is judged by what was handed out when
+-- tokens died here, since epochs go on meanwhile. One that was used since then goes on; and one that only versions know
+-- that keep no history is taken for such a one, up to what is handed out now.
 CREATE FUNCTION fence_catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
@@ -176,11 +188,18 @@ BEGIN
     END IF;
     PERFORM fence_catch_up_partition(own_partition);
     UPDATE fence_resources AS f SET
-        max_token = fence_dead_after(own_partition, f.max_token, f.announced, s.failover_floor),
+        max_token = CASE
+            WHEN f.history = ANY (s.live_histories) THEN f.max_token
+            ELSE fence_dead_after(
+                f.max_token, f.announced, s.failover_floor,
+                CASE WHEN f.history IS NULL THEN fence_handed_out(own_partition) ELSE s.failover_floor END
+            )
+        END,
         partition = own_partition,
         history = s.history
     FROM (
-        SELECT l.failover_floor, l.history FROM fence_floors AS l WHERE l.partition = own_partition FOR SHARE
+        SELECT l.failover_floor, l.live_histories, l.history
+        FROM fence_floors AS l WHERE l.partition = own_partition FOR SHARE
     ) AS s
     WHERE f.resource = fence_catch_up.resource AND f.history IS DISTINCT FROM s.history;
     PERFORM fence_end_outranked(fence_catch_up.resource);
@@ -375,8 +394,9 @@ DECLARE
 BEGIN
     FOREACH made IN ARRAY ARRAY[
         'fence_partition(text)',
+        'fence_handed_out(smallint)',
         'fence_move_up(smallint, bigint)',
-        'fence_dead_after(smallint, bigint, bigint, bigint)',
+        'fence_dead_after(bigint, bigint, bigint, bigint)',
         'fence_refuse_incomplete(smallint)',
         'fence_catch_up_partition(smallint)',
         'fence_catch_up(text)',

@@ -13,9 +13,11 @@ BEGIN
     UPDATE fence_resources AS f SET partition = fence_partition(f.resource) WHERE f.partition IS NULL;
     PERFORM FROM fence_floors AS l WHERE l.partition = fence_after_failover_of.partition FOR UPDATE;
     dead := fence_move_up(fence_after_failover_of.partition, 1);
-    UPDATE fence_floors AS l SET history = here WHERE l.partition = fence_after_failover_of.partition;
+    UPDATE fence_floors AS l SET history = here, live_histories = ARRAY[here]
+    WHERE l.partition = fence_after_failover_of.partition;
     UPDATE fence_resources AS f SET
-        max_token = fence_dead_after(f.partition, f.max_token, f.announced, coalesce(dead, 0)),
+        max_token = CASE WHEN dead IS NULL THEN f.max_token
+            ELSE fence_dead_after(f.max_token, f.announced, dead, dead) END,
         history = here
     WHERE f.partition = fence_after_failover_of.partition;
     PERFORM fence_end_outranked(f.resource) FROM fence_resources AS f

@@ -18,6 +18,7 @@ RETURNS integer LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 DECLARE
     idle_since CONSTANT timestamptz := CURRENT_TIMESTAMP - older_than;
     below bigint;
+    place fence_floors;
     idle text[];
     in_use text[];
     removed integer;
@@ -29,16 +30,24 @@ BEGIN
             ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'older_than is a time of 0 or more, and at_most is 1 or more';
     END IF;
-    -- Tokens below the first epoch are those of other issuers.
-    granted := coalesce(granted, 1000000000 * (1 + coalesce(
-        (SELECT e.epoch FROM fence_epochs AS e WHERE e.partition = fence_remove_idle_of.partition), 0
-    )) - 1);
+    SELECT * INTO place FROM fence_floors AS l WHERE l.partition = fence_remove_idle_of.partition;
+    IF NOT FOUND THEN
+        PERFORM fence_refuse_incomplete(fence_remove_idle_of.partition);
+    END IF;
+    granted := CASE
+        WHEN place.history = fence_history() THEN coalesce(granted, fence_handed_out(place.partition))
+        ELSE least(granted, fence_handed_out(place.partition))
+    END;
     below := least(live, least(granted, 999999999999999) + 1);
     -- Looked for without a lock, which nobody has to wait for.
     idle := ARRAY(
         SELECT f.resource FROM fence_resources AS f LEFT JOIN fence_leases AS l ON l.resource = f.resource
         WHERE f.partition = fence_remove_idle_of.partition AND f.updated_at < idle_since
             AND greatest(f.max_token, f.announced, l.token) < below
+            AND (
+                f.history <> ALL (place.live_histories)
+                AND greatest(f.max_token, f.announced) > nullif(place.failover_floor, 0)
+            ) IS NOT TRUE
             AND coalesce(l.expires_at + l.lock_delay < idle_since, true)
             AND NOT EXISTS (SELECT FROM fence_waiters AS w WHERE w.resource = f.resource)
         LIMIT at_most

@@ -4,7 +4,8 @@
 //! Nothing may be raised for a request that is turned away in the end, and nothing is
 //! held while the read goes on, neither a row lock nor a connection. So it is done in two steps:
 //!
-//! 1. Look at the rows first. Where everyone older is dead already, and since no failover, that is all.
+//! 1. Look at the rows first. Where everyone older is dead already, and since no failover, that is all, once it is on
+//!    the disk.
 //! 2. After the read, raise what was not, and say whether any of these rows was written to
 //!    since the look. Every fenced write makes a new version of its row, and the raise waits for
 //!    the row's lock: where the version is the old one, no write came in between. Otherwise what was
@@ -38,13 +39,16 @@ impl<DB: FenceDatabase> Fence<DB> {
         // In a transaction, since a pooler in between gives each one a server of its own.
         let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
         let tables = self.tables(&mut transaction).await?;
-        let mut to_raise = Vec::new();
+        let (mut to_raise, mut may_be_lost) = (Vec::new(), None);
         for one in claims.in_lock_order() {
             let row = transaction
                 .run(async |conn| DB::row_version(conn, &tables, &one.resource).await)
                 .await?;
             let (dead, version, is_behind) = match row {
-                Some(row) => (Dead::by_row(row.max_token), row.version, row.is_behind),
+                Some(row) => {
+                    may_be_lost = row.may_be_lost.then_some(one).or(may_be_lost);
+                    (Dead::by_row(row.max_token), row.version, row.is_behind)
+                }
                 None => {
                     let partition = partition_of(&one.resource);
                     let floor = async |conn: &mut _| DB::floor(conn, &tables, partition).await;
@@ -59,6 +63,15 @@ impl<DB: FenceDatabase> Fence<DB> {
             let is_raised = dead.max_token >= TokenUse::Reusable.dead(one.token);
             if dead.by_floor || is_behind || !is_raised {
                 to_raise.push((one.clone(), version));
+            }
+        }
+        // What is raised waits for the disk, and for all that came before it; and so does one row for all of them.
+        if let (Some(one), true) = (may_be_lost, to_raise.is_empty()) {
+            let outlast =
+                async |conn: &mut _| DB::outlast_crash(conn, &tables, &one.resource).await;
+            match transaction.run(outlast).await? {
+                true => commit(transaction).await?,
+                false => to_raise.push((one.clone(), None)),
             }
         }
         let to_raise = (!to_raise.is_empty()).then_some(ToRaise(to_raise));

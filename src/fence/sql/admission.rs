@@ -117,4 +117,6 @@ pub(crate) struct RowVersion {
     pub(in crate::fence) version: Option<String>,
     /// It is of a history from which the database may have lost something, so what is dead may be more.
     pub(in crate::fence) is_behind: bool,
+    /// Sessions do not wait for the disk, so a crash may take back what was seen here.
+    pub(in crate::fence) may_be_lost: bool,
 }

@@ -190,6 +190,16 @@ pub(crate) trait Backend: Database {
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<RowVersion>>> + Send;
 
+    /// Has COMMIT wait until the row of a resource is on the disk as it was seen, whatever the session says. False where
+    /// it is no longer there.
+    fn outlast_crash(
+        _: &mut Self::Connection,
+        _: &Tables,
+        _: &Resource,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send {
+        async { Ok(true) }
+    }
+
     /// Moves `max_token` to `dead` where the row still is of this version, after the wait for
     /// its lock. False where it is not, or where that cannot be told.
     fn raise_if_unwritten(

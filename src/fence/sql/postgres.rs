@@ -181,23 +181,43 @@ impl Backend for Postgres {
         Ok(())
     }
 
+    async fn outlast_crash(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        resource: &Resource,
+    ) -> sqlx::Result<bool> {
+        // What writes nothing to the log waits for nothing. This lock is written there, and no writer waits for it.
+        const LOCK: &str = concat!(
+            "SELECT 1 FROM {schema}.fence_resources WHERE resource = $1",
+            and_durably!(),
+            " FOR KEY SHARE"
+        );
+        let locked = sqlx::query(tables.sql(LOCK))
+            .bind(resource.as_str())
+            .fetch_optional(conn);
+        Ok(locked.await?.is_some())
+    }
+
     async fn row_version(
         conn: &mut PgConnection,
         tables: &Tables,
         resource: &Resource,
     ) -> sqlx::Result<Option<RowVersion>> {
         const LOOK: &str = "SELECT max_token, xmin::text, \
-             history IS DISTINCT FROM {schema}.fence_history() \
+             history IS DISTINCT FROM {schema}.fence_history(), \
+             pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
              FROM {schema}.fence_resources WHERE resource = $1";
-        let row: Option<(i64, Option<String>, bool)> = sqlx::query_as(tables.sql(LOOK))
+        let row: Option<(i64, Option<String>, bool, bool)> = sqlx::query_as(tables.sql(LOOK))
             .bind(resource.as_str())
             .fetch_optional(conn)
             .await?;
-        Ok(row.map(|(max_token, version, is_behind)| RowVersion {
+        let version = |(max_token, version, is_behind, may_be_lost)| RowVersion {
             max_token,
             version,
             is_behind,
-        }))
+            may_be_lost,
+        };
+        Ok(row.map(version))
     }
 
     async fn raise_if_unwritten(

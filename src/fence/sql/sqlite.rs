@@ -113,6 +113,7 @@ impl Backend for Sqlite {
             max_token,
             version: None,
             is_behind: false,
+            may_be_lost: false,
         }))
     }
 

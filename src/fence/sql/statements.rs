@@ -133,6 +133,10 @@ macro_rules! statements {
                 $and_same
             );
             let older = TokenUse::Reusable.dead(token);
+            let dead_already = async |conn: &mut _, row: RowVersion| {
+                let stays = !row.may_be_lost || Self::outlast_crash(conn, tables, resource).await?;
+                Ok(stays.then_some(Dead::by_row(row.max_token)))
+            };
             let raise_known = sqlx::query(tables.sql(RAISE))
                 .bind(resource.as_str())
                 .bind(older)
@@ -142,9 +146,7 @@ macro_rules! statements {
             }
             match Self::row_version(conn, tables, resource).await? {
                 Some(row) if row.is_behind => return Ok(None),
-                Some(row) if row.max_token >= older => {
-                    return Ok(Some(Dead::by_row(row.max_token)));
-                }
+                Some(row) if row.max_token >= older => return dead_already(conn, row).await,
                 // Somebody may have inserted a lower one in between.
                 _ => {}
             }
@@ -159,7 +161,7 @@ macro_rules! statements {
             match Self::row_version(conn, tables, resource).await? {
                 // Or a trigger of the application's takes no change.
                 Some(row) if row.is_behind || row.max_token < older => Ok(None),
-                Some(row) => Ok(Some(Dead::by_row(row.max_token))),
+                Some(row) => dead_already(conn, row).await,
                 None => {
                     let floor = Self::floor(conn, tables, partition_of(resource)).await?;
                     Ok((floor >= token.get()).then_some(Dead::by_floor(floor)))

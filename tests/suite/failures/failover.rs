@@ -3,7 +3,7 @@
 
 use sqlx::Postgres;
 use tower_fence::{
-    AdmitError, Fence, Resource, TokenUse,
+    AdmitError, Fence, Resource, Token, TokenUse,
     lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases, Renew},
 };
 
@@ -144,4 +144,55 @@ async fn what_an_asynchronous_standby_has_lost_is_outranked() {
         ..
     } = outcome;
     assert_eq!([doubled, forgotten, repeated], [0; 3]);
+}
+
+/// The second one has not followed the first, so it takes the same time line.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_promotions_that_look_like_one_are_told_apart_by_an_operator() {
+    let mut primary = server().await;
+    let held = Resource::new("held").unwrap();
+    let before = grant(&PostgresLeases::new(fence(&primary).await), &held, LONG).await;
+    let first = Standby::of(&primary, Replication::Asynchronous).await;
+    let second = Standby::of(&primary, Replication::Asynchronous).await;
+    primary.crash().await;
+
+    let first = first.promote().await;
+    has_ended(&first, &held, &before).await;
+    let lost = held_by(&first, &held).await;
+    write(&first, &held, lost).await.unwrap();
+    drop(first);
+
+    let second = second.promote().await;
+    let time_line =
+        "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint";
+    assert_eq!(number(&second, time_line).await, 2);
+    has_ended(&second, &held, &before).await;
+    let again = held_by(&second, &held).await;
+    assert_eq!(again, lost, "a promotion that tells more than it could");
+    fence(&second).await.after_failover().await.unwrap();
+    let refused = write(&second, &held, lost).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    let leases = PostgresLeases::new(fence(&second).await);
+    let after = grant(&leases, &held, LONG).await;
+    assert!(after.token > lost);
+    write(&second, &held, after.token).await.unwrap();
+}
+
+/// The token of whoever holds it now.
+async fn held_by(server: &PostgresServer, resource: &Resource) -> Token {
+    let leases = PostgresLeases::new(fence(server).await);
+    leases.inspect(resource).await.unwrap().unwrap().token
+}
+
+async fn write(
+    server: &PostgresServer,
+    resource: &Resource,
+    token: Token,
+) -> Result<(), AdmitError> {
+    let tx = fence(server)
+        .await
+        .begin(resource, token, TokenUse::SingleUse)
+        .await?;
+    tx.commit().await.unwrap();
+    Ok(())
 }

@@ -240,13 +240,18 @@ async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_i
         Token::new(9).unwrap(),
         LeaseDigest::of("the-lease-that-is-granted"),
     );
-    for known in [false, true] {
+    for before in ["unknown", "raised", "admitted a moment ago"] {
         for raised in ["raise", "announcement", "fenced read"] {
-            let name = named(&format!("{raised}, {known}"));
-            if known {
+            let name = named(&format!("{raised}, {before}"));
+            if before == "raised" {
                 fence.raise(&name, Token::new(5).unwrap()).await.unwrap();
             }
             let next = before_a_loss(&fence).await;
+            // There is nothing to raise then, but the crash would take back what was.
+            if before == "admitted a moment ago" {
+                let tx = fence.begin(&name, token, TokenUse::Reusable).await;
+                tx.unwrap().commit().await.unwrap();
+            }
             match raised {
                 "raise" => fence.raise(&name, token).await.unwrap(),
                 "announcement" => fence.announce(&name, token, &lease).await.unwrap(),

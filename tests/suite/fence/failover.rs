@@ -11,7 +11,7 @@ use axum::{
 use sqlx::Postgres;
 use tower::ServiceExt;
 use tower_fence::{
-    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, Resource, TokenUse,
+    AdmitError, Fence, FenceLayer, FencedTx, Idempotency, LiveTokens, Resource, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
     epochs::{Epoch, Epochs},
     fence::WriteError,
@@ -52,7 +52,8 @@ async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
 /// As if the server was on this time line until now.
 pub(super) async fn was_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
     db.execute(&format!(
-        "UPDATE fence_resources SET history = '{time_line}'; UPDATE fence_floors SET history = '{time_line}'"
+        "UPDATE fence_resources SET history = '{time_line}'; \
+         UPDATE fence_floors SET history = '{time_line}', live_histories = ARRAY['{time_line}']"
     ))
     .await;
 }
@@ -481,6 +482,66 @@ async fn grants_above_a_forged_token_are_dead_as_well() {
     let after = acquire(&leases).await;
     assert_eq!(after.token, token(forged + 1_000_002));
     write(&fence, after.token.get()).await.unwrap();
+}
+
+/// Epochs have passed the forged token by the time at which its row is looked at.
+#[tokio::test]
+async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    let forged = 7_000_000_000_000;
+    write(&fence, forged).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    assert_eq!(epoch, Epoch::new(1_002).unwrap());
+    let passed = Epoch::new(7_001).unwrap();
+    fence.bring_back(PARTITION, passed).await.unwrap();
+    // A removed row leaves no more than its token.
+    assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
+    // One that was granted in the part that is lost, for example.
+    let lost = forged + 2;
+    is_stale(write(&fence, lost).await, lost, forged + 1_000_000);
+    write(&fence, passed.token(1).unwrap().get()).await.unwrap();
+}
+
+/// A promotion that nobody is to notice makes no row one of before the last failover.
+#[tokio::test]
+async fn what_was_granted_after_a_failover_lives_through_promotions_that_lose_nothing() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    fence.after_failover().await.unwrap();
+    let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+    fence.notice_failover(false).await.unwrap();
+    for here in 1..6 {
+        let next = epoch.token(here).unwrap();
+        // Its row is of the time line before, or of the one before that.
+        if here != 3 {
+            write(&db.fence(), next.get()).await.unwrap();
+        }
+        let other = in_the_same_partition();
+        db.fence().raise(&other, next).await.unwrap();
+        db.execute(&format!(
+            "CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS $$ SELECT '990000000{here}' $$"
+        ))
+        .await;
+    }
+}
+
+/// An issuer says what it has granted, and nobody has come to the partition since the failover.
+#[tokio::test]
+async fn a_row_above_all_epochs_is_not_removed_before_its_partition_has_caught_up() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    let forged = 7_000_000_000_000;
+    write(&fence, forged).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    let live = LiveTokens::default().granted_up_to(token(8_000_000_000_000));
+    let remove = async || {
+        let removed = fence.remove_idle_below(Duration::ZERO, 10, &live).await;
+        removed.unwrap()
+    };
+    assert_eq!(remove().await, 0);
+    let lost = forged + 2;
+    is_stale(write(&fence, lost).await, lost, forged + 1_000_000);
+    assert_eq!(remove().await, 1);
+    is_stale(write(&db.fence(), lost).await, lost, forged + 1_000_000);
 }
 
 /// That is no token from elsewhere: the next one is the first of the epoch that follows.

@@ -49,7 +49,7 @@ impl Variant {
             Self::Bare => {
                 "CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql \
                      AS $$ SELECT text '' $$; \
-                 UPDATE fence_floors SET history = ''; \
+                 UPDATE fence_floors SET history = '', live_histories = ARRAY['']; \
                  DROP FUNCTION fence_catch_up(text), fence_catch_up_partition(smallint)"
             }
         };

@@ -21,7 +21,8 @@ pub fn real_token(token: u8, moved: u8) -> i64 {
 /// As if there had been no failover, and epoch 1 was handed out everywhere.
 pub async fn forget<DB: TestDatabase>(db: &Fresh<DB>) {
     db.execute(
-        "UPDATE fence_floors SET floor = 0, failover_floor = 0, history = fence_history(); \
+        "UPDATE fence_floors SET floor = 0, failover_floor = 0, history = fence_history(), \
+             live_histories = ARRAY[fence_history()]; \
          DELETE FROM fence_epochs; \
          INSERT INTO fence_epochs (partition, epoch) SELECT generate_series(0, 255), 1",
     )
