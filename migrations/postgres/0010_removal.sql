@@ -46,7 +46,7 @@ BEGIN
             AND greatest(f.max_token, f.announced, l.token) < below
             AND (
                 f.history <> ALL (place.live_histories)
-                AND greatest(f.max_token, f.announced) > nullif(place.failover_floor, 0)
+                AND greatest(f.max_token, f.announced) > place.failover_floor
             ) IS NOT TRUE
             AND coalesce(l.expires_at + l.lock_delay < idle_since, true)
             AND NOT EXISTS (SELECT FROM fence_waiters AS w WHERE w.resource = f.resource)

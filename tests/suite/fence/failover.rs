@@ -507,6 +507,8 @@ async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
 #[tokio::test]
 async fn what_was_granted_after_a_failover_lives_through_promotions_that_lose_nothing() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
+    // As an operator says who comes before anybody else.
+    was_on_time_line(&db, "00000000").await;
     fence.after_failover().await.unwrap();
     let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.notice_failover(false).await.unwrap();
