@@ -585,6 +585,11 @@ async fn tables_that_were_restored_in_part_are_an_error() {
         matches!(admitted, Err(AdmitError::Unavailable(_))),
         "{admitted:?}"
     );
+    let removed = db.fence().remove_idle(Duration::ZERO, 10).await;
+    assert!(
+        matches!(removed, Err(AdmitError::Unavailable(_))),
+        "{removed:?}"
+    );
     let mut conn = db.pool.acquire().await.unwrap();
     let refused = functions::admit(&mut conn, "sku-1", 5).await.unwrap_err();
     assert_eq!(refused.code, "55000");

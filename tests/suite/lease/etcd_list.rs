@@ -1,15 +1,17 @@
-//! Listing leases in etcd, where other programs have keys between them.
+//! Leases in etcd where other programs have keys between them.
+
+use std::time::Duration;
 
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
-    lease::{EtcdLeases, Operate},
+    lease::{Acquire, EtcdLeases, Leases, Operate},
 };
 
 use crate::support::{
     database::TestDatabase,
     etcd::EtcdCluster,
-    lease::{LONG, grant},
+    lease::{LONG, grant, is_held, sku},
 };
 
 #[tokio::test]
@@ -46,4 +48,16 @@ async fn keys_of_others_between_leases_end_no_list() {
         listed.sort_unstable();
         assert_eq!(listed, ["a", "m", "z", "é"], "{limit} at a time");
     }
+}
+
+/// Nobody can tell when it goes. Whoever asks anew without any pause would keep etcd busy with that.
+#[tokio::test]
+async fn a_key_of_others_closes_its_resource_for_a_second_at_a_time() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    cluster.put("tower-fence:lease:sku-1", "foreign").await;
+    let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    assert_eq!(retry_after, Duration::from_secs(1));
 }
