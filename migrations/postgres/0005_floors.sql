@@ -83,14 +83,26 @@ BEGIN
 END
 $fence$;
 
--- Makes all tokens of a partition dead that were handed out in any history, and those that may be forgotten: 1,000
--- epochs for each failover are more than a lost part of the log has handed out. Where no partition has an epoch, all
--- tokens are those of other issuers, and stay as they are. Returns its failover floor, or null there.
-CREATE FUNCTION fence_move_up(partition smallint, failovers bigint)
+-- How many epochs may be forgotten since a history: 1,000 for each time line, also for those that nobody here has seen,
+-- are more than a lost part of the log has handed out.
+CREATE FUNCTION fence_forgotten_epochs(before text, here text)
+RETURNS bigint LANGUAGE sql IMMUTABLE AS $fence$
+    SELECT 1000 * CASE
+        WHEN before = here THEN 0
+        WHEN before ~ '^[0-9]{2}[0-9A-F]{8}$' AND left(before, 2) = left(here, 2)
+            THEN greatest(1, ('x' || right(here, 8))::bit(32)::bigint - ('x' || right(before, 8))::bit(32)::bigint)
+        ELSE 1
+    END
+$fence$;
+
+-- Makes all tokens of a partition dead that were handed out in any history, and those that may be forgotten. Where no
+-- partition has an epoch, all tokens are those of other issuers, and stay as they are. Returns its failover floor, or
+-- null there.
+CREATE FUNCTION fence_move_up(partition smallint, forgotten bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
-    epochs CONSTANT bigint := least(1000 * fence_move_up.failovers, 999999);
+    epochs CONSTANT bigint := least(fence_move_up.forgotten, 999999);
     dead bigint;
 BEGIN
     -- That of a partition without epochs may be forgotten, too, where others have some.
@@ -107,13 +119,16 @@ END
 $fence$;
 
 -- What is dead on a row after a failover, at which all up to that floor died. A row above what was handed out has
--- seen a token from elsewhere or a forged one, and grants were made above that: not so many in a part that was lost.
-CREATE FUNCTION fence_dead_after(max_token bigint, announced bigint, failover_floor bigint, handed_out bigint)
+-- seen a token from elsewhere or a forged one, or one shortly below has, and grants were made above that: in a part that
+-- was lost not more than 1,000 for each epoch that may be forgotten.
+CREATE FUNCTION fence_dead_after(
+    max_token bigint, announced bigint, failover_floor bigint, handed_out bigint, forgotten bigint
+)
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $fence$
     SELECT CASE
         WHEN failover_floor = 0 THEN max_token
-        WHEN greatest(max_token, announced) > handed_out
-            THEN least(greatest(max_token, announced) + 1000000, 999999999999999)
+        WHEN greatest(max_token, announced) > handed_out - 1000 * forgotten
+            THEN least(greatest(max_token, announced) + 1000 * forgotten, 999999999999999)
         ELSE greatest(max_token, failover_floor)
     END
 $fence$;
@@ -135,7 +150,6 @@ RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 DECLARE
     here CONSTANT text := fence_history();
     before text;
-    failovers bigint := 1;
     moved boolean := false;
 BEGIN
     IF here IS NULL OR EXISTS (
@@ -152,11 +166,9 @@ BEGIN
         RETURN true;
     END IF;
     IF EXISTS (SELECT FROM fence_epoch_source AS s WHERE s.notices_failover) THEN
-        -- In each history that nobody here has seen, as many epochs may have been handed out.
-        IF before ~ '^[0-9]{2}[0-9A-F]{8}$' AND left(before, 2) = left(here, 2) THEN
-            failovers := greatest(1, ('x' || right(here, 8))::bit(32)::bigint - ('x' || right(before, 8))::bit(32)::bigint);
-        END IF;
-        moved := fence_move_up(fence_catch_up_partition.partition, failovers) IS NOT NULL;
+        moved := fence_move_up(
+            fence_catch_up_partition.partition, fence_forgotten_epochs(before, here)
+        ) IS NOT NULL;
         RAISE LOG 'tower-fence: partition % is in history % now: tokens of another one are dead',
             fence_catch_up_partition.partition, here;
     END IF;
@@ -192,7 +204,8 @@ BEGIN
             WHEN f.history = ANY (s.live_histories) THEN f.max_token
             ELSE fence_dead_after(
                 f.max_token, f.announced, s.failover_floor,
-                CASE WHEN f.history IS NULL THEN fence_handed_out(own_partition) ELSE s.failover_floor END
+                CASE WHEN f.history IS NULL THEN fence_handed_out(own_partition) ELSE s.failover_floor END,
+                fence_forgotten_epochs(f.history, s.history)
             )
         END,
         partition = own_partition,
@@ -395,8 +408,9 @@ BEGIN
     FOREACH made IN ARRAY ARRAY[
         'fence_partition(text)',
         'fence_handed_out(smallint)',
+        'fence_forgotten_epochs(text, text)',
         'fence_move_up(smallint, bigint)',
-        'fence_dead_after(bigint, bigint, bigint, bigint)',
+        'fence_dead_after(bigint, bigint, bigint, bigint, bigint)',
         'fence_refuse_incomplete(smallint)',
         'fence_catch_up_partition(smallint)',
         'fence_catch_up(text)',

@@ -46,7 +46,8 @@ BEGIN
             AND greatest(f.max_token, f.announced, l.token) < below
             AND (
                 f.history <> ALL (place.live_histories)
-                AND greatest(f.max_token, f.announced) > place.failover_floor
+                AND greatest(f.max_token, f.announced)
+                    > place.failover_floor - 1000 * fence_forgotten_epochs(f.history, place.history)
             ) IS NOT TRUE
             AND coalesce(l.expires_at + l.lock_delay < idle_since, true)
             AND NOT EXISTS (SELECT FROM fence_waiters AS w WHERE w.resource = f.resource)
@@ -56,11 +57,18 @@ BEGIN
         RETURN 0;
     END IF;
     BEGIN
-        PERFORM FROM fence_floors AS l WHERE l.partition = fence_remove_idle_of.partition FOR UPDATE;
+        PERFORM FROM fence_floors AS l WHERE l.partition = fence_remove_idle_of.partition
+            AND (l.history, l.live_histories, l.failover_floor)
+                IS NOT DISTINCT FROM (place.history, place.live_histories, place.failover_floor)
+        FOR UPDATE;
     EXCEPTION WHEN lock_not_available THEN
         -- New resources of this partition are being written. Another time.
         RETURN 0;
     END;
+    -- Tokens have died here meanwhile, which changes what may be removed. Another time.
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
     idle := ARRAY(
         SELECT f.resource FROM fence_resources AS f
         WHERE f.resource = ANY (idle) AND f.updated_at < idle_since

@@ -41,6 +41,7 @@
 //! ```
 
 mod announced;
+mod background;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod error;

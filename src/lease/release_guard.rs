@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-
-use super::{Lease, LeaseError, LeaseId, Leases};
+use super::{Lease, LeaseError, LeaseId, Leases, background::Background};
 use crate::token::Resource;
 
 /// Releases a lease when it is dropped, in the background. This is a best effort: a release that
 /// fails is not repeated, and the lease ends by its time.
 pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
-    /// The runtime in which the guard was made, for a drop outside of any.
-    runtime: Option<Handle>,
+    background: Background,
 }
 
 impl<L: Leases> ReleaseGuard<L> {
@@ -20,7 +17,7 @@ impl<L: Leases> ReleaseGuard<L> {
     pub(crate) fn new(leases: Arc<L>, resource: Resource, id: LeaseId) -> Self {
         Self {
             held: Some((leases, resource, id)),
-            runtime: Handle::try_current().ok(),
+            background: Background::here(),
         }
     }
 
@@ -47,12 +44,9 @@ impl<L: Leases> ReleaseGuard<L> {
 
 impl<L: Leases> Drop for ReleaseGuard<L> {
     fn drop(&mut self) {
-        if let Some((leases, resource, id)) = self.held.take()
-            && let Some(runtime) = Handle::try_current().ok().or(self.runtime.take())
-        {
-            runtime.spawn(async move {
-                let _ = leases.release(&resource, &id).await;
-            });
+        if let Some((leases, resource, id)) = self.held.take() {
+            let release = async move { leases.release(&resource, &id).await };
+            self.background.spawn(release);
         }
     }
 }

@@ -94,21 +94,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Runs statements in a transaction whose COMMIT is on the disk when it is confirmed.
     async fn durably<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T> + Clone,
     ) -> Result<T, EpochError> {
-        let mut transaction = Transaction::begin(&self.connections, self.limits)
-            .await
-            .map_err(unreachable)?;
-        let tables = self.tables(&mut transaction).await.map_err(unreachable)?;
-        let outcome = transaction
-            .run(async |conn| {
-                DB::make_durable(conn).await?;
-                statements(conn, &tables).await
-            })
-            .await
-            .map_err(unreachable)?;
-        commit(transaction).await.map_err(unreachable)?;
-        Ok(outcome)
+        let durable = async move |conn: &mut DB::Connection, tables: &Tables| {
+            DB::make_durable(conn).await?;
+            statements(conn, tables).await
+        };
+        self.in_transaction(durable).await.map_err(unreachable)
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::raise::commit;
+use super::{raise::commit, retry::Tries};
 use crate::{
     fence::{
         Fence,
@@ -151,16 +151,27 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(())
     }
 
-    /// Runs statements of the fence alone in a transaction, and commits it.
+    /// Runs statements of the fence alone in a transaction, and commits it. What collides is begun anew.
     pub(super) async fn in_transaction<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let tables = self.tables(&mut transaction).await?;
-        let outcome = transaction.run(async |conn| statements(conn, &tables).await);
-        let outcome = outcome.await?;
-        commit(transaction).await?;
-        Ok(outcome)
+        let mut tries = Tries::new(self.limits);
+        loop {
+            let mut transaction = Transaction::begin(&self.connections, tries.limits()).await?;
+            let tables = self.tables(&mut transaction).await?;
+            let once = statements.clone();
+            let outcome = transaction.run(async |conn| once(conn, &tables).await);
+            match outcome.await {
+                Ok(outcome) => {
+                    commit(transaction).await?;
+                    return Ok(outcome);
+                }
+                Err(failure) => {
+                    drop(transaction);
+                    tries.after(failure).await?;
+                }
+            }
+        }
     }
 }

@@ -41,11 +41,22 @@ fn prove_and_commit() -> String {
 
 /// As [`Backend::make_durable`], without a round trip of its own: for what is raised, so that nobody older is
 /// admitted again after a crash.
-macro_rules! and_durably {
+macro_rules! durably {
     () => {
-        " AND pg_catalog.set_config('synchronous_commit', \
+        "pg_catalog.set_config('synchronous_commit', \
          CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' \
              ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL"
+    };
+}
+
+/// The same where something is raised: the setting stays on a row of another history, of which it is asked next.
+macro_rules! and_durably {
+    () => {
+        concat!(
+            " AND CASE WHEN history = {schema}.fence_history() THEN ",
+            durably!(),
+            " END"
+        )
     };
 }
 
@@ -188,8 +199,8 @@ impl Backend for Postgres {
     ) -> sqlx::Result<bool> {
         // What writes nothing to the log waits for nothing. This lock is written there, and no writer waits for it.
         const LOCK: &str = concat!(
-            "SELECT 1 FROM {schema}.fence_resources WHERE resource = $1",
-            and_durably!(),
+            "SELECT 1 FROM {schema}.fence_resources WHERE resource = $1 AND ",
+            durably!(),
             " FOR KEY SHARE"
         );
         let locked = sqlx::query(tables.sql(LOCK))

@@ -218,17 +218,17 @@ impl Backend for Sqlite {
         partition: u8,
     ) -> sqlx::Result<()> {
         // That of a partition without epochs may be forgotten, too, where others have some.
-        const MOVE_UP: &str = "INSERT INTO {schema}.fence_epochs (partition, epoch) SELECT $1, 1000 \
+        const MOVE_UP: &str = "INSERT INTO {schema}.fence_epochs (partition, epoch) SELECT $1, 500 \
              WHERE EXISTS (SELECT 1 FROM {schema}.fence_epochs WHERE epoch > 0) \
-             ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 1000, 999999) \
+             ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999) \
              RETURNING epoch * 1000000000 + 999999999";
         const FLOOR: &str =
             "UPDATE {schema}.fence_floors SET floor = max(floor, $2) WHERE partition = $1";
-        // A row above it has seen a token from elsewhere or a forged one, and grants were made above that: not
-        // so many in a part that was lost.
+        // A row above it, or shortly below, has seen a token from elsewhere or a forged one, and grants were made
+        // above that: not so many in a part that was lost.
         const ROWS: &str = "UPDATE {schema}.fence_resources SET max_token = \
-             CASE WHEN max(max_token, announced) <= $2 THEN $2 \
-                 ELSE min(max(max_token, announced) + 1000000, 999999999999999) END \
+             CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
+                 ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
              WHERE partition = $1";
         let dead: Option<i64> = sqlx::query_scalar(tables.sql(MOVE_UP))
             .bind(i16::from(partition))

@@ -152,7 +152,7 @@ impl PendingAcquire {
         let lease = lease.filter(|_| now.is_closed_by(etcd_lease));
         if let (Some(lease), true) = (lease, now.clock.usable() == Some(clock)) {
             if let Some(held) = &held {
-                self.etcd.revoke_later(held.etcd_lease);
+                self.etcd.revoke_later(held.etcd_lease, &self.background);
             }
             let (partition, n) = (partition_of(&self.resource), now.counted(clock.base));
             let memory = self.etcd.memory();
@@ -170,7 +170,7 @@ impl PendingAcquire {
             )));
         }
         if !now.is_closed_by(etcd_lease) {
-            self.etcd.revoke_later(etcd_lease);
+            self.etcd.revoke_later(etcd_lease, &self.background);
         }
         let is_free = held.is_none() && now.closed_by.is_none();
         match is_free && look.place.is_some() && now.clock.usable() == Some(clock) {

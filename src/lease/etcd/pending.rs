@@ -7,7 +7,7 @@ use super::{
     waiters::{Seat, Waiters},
 };
 use crate::{
-    lease::{Acquire, stored_id::StoredId},
+    lease::{Acquire, background::Background, stored_id::StoredId},
     token::Resource,
 };
 
@@ -26,6 +26,7 @@ pub(super) struct PendingAcquire {
     /// and what has taken its place, are not among them: an earlier request under the same lease id may have been
     /// answered.
     pub(super) unused: Vec<i64>,
+    pub(super) background: Background,
 }
 
 impl PendingAcquire {
@@ -38,6 +39,7 @@ impl PendingAcquire {
             request,
             seat: None,
             unused: vec![],
+            background: Background::here(),
         }
     }
 
@@ -58,7 +60,7 @@ impl PendingAcquire {
 impl Drop for PendingAcquire {
     fn drop(&mut self) {
         for unused in self.unused.drain(..) {
-            self.etcd.revoke_later(unused);
+            self.etcd.revoke_later(unused, &self.background);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     epochs::partition_of,
-    lease::{Lease, LeaseError, LeaseId, Renew, stored_id::StoredId},
+    lease::{Lease, LeaseError, LeaseId, Renew, background::Background, stored_id::StoredId},
     token::{Resource, Token},
 };
 
@@ -127,10 +127,10 @@ impl Etcd {
             now => now?,
         };
         let (true, Some(lease)) = (now.is_closed_by(etcd_lease), &now.lease) else {
-            self.revoke_later(etcd_lease);
+            self.revoke_later(etcd_lease, &Background::here());
             return Ok(None);
         };
-        self.revoke_later(held.etcd_lease);
+        self.revoke_later(held.etcd_lease, &Background::here());
         let ttl = Duration::from_secs(granted.saturating_sub(delay));
         Ok(Some((lease.token, ttl, Some(now))))
     }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     epochs::partition_of,
-    lease::{LeaseError, memory::Memory, stored_id::StoredId},
+    lease::{LeaseError, background::Background, memory::Memory, stored_id::StoredId},
     token::Resource,
 };
 
@@ -185,11 +185,9 @@ impl Etcd {
     }
 
     /// Ends an etcd lease in the background. Where that fails it ends by its time.
-    pub(super) fn revoke_later(self: &Arc<Self>, id: i64) {
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let etcd = Arc::clone(self);
-            runtime.spawn(async move { etcd.revoke(id).await });
-        }
+    pub(super) fn revoke_later(self: &Arc<Self>, id: i64, background: &Background) {
+        let etcd = Arc::clone(self);
+        background.spawn(async move { etcd.revoke(id).await });
     }
 
     /// Starts the time of etcd leases anew, and returns what each of them has left; 0 for one that has ended.

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::server::{Etcd, random_id};
 use crate::{
-    lease::{WaiterLimits, stored_id::StoredId},
+    lease::{WaiterLimits, background::Background, stored_id::StoredId},
     token::Resource,
 };
 
@@ -54,6 +54,7 @@ pub(super) struct Seat {
     etcd_lease: i64,
     wake: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
+    background: Background,
 }
 
 /// What is to be done in tasks: each ends when its receiver is told, and is missing again when that is closed.
@@ -103,6 +104,7 @@ impl Waiters {
             etcd_lease: random_id(),
             wake: Arc::default(),
             _permit: permit,
+            background: Background::here(),
         };
         let mut waiting = self.waiting();
         let line = waiting.lines.entry(resource.clone()).or_default();
@@ -176,7 +178,8 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.waiters.etcd.revoke_later(self.etcd_lease);
+        let etcd = &self.waiters.etcd;
+        etcd.revoke_later(self.etcd_lease, &self.background);
         let mut waiting = self.waiters.waiting();
         let Some(line) = waiting.lines.get_mut(&self.resource) else {
             return;

@@ -20,6 +20,7 @@ use sqlx::{
 };
 use tokio::{
     sync::{mpsc, oneshot},
+    task::yield_now,
     time::{Instant, sleep, sleep_until, timeout},
 };
 
@@ -69,16 +70,15 @@ impl Listener {
 
     /// Makes sure that this process listens, and returns the number of its listener.
     pub(super) async fn listen(&self) -> Result<i64, LeaseError> {
-        // Once more where the task ends meanwhile, with the runtime in which it was spawned.
-        for _ in 0..2 {
+        loop {
             let (answer, answered) = oneshot::channel();
             let _ = self.requests().send(answer);
-            if let Ok(listens) = answered.await {
-                return listens;
+            match answered.await {
+                Ok(listens) => return listens,
+                // The task ends, with the runtime in which it was spawned.
+                Err(_) => yield_now().await,
             }
         }
-        let ended = IoError::from(ErrorKind::BrokenPipe);
-        Err(LeaseError::unavailable(ended))
     }
 
     /// Leads to the task that listens, which is begun where none runs.

@@ -8,7 +8,7 @@ use super::{
     functions::{Asked, Functions, Request},
     waiters::{Seat, Waiters},
 };
-use crate::lease::LeaseError;
+use crate::lease::{LeaseError, background::Background};
 
 /// A request that is under way. Dropped before it is [finished](Self::finish), it leaves the line and gives back
 /// what was granted to it, in the database too.
@@ -20,6 +20,7 @@ pub(super) struct PendingAcquire {
     pub(super) seat: Option<Seat>,
     /// Whether the database may have something of it.
     asked: bool,
+    background: Background,
 }
 
 impl PendingAcquire {
@@ -30,6 +31,7 @@ impl PendingAcquire {
             call: None,
             seat: None,
             asked: false,
+            background: Background::here(),
         }
     }
 
@@ -76,14 +78,12 @@ impl Drop for PendingAcquire {
             Arc::clone(&self.request),
             self.call.take(),
         );
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                if let Some(call) = call {
-                    let _ = call.await;
-                }
-                // What cannot be taken back ends by its time; of a place in line the process is dead to it.
-                let _ = functions.abandon(&request).await;
-            });
-        }
+        self.background.spawn(async move {
+            if let Some(call) = call {
+                let _ = call.await;
+            }
+            // What cannot be taken back ends by its time; of a place in line the process is dead to it.
+            let _ = functions.abandon(&request).await;
+        });
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{attempt::Attempt, shared::Quorum};
 use crate::{
-    lease::stored_id::StoredId,
+    lease::{background::Background, stored_id::StoredId},
     token::{Resource, Token},
 };
 
@@ -59,6 +59,7 @@ pub(super) struct Pending {
     resource: Resource,
     id: StoredId,
     pub(super) left: Left,
+    background: Background,
 }
 
 impl Pending {
@@ -68,6 +69,7 @@ impl Pending {
             resource: resource.clone(),
             id,
             left: Left::default(),
+            background: Background::here(),
         }
     }
 
@@ -94,9 +96,8 @@ impl Drop for Pending {
             self.id.clone(),
         );
         let left = std::mem::take(&mut self.left);
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { clean_up(&quorum, &resource, &id, &left).await });
-        }
+        let clean_up = async move { clean_up(&quorum, &resource, &id, &left).await };
+        self.background.spawn(clean_up);
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::{
     collections::BTreeSet,
-    io,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -13,6 +12,7 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use redis::{Msg, PushInfo, PushKind, RedisResult};
 use tokio::{
     sync::{mpsc, oneshot, watch},
+    task::yield_now,
     time::{Instant, sleep, sleep_until},
 };
 
@@ -50,15 +50,15 @@ impl Listener {
     pub(super) async fn listen(&self, partition: u8) -> Result<(), LeaseError> {
         let server = self.waiters.scripts().server();
         let listening = async {
-            // Once more where the task ends meanwhile, with the runtime in which it was spawned.
-            for _ in 0..2 {
+            loop {
                 let (done, outcome) = oneshot::channel();
                 let _ = self.subscriptions().send(Subscription { partition, done });
-                if let Ok(outcome) = outcome.await {
-                    return outcome;
+                match outcome.await {
+                    Ok(outcome) => return outcome,
+                    // The task ends, with the runtime in which it was spawned.
+                    Err(_) => yield_now().await,
                 }
             }
-            Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
         };
         let outcome = in_time(server.limit(), listening).await;
         outcome.map_err(|error| server.unavailable(error))

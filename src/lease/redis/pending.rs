@@ -12,7 +12,7 @@ use super::{
     waiters::{LONGEST_SLEEP, Line, Waiters},
 };
 use crate::{
-    lease::{LeaseId, stored_id::StoredId},
+    lease::{LeaseId, background::Background, stored_id::StoredId},
     token::Resource,
 };
 
@@ -27,6 +27,7 @@ pub(super) struct PendingAcquire {
     seat: Option<OwnedSemaphorePermit>,
     ticket: u64,
     finished: bool,
+    background: Background,
 }
 
 impl PendingAcquire {
@@ -40,6 +41,7 @@ impl PendingAcquire {
             seat: None,
             ticket: rand::random(),
             finished: false,
+            background: Background::here(),
         }
     }
 
@@ -143,8 +145,7 @@ impl Drop for PendingAcquire {
         }
         let scripts = Arc::clone(self.waiters.scripts());
         let (resource, id, ticket) = (self.resource.clone(), self.id.clone(), self.ticket);
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { scripts.abandon(&resource, &id, ticket).await });
-        }
+        let abandon = async move { scripts.abandon(&resource, &id, ticket).await };
+        self.background.spawn(abandon);
     }
 }

@@ -317,7 +317,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "etcd line: what was granted to one that has left is kept",
         file: "lease/etcd/pending.rs",
-        code: "self.etcd.revoke_later(unused);",
+        code: "self.etcd.revoke_later(unused, &self.background);",
         broken: "",
     },
     Mutant {

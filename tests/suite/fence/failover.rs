@@ -37,11 +37,14 @@ on_both_databases!(
 /// The partition of `sku-1`.
 pub(super) const PARTITION: u8 = 0x6e;
 
-/// The last token of epoch 1,001: what is dead after one failover in epoch 1.
+/// The last token of epoch 1,001: what is dead after one promotion in epoch 1.
 pub(super) const DEAD: i64 = 1_001_999_999_999;
 
+/// The last token of epoch 501: what is dead after one failover that an operator tells of.
+pub(super) const DEAD_BY_OPERATOR: i64 = 501_999_999_999;
+
 /// A database whose epoch 1 was handed out for `sku-1`, in which token 1,000,000,005 has written.
-async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
+pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     let db = DB::fresh(4).await;
     let fence = db.fence();
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
@@ -61,43 +64,37 @@ pub(super) async fn was_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
 async fn what_was_handed_out_is_dead_after_a_failover<DB: TestDatabase>() {
     let (db, fence) = in_epoch_1::<DB>().await;
     fence.after_failover().await.unwrap();
-    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(DEAD));
-    is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(DEAD_BY_OPERATOR));
+    is_stale(
+        write(&fence, 1_000_000_006).await,
+        1_000_000_006,
+        DEAD_BY_OPERATOR,
+    );
     // One that may have been handed out in the part that is lost.
-    is_stale(write(&db.fence(), DEAD).await, DEAD, DEAD);
+    is_stale(
+        write(&db.fence(), DEAD_BY_OPERATOR).await,
+        DEAD_BY_OPERATOR,
+        DEAD_BY_OPERATOR,
+    );
     // In the same partition, without a row: one that was written may be lost.
     let other = &in_the_same_partition();
     let refused = fence
         .begin(other, token(1_000_000_007), TokenUse::SingleUse)
         .await;
     assert!(
-        matches!(&refused, Err(AdmitError::Stale(stale)) if stale.max_token == DEAD && stale.by_floor),
+        matches!(&refused, Err(AdmitError::Stale(stale)) if stale.max_token == DEAD_BY_OPERATOR && stale.by_floor),
         "{refused:?}"
     );
     let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
-    assert_eq!(next, Epoch::new(1_002).unwrap());
-    write(&fence, 1_002_000_000_001).await.unwrap();
+    assert_eq!(next, Epoch::new(502).unwrap());
+    write(&fence, 502_000_000_001).await.unwrap();
 }
 
 /// A resource beside `sku-1`.
-fn in_the_same_partition() -> Resource {
+pub(super) fn in_the_same_partition() -> Resource {
     let mut names = (2..).map(|n| format!("sku-{n}"));
     let same = names.find(|name| crc32fast::hash(name.as_bytes()).to_le_bytes()[0] == PARTITION);
     Resource::new(same.unwrap()).unwrap()
-}
-
-/// An operator may have said what the server tells as well.
-#[tokio::test]
-async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
-    let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
-    fence.after_failover().await.unwrap();
-    let next = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
-    assert_eq!(next, Epoch::new(1_002).unwrap());
-    for resource in [sku(), in_the_same_partition()] {
-        let begun = fence.begin(&resource, token(DEAD + 2), TokenUse::SingleUse);
-        begun.await.unwrap();
-    }
 }
 
 async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
@@ -109,7 +106,7 @@ async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
     // Not where this database has handed out epochs as well.
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.after_failover().await.unwrap();
-    is_stale(write(&fence, 7).await, 7, DEAD);
+    is_stale(write(&fence, 7).await, 7, DEAD_BY_OPERATOR);
 }
 
 async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
@@ -118,7 +115,7 @@ async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
     assert_eq!(fence.bring_back(PARTITION, seen).await.unwrap(), seen);
     fence.after_failover().await.unwrap();
     let alive = fence.bring_back(PARTITION, seen).await.unwrap();
-    assert_eq!(alive, Epoch::new(1_008).unwrap());
+    assert_eq!(alive, Epoch::new(508).unwrap());
     let begun = fence.next_epoch(PARTITION, alive).await.unwrap();
     assert_eq!(fence.bring_back(PARTITION, begun).await.unwrap(), begun);
 }
@@ -546,14 +543,20 @@ async fn a_row_above_all_epochs_is_not_removed_before_its_partition_has_caught_u
     is_stale(write(&db.fence(), lost).await, lost, forged + 1_000_000);
 }
 
-/// That is no token from elsewhere: the next one is the first of the epoch that follows.
+/// What was granted above it may be above all that is dead, too.
 #[tokio::test]
-async fn a_row_at_the_end_of_all_that_is_dead_stays_there() {
-    let (db, fence) = in_epoch_1::<Postgres>().await;
-    write(&fence, DEAD).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
-    is_stale(write(&db.fence(), DEAD).await, DEAD, DEAD);
-    write(&db.fence(), DEAD + 1).await.unwrap();
+async fn a_row_shortly_below_the_end_of_all_that_is_dead_is_moved_further() {
+    for (forged, dead, removed) in [(DEAD - 1_000_000, DEAD, 1), (DEAD - 10, DEAD + 999_990, 0)] {
+        let (db, fence) = in_epoch_1::<Postgres>().await;
+        write(&fence, forged).await.unwrap();
+        was_on_time_line(&db, "00000000").await;
+        fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
+        let idle = fence.remove_idle(Duration::ZERO, 10).await;
+        assert_eq!(idle.unwrap(), removed, "{forged}");
+        let lost = forged + 1;
+        is_stale(write(&db.fence(), lost).await, lost, dead);
+        write(&db.fence(), dead + 1).await.unwrap();
+    }
 }
 
 #[tokio::test]

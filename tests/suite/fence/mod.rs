@@ -12,6 +12,7 @@ mod cut_off;
 mod database;
 mod epochs_above;
 mod failover;
+mod failover_operator;
 mod failover_pool;
 mod failover_reads;
 mod floors;

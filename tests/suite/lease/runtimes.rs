@@ -103,6 +103,49 @@ fn who_waits_is_served<L: Leases + Clone + 'static>(
     }
 }
 
+#[test]
+fn what_waited_in_redis_is_gone_though_it_was_dropped_outside_of_a_runtime() {
+    what_waited_is_gone(of_the_ending_one::<Redis>);
+}
+
+#[test]
+fn what_waited_in_etcd_is_gone_though_it_was_dropped_outside_of_a_runtime() {
+    what_waited_is_gone(of_the_ending_one::<Etcd>);
+}
+
+#[test]
+fn what_waited_in_postgres_is_gone_though_it_was_dropped_outside_of_a_runtime() {
+    what_waited_is_gone(|runtime, _| {
+        let db = runtime.block_on(Postgres::fresh(4));
+        let leases = PostgresLeases::new(db.fence()).listen_with(db.url.parse().unwrap());
+        (leases, Box::new(db) as _)
+    });
+}
+
+fn what_waited_is_gone<L: Leases + Clone + 'static>(
+    connect: impl Fn(&Runtime, &Runtime) -> (L, Box<dyn Any + Send>),
+) {
+    let runtime = runtime();
+    let (leases, db) = connect(&runtime, &runtime);
+    let (store, resource) = (leases.clone(), sku());
+    let mut waiting = Box::pin(store.acquire(&resource, Acquire::new(LONG).wait(LONG)));
+    runtime.block_on(async {
+        grant(&leases, &sku(), LONG).await;
+        let in_line = eventually("it is in line", async || waiters(&leases).await == 1);
+        tokio::select! {
+            early = &mut waiting => panic!("{early:?}"),
+            () = in_line => {}
+        }
+    });
+    drop(waiting);
+    runtime.block_on(async {
+        let left = eventually("it has left", async || waiters(&leases).await == 0);
+        // Sooner than by its time.
+        timeout(Duration::from_secs(5), left).await.unwrap();
+        drop((leases, db));
+    });
+}
+
 async fn wait_for_another<L: Leases + Clone + 'static>(leases: &L) {
     let other = Resource::new("sku-124").unwrap();
     grant(leases, &other, LONG).await;

@@ -1,0 +1,204 @@
+//! What an operator says of failovers: of one that the server does not tell, and whether it is to be noticed.
+
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use tower_fence::{
+    Fence, LiveTokens, TokenUse,
+    epochs::{Epoch, Epochs},
+};
+
+use super::failover::{
+    DEAD, DEAD_BY_OPERATOR, PARTITION, in_epoch_1, in_the_same_partition, was_on_time_line,
+};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    fence::{is_stale, sku, token, write},
+};
+
+/// The server tells of two promotions.
+const TOLD: [&str; 2] = ["1500000001", "1500000003"];
+
+/// The server is on this time line from now on.
+async fn is_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
+    db.execute(&format!(
+        "CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS $$ SELECT '{time_line}' $$"
+    ))
+    .await;
+}
+
+async fn next_epoch(fence: &Fence<Postgres>) -> i64 {
+    let next = fence.next_epoch(PARTITION, Epoch::FIRST).await;
+    next.unwrap().get()
+}
+
+/// An operator may have said what the server tells as well.
+#[tokio::test]
+async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    fence.after_failover().await.unwrap();
+    assert_eq!(next_epoch(&fence).await, 1_502);
+    for resource in [sku(), in_the_same_partition()] {
+        let alive = fence.begin(&resource, token(1_502_000_000_001), TokenUse::SingleUse);
+        alive.await.unwrap();
+    }
+}
+
+/// Tokens may have been handed out on each time line in between, and above each forged one.
+#[tokio::test]
+async fn promotions_that_nobody_has_noticed_count_beside_what_an_operator_tells() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    let forged = 700_000_000_000_000;
+    let other = in_the_same_partition();
+    let begun = fence.begin(&other, token(forged), TokenUse::SingleUse);
+    begun.await.unwrap().commit().await.unwrap();
+    was_on_time_line(&db, TOLD[0]).await;
+    is_on_time_line(&db, TOLD[1]).await;
+    fence.after_failover().await.unwrap();
+    assert_eq!(next_epoch(&fence).await, 2_502);
+    let dead = fence.inspect(&other).await.unwrap();
+    assert_eq!(dead, Some(forged + 2_500_000));
+}
+
+#[tokio::test]
+async fn a_forged_row_is_moved_for_each_promotion_that_it_has_missed() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    let forged = 700_000_000_000_000;
+    write(&fence, forged).await.unwrap();
+    was_on_time_line(&db, TOLD[0]).await;
+    is_on_time_line(&db, TOLD[1]).await;
+    let lost = forged + 1_000_001;
+    is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
+}
+
+/// An operator had told of a failover in the part that was lost, and a grant came after that.
+#[tokio::test]
+async fn a_promotion_moves_further_than_what_an_operator_tells() {
+    let (_db, lost) = in_epoch_1::<Postgres>().await;
+    lost.after_failover().await.unwrap();
+    let granted = Epoch::new(next_epoch(&lost).await).unwrap().token(1);
+    let granted = granted.unwrap().get();
+    assert!(granted > DEAD_BY_OPERATOR);
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    is_stale(write(&fence, granted).await, granted, DEAD);
+}
+
+/// What has happened before counts as it would have without that word.
+#[tokio::test]
+async fn what_is_to_be_noticed_from_now_on_changes_nothing_of_before() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    was_on_time_line(&db, "00000000").await;
+    fence.notice_failover(false).await.unwrap();
+    is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
+
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    fence.notice_failover(false).await.unwrap();
+    was_on_time_line(&db, "00000000").await;
+    fence.notice_failover(true).await.unwrap();
+    write(&fence, 1_000_000_006).await.unwrap();
+}
+
+/// Otherwise a crash takes it back, after which nothing tells of the failover.
+#[tokio::test]
+async fn what_an_operator_says_waits_for_the_disk() {
+    let db = Postgres::fresh(1).await;
+    for said in [
+        "fence_after_failover_of(7::smallint)",
+        "fence_notice_failover(false)",
+    ] {
+        for (before, then) in [
+            ("off", "on"),
+            ("local", "on"),
+            ("remote_apply", "remote_apply"),
+        ] {
+            let mut tx = db.pool.begin().await.unwrap();
+            for sql in [
+                format!("SET LOCAL synchronous_commit = {before}"),
+                format!("SELECT {said}"),
+            ] {
+                let ran = sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await;
+                ran.unwrap();
+            }
+            let now: String = sqlx::query_scalar("SHOW synchronous_commit")
+                .fetch_one(&mut *tx)
+                .await
+                .unwrap();
+            assert_eq!(now, then, "{said} {before}");
+        }
+    }
+}
+
+/// It had looked at the partition before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_removed_by_what_was_known_before_tokens_died() {
+    let (db, fence) = in_epoch_1::<Postgres>().await;
+    db.execute(
+        "ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '10s'",
+    )
+    .await;
+    let mut failover = db.pool.begin().await.unwrap();
+    sqlx::query("SELECT fence_after_failover_of($1)")
+        .bind(i16::from(PARTITION))
+        .execute(&mut *failover)
+        .await
+        .unwrap();
+    let live = LiveTokens::default().granted_up_to(token(8_000_000_000_000));
+    let removing = tokio::spawn({
+        let (fence, live) = (fence.clone(), live.clone());
+        async move { fence.remove_idle_below(Duration::ZERO, 10, &live).await }
+    });
+    is_blocked(&db).await;
+    failover.commit().await.unwrap();
+    assert_eq!(removing.await.unwrap().unwrap(), 0);
+    let later = fence.remove_idle_below(Duration::ZERO, 10, &live).await;
+    assert_eq!(later.unwrap(), 1);
+}
+
+async fn is_blocked(db: &Fresh<Postgres>) {
+    eventually("it waits for a lock", async || {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+             WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        db.number(waiting).await == 1
+    })
+    .await;
+}
+
+/// Whoever brings an epoch back, and whoever catches up, lock the epoch and the floor in different orders.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_collides_with_a_catch_up_is_begun_anew() {
+    const EPOCH: &str = "UPDATE fence_epochs SET epoch = epoch WHERE partition = $1";
+    const FLOOR: &str = "UPDATE fence_floors SET floor = floor WHERE partition = $1";
+    for [first, second] in [[EPOCH, FLOOR], [FLOOR, EPOCH]] {
+        let (db, fence) = in_epoch_1::<Postgres>().await;
+        was_on_time_line(&db, "00000000").await;
+        let mut other = PgConnection::connect(&db.url).await.unwrap();
+        let run = async |other: &mut PgConnection, sql: &'static str| {
+            let query = sqlx::query(sql).bind(i16::from(PARTITION));
+            query.execute(other).await.unwrap();
+        };
+        // The one that has waited for longer finds out, and gives way.
+        let patient = sqlx::query("SET deadlock_timeout = '1min'");
+        patient.execute(&mut other).await.unwrap();
+        let mut other = other.begin().await.unwrap();
+        run(&mut other, first).await;
+        let colliding = tokio::spawn({
+            let fence = fence.clone();
+            async move {
+                match first {
+                    EPOCH => is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD),
+                    _ => {
+                        let alive = fence.bring_back(PARTITION, Epoch::new(7).unwrap()).await;
+                        assert_eq!(alive.unwrap().get(), 1_008);
+                    }
+                }
+            }
+        });
+        is_blocked(&db).await;
+        run(&mut other, second).await;
+        other.commit().await.unwrap();
+        colliding.await.unwrap();
+    }
+}
