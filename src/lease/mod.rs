@@ -9,6 +9,10 @@
 //!    is announced and was used up) is replaced by a higher one.
 //! 4. Only the lease id renews and releases.
 //!
+//! A store may be used in several runtimes. Some tasks serve all that wait, in the runtime that came first, and in another
+//! one once that has ended: so each has to be driven as long as somebody waits. A request that is dropped leaves the line and
+//! gives back what was granted to it, in a task. Where its runtime ends together with it both end by their time.
+//!
 //! A lease alone protects nothing: its holder may be paused past its end. The resource does, by
 //! refusing tokens that are not newer than what it has seen.
 //!

@@ -4,7 +4,7 @@
 //!    what it had read before: a write would be lost that was confirmed *after* the failover.
 //! 2. So every token is dead that was handed out before, or in the part that is lost: each partition's epoch
 //!    moves up by 1,000, which is more than any such part can hold, and its rows and its floor to the end of
-//!    that epoch.
+//!    that epoch. Where an operator tells of it, by 500: a promotion is above what it has lost of that, too.
 //! 3. Postgres tells by the time line of its log that it was promoted, or restored from its archive. Each row
 //!    keeps the time line on which it was admitted last, and nothing is admitted on a row of another one: the
 //!    fence catches up first, resource by resource. Where the database cannot tell, an operator says it.
@@ -35,8 +35,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// nothing tells: a dump was loaded, a copy of the disks was put back, the file of SQLite was restored. What
     /// is restored has to be whole: the fence's tables together with those that it protects.
     ///
-    /// Each of 256 partitions moves up by 1,000 epochs, of which there are 999,999, in a transaction of its own
-    /// that updates the rows of its resources. Where the database knows of no epoch that was handed out, in any
+    /// Each of 256 partitions moves up by 500 epochs, of which there are 999,999, and by 1,000 for each promotion that was
+    /// not noticed there yet, in a transaction of its own that updates the rows of its resources and is durable also with
+    /// `synchronous_commit = off`. Where the database knows of no epoch that was handed out, in any
     /// partition, all stays as it is: the tokens there are those of another issuer, which has to see to this itself.
     ///
     /// ```
@@ -105,7 +106,8 @@ impl Fence<Postgres> {
     /// This is kept in the database, so it holds for all processes, and for the functions in SQL.
     ///
     /// Switched off, a promotion changes nothing: leases go on. That is for those whose standbys are synchronous,
-    /// so that a promotion loses nothing, or who call [`after_failover`](Self::after_failover) as a part of it.
+    /// so that a promotion loses nothing, or who call [`after_failover`](Self::after_failover) as a part of it. What has
+    /// happened before this call is treated as it would have been without it.
     ///
     /// Where a server does not tell its time line (`pg_walfile_name` fails there when the tables are made), nothing
     /// is noticed.

@@ -1,5 +1,7 @@
 //! Transactions that begin with the COMMIT of the one before, where connections are reused.
 
+use std::time::Duration;
+
 use sqlx::{Connection, PgConnection, Postgres};
 use tower_fence::{Resource, Token, TokenUse};
 
@@ -49,5 +51,23 @@ async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
         write(2 * round + 1).await;
         Postgres::number(&mut observer, end).await.unwrap();
         write(2 * round + 2).await;
+    }
+}
+
+/// What the transaction before it had does not count.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_has_the_limits_of_its_own_fence_whenever_it_began() {
+    let db = Postgres::fresh(1).await;
+    let (fence, resource) = (db.reusing_fence(), Resource::new("r").unwrap());
+    for round in 1..40 {
+        let hold = 10 + round % 2;
+        let own = fence.clone().hold_limit(Duration::from_secs(hold));
+        let token = Token::new(round.cast_signed()).unwrap();
+        let tx = own.begin(&resource, token, TokenUse::SingleUse);
+        let mut tx = tx.await.unwrap();
+        let limit = sqlx::query_scalar("SHOW idle_in_transaction_session_timeout");
+        let limit: String = limit.fetch_one(&mut *tx).await.unwrap();
+        assert_eq!(limit, format!("{}s", hold + 1));
+        tx.commit().await.unwrap();
     }
 }

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, postgres
 use tokio::runtime::Builder;
 use tower_fence::{Fence, Resource, Token, TokenUse};
 
-use crate::support::database::TestDatabase;
+use crate::support::{database::TestDatabase, eventually};
 
 /// Writes in one statement, which is never repeated.
 async fn write(fence: &Fence<Postgres>, value: i64) {
@@ -75,4 +75,34 @@ async fn a_connection_that_was_kept_while_the_process_stood_still_is_looked_at()
     // The runtime of this test has one thread, which waits here.
     ends_all.join().unwrap();
     write(&fence, 2).await;
+}
+
+/// Who gives it back is a task, and ends with its runtime.
+#[test]
+fn what_is_kept_goes_back_to_the_pool_also_when_another_runtime_has_ended() {
+    let runtime = || {
+        let mut runtime = Builder::new_multi_thread();
+        runtime.worker_threads(1).enable_all().build().unwrap()
+    };
+    let lasting = runtime();
+    let (db, fence) = lasting.block_on(async {
+        let db = Postgres::fresh(1).await;
+        let fence = db.reusing_fence();
+        write(&fence, 1).await;
+        (db, fence)
+    });
+    let goes_back = || async {
+        let all_idle = async || db.pool.num_idle() == db.pool.size() as usize;
+        eventually("it is in the pool, or closed", all_idle).await;
+    };
+    lasting.block_on(goes_back());
+    let ending = runtime();
+    ending.block_on(write(&fence, 2));
+    drop(ending);
+    lasting.block_on(async {
+        goes_back().await;
+        write(&fence, 3).await;
+        goes_back().await;
+    });
+    lasting.block_on(async { drop((fence, db)) });
 }

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     thread,
@@ -16,7 +16,7 @@ use sqlx::{
     PgPool, Postgres,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
+use tokio::{net::TcpListener, runtime::Runtime, sync::Barrier, time::timeout};
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::{
@@ -75,7 +75,10 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
     for reuse in [false, true] {
         let fence = db.fence().reuse_connections(reuse);
         let fence = fence.pool_wait(Duration::from_millis(300));
-        for error in join_all((0..4).map(|n| write(&fence, n))).await {
+        let waiting = join_all((0..4).map(|n| write(&fence, n)));
+        // Long before the pool's own limit.
+        let refused = timeout(Duration::from_secs(15), waiting).await;
+        for error in refused.expect("its own limit counts") {
             let error = error.unwrap_err();
             assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
         }
@@ -113,6 +116,44 @@ async fn a_pool_that_the_fence_has_filled_is_said_to_be_busy() {
         let error = write(&hasty, 0).await.unwrap_err();
         assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
         drop(held);
+    }
+}
+
+/// One task asks for those who wait at a full pool. Once there is room they need not wait for each other's connections.
+#[tokio::test]
+async fn connections_are_opened_at_the_same_time_for_those_who_wait() {
+    const SIZE: u32 = 3;
+    let db = Postgres::fresh(1).await;
+    let (opened, both) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
+    let options = PgPoolOptions::new().max_connections(SIZE);
+    let options = options.after_connect(move |_, _| {
+        // Those at first, and the next one.
+        let alone = opened.fetch_add(1, SeqCst) <= SIZE;
+        let both = Arc::clone(&both);
+        Box::pin(async move {
+            if !alone {
+                both.wait().await;
+            }
+            Ok(())
+        })
+    });
+    let pool = options.connect_lazy(&db.url).unwrap();
+    let fence = Fence::new(pool.clone()).reuse_connections(true);
+    let held = join_all((0..SIZE).map(|_| pool.acquire())).await;
+    let begin = async |n| {
+        let resource = Resource::new(format!("r-{n}")).unwrap();
+        let token = Token::new(1).unwrap();
+        fence.begin(&resource, token, TokenUse::Reusable).await
+    };
+    let mut waiting = Box::pin(join_all((0..SIZE).map(begin)));
+    let in_line = timeout(Duration::from_millis(200), &mut waiting).await;
+    assert!(in_line.is_err(), "the pool is not full");
+    for conn in held {
+        conn.unwrap().close().await.unwrap();
+    }
+    let begun = timeout(Duration::from_secs(15), waiting).await;
+    for tx in begun.expect("they are opened one after the other") {
+        tx.unwrap().commit().await.unwrap();
     }
 }
 
