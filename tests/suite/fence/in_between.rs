@@ -10,7 +10,7 @@ use tower_fence::{
     epochs::{Epoch, Epochs},
 };
 
-use super::failover::{DEAD, PARTITION, was_on_time_line};
+use super::failover::{DEAD, DEAD_BY_OPERATOR, PARTITION, was_on_time_line};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -223,7 +223,7 @@ async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
 #[tokio::test]
 async fn a_row_of_no_history_that_was_made_meanwhile_is_brought_into_one() {
     for in_sql in [false, true] {
-        for (value, expected) in [(7, Err(DEAD)), (ABOVE, Ok(()))] {
+        for (value, expected) in [(7, Err(DEAD_BY_OPERATOR)), (ABOVE, Ok(()))] {
             let (db, fence) = waiting("BEFORE").await;
             db.execute("SELECT fence_after_failover()").await;
             db.execute("UPDATE fence_floors SET floor = 0").await;

@@ -86,7 +86,7 @@ fn what_is_kept_goes_back_to_the_pool_also_when_another_runtime_has_ended() {
     };
     let lasting = runtime();
     let (db, fence) = lasting.block_on(async {
-        let db = Postgres::fresh(1).await;
+        let db = Postgres::fresh(2).await;
         let fence = db.reusing_fence();
         write(&fence, 1).await;
         (db, fence)
