@@ -1,11 +1,7 @@
 //! What the fence asks of a database: the statements, and the two ends of a transaction.
 
 mod admission;
-#[cfg(feature = "postgres")]
-mod at_once;
 mod capabilities;
-#[cfg(feature = "postgres")]
-mod left_open;
 mod migrations;
 #[cfg(feature = "postgres")]
 mod postgres;

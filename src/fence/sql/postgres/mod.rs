@@ -1,43 +1,29 @@
 //! The fence in Postgres.
 
+mod at_once;
+mod catalog;
+mod left_open;
+mod transaction;
+
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
+    AssertSqlSafe, Executor, PgConnection, Postgres,
     migrate::MigrateError,
-    postgres::{PgConnectOptions, PgRow, PgTransactionManager},
+    postgres::{PgConnectOptions, PgRow},
 };
 
 use super::{
-    Admission, Admit, AdvisoryLock, Announcement, Arguments, Backend, Capabilities, Claimed,
-    Committed, Dead, Found, Idle, Record, RecordId, Records, RowVersion, Rows, StateRow, Statement,
-    States, StoredResponse, Tables, TransactionManager,
-    at_once::{NOTHING, at_once},
-    left_open, migrations,
-    records::records,
-    savepoint,
-    statements::statements,
-    states::states,
-    tables::quoted,
+    Admission, Admit, AdvisoryLock, Announcement, Backend, Claimed, Committed, Dead, Found, Idle,
+    Record, RecordId, Records, RowVersion, Rows, StateRow, Statement, States, StoredResponse,
+    Tables, migrations, records::records, statements::statements, states::states, tables::quoted,
 };
 use crate::{
     announce::LeaseDigest,
-    calls::literal_text,
     epochs::{Epoch, partition_of},
     fence::{settings::TransactionLimits, token_use::TokenUse},
     token::{Resource, Token},
 };
-
-/// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
-/// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
-/// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
-/// Another transaction begins with the same message: that keeps sqlx's count of nested transactions
-/// true, and where it can be used, it saves the next write a round trip. If nobody wants it, the
-/// ROLLBACK that closes it travels with the pool's own check of the connection.
-fn prove_and_commit() -> String {
-    format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
-}
 
 /// As [`Backend::make_durable`], without a round trip of its own: for what is raised, so that nobody older is
 /// admitted again after a crash.
@@ -69,37 +55,14 @@ impl Backend for Postgres {
     }
 
     async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
-        let sql = AssertSqlSafe(begin(conn, limits)).into_sql_str();
-        match PgTransactionManager::begin(conn, Some(sql.clone())).await {
-            Err(error) if left_open::is_left_open(&error) => {
-                left_open::end(conn).await?;
-                PgTransactionManager::begin(conn, Some(sql)).await
-            }
-            begun => begun,
-        }
+        transaction::begin(conn, limits).await
     }
 
     async fn find_tables(
         conn: &mut PgConnection,
         schema: Option<&str>,
     ) -> sqlx::Result<Option<Found>> {
-        // One message, which needs no transaction where a pooler stands in between.
-        let row = conn.fetch_optional(AssertSqlSafe(find(schema))).await?;
-        let Some(row) = row else {
-            return Ok(None);
-        };
-        let capabilities = Capabilities {
-            row_versions: row.try_get("row_versions")?,
-            advisory_locks: row.try_get("advisory_locks")?,
-            ends_sessions: row.try_get("ends_sessions")?,
-            transaction_ids: row.try_get("transaction_ids")?,
-            history: row.try_get("history")?,
-        };
-        let is_current: bool = row.try_get("is_current")?;
-        Ok(Some(Found {
-            schema: row.try_get("schema")?,
-            capabilities: is_current.then_some(capabilities),
-        }))
+        catalog::find_tables(conn, schema).await
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -116,31 +79,7 @@ impl Backend for Postgres {
         conn: &mut PgConnection,
         next: Option<TransactionLimits>,
     ) -> sqlx::Result<Committed> {
-        let sql = match next {
-            Some(limits) => format!("{}; {}", prove_and_commit(), begin(conn, limits)),
-            None => format!("{} AND CHAIN", prove_and_commit()),
-        };
-        let mut confirmed = 0;
-        let mut answers = conn.fetch_many(AssertSqlSafe(sql));
-        while let Some(answer) = answers.next().await {
-            match answer {
-                Ok(Either::Left(_)) => confirmed += 1,
-                Ok(Either::Right(_)) => {}
-                // A cancellation that arrives during COMMIT may only be noticed behind it.
-                Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
-                Err(error) => return Err(error),
-            }
-        }
-        drop(answers);
-        if confirmed < 2 {
-            let unconfirmed = "COMMIT was not answered";
-            return Err(sqlx::Error::Protocol(unconfirmed.into()));
-        }
-        if next.is_none() {
-            PgTransactionManager::start_rollback(conn);
-            return Ok(Committed::Clean);
-        }
-        Ok(Committed::Begun)
+        transaction::commit(conn, next).await
     }
 
     const HAS_SERVER: bool = true;
@@ -264,44 +203,14 @@ impl Backend for Postgres {
         lock_wait: Duration,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
-        let mut arguments = statement.arguments.clone();
-        let sql = at_once(tables.schema(), trimmed(statement), arguments.len());
-        let bound = arguments
-            .add(admit.resource.as_str())
-            .and_then(|()| arguments.add(admit.token.get()))
-            .and_then(|()| arguments.add(admit.dead))
-            .and_then(|()| arguments.add(admit.lock.0))
-            .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
-        bound.map_err(sqlx::Error::Encode)?;
-        let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
-        // To the end: what comes behind the last row is the answer to its COMMIT.
-        match query.fetch_all(conn).await {
-            Err(sqlx::Error::Database(error))
-                if error.message().contains(NOTHING)
-                    // Where the pool's sessions are stricter than READ COMMITTED, this is how they
-                    // learn that another transaction was faster; and it may have lost in a deadlock.
-                    || matches!(error.code().as_deref(), Some("40001" | "40P01"))
-                    // A pooler in between has prepared it on one server and executed it on another:
-                    // invalid_sql_statement_name.
-                    || error.code().as_deref() == Some("26000") =>
-            {
-                Ok(Vec::new())
-            }
-            outcome => outcome,
-        }
+        at_once::write(conn, tables, admit, lock_wait, statement).await
     }
 
     async fn write_admitted(
         conn: &mut PgConnection,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
-        let sql = format!(
-            "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
-            trimmed(statement)
-        );
-        sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
-            .fetch_all(conn)
-            .await
+        at_once::write_admitted(conn, statement).await
     }
 
     async fn find_partitions(
@@ -395,92 +304,6 @@ impl Backend for Postgres {
     );
 }
 
-/// Where the tables are, and what the server can do, by its catalogs: what fails in a transaction ends that.
-///
-/// Only what is not there counts as missing. A right that was taken away does not, but for that to end sessions.
-fn find(schema: Option<&str>) -> String {
-    // Not what the session sees first, which may be a temporary table.
-    let schemas = match schema {
-        Some(schema) => format!("ARRAY[{}]::name[]", literal_text(schema)),
-        None => "pg_catalog.current_schemas(false)".into(),
-    };
-    let has_function = |name: &str, also: &str| {
-        format!(
-            "EXISTS (SELECT 1 FROM pg_catalog.pg_proc AS p WHERE p.proname = '{name}' \
-             AND p.pronamespace = s.oid{also})"
-        )
-    };
-    let has_column = |name: &str| {
-        format!(
-            "EXISTS (SELECT 1 FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = '{name}')"
-        )
-    };
-    let [is_current, xmin] = ["history", "xmin"].map(has_column);
-    let advisory_locks = has_function("pg_try_advisory_xact_lock_shared", "");
-    let may_execute = " AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')";
-    let terminates = has_function("pg_terminate_backend", may_execute);
-    let transaction_ids = has_function("pg_current_xact_id", "");
-    // A view has none, a foreign table none that says anything, and YugabyteDB has it in this catalog alone.
-    format!(
-        "SELECT n.nspname::text AS schema, {is_current} AS is_current, \
-             {xmin} AND c.relkind IN ('r', 'p') AND pg_catalog.version() NOT LIKE '%-YB-%' AS row_versions, \
-             {advisory_locks} AS advisory_locks, \
-             {advisory_locks} AND {terminates} AS ends_sessions, \
-             {transaction_ids} AS transaction_ids, \
-             EXISTS (SELECT 1 FROM pg_catalog.pg_proc AS p \
-                 WHERE p.proname = 'fence_history' AND p.pronamespace = n.oid) AS history \
-         FROM unnest({schemas}) WITH ORDINALITY AS o (name, place) \
-         JOIN pg_catalog.pg_namespace AS n ON n.nspname = o.name \
-         JOIN pg_catalog.pg_class AS c \
-             ON c.relnamespace = n.oid AND c.relname = 'fence_resources' \
-         CROSS JOIN pg_catalog.pg_namespace AS s \
-         WHERE s.nspname = 'pg_catalog' \
-         ORDER BY o.place LIMIT 1"
-    )
-}
-
-/// How much longer than the process the server waits: it ends the connection as well, which is for
-/// processes that are frozen, and not for each handler that takes too long.
-const MARGIN: Duration = Duration::from_secs(1);
-
-/// The start of a transaction with its time limits.
-fn begin(conn: &PgConnection, limits: TransactionLimits) -> String {
-    let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
-    let (lock_ms, idle_ms) = (
-        millis(first_wait),
-        millis(limits.hold.saturating_add(MARGIN)),
-    );
-    // A statement may wait for a lock first, and so may the claim of a key, and the admission.
-    let waits = limits
-        .lock_wait
-        .saturating_add(limits.key_wait.unwrap_or_default());
-    let whole_ms = millis(waits.saturating_add(limits.hold));
-    let mut sql = format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED; \
-         SET LOCAL lock_timeout = {lock_ms}; \
-         SET LOCAL statement_timeout = {whole_ms}; \
-         SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
-    );
-    // From Postgres 17 on, the server also bounds a transaction that is never idle.
-    if conn.server_version_num() >= Some(17_00_00) {
-        sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
-    }
-    sql.push_str("; SAVEPOINT ");
-    sql.push_str(savepoint());
-    sql
-}
-
-/// A statement that can be put into parentheses, with a new line for what may be a comment.
-fn trimmed(statement: &Statement<Postgres>) -> &str {
-    let sql = statement.sql.as_str();
-    sql.trim_end_matches(|end: char| end == ';' || end.is_whitespace())
-}
-
-/// Postgres' settings of times are whole milliseconds; 0 would mean no limit.
-fn millis(limit: Duration) -> u128 {
-    limit.as_millis().clamp(1, i32::MAX as u128)
-}
-
 impl States for Postgres {
     states!(idle_ms: "CAST(extract(epoch FROM clock_timestamp() - updated_at) * 1000 AS bigint)");
 }
@@ -505,31 +328,5 @@ impl Records for Postgres {
         let sql = format!("SET LOCAL ROLE {role}");
         conn.execute(AssertSqlSafe(sql)).await?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_limit_is_never_none() {
-        for (limit, whole) in [
-            (Duration::ZERO, 1),
-            (Duration::from_micros(2_900), 2),
-            (Duration::MAX, i32::MAX as u128),
-        ] {
-            assert_eq!(millis(limit), whole);
-        }
-    }
-
-    #[test]
-    fn a_statement_ends_before_its_semicolons_and_blanks() {
-        for sql in ["SELECT 'fence'", "SELECT 'fence';", "SELECT 'fence' ;\n ; "] {
-            let statement = Statement::new(sqlx::query(AssertSqlSafe(sql)))
-                .ok()
-                .unwrap();
-            assert_eq!(trimmed(&statement), "SELECT 'fence'");
-        }
     }
 }

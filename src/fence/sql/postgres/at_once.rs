@@ -1,0 +1,110 @@
+//! A statement together with its admission, for Postgres.
+
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgRow};
+
+use super::transaction::millis;
+use crate::fence::sql::{Admit, Arguments, Statement, Tables};
+
+/// What the error says with which [`at_once`] undoes itself.
+const NOTHING: &str = "tower-fence: nothing is written at once";
+
+/// As [`Backend::write_at_once`](crate::fence::sql::Backend::write_at_once).
+pub(super) async fn write(
+    conn: &mut PgConnection,
+    tables: &Tables,
+    admit: Admit<'_>,
+    lock_wait: Duration,
+    statement: &mut Statement<Postgres>,
+) -> sqlx::Result<Vec<PgRow>> {
+    let mut arguments = statement.arguments.clone();
+    let sql = at_once(tables.schema(), trimmed(statement), arguments.len());
+    let bound = arguments
+        .add(admit.resource.as_str())
+        .and_then(|()| arguments.add(admit.token.get()))
+        .and_then(|()| arguments.add(admit.dead))
+        .and_then(|()| arguments.add(admit.lock.0))
+        .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
+    bound.map_err(sqlx::Error::Encode)?;
+    let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
+    // To the end: what comes behind the last row is the answer to its COMMIT.
+    match query.fetch_all(conn).await {
+        Err(sqlx::Error::Database(error))
+            if error.message().contains(NOTHING)
+                // Where the pool's sessions are stricter than READ COMMITTED, this is how they
+                // learn that another transaction was faster; and it may have lost in a deadlock.
+                || matches!(error.code().as_deref(), Some("40001" | "40P01"))
+                // A pooler in between has prepared it on one server and executed it on another:
+                // invalid_sql_statement_name.
+                || error.code().as_deref() == Some("26000") =>
+        {
+            Ok(Vec::new())
+        }
+        outcome => outcome,
+    }
+}
+
+/// A statement with its admission, for a resource, a token, what is dead then, an advisory lock and
+/// a limit for locks that are bound behind the arguments of its own. It writes under an admitted token and returns what it has
+/// written, or nothing stays of it.
+///
+/// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
+/// differ, another write came after the snapshot was taken, and the statement would not see it.
+/// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it.
+/// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
+/// even a trigger has had its effect.
+fn at_once(schema: &str, statement: &str, bound: usize) -> String {
+    let [resource, token, dead, lock, wait] = [1, 2, 3, 4, 5].map(|place| bound + place);
+    format!(
+        "WITH fence AS (\
+            UPDATE {schema}.fence_resources AS f \
+            SET max_token = ${dead}, updated_at = CURRENT_TIMESTAMP, \
+                admitted_by = pg_catalog.pg_current_xact_id() \
+            WHERE f.resource = ${resource} AND f.max_token < ${token} \
+                AND f.history = {schema}.fence_history() \
+                AND pg_catalog.pg_try_advisory_xact_lock_shared(${lock}) IS NOT NULL AND f.xmin = (\
+                SELECT s.xmin FROM {schema}.fence_resources AS s \
+                WHERE s.resource = ${resource} \
+                    AND pg_catalog.set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
+            RETURNING 1\
+        ), work AS ({statement}\n) SELECT work.* FROM (SELECT 1) AS always LEFT JOIN work ON true \
+        WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
+            ELSE ('{NOTHING}, in ' || pg_backend_pid())::boolean END"
+    )
+}
+
+/// As [`Backend::write_admitted`](crate::fence::sql::Backend::write_admitted).
+pub(super) async fn write_admitted(
+    conn: &mut PgConnection,
+    statement: &mut Statement<Postgres>,
+) -> sqlx::Result<Vec<PgRow>> {
+    let sql = format!(
+        "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
+        trimmed(statement)
+    );
+    sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+        .fetch_all(conn)
+        .await
+}
+
+/// A statement that can be put into parentheses, with a new line for what may be a comment.
+fn trimmed(statement: &Statement<Postgres>) -> &str {
+    let sql = statement.sql.as_str();
+    sql.trim_end_matches(|end: char| end == ';' || end.is_whitespace())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_ends_before_its_semicolons_and_blanks() {
+        for sql in ["SELECT 'fence'", "SELECT 'fence';", "SELECT 'fence' ;\n ; "] {
+            let statement = Statement::new(sqlx::query(AssertSqlSafe(sql)))
+                .ok()
+                .unwrap();
+            assert_eq!(trimmed(&statement), "SELECT 'fence'");
+        }
+    }
+}

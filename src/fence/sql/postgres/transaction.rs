@@ -1,0 +1,120 @@
+//! The two ends of a transaction in Postgres.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use sqlx::{
+    AssertSqlSafe, Either, Executor, PgConnection, SqlSafeStr, postgres::PgTransactionManager,
+};
+
+use super::left_open;
+use crate::fence::{
+    settings::TransactionLimits,
+    sql::{Committed, TransactionManager, savepoint},
+};
+
+/// As [`Backend::begin`](crate::fence::sql::Backend::begin).
+pub(super) async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
+    let sql = AssertSqlSafe(begin_sql(conn, limits)).into_sql_str();
+    match PgTransactionManager::begin(conn, Some(sql.clone())).await {
+        Err(error) if left_open::is_left_open(&error) => {
+            left_open::end(conn).await?;
+            PgTransactionManager::begin(conn, Some(sql)).await
+        }
+        begun => begun,
+    }
+}
+
+/// How much longer than the process the server waits: it ends the connection as well, which is for
+/// processes that are frozen, and not for each handler that takes too long.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// The start of a transaction with its time limits.
+fn begin_sql(conn: &PgConnection, limits: TransactionLimits) -> String {
+    let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
+    let (lock_ms, idle_ms) = (
+        millis(first_wait),
+        millis(limits.hold.saturating_add(MARGIN)),
+    );
+    // A statement may wait for a lock first, and so may the claim of a key, and the admission.
+    let waits = limits
+        .lock_wait
+        .saturating_add(limits.key_wait.unwrap_or_default());
+    let whole_ms = millis(waits.saturating_add(limits.hold));
+    let mut sql = format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; \
+         SET LOCAL lock_timeout = {lock_ms}; \
+         SET LOCAL statement_timeout = {whole_ms}; \
+         SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
+    );
+    // From Postgres 17 on, the server also bounds a transaction that is never idle.
+    if conn.server_version_num() >= Some(17_00_00) {
+        sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
+    }
+    sql.push_str("; SAVEPOINT ");
+    sql.push_str(savepoint());
+    sql
+}
+
+/// As [`Backend::commit`](crate::fence::sql::Backend::commit).
+pub(super) async fn commit(
+    conn: &mut PgConnection,
+    next: Option<TransactionLimits>,
+) -> sqlx::Result<Committed> {
+    let sql = match next {
+        Some(limits) => format!("{}; {}", prove_and_commit(), begin_sql(conn, limits)),
+        None => format!("{} AND CHAIN", prove_and_commit()),
+    };
+    let mut confirmed = 0;
+    let mut answers = conn.fetch_many(AssertSqlSafe(sql));
+    while let Some(answer) = answers.next().await {
+        match answer {
+            Ok(Either::Left(_)) => confirmed += 1,
+            Ok(Either::Right(_)) => {}
+            // A cancellation that arrives during COMMIT may only be noticed behind it.
+            Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
+            Err(error) => return Err(error),
+        }
+    }
+    drop(answers);
+    if confirmed < 2 {
+        let unconfirmed = "COMMIT was not answered";
+        return Err(sqlx::Error::Protocol(unconfirmed.into()));
+    }
+    if next.is_none() {
+        PgTransactionManager::start_rollback(conn);
+        return Ok(Committed::Clean);
+    }
+    Ok(Committed::Begun)
+}
+
+/// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
+/// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
+/// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
+/// Another transaction begins with the same message: that keeps sqlx's count of nested transactions
+/// true, and where it can be used, it saves the next write a round trip. If nobody wants it, the
+/// ROLLBACK that closes it travels with the pool's own check of the connection.
+fn prove_and_commit() -> String {
+    format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
+}
+
+/// Postgres' settings of times are whole milliseconds; 0 would mean no limit.
+pub(super) fn millis(limit: Duration) -> u128 {
+    limit.as_millis().clamp(1, i32::MAX as u128)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_never_none() {
+        for (limit, whole) in [
+            (Duration::ZERO, 1),
+            (Duration::from_micros(2_900), 2),
+            (Duration::MAX, i32::MAX as u128),
+        ] {
+            assert_eq!(millis(limit), whole);
+        }
+    }
+}
