@@ -311,11 +311,27 @@ impl fmt::Debug for Idempotency {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::token::{Resource, Token};
 
     #[test]
     fn the_defaults_are_as_documented() {
         let keys = Idempotency::optional();
         assert_eq!(keys.ttl, Duration::from_hours(24));
         assert_eq!(keys.response_limit_bytes, 65_536);
+    }
+
+    #[test]
+    fn what_is_hashed_is_told_apart() {
+        assert_ne!(digest("kind", ["ab", "c"]), digest("kind", ["a", "bc"]));
+        let resource = Resource::new("sku-1").unwrap();
+        let claims = Claims::one(resource, Token::new(1).unwrap());
+        let of = |uri: &str| {
+            let (parts, ()) = http::Request::post(uri).body(()).unwrap().into_parts();
+            fingerprint(&parts, &claims, &Bytes::new())
+        };
+        let all = [of("/ab"), of("/ab?"), of("/a?b"), of("/?ab")];
+        for (n, one) in all.iter().enumerate() {
+            assert!(!all[..n].contains(one), "{n}");
+        }
     }
 }

@@ -184,7 +184,19 @@ mod tests {
             ..clock()
         };
         assert_eq!(needs(&blank, (0, 0)), (5, true));
+        assert_eq!(needs(&blank, (5, 1)), (5, true));
         assert_eq!(needs(&blank, (9, 1)), (9, false));
+        // What was written in another history, or in another life, is written anew.
+        let other_history = StoredClock {
+            history: 8,
+            ..blank.clone()
+        };
+        let earlier_life = StoredClock {
+            lead: Some(5),
+            ..blank
+        };
+        assert_eq!(needs(&other_history, (0, 0)), (5, false));
+        assert_eq!(needs(&earlier_life, (0, 0)), (5, false));
         assert_eq!(needs(&clock(), (9, 1)), (9, false));
         let theirs = StoredClock {
             source: "theirs".into(),

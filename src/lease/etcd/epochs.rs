@@ -24,7 +24,6 @@ impl Etcd {
     ///
     /// [`LeaseError::Unavailable`] where the clock belongs to another source, or there is no epoch.
     pub(super) async fn prepare_clock(&self, resource: &Resource) -> Result<(), LeaseError> {
-        self.memory().learn_source().await?;
         let flight = self.memory().flight(partition_of(resource)).await?;
         // Whoever was first has begun the epoch perhaps.
         let prepared = async {

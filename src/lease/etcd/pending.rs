@@ -46,8 +46,7 @@ impl PendingAcquire {
     /// Leaves the line, and waits until that is done.
     pub(super) async fn leave(&mut self) {
         if let Some(seat) = self.seat.take() {
-            // Where it fails, the place ends by its time.
-            let _ = self.etcd.revoke(seat.etcd_lease()).await;
+            self.etcd.revoke(seat.etcd_lease()).await;
         }
     }
 

@@ -168,9 +168,9 @@ impl Etcd {
                 .closed_by
                 .is_some_and(|now| now.create_revision == closed_by.create_revision);
             if !is_there {
-                // A renewal that is under way finds none to keep alive. Where this fails it ends by its time.
+                // A renewal that is under way finds none to keep alive.
                 if closed_by.lease != 0 {
-                    let _ = self.revoke(closed_by.lease).await;
+                    self.revoke(closed_by.lease).await;
                 }
                 return Ok(true);
             }

@@ -175,16 +175,13 @@ impl Etcd {
         }
     }
 
-    /// Ends an etcd lease, and its keys.
-    pub(super) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
+    /// Ends an etcd lease, and its keys. Where that fails it ends by its time.
+    pub(super) async fn revoke(&self, id: i64) {
         let body = json!({ "ID": id.to_string() });
-        match self.gateway.call::<Value>("/v3/lease/revoke", &body).await {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
-        }
+        let _ = self.gateway.call::<Value>("/v3/lease/revoke", &body).await;
     }
 
-    /// Ends an etcd lease in the background. Where that fails it ends by its time.
+    /// The same in the background.
     pub(super) fn revoke_later(self: &Arc<Self>, id: i64, background: &Background) {
         let etcd = Arc::clone(self);
         background.spawn(async move { etcd.revoke(id).await });

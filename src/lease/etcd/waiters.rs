@@ -198,3 +198,85 @@ impl Drop for Seat {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{
+        super::{gateway::Gateway, keys::Keys},
+        *,
+    };
+    use crate::{
+        epochs::{Epoch, EpochFuture, Epochs, SourceId},
+        lease::{LeaseId, memory::Memory},
+    };
+
+    struct FirstEpoch;
+
+    impl Epochs for FirstEpoch {
+        fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+            Box::pin(async move { Ok(at_least) })
+        }
+
+        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+            Box::pin(async move { Ok(seen) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            Box::pin(async { Ok(SourceId::new("source").unwrap()) })
+        }
+    }
+
+    /// In an etcd that is away: what ends there ends by its time.
+    fn waiters() -> Arc<Waiters> {
+        let away = Box::new(["http://127.0.0.1:1".parse().unwrap()]);
+        let gateway = Gateway::new(
+            reqwest::Client::new(),
+            away,
+            None,
+            Duration::from_millis(10),
+        );
+        let memory = Memory::new(Arc::new(FirstEpoch));
+        let etcd = Etcd::new(gateway, memory, Keys::new("locks"));
+        Waiters::new(Arc::new(etcd), WaiterLimits::default())
+    }
+
+    #[tokio::test]
+    async fn nothing_is_remembered_of_those_who_have_left() {
+        let waiters = waiters();
+        let [resource, other] = ["sku-1", "sku-2"].map(|name| Resource::new(name).unwrap());
+        let [first, second] = ["1", "2"].map(|n| {
+            let id = LeaseId::new(n.repeat(22)).unwrap();
+            StoredId::of(&id)
+        });
+        let join = |resource, id| waiters.join(resource, id).unwrap();
+        let seats = [&first, &first, &second].map(|id| join(&resource, id));
+        let elsewhere = join(&other, &second);
+        let Unserved { line, places } = waiters.unserved(&resource);
+        let [mut line, mut places] = [line, places].map(Option::unwrap);
+        let [repeated, same_id, last] = seats;
+        let has_place = |etcd_lease| waiters.places().contains(&etcd_lease);
+
+        // Another request under the same id goes on waiting.
+        let gone = repeated.etcd_lease();
+        drop(repeated);
+        assert!(!has_place(gone));
+        assert!(has_place(same_id.etcd_lease()) && has_place(last.etcd_lease()));
+        drop(same_id);
+        assert!(
+            !waiters.waiting().lines[&resource]
+                .seats
+                .contains_key(&first)
+        );
+        assert_eq!(line.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        drop(last);
+        assert!(!waiters.waiting().lines.contains_key(&resource));
+        // Nobody watches the line any more; places are kept alive for as long as there is one.
+        assert!(line.await.is_err());
+        assert_eq!(places.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        drop(elsewhere);
+        assert!(places.await.is_err());
+        assert!(waiters.waiting().lines.is_empty());
+    }
+}

@@ -1,16 +1,20 @@
 //! What leases cost etcd, in calls to its gateway.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, EtcdLeases, Leases, Renew};
+use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew};
 
+use super::etcd_faults::meddling;
 use crate::support::{
     database::TestDatabase,
     etcd::EtcdCluster,
     eventually,
-    lease::{LONG, grant, is_held, sku},
-    proxy::{Passage, Proxy, Sender},
+    lease::{LONG, grant, is_held, sku, wait},
+    proxy::{Link, Passage, Proxy, Sender},
 };
 
 /// The paths of the requests in a message.
@@ -21,26 +25,39 @@ fn paths(message: &[u8]) -> Vec<String> {
     paths.map(ToOwned::to_owned).collect()
 }
 
+/// The calls that went through a proxy.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<String>>>);
+
+impl Calls {
+    /// Those since it was asked last.
+    fn made(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+async fn counting(cluster: &EtcdCluster) -> (Proxy, Calls) {
+    let calls = Calls::default();
+    let counted = calls.clone();
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let counted = counted.clone();
+        move |sender, message: &[u8]| {
+            if sender == Sender::Client {
+                counted.0.lock().unwrap().extend(paths(message));
+            }
+            Passage::Whole
+        }
+    });
+    (proxy.await, calls)
+}
+
 #[tokio::test]
 async fn an_acquire_and_a_release_take_seven_calls() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let calls: Arc<Mutex<Vec<String>>> = Arc::default();
-    let proxy = Proxy::judging(cluster.addr(), {
-        let calls = Arc::clone(&calls);
-        move || {
-            let calls = Arc::clone(&calls);
-            move |sender, message: &[u8]| {
-                if sender == Sender::Client {
-                    calls.lock().unwrap().extend(paths(message));
-                }
-                Passage::Whole
-            }
-        }
-    })
-    .await;
+    let (proxy, calls) = counting(&cluster).await;
     let url = format!("http://{}", proxy.addr);
     let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
-    let made = || std::mem::take(&mut *calls.lock().unwrap());
+    let made = || calls.made();
     // The first one begins an epoch.
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
@@ -89,4 +106,65 @@ async fn a_lease_leaves_no_etcd_lease_behind() {
     }
     leases.release(&sku(), &held.id).await.unwrap();
     has(0).await;
+}
+
+/// Nobody asks whether it is his turn: the watch tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_in_line_asks_for_nothing() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, calls) = counting(&cluster).await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    eventually("it watches", async || {
+        calls.0.lock().unwrap().iter().any(|call| call == "watch")
+    })
+    .await;
+    calls.made();
+    eventually("its place is kept", async || {
+        let calls = calls.0.lock().unwrap();
+        calls
+            .iter()
+            .filter(|call| *call == "lease/keepalive")
+            .count()
+            == 2
+    })
+    .await;
+    assert_eq!(calls.made(), ["lease/keepalive", "lease/keepalive"]);
+    waiting.abort();
+}
+
+/// An etcd that is away, or ends each watch at once, is not asked without end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let cut = Passage::CutLater(Duration::ZERO);
+    let (proxy, ended) = meddling(&cluster, "POST /v3/watch", cut).await;
+    let leases = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let leases = leases.connect(&[format!("http://{}", proxy.addr)]).await;
+    let leases = leases.unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    eventually("it watches", async || ended.load(Relaxed) > 0).await;
+    let (begun, before) = (Instant::now(), ended.load(Relaxed));
+    eventually("it watches again", async || {
+        ended.load(Relaxed) >= before + 20
+    })
+    .await;
+    assert!(
+        begun.elapsed() >= Duration::from_millis(400),
+        "ten pauses or more, as an answer has one message or two"
+    );
+    waiting.abort();
+
+    proxy.set(Link::Cut);
+    let before = proxy.connections();
+    let failed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert!(
+        matches!(failed, Err(LeaseError::Unavailable(_))),
+        "{failed:?}"
+    );
+    let asked = proxy.connections() - before;
+    assert!((1..=50).contains(&asked), "{asked} times in half a second");
 }

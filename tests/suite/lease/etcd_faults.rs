@@ -24,6 +24,7 @@ use super::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
     etcd::{EtcdCluster, base64},
+    eventually,
     http::{Answer, Server},
     lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
     proxy::{Link, Passage, Proxy, Sender},
@@ -270,7 +271,7 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
 }
 
 /// Does this with the answers to one call, and counts them.
-async fn meddling(
+pub async fn meddling(
     cluster: &EtcdCluster,
     call: &'static str,
     passage: Passage,
@@ -309,17 +310,20 @@ async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
     assert_eq!((held.token, cluster.leases().await), (lease.token, 1));
 }
 
-/// A user may not be allowed to ask how long the log is. A process then knows what it has seen itself.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+fn refusal() -> Passage {
     let body = json!({ "code": 7, "message": "permission denied" }).to_string();
     let answer = format!(
         "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let refusal = Passage::Instead(answer.into_bytes());
-    let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal).await;
+    Passage::Instead(answer.into_bytes())
+}
+
+/// A user may not be allowed to ask how long the log is. A process then knows what it has seen itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal()).await;
     let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
     let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
     let (near, far) = (near.unwrap(), far.unwrap());
@@ -332,4 +336,54 @@ async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
     assert!(next.token > renewed.token && refused.load(Relaxed) > 0);
     // Where it begins an epoch, too.
     grant(&far, &Resource::new("sku-2").unwrap(), LONG).await;
+}
+
+/// Without an answer nobody knows whether this is the life of the cluster in which the clock has counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, silent) = meddling(&cluster, "POST /v3/maintenance/status", Passage::Dropped).await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let far = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let far = far.connect(&[format!("http://{}", proxy.addr)]).await;
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let last = grant(&near, &sku(), LONG).await;
+    near.release(&sku(), &last.id).await.unwrap();
+    // Whoever has chosen the id may ask again.
+    let chosen = Acquire::new(LONG).lease_id(last.id.clone());
+    is_unavailable(far.acquire(&sku(), chosen.clone()).await);
+    // What nobody knows of is given back. It shares the clock.
+    let other = Resource::new("sku-124").unwrap();
+    is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
+    assert!(silent.load(Relaxed) >= 2);
+    eventually("it is given back", async || {
+        near.inspect(&other).await.unwrap().is_none()
+    })
+    .await;
+    let kept = near.inspect(&sku()).await.unwrap().unwrap();
+    let repeated = near.acquire(&sku(), chosen).await.unwrap();
+    assert!(repeated.token > last.token && repeated.token == kept.token);
+}
+
+/// An etcd lease that may not be made, for a lease or for a place in line, is told as that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_etcd_refuses_is_told() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, refused) = meddling(&cluster, "POST /v3/lease/grant", refusal()).await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let lease = grant(&near, &sku(), LONG).await;
+    near.release(&sku(), &lease.id).await.unwrap();
+    for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
+        let told = match far.acquire(&sku(), request).await {
+            Err(LeaseError::Unavailable(cause)) => cause.to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert!(told.contains("permission denied"), "{told}");
+        // The second one finds it held.
+        let again = Acquire::new(LONG).lease_id(lease.id.clone());
+        near.acquire(&sku(), again).await.unwrap();
+    }
+    assert_eq!(refused.load(Relaxed), 2);
 }

@@ -206,6 +206,10 @@ async fn a_renewal_under_a_clock_that_is_gone_is_lost() {
     assert_eq!(read(&cluster, LEASE).await, stored);
     late.goes_on();
     is_lost(renewing.await.unwrap());
+    eventually("what the renewal has made has ended", async || {
+        cluster.leases().await == 2
+    })
+    .await;
 }
 
 /// What a key was to hang on runs out while the write is on its way. Another is made.

@@ -1,20 +1,25 @@
 //! A store that is used from several runtimes, one of which ends. What serves waiters are tasks, and end with it.
 
-use std::{any::Any, time::Duration};
+use std::{
+    any::Any,
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
-use sqlx::Postgres;
+use sqlx::{Postgres, Sqlite};
 use tokio::{
     runtime::{Builder, Runtime},
     time::timeout,
 };
 use tower_fence::{
     Resource,
-    lease::{Acquire, LeaseError, Leases, PostgresLeases},
+    lease::{Acquire, EtcdLeases, LeaseError, Leases, PostgresLeases},
 };
 
 use crate::support::{
     database::TestDatabase,
+    etcd::EtcdCluster,
     eventually,
     lease::{LONG, grant, granted, next_grant, sku, wait, waiters},
     store::{Cluster, Etcd, Redis, TestStore},
@@ -101,6 +106,37 @@ fn who_waits_is_served<L: Leases + Clone + 'static>(
             drop((leases, db));
         });
     }
+}
+
+/// For whatever resource they are.
+#[test]
+fn places_in_etcd_are_kept_alive_when_another_runtime_ends() {
+    const PLACES: &str = "tower-fence:line:";
+    let (lasting, ending) = (runtime(), runtime());
+    let (cluster, db, leases) = lasting.block_on(async {
+        let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+        let leases = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+        (cluster, db, leases.unwrap())
+    });
+    // Whoever is the first to wait begins what keeps them.
+    ending.block_on(wait_for_another(&leases));
+    lasting.block_on(async {
+        grant(&leases, &sku(), LONG).await;
+        let waiting = wait(&leases, LONG).await;
+        ending.shutdown_background();
+        eventually("the other has left", async || {
+            cluster.keys(PLACES).await.len() == 1
+        })
+        .await;
+        let before = AtomicI64::new(i64::MAX);
+        eventually("its time begins anew", async || {
+            let left = cluster.time_left(PLACES).await;
+            left > before.swap(left, Relaxed)
+        })
+        .await;
+        waiting.abort();
+        drop((leases, db));
+    });
 }
 
 #[test]
