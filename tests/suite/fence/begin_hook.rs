@@ -19,13 +19,17 @@ async fn with_tenant() -> (Fresh<Postgres>, Fence<Postgres>) {
     let db = Postgres::fresh(2).await;
     db.execute("CREATE TABLE notes (tenant TEXT DEFAULT current_setting('app.tenant', true))")
         .await;
-    let fence = db.fence().on_begin(|conn| {
+    let fence = of_the_tenant(db.fence());
+    (db, fence)
+}
+
+fn of_the_tenant(fence: Fence<Postgres>) -> Fence<Postgres> {
+    fence.on_begin(|conn| {
         Box::pin(async move {
             let set = sqlx::query("SELECT set_config('app.tenant', 'acme', true)");
             set.execute(conn).await.map(|_| ())
         })
-    });
-    (db, fence)
+    })
 }
 
 const NOTE: &str = "INSERT INTO notes SELECT FROM fence RETURNING 1::bigint";
@@ -48,6 +52,25 @@ async fn in_one_statement(pending: PgPendingWrite) -> Result<(), WriteError> {
     let rows: Vec<(i64,)> = pending.write(sqlx::query(NOTE)).await?;
     assert_eq!(rows, [(1,)]);
     Ok(())
+}
+
+/// One that has begun with the COMMIT of the one before.
+#[tokio::test]
+async fn it_runs_in_a_transaction_that_began_early() {
+    let (db, _) = with_tenant().await;
+    let fence = of_the_tenant(db.reusing_fence());
+    let sku = Resource::new("a").unwrap();
+    for token in 1..=20 {
+        let token = Token::new(token).unwrap();
+        let mut tx = fence.begin(&sku, token, TokenUse::SingleUse).await.unwrap();
+        sqlx::query("INSERT INTO notes DEFAULT VALUES")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        tx.commit().await.unwrap();
+    }
+    let noted = "SELECT count(*) FROM notes WHERE tenant = 'acme'";
+    assert_eq!(db.number(noted).await, 20);
 }
 
 #[tokio::test]

@@ -10,8 +10,8 @@ use axum::{
 };
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 use tower_fence::{
-    Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, Resource,
-    fence::WriteError, layer::Rejection,
+    FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, Resource, fence::WriteError,
+    layer::Rejection,
 };
 
 use crate::support::{
@@ -79,8 +79,8 @@ async fn swallow(pending: PgPendingWrite) -> &'static str {
     "all is well"
 }
 
-async fn start(fence: Fence<Postgres>) -> Server {
-    let fence = fence.hold_limit(Duration::from_secs(2));
+async fn start(db: &Fresh<Postgres>) -> Server {
+    let fence = db.fence().hold_limit(Duration::from_secs(2));
     let layer = FenceLayer::new(fence.clone(), PathParam("r"))
         .on_begin(|parts, conn| Box::pin(become_tenant(parts, conn)));
     let both = FenceLayer::new(fence, [PathParam("r"), PathParam("s")])
@@ -151,24 +151,9 @@ fn tokens(mode: &str, token: i64) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_tenant_writes_its_own_rows_in_each_mode() {
     let db = with_tenants().await;
-    each_tenant_writes_its_own_rows(&db, db.fence(), 1).await;
-}
-
-/// In transactions, too, that began with the COMMIT of the one before.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_tenant_writes_its_own_rows_where_connections_are_reused() {
-    let db = with_tenants().await;
-    each_tenant_writes_its_own_rows(&db, db.reusing_fence(), 5).await;
-}
-
-async fn each_tenant_writes_its_own_rows(
-    db: &Fresh<Postgres>,
-    fence: Fence<Postgres>,
-    rounds: usize,
-) {
-    let server = start(fence).await;
+    let server = start(&db).await;
     let (mut token, mut red, mut blue) = (1, 0, 0);
-    for mode in MODES.repeat(rounds) {
+    for mode in MODES {
         for tenant in ["red", "blue", "nobody"] {
             token += 1;
             let path = format!("/r/{mode}");
@@ -191,7 +176,7 @@ async fn each_tenant_writes_its_own_rows(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_it_fails_nothing_is_written_and_the_token_stays_usable() {
     let db = with_tenants().await;
-    let server = start(db.fence()).await;
+    let server = start(&db).await;
     for mode in MODES {
         let path = format!("/r/{mode}");
         let answer = send(&server, &path, &tokens(mode, 5), 5, None).await;
