@@ -5,15 +5,16 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
-    extract::Path,
+    extract::{Path, Request},
     http::StatusCode,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::post,
 };
 use sqlx::{AssertSqlSafe, Postgres};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tower_fence::{
-    Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
+    CommitError, Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
     fence::WriteError, layer::Rejection,
 };
 
@@ -326,4 +327,60 @@ async fn a_client_that_goes_away_leaves_no_lock_behind() {
     blocker.rollback().await.unwrap();
     assert_eq!(server.write("/r", 4).await.status, 200);
     assert_eq!(db.number("SELECT n FROM stock").await, 8);
+}
+
+/// Notifies when it is dropped.
+struct Gone(Arc<Notify>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// A task of the handler's goes on, with the transaction, when the client and the handler are gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_outlives_its_client_commits_nothing() {
+    let (gone, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (told, mut outcome) = mpsc::unbounded_channel();
+    let handler = {
+        let go_on = Arc::clone(&go_on);
+        async move |pending: PgPendingWrite| {
+            let mut tx = pending.begin().await.unwrap();
+            let insert = sqlx::query("INSERT INTO ledger VALUES (5)");
+            insert.execute(&mut *tx).await.unwrap();
+            tokio::spawn(async move {
+                go_on.notified().await;
+                told.send(tx.commit().await)
+            });
+            std::future::pending::<StatusCode>().await
+        }
+    };
+    let db = Postgres::fresh(3).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
+    let outermost = {
+        let gone = Arc::clone(&gone);
+        middleware::from_fn(move |request: Request, next: Next| {
+            let gone = Gone(Arc::clone(&gone));
+            async move {
+                let _gone = gone;
+                next.run(request).await
+            }
+        })
+    };
+    let app = Router::new()
+        .route("/{r}", post(handler))
+        .route_layer(layer)
+        .layer(outermost);
+    let server = Server::start(app).await;
+    let request = server
+        .post("/r")
+        .header("Fencing-Token", "2")
+        .timeout(Duration::from_millis(500));
+    request.send().await.expect_err("its time is short");
+    gone.notified().await;
+    go_on.notify_one();
+    let outcome = outcome.recv().await.unwrap();
+    assert!(matches!(outcome, Err(CommitError::Escaped)), "{outcome:?}");
+    assert_eq!(db.entries().await, 0);
 }
