@@ -224,3 +224,26 @@ mod tests {
         assert_eq!(Epoch::new(999_999).unwrap().to_string(), "999999");
     }
 }
+
+/// For the tests of stores.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// A source that hands out what it is asked for.
+    pub(crate) struct FirstEpoch;
+
+    impl Epochs for FirstEpoch {
+        fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
+            Box::pin(async move { Ok(at_least) })
+        }
+
+        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+            Box::pin(async move { Ok(seen) })
+        }
+
+        fn source_id(&self) -> EpochFuture<'_, SourceId> {
+            Box::pin(async { Ok(SourceId::new("source").unwrap()) })
+        }
+    }
+}

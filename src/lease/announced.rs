@@ -334,27 +334,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::{
-        announce::AnnounceFuture,
-        epochs::{Epoch, EpochFuture, Epochs, SourceId},
-        lease::EmbeddedLeases,
-    };
-
-    struct FirstEpoch;
-
-    impl Epochs for FirstEpoch {
-        fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
-            Box::pin(async move { Ok(at_least) })
-        }
-
-        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
-            Box::pin(async move { Ok(seen) })
-        }
-
-        fn source_id(&self) -> EpochFuture<'_, SourceId> {
-            Box::pin(async { Ok(SourceId::new("source").unwrap()) })
-        }
-    }
+    use crate::{announce::AnnounceFuture, epochs::testing::FirstEpoch, lease::EmbeddedLeases};
 
     /// A resource side that counts what it is told.
     #[derive(Default)]

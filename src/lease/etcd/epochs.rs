@@ -18,7 +18,8 @@ use crate::{
 };
 
 impl Etcd {
-    /// Has the clock of a resource's partition usable, unless another issuer is faster; to ask again tells.
+    /// Has the clock of a resource's partition usable, unless another issuer is faster; to ask again tells. Whoever asks
+    /// has learned the source of epochs, which a new clock carries.
     ///
     /// # Errors
     ///

@@ -210,25 +210,9 @@ mod tests {
         *,
     };
     use crate::{
-        epochs::{Epoch, EpochFuture, Epochs, SourceId},
+        epochs::testing::FirstEpoch,
         lease::{LeaseId, memory::Memory},
     };
-
-    struct FirstEpoch;
-
-    impl Epochs for FirstEpoch {
-        fn next_epoch(&self, _: u8, at_least: Epoch) -> EpochFuture<'_> {
-            Box::pin(async move { Ok(at_least) })
-        }
-
-        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
-            Box::pin(async move { Ok(seen) })
-        }
-
-        fn source_id(&self) -> EpochFuture<'_, SourceId> {
-            Box::pin(async { Ok(SourceId::new("source").unwrap()) })
-        }
-    }
 
     /// In an etcd that is away: what ends there ends by its time.
     fn waiters() -> Arc<Waiters> {
