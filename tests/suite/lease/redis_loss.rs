@@ -251,3 +251,49 @@ async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
     assert_eq!(lease.token.get(), first.get() + 1);
     leases.release(&sku(), &lease.id).await.unwrap();
 }
+
+/// Whoever has chosen the id may ask again. What nobody knows of is given back.
+#[tokio::test]
+async fn a_grant_that_is_not_answered_is_kept_under_a_chosen_id_alone() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    // By its time the answers are told apart.
+    let time = Duration::from_millis(54_321);
+    let cuts = Arc::new(AtomicBool::new(false));
+    let told = cuts.clone();
+    let proxy = Proxy::judging(server.addr(), move || {
+        let (cuts, mut acquires) = (told.clone(), false);
+        move |sender, message: &[u8]| match sender {
+            Sender::Client => {
+                acquires = message.windows(5).any(|part| part == b"54321");
+                Passage::Whole
+            }
+            Sender::Server if acquires && cuts.load(Relaxed) => Passage::CutAfter(0),
+            Sender::Server => Passage::Whole,
+        }
+    });
+    let proxy = proxy.await;
+    let near = connect(&server, &db).await;
+    let url = proxy.url(&server.url());
+    let far = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    // They share a clock.
+    let (resource, other) = (sku(), Resource::new("sku-124").unwrap());
+    let last = grant(&far, &resource, time).await;
+    far.release(&resource, &last.id).await.unwrap();
+
+    cuts.store(true, Relaxed);
+    is_unavailable(far.acquire(&other, Acquire::new(time)).await);
+    eventually("it is given back", async || {
+        near.inspect(&other).await.unwrap().is_none()
+    })
+    .await;
+    let chosen = Acquire::new(time).lease_id(last.id);
+    is_unavailable(far.acquire(&resource, chosen.clone()).await);
+    // By the same connection: what gives it back would come before the second one.
+    for _ in 0..2 {
+        far.inspect(&resource).await.unwrap();
+    }
+    let kept = near.acquire(&resource, chosen).await.unwrap();
+    let next = grant(&near, &other, LONG).await;
+    let counted = |token: Token| token.get() - last.token.get();
+    assert_eq!((counted(kept.token), counted(next.token)), (2, 3));
+}
