@@ -8,7 +8,9 @@ pub mod machine;
 pub mod options;
 pub mod pgbench;
 pub mod plot;
-// The tests use it, too.
+// The tests use these two, too.
+#[path = "../../tests/suite/support/ports.rs"]
+pub mod ports;
 #[path = "../../tests/suite/support/postgres.rs"]
 pub mod postgres;
 pub mod program;

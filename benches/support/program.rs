@@ -1,13 +1,15 @@
 //! A server program in a folder of its own, on a free port, until it is dropped.
 
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     thread::sleep,
     time::Duration,
 };
 
 use tempfile::TempDir;
+
+use super::ports::free_port;
 
 pub struct Program {
     pub addr: SocketAddr,
@@ -75,9 +77,4 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("an address").port()
 }

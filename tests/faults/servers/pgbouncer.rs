@@ -11,8 +11,7 @@ use std::{
 use reqwest::Url;
 use tempfile::TempDir;
 
-use super::free_port;
-use crate::support::{eventually, process::send_signal};
+use crate::support::{eventually, ports::free_port, process::send_signal};
 
 pub struct PgBouncer {
     port: u16,

@@ -4,10 +4,9 @@ use std::{env, process::Command};
 
 use tokio::sync::Mutex;
 
-use super::free_port;
 use crate::{
     service::variables,
-    support::{process::Process, proxy::Proxy, wall_clock::WallClock},
+    support::{ports::free_port, process::Process, proxy::Proxy, wall_clock::WallClock},
 };
 
 /// What each service is told.

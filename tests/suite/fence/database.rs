@@ -12,7 +12,7 @@ use tower_fence::{
 use crate::support::{
     database::{TestDatabase, on_both_databases},
     fence::{begin, sku, token, write},
-    redis::free_port,
+    ports::free_port,
     variant::on_other_postgres,
 };
 

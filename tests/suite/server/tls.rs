@@ -7,11 +7,8 @@ use sqlx::Postgres;
 
 use super::program::{HOLDER, OPERATOR, Served, file, name, path, run};
 use crate::support::{
-    certificates::Certificates,
-    database::TestDatabase,
-    eventually,
-    http::Answer,
-    redis::{RedisServer, free_port},
+    certificates::Certificates, database::TestDatabase, eventually, http::Answer, ports::free_port,
+    redis::RedisServer,
 };
 
 #[tokio::test]

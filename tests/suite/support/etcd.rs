@@ -10,7 +10,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{certificates::Certificates, eventually, redis::free_port};
+use super::{certificates::Certificates, eventually, ports::free_port};
 
 const ROOT_PASSWORD: &str = "the root's";
 

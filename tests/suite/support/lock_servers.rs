@@ -16,8 +16,8 @@ use tokio::{
 };
 
 use super::{
+    ports::free_port,
     process::{Process, python, send_signal},
-    redis::free_port,
 };
 
 /// Starts a program, and waits until it `answers`; `None` where it ends before, since somebody else has its port.

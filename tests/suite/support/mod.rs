@@ -10,6 +10,7 @@ pub mod http;
 pub mod lease;
 pub mod lock_servers;
 pub mod nodes;
+pub mod ports;
 pub mod postgres;
 pub mod process;
 pub mod proxy;

@@ -1,11 +1,11 @@
 //! Postgres: a server of one's own, that may be crashed and started again.
 //!
-//! The benches use it, too, so it needs nothing from beside it.
+//! The benches use it, too, so it needs nothing from beside it but a port.
 
 use std::{
     env,
     fs::{self, File},
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     os::unix::{
         fs::{PermissionsExt, chown},
         process::CommandExt,
@@ -17,6 +17,8 @@ use std::{
 
 use sqlx::{Connection, PgConnection};
 use tempfile::TempDir;
+
+use super::ports::free_port;
 
 /// A server in a folder of its own, until it is dropped. What it has confirmed is on the disk,
 /// unless its settings say otherwise.
@@ -302,15 +304,4 @@ fn unprivileged() -> Option<(u32, u32)> {
     }
     let of = |user| Some((id(&["-u", user])?, id(&["-g", user])?));
     Some(of("postgres").or_else(|| of("nobody")).expect("no user"))
-}
-
-/// A port below those that outgoing connections get, one of which could otherwise take it while
-/// the server is away, or even connect to itself.
-fn free_port() -> u16 {
-    loop {
-        let port = rand::random_range(20_000..32_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
