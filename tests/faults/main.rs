@@ -29,8 +29,11 @@ use self::{
 /// A name, and what fails by a panic.
 type Test<'a> = (&'static str, Box<dyn Fn() + 'a>);
 
-/// What this does beside the run itself.
-const CHECKS: [(&str, fn()); 5] = [
+/// A name, and what fails by a panic for some seed.
+type Check = (&'static str, fn(u64));
+
+/// What this does beside the run itself, by its seed.
+const CHECKS: [Check; 5] = [
     (
         "checker::each_kind_of_bad_history_is_found",
         bad_histories::each_kind_of_bad_history_is_found,
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let seed = arguments.options.seed;
     let run = || {
         let summary = runtime().block_on(run::run(arguments.options.clone()));
         println!("{summary}");
@@ -80,7 +84,7 @@ fn main() -> ExitCode {
     };
     let mut tests: Vec<Test<'_>> = vec![];
     for (name, check) in CHECKS {
-        tests.push((name, Box::new(check)));
+        tests.push((name, Box::new(move || check(seed))));
     }
     tests.push((RUN, Box::new(run)));
     tests.retain(|(name, _)| arguments.asks_for(name));
@@ -91,7 +95,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let (began, mut failed) = (Instant::now(), 0);
-    println!("\nrunning {} tests", tests.len());
+    println!("\nrunning {} tests\nseed {seed}", tests.len());
     for (name, test) in &tests {
         let is_ok = panic::catch_unwind(panic::AssertUnwindSafe(test)).is_ok();
         println!("test {name} ... {}", if is_ok { "ok" } else { "FAILED" });

@@ -69,7 +69,6 @@ pub async fn run(options: Options) -> Summary {
         link: Mutex::new(()),
         pooler: Mutex::new(pooler),
     });
-    println!("seed {}", options.seed);
     let mut summary = Summary::new(&options);
     for (n, store) in phases.into_iter().enumerate() {
         let seed = options.seed.wrapping_add(n as u64);

@@ -131,7 +131,7 @@ impl fmt::Display for Summary {
             }
         }
         writeln!(f, "\n| | with the fence | without |\n|---|---|---|")?;
-        let figures: [Figure; 11] = [
+        let figures: [Figure; 12] = [
             ("writes acknowledged", |verdict| verdict.acknowledged),
             ("writes without an answer", |verdict| verdict.unknown),
             ("writes refused as stale", |verdict| verdict.refused),
@@ -144,6 +144,9 @@ impl fmt::Display for Summary {
             ("reads with a token", |verdict| verdict.reads),
             ("reads that were outranked meanwhile", |verdict| {
                 verdict.overtaken
+            }),
+            ("reads that an asynchronous failover lost", |verdict| {
+                verdict.unchecked
             }),
             ("writes that an asynchronous failover lost", |verdict| {
                 verdict.failed_over

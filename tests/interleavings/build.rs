@@ -9,6 +9,13 @@ use std::{env, error::Error, fs, path::Path};
 
 use mutants::MUTANTS;
 
+/// How often, in seconds, somebody looks by itself. Nobody does here, so that who is not woken waits for ever.
+const LOOKS: [(&str, &str, u64); 3] = [
+    ("lease/etcd/service.rs", "LONGEST_SILENCE", 10),
+    ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
+    ("lease/redis/waiters.rs", "LONGEST_SLEEP", 10),
+];
+
 type Outcome = Result<(), Box<dyn Error>>;
 
 fn main() -> Outcome {
@@ -22,6 +29,9 @@ fn main() -> Outcome {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
+    for (file, ..) in LOOKS {
+        fs::metadata(sources.join(file)).map_err(|error| format!("{file}: {error}"))?;
+    }
     copy_folder(sources, &output, "")?;
     fs::copy("src/root.rs", output.join("root.rs"))?;
     Ok(())
@@ -79,21 +89,16 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
             "feature = \"redis\", feature = \"etcd\"",
             "feature = \"line\", feature = \"etcd\"",
         ),
-        // In which nobody looks by itself, so that who is not woken waits for ever.
-        (
-            "LONGEST_SLEEP: Duration = Duration::from_secs(10)",
-            "LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30)",
-        ),
-        (
-            "LOOK_INTERVAL: Duration = Duration::from_secs(2)",
-            "LOOK_INTERVAL: Duration = Duration::from_secs(1 << 30)",
-        ),
-        (
-            "LONGEST_SILENCE: Duration = Duration::from_secs(10)",
-            "LONGEST_SILENCE: Duration = Duration::from_secs(1 << 30)",
-        ),
     ] {
         text = text.replace(private, public);
+    }
+    for (_, constant, seconds) in LOOKS.iter().filter(|(file, ..)| *file == name) {
+        let shipped = format!("{constant}: Duration = Duration::from_secs({seconds});");
+        if text.matches(&shipped).count() != 1 {
+            return Err(format!("{name}: not once there: {shipped}").into());
+        }
+        let never = format!("{constant}: Duration = Duration::from_secs(1 << 30);");
+        text = text.replace(&shipped, &never);
     }
     // What would have to come first.
     text = format!("\n{text}").replace("\n#![", "\n// #![");

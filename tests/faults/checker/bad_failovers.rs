@@ -129,8 +129,8 @@ pub(super) const FAILOVERS: [Fault; 7] = [
     ),
 ];
 
-pub fn a_failover_may_lose_the_last_writes_with_all_that_is_newer() {
-    let mut history = good(rand::random(), 8, 4_000);
+pub fn a_failover_may_lose_the_last_writes_with_all_that_is_newer(seed: u64) {
+    let mut history = good(seed, 8, 4_000);
     let crashed = history
         .operations
         .iter()

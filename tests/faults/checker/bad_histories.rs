@@ -252,9 +252,7 @@ const FAULTS: [Fault; 19] = [
     ),
 ];
 
-pub fn each_kind_of_bad_history_is_found() {
-    let seed = rand::random();
-    println!("seed {seed}");
+pub fn each_kind_of_bad_history_is_found(seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     for round in 0..10 {
         let history = good(seed ^ round, 8, 4_000);
@@ -277,8 +275,8 @@ pub fn each_kind_of_bad_history_is_found() {
     }
 }
 
-pub fn a_million_operations_are_judged() {
-    let history = good(rand::random(), 200, 1_000_000);
+pub fn a_million_operations_are_judged(seed: u64) {
+    let history = good(seed, 200, 1_000_000);
     let began = Instant::now();
     let verdict = Verdict::of(&history);
     let seconds = began.elapsed().as_secs_f64();

@@ -92,9 +92,7 @@ fn disturb(history: &mut History, random: &mut StdRng) {
     settle(history);
 }
 
-pub fn the_checker_and_a_search_for_an_order_judge_alike() {
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
+pub fn the_checker_and_a_search_for_an_order_judge_alike(seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     let mut verdicts = HashMap::<bool, usize>::new();
     for round in 0..6_000_u64 {

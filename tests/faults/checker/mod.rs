@@ -5,7 +5,8 @@
 //! 2. What was answered before another was asked for has the lower token; the same one only where it may be used
 //!    again ([`order`]).
 //! 3. The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token
-//!    is the fold of the writes at or below it ([`folds`]).
+//!    is the fold of the writes at or below it, or, where it was outranked while it was made, of some more ([`folds`]).
+//!    Those are counted.
 //! 4. A write or a read is refused only where something newer was asked for ([`refusals`]).
 //!
 //! Beside that, for short windows of a run an order of effects is searched for, as for any object ([`windows`]).

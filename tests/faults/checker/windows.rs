@@ -164,9 +164,7 @@ const FAULTS: [Fault; 3] = [
     }),
 ];
 
-pub fn a_window_that_has_no_order_is_found() {
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
+pub fn a_window_that_has_no_order_is_found(seed: u64) {
     let found = |history: &History| {
         let mut verdict = Verdict::default();
         verdict.search(history, seed);

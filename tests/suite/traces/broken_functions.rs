@@ -1,11 +1,8 @@
 //! Functions that are broken, each by a few letters: the same traces find each of them.
 
-use std::panic::AssertUnwindSafe;
-
-use futures_util::FutureExt;
 use sqlx::{AssertSqlSafe, query_scalar};
 
-use super::{fence, fence_floors, fence_real::Functions};
+use super::{broken::Change, fence, fence_floors, fence_real::Functions};
 
 struct Broken {
     function: &'static str,
@@ -74,15 +71,16 @@ impl Broken {
         let shown = query_scalar(AssertSqlSafe(shown)).fetch_one(&db.pool).await;
         let whole: String = shown.unwrap();
         assert_eq!(whole.matches(self.text).count(), 1, "{whole}");
-        db.execute(&whole.replace(self.text, self.by)).await;
+        db.execute(&self.change().applied(&whole)).await;
         functions
     }
 
     async fn is_found(&self, traces: impl Future<Output = ()>) {
-        let (text, by) = (self.text, self.by);
-        let failed = AssertUnwindSafe(traces).catch_unwind().await;
-        let why = failed.expect_err(&format!("nothing was found with `{by}` for `{text}`"));
-        let why = why.downcast::<String>().expect("it tells what was done");
-        assert!(why.contains(TOLD), "`{by}` for `{text}`: {why}");
+        self.change().is_found(traces, TOLD).await;
+    }
+
+    const fn change(&self) -> Change {
+        let Self { text, by, .. } = *self;
+        Change { text, by }
     }
 }

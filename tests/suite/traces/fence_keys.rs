@@ -295,7 +295,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     self.send(request);
                 }
                 match stays {
-                    true => somebody_waits(self.db, 1).await,
+                    true => self.waits_for_row(request).await,
                     false => self.goes_on(request, before).await,
                 }
                 // It may have been refused by what is remembered.
@@ -366,6 +366,15 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             // Of what is on its way the database does not know.
             Step::Send(_) => {}
             Step::Record(_) => unreachable!("a record is a part of the write"),
+        }
+    }
+
+    /// A request has come as far as the row, and no further.
+    async fn waits_for_row(&mut self, request: Request) {
+        let (db, told) = (self.db, self.told());
+        tokio::select! {
+            () = somebody_waits(db, 1) => {}
+            event = self.call(request).next() => panic!("{event:?}: {told}"),
         }
     }
 

@@ -12,7 +12,7 @@ use tower_fence_model::{
     lease::line::{Lease, Line, State, Step, Waiter},
 };
 
-use super::drawn::Drawn;
+use super::{broken::Change, drawn::Drawn};
 use crate::support::{
     eventually,
     redis::{fresh_prefix, shared_url},
@@ -38,6 +38,11 @@ const CONFIRM_MS: i64 = 1000;
 
 #[tokio::test]
 async fn the_scripts_keep_the_line_as_the_model_does() {
+    walks(None).await;
+}
+
+/// By the scripts as they are, or with one of them broken.
+pub async fn walks(change: Option<Change>) {
     let mut drawn = Drawn::default();
     for faults in [0, 2] {
         let world = Line {
@@ -45,15 +50,15 @@ async fn the_scripts_keep_the_line_as_the_model_does() {
             missing: None,
         };
         for seed in 0..WALKS {
-            walk(&world, seed, &mut drawn).await;
+            walk(&world, seed, change, &mut drawn).await;
         }
     }
     drawn.are_all_but(&[]);
 }
 
-async fn walk(world: &Line, seed: u64, drawn: &mut Drawn) {
+async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn) {
     let mut random = StdRng::seed_from_u64(seed);
-    let mut redis = Redis::start().await;
+    let mut redis = Redis::start(change).await;
     let mut state = world.init_states().remove(0);
     let mut story = vec![];
     loop {
@@ -127,10 +132,12 @@ struct Redis {
     messages: BTreeSet<usize>,
     /// Whether the lease was handed over and ends soon.
     is_short: bool,
+    /// What is broken in the scripts.
+    change: Option<Change>,
 }
 
 impl Redis {
-    async fn start() -> Self {
+    async fn start(change: Option<Change>) -> Self {
         let prefix = fresh_prefix();
         let client = redis::Client::open(shared_url()).unwrap();
         let connection = client.get_multiplexed_async_connection().await.unwrap();
@@ -141,6 +148,7 @@ impl Redis {
             issuers: [None, None],
             messages: BTreeSet::new(),
             is_short: false,
+            change,
         };
         for issuer in 0..2 {
             let mut hears = client.get_async_pubsub().await.unwrap();
@@ -278,9 +286,12 @@ impl Redis {
             "0",
             "0",
         ];
+        let script = self
+            .change
+            .map_or(script.into(), |change| change.applied(script));
         let mut all = redis::pipe();
         all.atomic();
-        all.cmd("EVAL").arg(script).arg(4).arg(&self.keys);
+        all.cmd("EVAL").arg(&*script).arg(4).arg(&self.keys);
         all.arg(&shared).arg(more);
         all.cmd("PTTL").arg(&self.keys[1]);
         all.cmd("PEXPIRE")

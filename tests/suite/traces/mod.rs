@@ -1,7 +1,9 @@
 //! Steps drawn from the models of `tests/model`, taken by the real fence and the real lease stores: states and answers
 //! are compared after each.
 
+mod broken;
 mod broken_functions;
+mod broken_scripts;
 mod call;
 mod drawn;
 mod fence;

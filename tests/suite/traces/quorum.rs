@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tower_fence_model::quorum::{Bounds, Quorum, Step};
 
-use super::{drawn::Drawn, quorum_nodes::Nodes};
+use super::{broken::Change, drawn::Drawn, quorum_nodes::Nodes};
 use crate::support::redis::{RedisServer, shared_node_urls};
 
 /// No walk is so lucky as to have each of its renewals confirmed.
@@ -18,6 +18,7 @@ const STEPS: usize = 60;
 async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
     let world = Quorum::new(bounds);
     let mut random = StdRng::seed_from_u64(seed);
+    let mut refused = StdRng::seed_from_u64(!seed);
     let mut state = world.begin();
     let mut story = vec![];
     for _ in 0..STEPS {
@@ -44,6 +45,13 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
         let is_so = says_so && nodes.are_as(&next).await;
         assert!(is_so, "by seed {seed}, after {story:#?}");
         state = next;
+        if let Some(step) = world.refused_takes(&state).choose(&mut refused) {
+            let (same, answer) = world.step(&state, *step).unwrap();
+            assert!(same == state, "{step:?}");
+            let says_so = nodes.take(&world, &state, *step, answer).await;
+            let is_so = says_so && nodes.are_as(&state).await;
+            assert!(is_so, "by seed {seed}, {step:?} after {story:#?}");
+        }
     }
 }
 
@@ -74,11 +82,16 @@ impl fmt::Debug for Kind<'_> {
 
 #[tokio::test]
 async fn nodes_that_lose_keys_go_the_way_of_the_model() {
+    lose_keys(None).await;
+}
+
+/// By the scripts as they are, or with one of them broken.
+pub async fn lose_keys(change: Option<Change>) {
     let urls = shared_node_urls();
     let mut drawn = Drawn::default();
     for seed in 0..15 {
         for bounds in Bounds::walks() {
-            let mut nodes = Nodes::of(&urls, vec![]).await;
+            let mut nodes = Nodes::of(&urls, vec![], change).await;
             walk(&mut nodes, bounds, seed, &mut drawn).await;
         }
     }
@@ -95,7 +108,7 @@ async fn nodes_that_are_restarted_go_the_way_of_the_model() {
     let urls: Vec<_> = own.iter().map(RedisServer::url).collect();
     for seed in 0..5 {
         for bounds in Bounds::walks() {
-            let mut nodes = Nodes::of(&urls, own).await;
+            let mut nodes = Nodes::of(&urls, own, None).await;
             walk(&mut nodes, bounds.with_restarts(), seed, &mut drawn).await;
             own = nodes.into_own();
         }

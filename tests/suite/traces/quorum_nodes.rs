@@ -9,6 +9,7 @@ use tower_fence_model::quorum::{
     Answer, At, Clock, Key, Of, Quorum, Server, Stamp, State, Step, Token,
 };
 
+use super::broken::Change;
 use crate::support::redis::{RedisServer, fresh_prefix};
 
 macro_rules! script {
@@ -64,10 +65,12 @@ pub struct Nodes {
     nodes: Vec<Node>,
     own: Vec<RedisServer>,
     drawn: u64,
+    /// What is broken in the scripts.
+    change: Option<Change>,
 }
 
 impl Nodes {
-    pub async fn of(urls: &[String], own: Vec<RedisServer>) -> Self {
+    pub async fn of(urls: &[String], own: Vec<RedisServer>, change: Option<Change>) -> Self {
         let mut nodes = vec![];
         for url in urls {
             nodes.push(Node {
@@ -83,6 +86,7 @@ impl Nodes {
             nodes,
             own,
             drawn: 0,
+            change,
         }
     }
 
@@ -167,7 +171,10 @@ impl Nodes {
         self.drawn += 1;
         let (clock, lease) = (self.clock(), self.lease(resource));
         let fresh = format!("{:032x}", self.drawn);
-        let mut words = vec!["EVAL", text, "2", &clock, &lease];
+        let text = self
+            .change
+            .map_or(text.into(), |change| change.applied(text));
+        let mut words = vec!["EVAL", &text, "2", &clock, &lease];
         words.extend(["the-source", "a b c", &fresh, &id]);
         words.extend(more.iter().map(String::as_str));
         let said: Vec<String> = redis::from_redis_value(self.command(node, &words).await).unwrap();

@@ -94,6 +94,22 @@ impl Quorum {
         }
     }
 
+    /// Takes that find the lease of another one. They change nothing, so that a search does without them.
+    pub fn refused_takes(&self, state: &State) -> Vec<Step> {
+        let requests = self.bounds.requests.iter().enumerate();
+        let takes = requests.flat_map(|(request, what)| {
+            let is_anothers = |at: &At| {
+                let server = state.server(*at);
+                let key = server.and_then(|server| server.keys[what.resource]);
+                key.is_some_and(|key| key.lease != what.lease)
+            };
+            let of = Of(request, *what);
+            let places = state.servers().filter(is_anothers);
+            places.map(move |at| Step::Take(of, at, false))
+        });
+        takes.collect()
+    }
+
     fn may_begin(&self, state: &State, request: usize) -> bool {
         let requests = &self.bounds.requests;
         let what = requests[request];

@@ -1,0 +1,71 @@
+//! Scripts in Redis that are broken, each by a few letters: the same walks find each of them.
+
+use super::{broken::Change, line, quorum};
+
+#[tokio::test]
+async fn are_found_by_the_walks_of_a_quorum() {
+    for change in [
+        // A newer attempt of the lease gives way.
+        Change {
+            text: "theirs > mine or",
+            by: "theirs < mine or",
+        },
+        // Another one's lease is taken.
+        Change {
+            text: "elseif lease then\n  return {'held'",
+            by: "elseif false then\n  return {'held'",
+        },
+        // The clock follows a lower count.
+        Change {
+            text: "(epoch == now.epoch and n > now.n)",
+            by: "(epoch == now.epoch)",
+        },
+        // A clean-up ends what an earlier attempt was granted.
+        Change {
+            text: "or (lease.token ~= '' and lease.token ~= ARGV[7]) then",
+            by: "then",
+        },
+        // A release ends whatever lease there is.
+        Change {
+            text: "if redis.call('GET', LEASE) ~= ARGV[5] then",
+            by: "if not redis.call('GET', LEASE) then",
+        },
+    ] {
+        change
+            .is_found(quorum::lose_keys(Some(change)), "by seed")
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn are_found_by_the_walks_of_the_line() {
+    for change in [
+        // The last one in line is served first.
+        Change {
+            text: "'ZRANGE', QUEUE, 0, 0)[1]",
+            by: "'ZRANGE', QUEUE, -1, -1)[1]",
+        },
+        // An issuer that did not confirm is served again.
+        Change {
+            text: "channel ~= lapsed and redis.call(PUBLISH",
+            by: "redis.call(PUBLISH",
+        },
+        // Nor is it told.
+        Change {
+            text: "    redis.call(PUBLISH, lapsed, '* ' .. LEASE)\n",
+            by: "",
+        },
+        // What was released counts as unconfirmed.
+        Change {
+            text: "  redis.call('HDEL', WAITERS, UNCONFIRMED)\n  return pass_on()",
+            by: "  return pass_on()",
+        },
+        // A look hands nothing over.
+        Change {
+            text: "  local epoch = pass_on()\n",
+            by: "  local epoch = nil\n",
+        },
+    ] {
+        change.is_found(line::walks(Some(change)), "").await;
+    }
+}
