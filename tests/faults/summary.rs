@@ -145,9 +145,10 @@ impl fmt::Display for Summary {
             ("reads that were outranked meanwhile", |verdict| {
                 verdict.overtaken
             }),
-            ("reads that an asynchronous failover lost", |verdict| {
-                verdict.unchecked
-            }),
+            (
+                "reads of what an asynchronous failover may have lost",
+                |verdict| verdict.unchecked,
+            ),
             ("writes that an asynchronous failover lost", |verdict| {
                 verdict.failed_over
             }),

@@ -50,7 +50,7 @@ async fn are_found_by_the_walks_of_the_line() {
             text: "channel ~= lapsed and redis.call(PUBLISH",
             by: "redis.call(PUBLISH",
         },
-        // Nor is it told.
+        // An issuer that did not confirm is not told.
         Change {
             text: "    redis.call(PUBLISH, lapsed, '* ' .. LEASE)\n",
             by: "",
