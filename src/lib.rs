@@ -150,7 +150,7 @@ pub mod epochs;
 mod feed;
 #[cfg(feature = "_fence")]
 pub mod fence;
-// For the fuzz targets in `tests/fuzz`, and for tests.
+// For the fuzz targets in `crates/verification/fuzz`, and for tests.
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",

@@ -7,10 +7,9 @@ mod partitions;
 mod removal;
 mod sizes;
 mod statements;
-#[allow(dead_code, reason = "each bench uses a part of it")]
-#[path = "../support/mod.rs"]
-mod support;
 mod table;
+
+use tower_fence_benches as support;
 
 use self::support::{http, machine, options::Options, postgres::PostgresServer, report::Report};
 

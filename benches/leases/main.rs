@@ -10,12 +10,11 @@ mod over_http;
 mod postgres_store;
 mod quorum;
 mod store;
-#[allow(dead_code, reason = "each bench uses a part of it")]
-#[path = "../support/mod.rs"]
-mod support;
 mod usual;
 
 use std::sync::Arc;
+
+use tower_fence_benches as support;
 
 use self::{
     postgres_store::PostgresStore,

@@ -8,12 +8,9 @@ pub mod machine;
 pub mod options;
 pub mod pgbench;
 pub mod plot;
-// The tests use these two, too.
-#[path = "../../tests/suite/support/ports.rs"]
-pub mod ports;
-#[path = "../../tests/suite/support/postgres.rs"]
-pub mod postgres;
 pub mod program;
 pub mod report;
 pub mod rounds;
 pub mod tasks;
+
+pub use tower_fence_tests::{ports, postgres};

@@ -1,10 +1,6 @@
 //! What is told in the end: a table, JSON and plots.
 
-use std::{
-    fmt::Write,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write, fs, path::PathBuf};
 
 use serde_json::{Value, json};
 
@@ -59,7 +55,9 @@ impl Report {
 
     /// Where the files go: `target/tower-fence-bench/NAME`.
     pub fn folder(&self) -> PathBuf {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
+        let bench = std::env::current_exe().expect("the path of this program");
+        // `target/release/deps/NAME-…`
+        let target = bench.ancestors().nth(3);
         let target = target.expect("it is in the target folder");
         let folder = target.join("tower-fence-bench").join(self.name);
         fs::create_dir_all(&folder).expect("a folder for the results");

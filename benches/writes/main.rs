@@ -4,14 +4,13 @@ mod apps;
 mod client;
 mod functions;
 mod scripts;
-#[allow(dead_code, reason = "each bench uses a part of it")]
-#[path = "../support/mod.rs"]
-mod support;
 
 use axum::Router;
 use sqlx::{PgPool, postgres::PgPoolOptions};
 use tokio::runtime::Runtime;
 use tower_fence::{Fence, Resource, Token, TokenUse};
+
+use tower_fence_benches as support;
 
 use self::{
     apps::{App, Carries, HIGHEST, apps},

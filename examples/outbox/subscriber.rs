@@ -19,7 +19,7 @@ const TABLES: &str = "SELECT pg_advisory_xact_lock(3101); \
     CREATE TABLE IF NOT EXISTS heard \
         (position BIGSERIAL PRIMARY KEY, event BIGINT NOT NULL, sku TEXT NOT NULL, token BIGINT NOT NULL)";
 
-#[derive(Deserialize, Serialize, sqlx::FromRow)]
+#[derive(Deserialize, Serialize)]
 struct Event {
     id: i64,
     sku: String,
@@ -42,11 +42,13 @@ pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error
 
 /// The last event of each SKU.
 async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, StatusCode> {
-    let events = sqlx::query_as("SELECT event AS id, sku, cents FROM price_list ORDER BY sku");
-    let events = events.fetch_all(&pool).await;
-    events
-        .map(Json)
-        .map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+    let events = sqlx::query_as("SELECT event, sku, cents FROM price_list ORDER BY sku");
+    let Ok(events) = events.fetch_all(&pool).await else {
+        return Err(StatusCode::SERVICE_UNAVAILABLE);
+    };
+    let events = events.into_iter();
+    let events = events.map(|(id, sku, cents)| Event { id, sku, cents });
+    Ok(Json(events.collect()))
 }
 
 /// Does what an event says, in the transaction in which the relay's token was admitted.

@@ -4,7 +4,7 @@
 //! 2. A value that was read is read back from what is written of it.
 //! 3. No secret is in an error, or in what `Debug` shows.
 //!
-//! The targets of `tests/fuzz` call them with what a fuzzer finds, the tests below with random input.
+//! The targets of `crates/verification/fuzz` call them with what a fuzzer finds, the tests below with random input.
 
 mod issuer;
 mod stores;

@@ -1,0 +1,70 @@
+//! The tables of `src/proof.md`, and the numbers of states.
+
+use std::fmt;
+
+const PROOF: &str = include_str!("../../../../src/proof.md");
+
+/// What breaks without a rule, and after how many steps at the earliest.
+#[derive(Debug, PartialEq)]
+pub struct Row {
+    pub rule: String,
+    pub property: String,
+    pub steps: usize,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "| {} | {} | {} |", self.rule, self.property, self.steps)
+    }
+}
+
+/// The rows of the first table below the heading with this text.
+pub fn table(heading: &str) -> Vec<Row> {
+    below(heading)
+        .skip_while(|line| !line.starts_with("|---"))
+        .skip(1)
+        .take_while(|line| line.starts_with('|'))
+        .map(row)
+        .collect()
+}
+
+/// Checks that what is below a heading, down to the next one, tells so many states.
+pub fn tells(heading: &str, states: &[usize]) {
+    let text = below(heading).take_while(|line| !line.starts_with('#'));
+    let words = text.flat_map(str::split_whitespace);
+    let numbers: Vec<_> = words.map(digits).collect();
+    for number in states.iter().map(ToString::to_string) {
+        let is_told = numbers.contains(&number);
+        assert!(
+            is_told,
+            "src/proof.md: {heading}: there are {number} states"
+        );
+    }
+}
+
+/// A number in a text, as in `(1,948,173`.
+fn digits(word: &str) -> String {
+    let end = |letter: char| !letter.is_ascii_digit();
+    word.trim_matches(end).replace(',', "")
+}
+
+/// The lines below the heading with this text.
+fn below(heading: &str) -> impl Iterator<Item = &'static str> {
+    let mut lines = PROOF.lines();
+    let found =
+        lines.any(|line| line.trim_start_matches('#').trim() == heading && line.starts_with('#'));
+    assert!(found, "src/proof.md has no heading: {heading}");
+    lines
+}
+
+fn row(line: &str) -> Row {
+    let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+    let [rule, property, steps] = cells[..] else {
+        panic!("not three cells: {line}");
+    };
+    Row {
+        rule: rule.to_owned(),
+        property: property.to_owned(),
+        steps: steps.parse().expect("a number of steps"),
+    }
+}

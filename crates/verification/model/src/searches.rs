@@ -1,0 +1,156 @@
+//! What `crates/verification/tests/model.rs` runs. The searches are generic, and built with optimizations only where they are named in this
+//! crate.
+
+use stateright::{Checker, Model};
+
+use crate::{
+    documented, exhaust,
+    fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
+    lease::{
+        last_word::LastWord,
+        line::Line,
+        losses::{self, Losses},
+    },
+    quorum::Quorum,
+    search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
+};
+
+/// Compares the numbers of states with those that are documented.
+fn tells<W: World>(states: &[usize]) {
+    documented::tells(W::NAME, states);
+}
+
+/// Compares how many there are in all.
+fn tells_all<W: World>(states: &[usize]) {
+    tells::<W>(&[states.iter().sum()]);
+}
+
+pub fn fence() {
+    tells_all::<Writes>(&hold(Writes::worlds()));
+    hold_in_bounds_of_rules::<Writes>();
+}
+
+pub fn fence_in_large_bounds() {
+    tells_all::<Writes>(&exhaust::hold(Writes::large_worlds()));
+}
+
+pub fn rules_of_the_fence() {
+    each_rule_is_needed::<Writes>();
+}
+
+pub fn floors() {
+    tells::<Floors>(&hold(Floors::worlds()));
+    hold_in_bounds_of_rules::<Floors>();
+}
+
+pub fn floors_in_large_bounds() {
+    tells::<Floors>(&exhaust::hold(Floors::large_worlds()));
+}
+
+pub fn rules_of_floors() {
+    each_rule_is_needed::<Floors>();
+}
+
+pub fn keys() {
+    tells_all::<Keys>(&hold(Keys::worlds()));
+    hold_in_bounds_of_rules::<Keys>();
+}
+
+pub fn keys_in_large_bounds() {
+    tells_all::<Keys>(&exhaust::hold(Keys::large_worlds()));
+}
+
+pub fn rules_of_keys() {
+    each_rule_is_needed::<Keys>();
+}
+
+pub fn several_resources() {
+    tells::<Several>(&hold(Several::worlds()));
+    hold_in_bounds_of_rules::<Several>();
+}
+
+pub fn rules_of_several_resources() {
+    each_rule_is_needed::<Several>();
+}
+
+pub fn losses() {
+    tells_all::<Losses>(&hold(Losses::worlds()));
+    tells::<Losses>(&[hold_in_bounds_of_rules::<Losses>()]);
+}
+
+pub fn spare_rules_of_losses() {
+    for rule in losses::Rule::SPARE {
+        hold(vec![Losses::in_bounds_of(rule).leave_out(rule)]);
+    }
+}
+
+pub fn losses_in_large_bounds() {
+    tells::<Losses>(&exhaust::hold(Losses::large_worlds()));
+}
+
+pub fn rules_of_losses() {
+    each_rule_is_needed::<Losses>();
+}
+
+pub fn line() {
+    tells::<Line>(&hold(Line::worlds()));
+}
+
+pub fn rules_of_the_line() {
+    each_rule_is_needed::<Line>();
+}
+
+pub fn last_word() {
+    tells_all::<LastWord>(&hold(LastWord::worlds()));
+    tells::<LastWord>(&[hold_in_bounds_of_rules::<LastWord>()]);
+}
+
+pub fn last_word_in_large_bounds() {
+    tells_all::<LastWord>(&exhaust::hold(LastWord::large_worlds()));
+}
+
+pub fn rules_of_the_last_word() {
+    each_rule_is_needed::<LastWord>();
+}
+
+pub fn quorum() {
+    tells::<Quorum>(&hold(Quorum::worlds()));
+    hold_in_bounds_of_rules::<Quorum>();
+}
+
+pub fn quorum_in_large_bounds() {
+    tells::<Quorum>(&exhaust::hold(Quorum::large_worlds()));
+}
+
+pub fn rules_of_a_quorum() {
+    each_rule_is_needed::<Quorum>();
+}
+
+/// The search for large bounds knows the states that the other one does, and misses no rule.
+pub fn searches_agree() {
+    for world in Keys::worlds() {
+        let breadth_first = world.clone().checker().spawn_bfs().join();
+        let searched = exhaust::search(&world).expect("every promise holds");
+        assert_eq!(searched.states, breadth_first.unique_state_count());
+        assert_eq!(searched.never, None);
+    }
+    for &rule in Keys::RULES {
+        let world = Keys::in_bounds_of(rule).leave_out(rule);
+        let broken = exhaust::search(&world).err().expect("it is needed");
+        assert!(is_broken(&world, &broken), "{rule}: {broken}");
+    }
+}
+
+/// Takes the steps once more.
+fn is_broken<W: World>(world: &W, broken: &exhaust::Broken<W::Action>) -> bool {
+    let mut state = world.init_states().remove(0);
+    for step in &broken.steps {
+        let next = world.next_state(&state, step.clone());
+        state = next.expect("the step can be taken");
+    }
+    let properties = world.properties();
+    let promise = properties
+        .iter()
+        .find(|property| property.name == broken.promise);
+    promise.is_some_and(|promise| !(promise.condition)(world, &state))
+}

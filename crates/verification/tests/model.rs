@@ -1,0 +1,97 @@
+//! The models: every promise holds in all orders of steps, and breaks without each of the rules. The tables are in
+//! `src/proof.md`.
+//!
+//! These tests search small bounds; `cargo run --release -p tower-fence-model` searches large ones.
+
+use tower_fence_model::searches;
+
+#[test]
+fn the_fence_holds() {
+    searches::fence();
+}
+
+#[test]
+fn each_rule_of_the_fence_is_needed() {
+    searches::rules_of_the_fence();
+}
+
+#[test]
+fn floors_hold() {
+    searches::floors();
+}
+
+#[test]
+fn each_rule_of_floors_is_needed() {
+    searches::rules_of_floors();
+}
+
+#[test]
+fn idempotency_keys_hold() {
+    searches::keys();
+}
+
+#[test]
+fn each_rule_of_idempotency_keys_is_needed() {
+    searches::rules_of_keys();
+}
+
+#[test]
+fn writes_to_several_resources_hold() {
+    searches::several_resources();
+}
+
+#[test]
+fn each_rule_of_several_resources_is_needed() {
+    searches::rules_of_several_resources();
+}
+
+#[test]
+fn tokens_survive_what_is_lost() {
+    searches::losses();
+}
+
+#[test]
+fn each_rule_of_what_is_lost_is_needed() {
+    searches::rules_of_losses();
+}
+
+/// Three comparisons that the scripts make all the same.
+#[test]
+fn what_is_compared_twice_is_not_missed() {
+    searches::spare_rules_of_losses();
+}
+
+#[test]
+fn whoever_waits_in_line_gets_its_turn() {
+    searches::line();
+}
+
+#[test]
+fn each_rule_of_the_line_is_needed() {
+    searches::rules_of_the_line();
+}
+
+#[test]
+fn the_last_word_holds() {
+    searches::last_word();
+}
+
+#[test]
+fn each_rule_of_the_last_word_is_needed() {
+    searches::rules_of_the_last_word();
+}
+
+#[test]
+fn a_quorum_holds() {
+    searches::quorum();
+}
+
+#[test]
+fn each_rule_of_a_quorum_is_needed() {
+    searches::rules_of_a_quorum();
+}
+
+#[test]
+fn the_search_of_large_bounds_finds_what_the_other_one_does() {
+    searches::searches_agree();
+}

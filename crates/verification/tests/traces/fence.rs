@@ -1,0 +1,501 @@
+//! Traces of the world of the fence, taken by the crate on Postgres and on SQLite, and by the functions in SQL.
+//!
+//! A step that waits for a lock is not taken before the model says that it is free; but for single statements, one of which
+//! may wait for its row.
+
+use std::collections::HashMap;
+
+use axum::http::StatusCode;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use sqlx::{Postgres, Sqlite};
+use tokio::task::JoinHandle;
+use tower_fence::{Resource, TokenUse};
+use tower_fence_model::{
+    Model,
+    fence::writes::{
+        Attempt, Data, Faults, MOVE, Mode, Request, Stage, State, Step, Verdict, Who, Writes,
+    },
+};
+
+use super::{
+    drawn::Drawn,
+    fence_failover::{self, Standby},
+    fence_read::{Event, Reader},
+    fence_real::{Crate, Functions, Key, Real, SingleOutcome, SingleWrite, Stale},
+    sessions::{IN_TRANSACTION, WAITING, end_sessions, somebody_waits},
+};
+use crate::support::database::TestDatabase;
+
+/// How many traces there are of each way to go about it; of the functions there are fewer ways.
+const TRACES: u64 = 10;
+const OF_FUNCTIONS: u64 = 15;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
+    take_traces(
+        &Crate::<Postgres>::new().await,
+        TRACES,
+        Mode::all(),
+        false,
+        &[],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
+    take_traces(
+        &Crate::<Sqlite>::new().await,
+        TRACES,
+        Mode::all(),
+        true,
+        &["SwallowError"],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_functions_take_each_step_as_the_model_does() {
+    by_functions(&Functions::new().await).await;
+}
+
+/// There a fenced read is a raise and then a read, and no statement admits by itself.
+pub(super) async fn by_functions(functions: &Functions) {
+    let modes = Mode::all().filter(|mode| !mode.at_once && (mode.announced || !mode.writes_back));
+    // Most that are older are outranked before they write.
+    let never = ["each holder has written"];
+    take_traces(functions, OF_FUNCTIONS, modes, false, &never).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_crate_takes_each_step_as_the_model_does() {
+    take_traces(
+        &Crate::<Postgres>::new().await,
+        TRACES,
+        Mode::all(),
+        false,
+        &[],
+    )
+    .await;
+}
+
+async fn take_traces<R: Real>(
+    real: &R,
+    traces: u64,
+    modes: impl Iterator<Item = Mode>,
+    one_writer: bool,
+    never: &[&str],
+) {
+    let (mut steps, mut overtaken) = (0, 0);
+    let mut has_single = false;
+    let mut drawn = Drawn::default();
+    for mode in modes {
+        has_single |= mode.at_once;
+        let world = Writes {
+            holders: 3,
+            faults: Faults {
+                repetitions: 1,
+                failures: 1,
+                crashes: 1,
+                failovers: u8::from(has_sessions::<R::DB>()),
+                strangers: 1,
+            },
+            modes: vec![mode],
+            one_writer,
+            missing: None,
+        };
+        // What a statement reads by itself is outdated by the time that it has the row.
+        let reads_by_itself = mode.at_once && !mode.announced && !mode.writes_back;
+        let traces = if reads_by_itself { 4 * traces } else { traces };
+        for seed in 0..traces {
+            let trace = Trace::begin(real, &world, mode, seed).await;
+            let trace = trace.run(&mut drawn).await;
+            steps += trace.taken.len();
+            overtaken += trace.overtaken;
+        }
+    }
+    drawn.are_all_but(never);
+    println!("{steps} steps, {overtaken} single statements that were overtaken");
+    // SQLite's have one writer, and no snapshots.
+    assert!(!has_single || one_writer || overtaken > 5, "{overtaken}");
+}
+
+/// One trace, on a resource of its own.
+pub(super) struct Trace<'a, R: Real> {
+    real: &'a R,
+    pub(super) world: &'a Writes,
+    pub(super) seed: u64,
+    pub(super) random: StdRng,
+    pub(super) state: State,
+    taken: Vec<Step>,
+    resource: Resource,
+    open: HashMap<Key, R::Open>,
+    readers: HashMap<Who, Reader>,
+    /// What a failover would leave.
+    standby: Option<Standby>,
+    /// What was read in truth.
+    read: HashMap<Who, i64>,
+    /// The single statement that is under way, perhaps waiting.
+    pub(super) single: Option<(Key, JoinHandle<SingleOutcome>)>,
+    /// How many waited for a row that was written meanwhile, under a token that was alive still.
+    overtaken: usize,
+}
+
+impl<'a, R: Real> Trace<'a, R> {
+    async fn begin(real: &'a R, world: &'a Writes, mode: Mode, seed: u64) -> Self {
+        let name = format!(
+            "{}-{}-{}-{}-{seed}",
+            mode.announced, mode.single_use, mode.at_once, mode.writes_back
+        );
+        let resource = Resource::new(&name).unwrap();
+        if has_sessions::<R::DB>() {
+            fence_failover::forget(real.database()).await;
+        }
+        // The model begins with a row.
+        real.raise(&resource, 1).await.unwrap();
+        let insert = format!("INSERT INTO stock VALUES ('{name}', 0)");
+        real.database().execute(&insert).await;
+        Self {
+            real,
+            world,
+            seed,
+            random: StdRng::seed_from_u64(seed),
+            state: world.init_states().remove(0),
+            taken: vec![],
+            resource,
+            open: HashMap::new(),
+            readers: HashMap::new(),
+            standby: None,
+            read: HashMap::new(),
+            single: None,
+            overtaken: 0,
+        }
+    }
+
+    /// Takes steps until there are none.
+    async fn run(mut self, drawn: &mut Drawn) -> Self {
+        while let Some(step) = self.draw(drawn) {
+            let after = self.world.next_state(&self.state, step).unwrap();
+            self.taken.push(step);
+            drawn.was_taken(&step);
+            drawn.was_reached(self.world, &after);
+            self.take(step, &after).await;
+            self.state = after;
+            // What runs now is a step ahead of the model.
+            if self.next_of_single().is_none() {
+                self.end_single().await;
+                self.compare().await;
+            }
+        }
+        self
+    }
+
+    /// Compares the verdict on the single statement, once the model has one.
+    async fn end_single(&mut self) {
+        let is_over = |key: Key| {
+            let attempt = self.state.attempt(key.0, key.1);
+            matches!(attempt, Attempt::Committed | Attempt::Over)
+        };
+        if !self.single.as_ref().is_some_and(|single| is_over(single.0)) {
+            return;
+        }
+        let ((who, _), written) = self.single.take().unwrap();
+        let written = written.await.unwrap();
+        match (self.taken.last(), written) {
+            (Some(Step::Admit(..)), Some(Err(stale))) => {
+                self.is_dead(self.token_of(&self.state, who), stale, &self.state)
+            }
+            (Some(Step::Admit(..)), written) => panic!("{written:?}: {}", self.told()),
+            (last, written) => {
+                assert_eq!(written, Some(Ok(true)), "{}", self.told());
+                // A second try has written, in a transaction.
+                self.overtaken += usize::from(matches!(last, Some(Step::Commit(..))));
+            }
+        }
+    }
+
+    /// The crate may refuse by what it remembers, which is older, and high enough.
+    fn is_dead(&self, token: i64, stale: Stale, after: &State) {
+        let known = token..=real_token(after.committed.row.max_token);
+        assert!(known.contains(&stale.0), "{stale:?}: {}", self.told());
+    }
+
+    async fn compare(&self) {
+        let max_token = self.real.max_token(&self.resource).await.unwrap();
+        assert_eq!(max_token, self.max_token(), "{}", self.told());
+        let n = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
+        let n = self.real.database().number(&n).await;
+        assert_eq!(n, number(self.state.committed.data), "{}", self.told());
+    }
+
+    async fn take(&mut self, step: Step, after: &State) {
+        match step {
+            // What was handed out is over then.
+            Step::Grant(_) if after.history > 0 => {
+                fence_failover::hand_out(self.real.database(), &self.resource).await;
+            }
+            Step::AnswerGrant(who) => {
+                let announced = self
+                    .real
+                    .announce(&self.resource, self.token_of(after, who), who);
+                let expected = after.holder(who).stage != Stage::Outranked;
+                assert_eq!(announced.await, expected, "{}", self.told());
+            }
+            Step::Look(who) => {
+                let token = self.token_of(after, who);
+                let db = self.real.database();
+                let (reader, event) = Reader::look(db, &self.resource, token).await;
+                let expected = match after.holder(who).stage {
+                    Stage::Outranked => Event::Answered(StatusCode::PRECONDITION_FAILED),
+                    _ => Event::Called,
+                };
+                assert_eq!(event, expected, "{}", self.told());
+                self.readers.insert(who, reader);
+            }
+            Step::Read(who) => self.take_read(who, after).await,
+            Step::RaiseAfterRead(who) => self.take_raise(who, after).await,
+            Step::BeginStatement(who, request) => {
+                let what = SingleWrite {
+                    resource: self.resource.clone(),
+                    token: self.token_of(after, who),
+                    token_use: self.token_use(),
+                    sql: self.single_statement(who, request),
+                };
+                let written = self.real.write((who, request), what);
+                self.single = Some(((who, request), written));
+                if after.is_open() {
+                    somebody_waits(self.real.database(), 1).await;
+                }
+            }
+            Step::Admit(who, request) if !self.is_single(who, request) => {
+                let token = self.token_of(after, who);
+                let key = (who, request);
+                let admitted = self
+                    .real
+                    .admit(key, &self.resource, token, self.token_use());
+                let expected = after.attempt(who, request) == Attempt::Admitted;
+                match admitted.await {
+                    Ok(open) => {
+                        assert!(expected, "{}", self.told());
+                        self.open.insert(key, open);
+                    }
+                    Err(stale) => {
+                        assert!(!expected, "{}", self.told());
+                        self.is_dead(token, stale, after);
+                    }
+                }
+            }
+            Step::Write(who, request) if !self.is_single(who, request) => {
+                let sql = self.statement(who, request);
+                let open = self.open.get_mut(&(who, request)).unwrap();
+                assert!(self.real.execute(open, &sql).await, "{}", self.told());
+            }
+            Step::Commit(who, request) if !self.is_single(who, request) => {
+                let open = self.open.remove(&(who, request)).unwrap();
+                assert!(self.real.commit(open).await, "{}", self.told());
+            }
+            Step::SwallowError(who, request) => {
+                let open = self.open.get_mut(&(who, request)).unwrap();
+                assert!(
+                    !self
+                        .real
+                        .execute(open, "INSERT INTO nowhere VALUES (1)")
+                        .await
+                );
+            }
+            Step::CommitAborted(who, request) => {
+                let open = self.open.remove(&(who, request)).unwrap();
+                assert!(!self.real.commit(open).await, "{}", self.told());
+            }
+            Step::CommitFails(who, request) if has_sessions::<R::DB>() => {
+                let mut open = self.open.remove(&(who, request)).unwrap();
+                let session = self.real.session(&mut open).await;
+                end_sessions(self.real.database(), &format!("pid = {session}")).await;
+                assert!(!self.real.commit(open).await, "{}", self.told());
+            }
+            Step::Crash if has_sessions::<R::DB>() => self.end_all().await,
+            Step::FallBehind => {
+                let names = std::slice::from_ref(&self.resource);
+                self.standby = Some(Standby::of(self.real.database(), names).await);
+            }
+            Step::FailOver => {
+                if !self.open.is_empty() {
+                    self.end_all().await;
+                }
+                let standby = self.standby.take().unwrap();
+                standby.promote(self.real.database()).await;
+            }
+            // The single statement does it by itself, unless it is refused by what was dead before.
+            Step::CatchUp if self.single_is_alive(after) => {}
+            Step::CatchUp => self.catch_up(after).await,
+            // Without a server only the process crashes.
+            Step::Crash => {
+                for open in std::mem::take(&mut self.open).into_values() {
+                    self.real.roll_back(open).await;
+                }
+            }
+            Step::Fail(who, request)
+            | Step::GoAway(who, request)
+            | Step::CommitFails(who, request)
+            | Step::TurnAway(who, request) => {
+                let open = self.open.remove(&(who, request)).unwrap();
+                self.real.roll_back(open).await;
+            }
+            Step::AnswerFailure(who, _) => {
+                let token = self.token_of(after, who);
+                let raised = self.real.raise(&self.resource, token).await;
+                let expected = token > real_token(after.committed.row.max_token);
+                assert_eq!(raised.is_ok(), expected, "{}", self.told());
+            }
+            // Who is granted, and what is on its way, the database does not know.
+            _ => {}
+        }
+    }
+
+    fn single_is_alive(&self, after: &State) -> bool {
+        let single = self.single.as_ref().map(|single| single.0);
+        single.is_some_and(|(who, _)| after.holder(who).token > after.committed.row.max_token)
+    }
+
+    /// Ends all sessions that are in a transaction, and commits what is open there.
+    async fn end_all(&mut self) {
+        let db = self.real.database();
+        if let Some((_, waiting)) = self.single.take() {
+            // First, or it might have its turn.
+            end_sessions(db, WAITING).await;
+            assert_eq!(waiting.await.unwrap(), None, "{}", self.told());
+        }
+        end_sessions(db, IN_TRANSACTION).await;
+        for open in std::mem::take(&mut self.open).into_values() {
+            assert!(!self.real.commit(open).await, "{}", self.told());
+        }
+    }
+
+    /// Has a request do so, whose token was alive before.
+    async fn catch_up(&mut self, after: &State) {
+        let dead = i64::from(MOVE - 1);
+        if !R::IS_CRATE || self.random.random() {
+            let key = (Who::Stranger, Request::Again);
+            let admitted = self.real.admit(key, &self.resource, dead, self.token_use());
+            match admitted.await {
+                Ok(_) => panic!("{}", self.told()),
+                Err(stale) => self.is_dead(dead, stale, after),
+            }
+            if !R::IS_CRATE {
+                fence_failover::catch_up(self.real.database(), &self.resource).await;
+            }
+        } else {
+            let announced = self.real.announce(&self.resource, dead, Who::Stranger);
+            assert!(!announced.await, "{}", self.told());
+        }
+    }
+
+    async fn take_read(&mut self, who: Who, after: &State) {
+        let expected = number(after.holder(who).read);
+        let Some(reader) = self.readers.get_mut(&who) else {
+            let n = format!("SELECT n FROM stock WHERE sku = '{}'", self.resource);
+            let n = self.real.database().number(&n).await;
+            assert_eq!(n, expected, "{}", self.told());
+            self.read.insert(who, n);
+            return;
+        };
+        let event = reader.go_on().await;
+        assert_eq!(event, Event::HasRead(expected), "{}", self.told());
+        self.read.insert(who, expected);
+        if after.holder(who).stage == Stage::Ready {
+            let event = self.readers.get_mut(&who).unwrap().go_on().await;
+            assert_eq!(event, Event::Answered(StatusCode::OK), "{}", self.told());
+        }
+    }
+
+    async fn take_raise(&mut self, who: Who, after: &State) {
+        let stage = after.holder(who).stage;
+        let reader = self.readers.get_mut(&who).unwrap();
+        let mut event = reader.go_on().await;
+        // Where rows have no versions, it always reads once more.
+        if !has_versions::<R::DB>() && stage == Stage::Ready && event == Event::Called {
+            let again = reader.go_on().await;
+            assert_eq!(again, Event::HasRead(self.read[&who]));
+            event = reader.go_on().await;
+        }
+        let expected = match stage {
+            Stage::Ready => Event::Answered(StatusCode::OK),
+            Stage::Overtaken => Event::Called,
+            _ => Event::Answered(StatusCode::PRECONDITION_FAILED),
+        };
+        assert_eq!(event, expected, "{}", self.told());
+    }
+
+    /// The change of a holder's transaction.
+    fn statement(&self, who: Who, request: Request) -> String {
+        let change = number(self.state.change(who, request, [0; 6]));
+        let n = match self.state.mode.writes_back {
+            true => number(self.state.holder(who).read).to_string(),
+            false => "n".to_owned(),
+        };
+        format!(
+            "UPDATE stock SET n = {n} + {change} WHERE sku = '{}'",
+            self.resource
+        )
+    }
+
+    /// The same as one statement, which goes by its snapshot.
+    fn single_statement(&self, who: Who, request: Request) -> String {
+        let snapshot = format!(
+            "(SELECT o.n FROM stock AS o WHERE o.sku = '{}')",
+            self.resource
+        );
+        let statement = self
+            .statement(who, request)
+            .replace("= n +", &format!("= {snapshot} +"));
+        format!("{statement} AND EXISTS (SELECT 1 FROM fence) RETURNING n")
+    }
+
+    fn is_single(&self, who: Who, request: Request) -> bool {
+        self.single
+            .as_ref()
+            .is_some_and(|single| single.0 == (who, request))
+    }
+
+    pub(super) fn max_token(&self) -> i64 {
+        real_token(self.state.committed.row.max_token)
+    }
+
+    pub(super) fn token_of(&self, state: &State, who: Who) -> i64 {
+        real_token(state.holder(who).token)
+    }
+
+    fn token_use(&self) -> TokenUse {
+        match self.state.mode.single_use {
+            true => TokenUse::SingleUse,
+            false => TokenUse::Reusable,
+        }
+    }
+
+    /// What was done, for whoever has to find out why it is not so.
+    fn told(&self) -> String {
+        let holders = self.state.holders.iter();
+        let verdicts: Vec<[Verdict; 2]> = holders.map(|one| one.verdicts).collect();
+        format!("{}: {:#?}\n{verdicts:?}", self.resource, self.taken)
+    }
+}
+
+fn has_versions<DB: TestDatabase>() -> bool {
+    DB::ABORTS_ON_ERROR
+}
+
+/// Whether there are sessions that end.
+pub(super) fn has_sessions<DB: TestDatabase>() -> bool {
+    has_versions::<DB>()
+}
+
+fn real_token(token: u8) -> i64 {
+    fence_failover::real_token(token, MOVE)
+}
+
+/// The data as one number.
+fn number(data: Data) -> i64 {
+    data.iter()
+        .rev()
+        .fold(0, |n, times| n * 16 + i64::from(*times))
+}

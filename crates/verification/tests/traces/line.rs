@@ -1,0 +1,368 @@
+//! Walks through the model of the line of waiters, taken by the scripts of Redis.
+//!
+//! Each issuer is a connection that hears what is published; when it runs an acquisition again is the model's to say.
+
+use std::collections::BTreeSet;
+
+use futures_util::StreamExt;
+use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use redis::aio::{MultiplexedConnection, PubSub};
+use tower_fence_model::{
+    Model,
+    lease::line::{Lease, Line, State, Step, Waiter},
+};
+
+use super::{broken::Change, drawn::Drawn};
+use crate::support::{
+    eventually,
+    redis::{fresh_prefix, shared_url},
+};
+
+macro_rules! script {
+    ($($file:literal),+) => {
+        concat!(
+            include_str!("../../../../src/lease/redis/lua/clock.lua"),
+            $(include_str!(concat!("../../../../src/lease/redis/lua/", $file))),+
+        )
+    };
+}
+
+const WALKS: u64 = 150;
+
+/// More than a walk takes.
+const LONG_MS: i64 = 3_600_000;
+const LONGER_MS: i64 = 2 * LONG_MS;
+
+/// How soon what is handed over has to be confirmed.
+const CONFIRM_MS: i64 = 1000;
+
+#[tokio::test]
+async fn the_scripts_keep_the_line_as_the_model_does() {
+    walks(None).await;
+}
+
+/// By the scripts as they are, or with one of them broken.
+pub async fn walks(change: Option<Change>) {
+    let mut drawn = Drawn::default();
+    for faults in [0, 2] {
+        let world = Line {
+            faults,
+            missing: None,
+        };
+        for seed in 0..WALKS {
+            walk(&world, seed, change, &mut drawn).await;
+        }
+    }
+    drawn.are_all_but(&[]);
+}
+
+async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut redis = Redis::start(change).await;
+    let mut state = world.init_states().remove(0);
+    let mut story = vec![];
+    loop {
+        let mut steps = vec![];
+        world.actions(&state, &mut steps);
+        drawn.was_possible(&steps);
+        let Some(step) = steps.choose(&mut random).copied() else {
+            return;
+        };
+        let next = world.next_state(&state, step).unwrap();
+        story.push(step);
+        drawn.was_taken(&step);
+        drawn.was_reached(world, &next);
+        redis.take(step, &state, &next).await;
+        redis.hear(&state, &next).await;
+        let found = redis.look().await;
+        assert_eq!(
+            found,
+            Seen::expected(&next),
+            "by seed {seed}, after {story:?}"
+        );
+        state = next;
+    }
+}
+
+/// What there is, and who is woken by what was published.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    /// Whose lease there is.
+    lease: Option<String>,
+    /// Whether that ends soon.
+    is_short: bool,
+    line: Vec<String>,
+    /// The issuer that was handed a lease and has not confirmed it.
+    unconfirmed: Option<usize>,
+    messages: BTreeSet<usize>,
+}
+
+impl Seen {
+    fn expected(state: &State) -> Self {
+        Self {
+            lease: match state.lease {
+                Lease::Free => None,
+                Lease::OfAnother => Some(ANOTHER.to_owned()),
+                Lease::HandedTo(waiter) | Lease::Of(waiter) => Some(id(waiter)),
+            },
+            is_short: matches!(state.lease, Lease::HandedTo(_)),
+            line: state.line.iter().copied().map(id).collect(),
+            unconfirmed: state.unconfirmed,
+            messages: (0..3).filter(|waiter| state.messages[*waiter]).collect(),
+        }
+    }
+}
+
+const ANOTHER: &str = "another";
+
+fn id(waiter: usize) -> String {
+    format!("waiter-{waiter}")
+}
+
+const fn issuer_of(waiter: usize) -> usize {
+    waiter / 2
+}
+
+struct Redis {
+    connection: MultiplexedConnection,
+    /// The clock, the lease, the queue and the waiters.
+    keys: [String; 4],
+    issuers: [Option<PubSub>; 2],
+    /// The waiters that a message has reached.
+    messages: BTreeSet<usize>,
+    /// Whether the lease was handed over and ends soon.
+    is_short: bool,
+    /// What is broken in the scripts.
+    change: Option<Change>,
+}
+
+impl Redis {
+    async fn start(change: Option<Change>) -> Self {
+        let prefix = fresh_prefix();
+        let client = redis::Client::open(shared_url()).unwrap();
+        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        let keys = ["clock", "lease:sku-1", "queue:sku-1", "waiters:sku-1"];
+        let mut redis = Self {
+            connection,
+            keys: keys.map(|key| format!("{prefix}:{{110}}:{key}")),
+            issuers: [None, None],
+            messages: BTreeSet::new(),
+            is_short: false,
+            change,
+        };
+        for issuer in 0..2 {
+            let mut hears = client.get_async_pubsub().await.unwrap();
+            hears.subscribe(redis.channel(issuer)).await.unwrap();
+            redis.issuers[issuer] = Some(hears);
+        }
+        // The first one who asks hears on which clock an epoch has to begin.
+        let needs = redis.acquire_once(ANOTHER, 0, 0).await;
+        let ["epoch", history, incarnation, "0"] = words(&needs)[..] else {
+            panic!("{needs:?}");
+        };
+        let begin = script!("begin_epoch.lua");
+        let begun = redis.eval(begin, &[history, incarnation, "1"]).await;
+        assert_eq!(begun, redis::Value::Int(1));
+        let granted = redis.acquire_once(ANOTHER, 0, 0).await;
+        assert_eq!(granted[0], "granted");
+        redis
+    }
+
+    fn channel(&self, issuer: usize) -> String {
+        format!("{}:issuer:{issuer}", self.keys[0])
+    }
+
+    /// Takes a step, and compares its answer.
+    async fn take(&mut self, step: Step, before: &State, after: &State) {
+        match step {
+            Step::Ask(waiter) => self.acquire(waiter, after).await,
+            Step::IsWoken(waiter) => {
+                assert!(self.messages.remove(&waiter));
+                if before.waiters[waiter] == Waiter::Sleeps {
+                    self.acquire(waiter, after).await;
+                }
+            }
+            Step::Look(waiter) => {
+                let said = self
+                    .run(script!("line.lua", "tick.lua"), &[&id(waiter)])
+                    .await;
+                let in_line = if before.line.contains(&waiter) {
+                    "1"
+                } else {
+                    "0"
+                };
+                match words(&said)[..] {
+                    ["free"] => assert!(
+                        before.lease == Lease::Free && !matches!(after.lease, Lease::HandedTo(_))
+                    ),
+                    // Whom it was handed to by this very look is in line no more.
+                    ["held", _, found] => {
+                        assert!(found == in_line || after.lease != before.lease && found == "0");
+                    }
+                    _ => panic!("{said:?}"),
+                }
+                let was_asked_anew = after.line.last() == Some(&waiter)
+                    && !before.line.contains(&waiter)
+                    || after.lease == Lease::Of(waiter);
+                if was_asked_anew {
+                    self.acquire(waiter, after).await;
+                }
+            }
+            Step::Release => {
+                let holder = match before.lease {
+                    Lease::Of(waiter) => id(waiter),
+                    _ => ANOTHER.to_owned(),
+                };
+                let release = script!("release_alone.lua", "line.lua", "release.lua");
+                assert_eq!(self.run(release, &[&holder]).await, ["released"]);
+            }
+            Step::RunsOut => {
+                let lease = self.keys[1].clone();
+                let mut delete = redis::cmd("DEL");
+                let deleted = delete.arg(lease).query_async(&mut self.connection).await;
+                assert_eq!(deleted, Ok(1));
+            }
+            Step::MessageIsLost(waiter) => assert!(self.messages.remove(&waiter)),
+            Step::IssuerDies(issuer) => {
+                self.issuers[issuer] = None;
+                self.messages.retain(|waiter| issuer_of(*waiter) != issuer);
+                let (channel, connection) = (self.channel(issuer), self.connection.clone());
+                eventually("nobody listens", async || {
+                    let mut count = redis::cmd("PUBSUB");
+                    let count = count.arg("NUMSUB").arg(&channel);
+                    let count: (String, u64) =
+                        count.query_async(&mut connection.clone()).await.unwrap();
+                    count.1 == 0
+                })
+                .await;
+            }
+            Step::GoesAway(waiter) => {
+                self.messages.remove(&waiter);
+                let abandon = script!("line.lua", "abandon.lua");
+                let said = self.run(abandon, &[&id(waiter), &ticket(waiter)]).await;
+                let expected = match before.lease {
+                    Lease::HandedTo(handed) if handed == waiter => "released",
+                    _ => "lost",
+                };
+                assert_eq!(said, [expected]);
+            }
+        }
+    }
+
+    /// Asks as an issuer does: first without a wait, then for a place in line.
+    async fn acquire(&mut self, waiter: usize, after: &State) {
+        let mut said = self.acquire_once(&id(waiter), 0, waiter).await;
+        if said[0] == "held" {
+            said = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
+        }
+        let expected = match after.lease == Lease::Of(waiter) {
+            true => "granted",
+            false => "queued",
+        };
+        assert_eq!(said[0], expected, "{said:?}");
+    }
+
+    async fn acquire_once(&mut self, id: &str, wait: i64, waiter: usize) -> Vec<String> {
+        let channel = self.channel(issuer_of(waiter));
+        let (ttl, wait) = (LONG_MS.to_string(), wait.to_string());
+        let more = [id, &ticket(waiter), &ttl, "0", "", &wait, &channel, "10"];
+        let acquire = script!("acquire_free.lua", "line.lua", "acquire.lua");
+        self.run(acquire, &more).await
+    }
+
+    async fn run(&mut self, script: &str, more: &[&str]) -> Vec<String> {
+        redis::from_redis_value(self.eval(script, more).await).unwrap()
+    }
+
+    /// Runs a script. A lease that ends soon is made to last for as long as the walk does, in the same moment.
+    async fn eval(&mut self, script: &str, more: &[&str]) -> redis::Value {
+        let shared = [
+            "1000000000",
+            "PUBLISH",
+            "0",
+            "the-source",
+            "fresh",
+            "0",
+            "0",
+            "0",
+        ];
+        let script = self
+            .change
+            .map_or(script.into(), |change| change.applied(script));
+        let mut all = redis::pipe();
+        all.atomic();
+        all.cmd("EVAL").arg(&*script).arg(4).arg(&self.keys);
+        all.arg(&shared).arg(more);
+        all.cmd("PTTL").arg(&self.keys[1]);
+        all.cmd("PEXPIRE")
+            .arg(&self.keys[1])
+            .arg(LONGER_MS)
+            .ignore();
+        let (said, left): (redis::Value, i64) =
+            all.query_async(&mut self.connection).await.unwrap();
+        match left {
+            0..=CONFIRM_MS => self.is_short = true,
+            // As it was before.
+            _ if left > LONG_MS => {}
+            _ => self.is_short = false,
+        }
+        said
+    }
+
+    /// Hears what was published up to now, for whoever was asleep when it was.
+    async fn hear(&mut self, before: &State, after: &State) {
+        for issuer in 0..2 {
+            let channel = self.channel(issuer);
+            let Some(hears) = &mut self.issuers[issuer] else {
+                continue;
+            };
+            // Behind all that was published before.
+            let mut mark = redis::cmd("PUBLISH");
+            let mark = mark.arg(&channel).arg("");
+            let _: u64 = mark.query_async(&mut self.connection).await.unwrap();
+            let mut messages = hears.on_message();
+            loop {
+                let message: String = messages.next().await.unwrap().get_payload().unwrap();
+                let Some((first, key)) = message.split_once(' ') else {
+                    break;
+                };
+                assert_eq!(key, self.keys[1]);
+                let sleeps = |waiter: &usize| {
+                    let is_meant = first == id(*waiter) || first == "*";
+                    is_meant
+                        && issuer_of(*waiter) == issuer
+                        && before.waiters[*waiter] == Waiter::Sleeps
+                        && after.waiters[*waiter] != Waiter::Gone
+                };
+                self.messages.extend((0..3).filter(sleeps));
+            }
+        }
+    }
+
+    async fn look(&mut self) -> Seen {
+        let mut all = redis::pipe();
+        all.cmd("GET").arg(&self.keys[1]);
+        all.cmd("ZRANGE").arg(&self.keys[2]).arg(0).arg(-1);
+        all.cmd("HGET").arg(&self.keys[3]).arg("");
+        let (lease, line, channel): (Option<String>, _, Option<String>) =
+            all.query_async(&mut self.connection).await.unwrap();
+        let lease = lease.map(|lease| lease.split(':').nth(3).unwrap().to_owned());
+        let of = |channel: String| (0..2).find(|issuer| self.channel(*issuer) == channel);
+        Seen {
+            is_short: self.is_short && lease.is_some(),
+            lease,
+            line,
+            unconfirmed: channel.map(|channel| of(channel).unwrap()),
+            messages: self.messages.clone(),
+        }
+    }
+}
+
+/// What tells the request of a waiter from others.
+fn ticket(waiter: usize) -> String {
+    (waiter + 1).to_string()
+}
+
+fn words(said: &[String]) -> Vec<&str> {
+    said.iter().map(String::as_str).collect()
+}

@@ -1,0 +1,25 @@
+//! Steps drawn from the models of `model`, taken by the real fence and the real lease stores: states and answers
+//! are compared after each.
+
+mod broken;
+mod broken_functions;
+mod broken_scripts;
+mod call;
+mod drawn;
+mod fence;
+mod fence_draw;
+mod fence_failover;
+mod fence_floors;
+mod fence_floors_real;
+mod fence_keys;
+mod fence_read;
+mod fence_real;
+mod fence_several;
+mod lease;
+mod lease_announced;
+mod line;
+mod quorum;
+mod quorum_nodes;
+mod sessions;
+
+use tower_fence_tests as support;

@@ -1,0 +1,411 @@
+//! The nodes of a quorum, real ones, which take the steps of the model: the scripts of the crate run, and what they answer
+//! and leave behind is compared.
+
+use std::{collections::HashMap, path::PathBuf};
+
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use tower_fence_model::quorum::{
+    Answer, At, Clock, Key, Of, Quorum, Server, Stamp, State, Step, Token,
+};
+
+use super::broken::Change;
+use crate::support::redis::{RedisServer, fresh_prefix};
+
+macro_rules! script {
+    ($file:literal) => {
+        concat!(
+            include_str!("../../../../src/lease/quorum/lua/node.lua"),
+            include_str!(concat!("../../../../src/lease/quorum/lua/", $file)),
+        )
+    };
+}
+
+const TTL_MS: &str = "3600000";
+
+/// What is one number in the model, and drawn at random by a node or a client.
+#[derive(Default)]
+struct Names(Vec<(String, u8)>);
+
+impl Names {
+    /// Whether both mean the same, as they always have.
+    fn agree(&mut self, real: &str, model: u8) -> bool {
+        let known = self
+            .0
+            .iter()
+            .find(|(one, other)| one == real || *other == model);
+        match known {
+            Some(known) => *known == (real.to_owned(), model),
+            None => {
+                self.0.push((real.to_owned(), model));
+                true
+            }
+        }
+    }
+
+    fn real(&self, model: u8) -> &str {
+        let known = self.0.iter().find(|(_, other)| *other == model);
+        &known.expect("it was answered before").0
+    }
+}
+
+/// One node, and what its names mean.
+struct Node {
+    connection: MultiplexedConnection,
+    histories: Names,
+    incarnations: Names,
+    saved: Vec<(PathBuf, Vec<u8>)>,
+    /// What releases have found.
+    found: HashMap<usize, String>,
+}
+
+/// All nodes. Only their own servers lose more than keys.
+pub struct Nodes {
+    prefix: String,
+    nodes: Vec<Node>,
+    own: Vec<RedisServer>,
+    drawn: u64,
+    /// What is broken in the scripts.
+    change: Option<Change>,
+}
+
+impl Nodes {
+    pub async fn of(urls: &[String], own: Vec<RedisServer>, change: Option<Change>) -> Self {
+        let mut nodes = vec![];
+        for url in urls {
+            nodes.push(Node {
+                connection: connect(url).await,
+                histories: Names::default(),
+                incarnations: Names::default(),
+                saved: vec![],
+                found: HashMap::new(),
+            });
+        }
+        Self {
+            prefix: fresh_prefix(),
+            nodes,
+            own,
+            drawn: 0,
+            change,
+        }
+    }
+
+    /// The servers, for the next walk.
+    pub fn into_own(self) -> Vec<RedisServer> {
+        self.own
+    }
+
+    /// Takes a step of the model. False where a script answers something else.
+    pub async fn take(
+        &mut self,
+        world: &Quorum,
+        state: &State,
+        step: Step,
+        answer: Answer,
+    ) -> bool {
+        let place = |at: At| state.nodes[at.node].name.0 - 1;
+        let id = |lease: u8| char::from(b'a' + lease).to_string();
+        let (node, resource, text, id, more) = match step {
+            Step::Choose(..) | Step::AskAhead(_) => return true,
+            Step::Take(Of(request, of), at, expired) => {
+                if expired {
+                    let key = self.lease(of.resource);
+                    self.command(place(at), &["DEL", &key]).await;
+                }
+                let sender = world.sender(request);
+                let only_mine = if of.only_mine() { "1" } else { "0" };
+                let attempt = sender.attempt.to_string();
+                let more = [&attempt, "1", TTL_MS, "0", "", only_mine].map(str::to_owned);
+                (
+                    place(at),
+                    of.resource,
+                    script!("take.lua"),
+                    id(of.lease),
+                    more.to_vec(),
+                )
+            }
+            Step::Seal(Of(request, of), at) => {
+                let (Some(stamp), Some(choice)) =
+                    (state.stamp(request, at), state.requests[request].choice)
+                else {
+                    return false;
+                };
+                let mut more = vec![world.sender(request).attempt.to_string(), "1".to_owned()];
+                more.extend(self.nodes[place(at)].stamp(stamp));
+                let (epoch, n) = (choice.count.epoch, choice.count.n);
+                more.extend([number(choice.token), epoch.to_string(), n.to_string()]);
+                (
+                    place(at),
+                    of.resource,
+                    script!("seal.lua"),
+                    id(of.lease),
+                    more,
+                )
+            }
+            Step::CleanUp(Of(request, of), at) => {
+                let token = world.left(state, request, at).map(number);
+                let attempt = world.sender(request).attempt.to_string();
+                let more = vec![attempt, "1".to_owned(), token.unwrap_or_default()];
+                (
+                    place(at),
+                    of.resource,
+                    script!("abandon.lua"),
+                    id(of.lease),
+                    more,
+                )
+            }
+            Step::Renew(_, lease, at) => {
+                let more = vec![TTL_MS.to_owned()];
+                (place(at), 0, script!("renew.lua"), id(lease), more)
+            }
+            Step::Look(_, _, at) => (place(at), 0, script!("look.lua"), String::new(), vec![]),
+            Step::End(release, _, at) => {
+                let found = self.nodes[place(at)].found[&release].clone();
+                (place(at), 0, script!("end.lua"), String::new(), vec![found])
+            }
+            fault => {
+                self.lose(state, fault).await;
+                return true;
+            }
+        };
+        self.drawn += 1;
+        let (clock, lease) = (self.clock(), self.lease(resource));
+        let fresh = format!("{:032x}", self.drawn);
+        let text = self
+            .change
+            .map_or(text.into(), |change| change.applied(text));
+        let mut words = vec!["EVAL", &text, "2", &clock, &lease];
+        words.extend(["the-source", "a b c", &fresh, &id]);
+        words.extend(more.iter().map(String::as_str));
+        let said: Vec<String> = redis::from_redis_value(self.command(node, &words).await).unwrap();
+        if let (Step::Look(release, lease, _), Answer::Found(key)) = (step, answer)
+            && key.lease == lease
+        {
+            self.nodes[node].found.insert(release, said[1].clone());
+        }
+        let said: Vec<&str> = said.iter().map(String::as_str).collect();
+        self.nodes[node].says(answer, &said)
+    }
+
+    async fn lose(&mut self, state: &State, fault: Step) {
+        let place = |at: At| state.nodes[at.node].name.0 - 1;
+        match fault {
+            Step::Expire(resource, at) => {
+                let key = self.lease(resource);
+                self.command(place(at), &["DEL", &key]).await;
+            }
+            Step::Evict(at) => {
+                let key = self.clock();
+                self.command(place(at), &["DEL", &key]).await;
+            }
+            Step::Flush(at) => {
+                self.own(at, state);
+                self.command(place(at), &["FLUSHALL"]).await;
+            }
+            Step::Save(at) => {
+                self.nodes[place(at)].saved = self.own(at, state).append_only_files();
+            }
+            Step::RestartEmpty(at) => {
+                self.own(at, state);
+                self.command(place(at), &["FLUSHALL"]).await;
+                self.restart(place(at), vec![]).await;
+            }
+            Step::RestartFromDisk(at) => {
+                let saved = std::mem::take(&mut self.nodes[place(at)].saved);
+                self.restart(place(at), saved).await;
+            }
+            other => panic!("no node does that: {other:?}"),
+        }
+    }
+
+    fn own(&mut self, at: At, state: &State) -> &RedisServer {
+        &self.own[state.nodes[at.node].name.0 - 1]
+    }
+
+    async fn restart(&mut self, node: usize, files: Vec<(PathBuf, Vec<u8>)>) {
+        let server = &mut self.own[node];
+        server.kill();
+        server.restore(files);
+        server.start_again().await;
+        self.nodes[node].connection = connect(&server.url()).await;
+    }
+
+    /// Whether all nodes have what those of the model have.
+    pub async fn are_as(&mut self, state: &State) -> bool {
+        let (clock, leases) = (self.clock(), [self.lease(0), self.lease(1)]);
+        let looks = self.nodes.iter_mut().map(|node| node.look(&clock, &leases));
+        let found = join_all(looks).await;
+        state.nodes.iter().all(|model| {
+            let place = model.name.0 - 1;
+            let (clock, leases) = &found[place];
+            let is_as = self.nodes[place].is_as(&model.server, clock, leases);
+            if !is_as {
+                println!(
+                    "node {}: {clock:?} {leases:?} is not {:?}",
+                    model.name.0, model.server
+                );
+            }
+            is_as
+        })
+    }
+
+    fn clock(&self) -> String {
+        format!("{}:quorum:{{110}}:clock", self.prefix)
+    }
+
+    fn lease(&self, resource: usize) -> String {
+        format!("{}:quorum:{{110}}:lease:sku-{}", self.prefix, resource + 1)
+    }
+
+    async fn command(&mut self, node: usize, words: &[&str]) -> redis::Value {
+        let mut command = redis::cmd(words[0]);
+        let connection = &mut self.nodes[node].connection;
+        command
+            .arg(&words[1..])
+            .query_async(connection)
+            .await
+            .unwrap()
+    }
+}
+
+async fn connect(url: &str) -> MultiplexedConnection {
+    let client = redis::Client::open(url).unwrap();
+    client.get_multiplexed_async_connection().await.unwrap()
+}
+
+type Values = Vec<Option<String>>;
+
+impl Node {
+    /// Its clock, and its leases.
+    async fn look(&mut self, clock: &str, leases: &[String]) -> (Values, Values) {
+        let fields = ["history", "incarnation", "serial", "epoch", "n"];
+        let mut both = redis::pipe();
+        both.cmd("HMGET").arg(clock).arg(&fields);
+        both.cmd("MGET").arg(leases);
+        both.query_async(&mut self.connection).await.unwrap()
+    }
+
+    fn stamp(&self, stamp: Stamp) -> [String; 3] {
+        let history = self.histories.real(stamp.history);
+        let incarnation = self.incarnations.real(stamp.incarnation);
+        [
+            history.to_owned(),
+            incarnation.to_owned(),
+            stamp.serial.to_string(),
+        ]
+    }
+
+    fn says(&mut self, answer: Answer, said: &[&str]) -> bool {
+        let counted = |usable: bool, counted: Token, said: [&str; 3]| {
+            said == [
+                if usable { "1" } else { "0" },
+                &counted.epoch.to_string(),
+                &counted.n.to_string(),
+            ]
+        };
+        let is_as = match (answer, said) {
+            (Answer::Taken(taken), ["taken", stamp @ .., usable, epoch, n, token]) => {
+                self.is_stamp(stamp, taken.stamp)
+                    && counted(taken.usable, taken.counted, [usable, epoch, n])
+                    && *token == digits(taken.stored)
+            }
+            (Answer::Renewed(renewed), ["renewed", token, usable, epoch, n]) => {
+                *token == digits(renewed.token)
+                    && counted(renewed.usable, renewed.counted, [usable, epoch, n])
+            }
+            (Answer::Found(key), ["found", value, ..]) => self.is_key(value, &key),
+            (Answer::Held, ["held", ..])
+            | (Answer::Older, ["older", _])
+            | (Answer::Lost, ["lost"])
+            | (Answer::Sealed, ["sealed"])
+            | (Answer::Refused, ["refused"])
+            | (Answer::Ended, ["ended"])
+            | (Answer::None, ["none"]) => true,
+            _ => false,
+        };
+        if !is_as {
+            println!("{said:?} is not {answer:?}");
+        }
+        is_as
+    }
+
+    fn is_as(
+        &mut self,
+        model: &Server,
+        clock: &[Option<String>],
+        leases: &[Option<String>],
+    ) -> bool {
+        let is_clock = match (&model.clock, clock) {
+            (None, clock) => clock.iter().all(Option::is_none),
+            (
+                Some(model),
+                [
+                    Some(history),
+                    Some(incarnation),
+                    Some(serial),
+                    Some(epoch),
+                    n,
+                ],
+            ) => self.is_clock(model, [history, incarnation, serial, epoch], n.as_deref()),
+            _ => false,
+        };
+        is_clock
+            && model.keys.iter().zip(leases).all(|pair| match pair {
+                (None, None) => true,
+                (Some(key), Some(value)) => self.is_key(value, key),
+                _ => false,
+            })
+    }
+
+    fn is_clock(&mut self, model: &Clock, real: [&str; 4], n: Option<&str>) -> bool {
+        let [history, incarnation, serial, epoch] = real;
+        self.is_stamp(
+            &[history, incarnation, serial],
+            Stamp {
+                history: model.history,
+                incarnation: model.incarnation,
+                serial: model.serial,
+            },
+        ) && epoch == model.epoch.to_string()
+            && n == model.n.map(|n| n.to_string()).as_deref()
+    }
+
+    fn is_key(&mut self, value: &str, key: &Key) -> bool {
+        let words: Vec<&str> = value.split(':').collect();
+        let [
+            id,
+            number,
+            "1",
+            history,
+            incarnation,
+            serial,
+            token,
+            "0",
+            "",
+        ] = words[..]
+        else {
+            return false;
+        };
+        id == char::from(b'a' + key.lease).to_string()
+            && number == key.attempt.to_string()
+            && self.is_stamp(&[history, incarnation, serial], key.stamp)
+            && token == digits(key.token)
+    }
+
+    fn is_stamp(&mut self, real: &[&str], model: Stamp) -> bool {
+        let [history, incarnation, serial] = real else {
+            return false;
+        };
+        self.histories.agree(history, model.history)
+            && self.incarnations.agree(incarnation, model.incarnation)
+            && *serial == model.serial.to_string()
+    }
+}
+
+fn number(token: Token) -> String {
+    (u64::from(token.epoch) * 1_000_000_000 + u64::from(token.n)).to_string()
+}
+
+fn digits(token: Option<Token>) -> String {
+    token.map(number).unwrap_or_default()
+}

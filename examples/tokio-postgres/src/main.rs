@@ -1,0 +1,79 @@
+//! The story of the paused holder, told with tokio-postgres.
+//!
+//! ```text
+//! export DATABASE_URL=postgres://localhost/shop
+//! cargo run --example inventory              # the issuer; it makes the tables and the functions
+//! cargo run -p example-tokio-postgres          # in another terminal
+//! ```
+//!
+//! `ISSUER_URL` is the address of the issuer, `http://127.0.0.1:3000/locks` unless it is set.
+
+use std::{env, error::Error, time::Duration};
+
+use tokio_postgres::{Client, NoTls, error::DbError};
+use tower_fence::{
+    Resource, Token,
+    client::HttpLeases,
+    lease::{Acquire, Leases},
+};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let database = env::var("DATABASE_URL")?;
+    let issuer = env::var("ISSUER_URL").unwrap_or_else(|_| "http://127.0.0.1:3000/locks".into());
+    let (mut client, connection) = tokio_postgres::connect(&database, NoTls).await?;
+    tokio::spawn(connection);
+    let leases = HttpLeases::new(&issuer)?;
+    let sku = Resource::new("sku-1")?;
+    let short = Acquire::new(Duration::from_millis(500)).wait(Duration::from_secs(5));
+    let long = Acquire::new(Duration::from_secs(30)).wait(Duration::from_secs(5));
+
+    let first = leases.acquire(&sku, short).await?.token;
+    println!("holder 1 leases sku-1 with token {first}, counts 100, and is paused");
+
+    // Waits in line, until the lease of holder 1 has run out.
+    let lease = leases.acquire(&sku, long).await?;
+    let second = lease.token;
+    println!("holder 2 leases sku-1 with token {second}, counts 96, and writes that");
+    set_stock(&mut client, &sku, second, 96).await?;
+    leases.release(&sku, &lease.id).await?;
+
+    println!("holder 1 wakes up, and writes its 100");
+    let Err(error) = set_stock(&mut client, &sku, first, 100).await else {
+        return Err("holder 1 has written over holder 2".into());
+    };
+    let Some(refusal) = refusal(&error) else {
+        return Err(error.into());
+    };
+    println!("refused: {} {}", refusal.code().code(), refusal.message());
+    println!("{}", refusal.detail().unwrap_or_default());
+
+    let stock = "SELECT stock FROM inventory WHERE sku = $1";
+    let stock: i64 = client.query_one(stock, &[&sku.as_str()]).await?.get(0);
+    println!("the stock is {stock}");
+    Ok(())
+}
+
+/// The check and the write are one transaction. Dropped after a refusal, it is rolled back.
+async fn set_stock(
+    client: &mut Client,
+    sku: &Resource,
+    token: Token,
+    stock: i64,
+) -> Result<(), tokio_postgres::Error> {
+    let sku = sku.as_str();
+    let tx = client.transaction().await?;
+    tx.batch_execute("SET LOCAL lock_timeout = '5s'").await?;
+    tx.execute("SELECT fence_admit($1, $2)", &[&sku, &token.get()])
+        .await?;
+    let set = "INSERT INTO inventory (sku, stock) VALUES ($1, $2)
+               ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock";
+    tx.execute(set, &[&sku, &stock]).await?;
+    tx.commit().await
+}
+
+/// What Postgres says where the token is stale. Its detail is the problem document.
+fn refusal(error: &tokio_postgres::Error) -> Option<&DbError> {
+    let error = error.as_db_error()?;
+    (error.code().code() == "TF412").then_some(error)
+}

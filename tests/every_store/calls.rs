@@ -1,0 +1,170 @@
+//! The calls of the issuer over real HTTP, over every store.
+
+use serde_json::json;
+
+use crate::support::{
+    http::{Answer, Server, lasts_ms},
+    store::TestStore,
+};
+
+on_every_store!(
+    the_life_of_a_lease,
+    a_held_lock_says_when_to_come_back,
+    a_client_may_choose_the_lease_id,
+    a_stranger_can_neither_renew_nor_release,
+    a_renewal_may_take_a_new_token,
+);
+
+async fn the_life_of_a_lease<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let server = Server::issuer(leases).await;
+    let path = "/locks/caf%C3%A9%2F1";
+    assert_eq!(
+        server.inspect(path).await,
+        json!({ "resource": "café/1", "held": false })
+    );
+
+    let answer = server
+        .acquire(path, json!({ "ttl_ms": 20_000, "owner": "worker-7" }))
+        .await;
+    assert_eq!(answer.status, 201);
+    assert_eq!(answer.headers["cache-control"], "no-store");
+    let mut lease = answer.json();
+    lasts_ms(&mut lease, 20_000);
+    let (id, token) = (
+        lease["lease_id"].as_str().unwrap(),
+        lease["token"].as_i64().unwrap(),
+    );
+    assert_eq!(
+        lease,
+        json!({
+            "resource": "café/1",
+            "lease_id": id,
+            "token": token,
+            "fencing_token": format!("{token};resource=%\"caf%c3%a9/1\""),
+            "ttl_ms": null,
+        })
+    );
+    assert_eq!(
+        answer.headers["fencing-token"],
+        lease["fencing_token"].as_str().unwrap()
+    );
+
+    let mut held = server.inspect(path).await;
+    let left = held["ttl_ms"].take().as_u64().unwrap();
+    assert!((10_000..=20_000).contains(&left), "{left}");
+    let expected = json!({
+        "resource": "café/1",
+        "held": true,
+        "token": token,
+        "owner": "worker-7",
+        "ttl_ms": null,
+        "waiters": 0,
+    });
+    assert_eq!(held, expected);
+
+    let renewed = server.renew(path, id, json!({ "ttl_ms": 40_000 })).await;
+    assert_eq!(renewed.status, 200);
+    assert_eq!(
+        renewed.headers["fencing-token"],
+        answer.headers["fencing-token"]
+    );
+    let mut renewed = renewed.json();
+    lasts_ms(&mut renewed, 40_000);
+    assert_eq!(renewed, lease);
+
+    let released = server.release(path, id).await;
+    assert_eq!((released.status, released.text.as_str()), (204, ""));
+    let problem = server.release(path, id).await.is_problem(409, "lease-lost");
+    assert_eq!(problem["resource"], "café/1");
+    let problem = server
+        .renew(path, id, json!({}))
+        .await
+        .is_problem(409, "lease-lost");
+    assert_eq!(problem["resource"], "café/1");
+
+    // Every member is optional, and so is the body.
+    let next = Answer::to(server.post(path)).await;
+    assert_eq!(next.status, 201);
+    let mut next = next.json();
+    lasts_ms(&mut next, 30_000);
+    assert!(next["token"].as_i64().unwrap() > token);
+}
+
+async fn a_held_lock_says_when_to_come_back<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let server = Server::issuer(leases).await;
+    assert_eq!(
+        server
+            .acquire("/locks/a", json!({ "ttl_ms": 9_500 }))
+            .await
+            .status,
+        201
+    );
+    let answer = server.acquire("/locks/a", json!({})).await;
+    let problem = answer.is_problem(409, "lock-held");
+    assert_eq!(problem["resource"], "a");
+    let left = problem["retry_after_ms"].as_u64().unwrap();
+    assert!((5_000..=9_500).contains(&left), "{left}");
+    let seconds: u64 = answer.headers["retry-after"]
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(seconds, left.div_ceil(1_000));
+}
+
+async fn a_client_may_choose_the_lease_id<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let server = Server::issuer(leases).await;
+    let id = "my-own_lease-id-0123456789";
+    let first = server.acquire("/locks/a", json!({ "lease_id": id })).await;
+    let again = server.acquire("/locks/a", json!({ "lease_id": id })).await;
+    assert_eq!((first.status, again.status), (201, 201));
+    let (mut first, mut again) = (first.json(), again.json());
+    lasts_ms(&mut first, 30_000);
+    lasts_ms(&mut again, 30_000);
+    assert_eq!(first, again);
+    assert_eq!(first["lease_id"], id);
+    assert_eq!(server.release("/locks/a", id).await.status, 204);
+}
+
+async fn a_stranger_can_neither_renew_nor_release<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let server = Server::issuer(leases).await;
+    let lease = server.acquire("/locks/a", json!({})).await.json();
+    let stranger = "0123456789012345678901";
+    server
+        .renew("/locks/a", stranger, json!({}))
+        .await
+        .is_problem(409, "lease-lost");
+    server
+        .release("/locks/a", stranger)
+        .await
+        .is_problem(409, "lease-lost");
+    // Nor does the right id on another resource.
+    let id = lease["lease_id"].as_str().unwrap();
+    server
+        .release("/locks/b", id)
+        .await
+        .is_problem(409, "lease-lost");
+    assert_eq!(server.inspect("/locks/a").await["token"], lease["token"]);
+    assert_eq!(server.release("/locks/a", id).await.status, 204);
+}
+
+async fn a_renewal_may_take_a_new_token<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let server = Server::issuer(leases).await;
+    let lease = server.acquire("/locks/a", json!({})).await.json();
+    let id = lease["lease_id"].as_str().unwrap();
+    let renewed = server
+        .renew("/locks/a", id, json!({ "new_token": true }))
+        .await;
+    assert!(renewed.json()["token"].as_i64() > lease["token"].as_i64());
+    let field = renewed.json()["fencing_token"].as_str().unwrap().to_owned();
+    assert_eq!(renewed.headers["fencing-token"], field.as_str());
+    let kept = server
+        .renew("/locks/a", id, json!({ "new_token": false }))
+        .await;
+    assert_eq!(kept.json()["token"], renewed.json()["token"]);
+}

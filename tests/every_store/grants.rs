@@ -1,0 +1,303 @@
+//! Grants, renewals and their ends, one suite over all lease stores.
+
+use std::{collections::HashMap, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep},
+};
+use tower_fence::{
+    Resource, Token,
+    lease::{Acquire, LeaseId, Leases, Operate, Owner, Renew},
+};
+
+use crate::support::{
+    eventually,
+    lease::{LONG, grant, is_held, is_lost, lasts, next_grant, sku},
+    store::TestStore,
+};
+
+on_every_store!(
+    a_grant_excludes_others_until_it_is_released,
+    a_lease_ends_by_itself_and_the_next_token_is_higher,
+    asking_again_with_the_same_id_returns_the_same_grant,
+    only_the_lease_id_renews_and_releases,
+    a_late_release_or_renewal_does_not_touch_the_successor,
+    renewal_starts_the_time_anew_and_keeps_the_token,
+    inspection_tells_the_holder_but_not_the_id,
+    of_many_at_once_exactly_one_is_granted,
+    tokens_go_up_in_the_order_of_the_grants,
+    resources_do_not_know_each_other,
+    a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only,
+    a_renewal_may_take_a_new_token,
+    every_held_lease_is_on_a_page,
+);
+
+async fn a_grant_excludes_others_until_it_is_released<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    assert_eq!(first.resource, sku());
+    lasts(&first, LONG);
+    for leases in [&one, &two] {
+        let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        assert!(
+            retry_after <= LONG && retry_after > LONG / 2,
+            "{retry_after:?}"
+        );
+    }
+    two.release(&sku(), &first.id).await.unwrap();
+    let second = grant(&one, &sku(), LONG).await;
+    assert!(second.token > first.token);
+    assert_ne!(second.id, first.id);
+}
+
+async fn a_lease_ends_by_itself_and_the_next_token_is_higher<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), S::SHORT).await;
+    is_held(two.acquire(&sku(), Acquire::new(S::SHORT)).await);
+    let second = next_grant(&two, LONG).await;
+    assert!(second.token > first.token);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
+}
+
+async fn asking_again_with_the_same_id_returns_the_same_grant<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), S::SHORT).await;
+    let again = Acquire::new(LONG).lease_id(first.id.clone());
+    let again = two.acquire(&sku(), again).await.unwrap();
+    lasts(&again, LONG);
+    assert_eq!((again.token, again.id), (first.token, first.id));
+    sleep(2 * S::SHORT).await;
+    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
+async fn only_the_lease_id_renews_and_releases<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let stranger = LeaseId::random();
+    is_lost(one.renew(&sku(), &stranger, Renew::new(LONG)).await);
+    is_lost(one.release(&sku(), &stranger).await);
+    let lease = grant(&one, &sku(), LONG).await;
+    is_lost(two.renew(&sku(), &stranger, Renew::new(LONG)).await);
+    is_lost(two.release(&sku(), &stranger).await);
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    one.release(&sku(), &lease.id).await.unwrap();
+    is_lost(one.release(&sku(), &lease.id).await);
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+}
+
+async fn a_late_release_or_renewal_does_not_touch_the_successor<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), S::SHORT).await;
+    let second = next_grant(&two, LONG).await;
+    is_lost(one.release(&sku(), &first.id).await);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(S::SHORT)).await);
+    let held = one.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.token, second.token);
+    assert!(held.ttl > LONG / 2, "{held:?}");
+    two.release(&sku(), &second.id).await.unwrap();
+}
+
+async fn renewal_starts_the_time_anew_and_keeps_the_token<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let lease = grant(&one, &sku(), S::SHORT).await;
+    let renewed = two
+        .renew(&sku(), &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    lasts(&renewed, LONG);
+    assert_eq!((renewed.token, &renewed.id), (lease.token, &lease.id));
+    sleep(2 * S::SHORT).await;
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    // Shorter works as well.
+    one.renew(&sku(), &lease.id, Renew::new(S::SHORT))
+        .await
+        .unwrap();
+    let next = next_grant(&two, LONG).await;
+    assert!(next.token > lease.token);
+}
+
+async fn inspection_tells_the_holder_but_not_the_id<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    assert_eq!(one.inspect(&sku()).await.unwrap(), None);
+    for owner in [None, Some("worker-7"), Some("a:b:c é \"'{}")] {
+        let owner = owner.map(|owner| Owner::new(owner).unwrap());
+        let mut request = Acquire::new(LONG);
+        request.owner.clone_from(&owner);
+        let lease = one.acquire(&sku(), request).await.unwrap();
+        let held = two.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!((held.token, &held.owner), (lease.token, &owner));
+        assert!(held.ttl <= LONG && held.ttl > LONG / 2);
+        assert!(!format!("{held:?}").contains(lease.id.expose()));
+        one.release(&sku(), &lease.id).await.unwrap();
+    }
+    grant(&one, &sku(), S::SHORT).await;
+    eventually("the lease ends", async || {
+        one.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+}
+
+async fn of_many_at_once_exactly_one_is_granted<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let asking = (0..64).map(|n| {
+        let leases = [&one, &two][n % 2];
+        async move { leases.acquire(&sku(), Acquire::new(LONG)).await }
+    });
+    let (granted, refused): (Vec<_>, Vec<_>) =
+        join_all(asking).await.into_iter().partition(Result::is_ok);
+    assert_eq!((granted.len(), refused.len()), (1, 63));
+    for refusal in refused {
+        is_held(refusal);
+    }
+}
+
+async fn tokens_go_up_in_the_order_of_the_grants<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let grants: Mutex<HashMap<Resource, Vec<Token>>> = Mutex::default();
+    let worker = async |n: usize| {
+        let leases = [&one, &two][n % 2];
+        let resource = Resource::new(format!("sku-{}", n % 3)).unwrap();
+        let mut done = 0;
+        while done < 25 {
+            let Ok(lease) = leases.acquire(&resource, Acquire::new(LONG)).await else {
+                sleep(Duration::from_millis(1)).await;
+                continue;
+            };
+            // Under the lease, so in the order of the grants.
+            grants
+                .lock()
+                .await
+                .entry(resource.clone())
+                .or_default()
+                .push(lease.token);
+            leases.release(&resource, &lease.id).await.unwrap();
+            done += 1;
+        }
+    };
+    join_all((0..12).map(worker)).await;
+    let grants = grants.into_inner();
+    assert_eq!(grants.values().map(Vec::len).sum::<usize>(), 12 * 25);
+    for (resource, tokens) in grants {
+        assert!(tokens.is_sorted_by(|a, b| a < b), "{resource}: {tokens:?}");
+    }
+}
+
+async fn resources_do_not_know_each_other<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    for name in [
+        "a",
+        "b",
+        "A",
+        "a:b",
+        "{a}",
+        "}a{",
+        "é",
+        "a b",
+        "a*",
+        &"x".repeat(255),
+    ] {
+        let resource = Resource::new(name).unwrap();
+        let lease = grant(&one, &resource, LONG).await;
+        assert_eq!(
+            two.inspect(&resource).await.unwrap().unwrap().token,
+            lease.token
+        );
+    }
+}
+
+async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let delayed = || Acquire::new(S::SHORT).lock_delay(5 * S::SHORT);
+    let lease = one.acquire(&sku(), delayed()).await.unwrap();
+    one.release(&sku(), &lease.id).await.unwrap();
+    let lease = one.acquire(&sku(), delayed()).await.unwrap();
+    let granted_at = Instant::now();
+    eventually("the lease ends", async || {
+        one.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+    // Nobody holds it, and nobody can have it, not even its last holder.
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    is_lost(one.release(&sku(), &lease.id).await);
+    let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    assert!(retry_after <= 5 * S::SHORT, "{retry_after:?}");
+    two.acquire(&sku(), Acquire::new(LONG).wait(LONG))
+        .await
+        .unwrap();
+    assert!(granted_at.elapsed() >= 6 * S::SHORT - Duration::from_millis(5));
+}
+
+async fn a_renewal_may_take_a_new_token<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let lease = grant(&one, &sku(), LONG).await;
+    let renewed = two
+        .renew(&sku(), &lease.id, Renew::new(LONG).with_new_token())
+        .await
+        .unwrap();
+    assert!(renewed.token > lease.token);
+    let kept = one
+        .renew(&sku(), &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    assert_eq!(kept.token, renewed.token);
+    assert_eq!(
+        one.inspect(&sku()).await.unwrap().unwrap().token,
+        renewed.token
+    );
+    one.release(&sku(), &lease.id).await.unwrap();
+    assert!(grant(&one, &sku(), LONG).await.token > renewed.token);
+    is_lost(
+        one.renew(&sku(), &lease.id, Renew::new(LONG).with_new_token())
+            .await,
+    );
+}
+
+async fn every_held_lease_is_on_a_page<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let all = async |limit: usize| {
+        let (mut listed, mut cursor) = (HashMap::new(), None);
+        loop {
+            let page = two.list(limit, cursor.as_deref()).await.unwrap();
+            assert!(page.leases.len() <= limit);
+            let tokens = page.leases.into_iter();
+            listed.extend(tokens.map(|(resource, held)| (resource, held.token)));
+            cursor = page.cursor;
+            if cursor.is_none() {
+                return listed;
+            }
+        }
+    };
+    assert_eq!(all(10).await, HashMap::new());
+    let mut expected = HashMap::new();
+    for n in 0..60 {
+        let resource = Resource::new(format!("sku-{n}}}:lease:*")).unwrap();
+        let lease = grant(&one, &resource, LONG).await;
+        if n % 3 == 0 {
+            one.release(&resource, &lease.id).await.unwrap();
+        } else {
+            expected.insert(resource, lease.token);
+        }
+    }
+    // The keys of a line are no leases, whatever the name.
+    let tricky = Resource::new("x}:lease:sku-1").unwrap();
+    expected.insert(tricky.clone(), grant(&one, &tricky, LONG).await.token);
+    let waiting = tokio::spawn({
+        let (one, tricky) = (one.clone(), tricky.clone());
+        async move { one.acquire(&tricky, Acquire::new(LONG).wait(LONG)).await }
+    });
+    eventually("it is in line", async || {
+        let held = one.inspect(&tricky).await.unwrap().unwrap();
+        held.waiters == u64::from(S::HAS_LINE)
+    })
+    .await;
+    for limit in [1, 7, 1_000] {
+        assert_eq!(all(limit).await, expected, "with {limit} on a page");
+    }
+    waiting.abort();
+    // No number panics, however great.
+    let _ = one.list(1, Some("18446744073709551615-0-")).await;
+    for cursor in ["", "x", "1", "-", ":", "300:a", "99999999999999999999-0-"] {
+        one.list(1, Some(cursor)).await.unwrap_err();
+    }
+}

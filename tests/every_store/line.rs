@@ -1,0 +1,310 @@
+//! Waiting in line for a lease, one suite over all lease stores.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout},
+};
+use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Owner, Renew};
+
+use crate::support::{
+    eventually,
+    lease::{LONG, grant, granted, is_held, is_lost, join, sku, wait, waiters},
+    store::TestStore,
+};
+
+on_every_store_with_a_line!(
+    a_waiter_is_granted_when_the_lease_is_released,
+    a_waiter_is_granted_when_the_lease_ends_by_itself,
+    a_wait_that_runs_out_leaves_the_line,
+    waiters_are_served_in_the_order_in_which_they_came,
+    a_newcomer_does_not_overtake,
+    a_waiter_that_goes_away_is_skipped,
+    a_waiter_that_goes_away_gives_back_what_it_was_granted,
+    a_thousand_waiters_are_served_in_order_though_half_of_them_go_away,
+    a_broken_lease_goes_to_the_next_in_line,
+    a_repeated_request_keeps_its_place_and_its_lease,
+    a_repeated_request_is_served_before_those_behind_it,
+    a_shorter_lease_is_known_to_whoever_is_first_now,
+    a_repetition_in_line_keeps_the_owner,
+);
+
+async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let mut last = grant(&one, &sku(), LONG).await;
+    for leases in [&two, &one, &two] {
+        let waiting = wait(leases, LONG).await;
+        one.release(&sku(), &last.id).await.unwrap();
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        let held = one.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!((held.token, held.waiters), (lease.token, 0));
+        assert!(held.ttl > LONG / 2, "the whole time: {held:?}");
+        last = lease;
+    }
+}
+
+async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let ttl = Duration::from_millis(400);
+    let asked_at = Instant::now();
+    let first = grant(&one, &sku(), ttl).await;
+    let waiting = wait(&two, LONG).await;
+    let second = granted(waiting).await;
+    assert!(
+        asked_at.elapsed() >= ttl - Duration::from_millis(5),
+        "before the end"
+    );
+    assert!(second.token > first.token);
+    // A renewal to a shorter time moves the end for those who wait.
+    let waiting = wait(&one, LONG).await;
+    two.renew(&sku(), &second.id, Renew::new(S::SHORT))
+        .await
+        .unwrap();
+    let third = granted(waiting).await;
+    // So does a holder with a shorter time that comes in between.
+    let (short, last) = (wait(&two, S::SHORT).await, wait(&one, LONG).await);
+    one.release(&sku(), &third.id).await.unwrap();
+    granted(short).await;
+    granted(last).await;
+}
+
+async fn a_wait_that_runs_out_leaves_the_line<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let lease = grant(&one, &sku(), LONG).await;
+    let request = Acquire::new(LONG).wait(S::SHORT);
+    let asked_at = Instant::now();
+    let retry_after = is_held(two.acquire(&sku(), request).await);
+    assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
+    assert_eq!(waiters(&one).await, 0);
+    one.release(&sku(), &lease.id).await.unwrap();
+    assert_eq!(one.inspect(&sku()).await.unwrap(), None);
+}
+
+async fn waiters_are_served_in_the_order_in_which_they_came<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let mut last = grant(&one, &sku(), LONG).await;
+    let mut line = vec![];
+    for n in 0..10 {
+        line.push(wait([&one, &two][n % 2], LONG).await);
+    }
+    for waiting in line {
+        one.release(&sku(), &last.id).await.unwrap();
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        last = lease;
+    }
+}
+
+async fn a_newcomer_does_not_overtake<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let waiting = wait(&two, LONG).await;
+    // With each release the turn is taken already; whoever comes next finds it held.
+    one.release(&sku(), &first.id).await.unwrap();
+    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+    let second = granted(waiting).await;
+    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+    two.release(&sku(), &second.id).await.unwrap();
+    grant(&one, &sku(), LONG).await;
+}
+
+async fn a_waiter_that_goes_away_is_skipped<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let gone = wait(&two, LONG).await;
+    let stays = wait(&one, LONG).await;
+    gone.abort();
+    eventually("it has left the line", async || waiters(&one).await == 1).await;
+    one.release(&sku(), &first.id).await.unwrap();
+    granted(stays).await;
+}
+
+async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    for _ in 0..20 {
+        let first = grant(&one, &sku(), LONG).await;
+        let gone = wait(&two, LONG).await;
+        let stays = wait(&one, LONG).await;
+        one.release(&sku(), &first.id).await.unwrap();
+        // It may have been granted already, and may know it or not.
+        gone.abort();
+        if let Ok(Ok(lease)) = gone.await {
+            two.release(&sku(), &lease.id).await.unwrap();
+        }
+        let stays = granted(stays).await;
+        one.release(&sku(), &stays.id).await.unwrap();
+    }
+}
+
+async fn a_thousand_waiters_are_served_in_order_though_half_of_them_go_away<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let served = Arc::new(Mutex::new(vec![]));
+    let mut line = vec![];
+    for n in 0..1_000 {
+        let (leases, served) = ([&one, &two][n % 2].clone(), served.clone());
+        line.push(tokio::spawn(async move {
+            let lease = leases
+                .acquire(&sku(), Acquire::new(LONG).wait(LONG))
+                .await
+                .unwrap();
+            served.lock().await.push((n, lease.token));
+            leases.release(&sku(), &lease.id).await.unwrap();
+        }));
+        // One after the other, so that their order is known.
+        while waiters(&one).await <= n as u64 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let (gone, stay): (Vec<_>, Vec<_>) = line.into_iter().enumerate().partition(|(n, _)| n % 4 > 1);
+    let staying: Vec<_> = stay.iter().map(|(n, _)| *n).collect();
+    for (_, waiting) in &gone {
+        waiting.abort();
+    }
+    one.release(&sku(), &first.id).await.unwrap();
+    for (_, waiting) in stay {
+        timeout(LONG, waiting)
+            .await
+            .expect("it was never granted")
+            .unwrap();
+    }
+    let served = served.lock().await;
+    let order: Vec<_> = served.iter().map(|(n, _)| *n).collect();
+    let order: Vec<_> = order.into_iter().filter(|n| n % 4 <= 1).collect();
+    assert_eq!(order, staying);
+    assert!(served.is_sorted_by_key(|(_, token)| *token));
+    eventually("nobody holds it", async || {
+        one.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+}
+
+async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    assert!(!one.break_lease(&sku()).await.unwrap());
+    let first = grant(&one, &sku(), LONG).await;
+    let waiting = wait(&two, LONG).await;
+    assert!(two.break_lease(&sku()).await.unwrap());
+    let second = granted(waiting).await;
+    assert!(second.token > first.token);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
+    // Force ends a lock delay as well.
+    assert!(one.break_lease(&sku()).await.unwrap());
+    let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
+    let third = one.acquire(&sku(), delayed).await.unwrap();
+    eventually("the lease ends", async || {
+        one.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+    assert!(one.break_lease(&sku()).await.unwrap());
+    assert!(grant(&two, &sku(), LONG).await.token > third.token);
+}
+
+async fn a_repeated_request_is_served_before_those_behind_it<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    // Without an id of its own, a client that goes away would release what was granted meanwhile.
+    let request = Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random());
+    let given_up = join(&one, request.clone()).await;
+    let behind = wait(&two, LONG).await;
+    let again = tokio::spawn({
+        let two = two.clone();
+        async move { two.acquire(&sku(), request).await }
+    });
+    sleep(S::SHORT).await;
+    given_up.abort();
+    one.release(&sku(), &first.id).await.unwrap();
+    let lease = granted(again).await;
+    one.release(&sku(), &lease.id).await.unwrap();
+    assert!(granted(behind).await.token > lease.token);
+}
+
+/// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its
+/// first request takes nothing from the second.
+async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    for other in [&one, &two] {
+        let first = grant(&one, &sku(), LONG).await;
+        let id = LeaseId::random();
+        let ask = |leases: &S::Leases| {
+            let (leases, id) = (leases.clone(), id.clone());
+            let request = Acquire::new(LONG).wait(LONG).lease_id(id);
+            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+        };
+        let given_up = ask(&one);
+        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        let again = ask(other);
+        sleep(S::SHORT).await;
+        given_up.abort();
+        sleep(S::SHORT).await;
+        assert_eq!(
+            waiters(&one).await,
+            1,
+            "the second request has lost its place"
+        );
+        one.release(&sku(), &first.id).await.unwrap();
+        let lease = granted(again).await;
+
+        one.release(&sku(), &lease.id).await.unwrap();
+
+        // The same where the first request ends after the second one was granted.
+        let first = grant(&one, &sku(), LONG).await;
+        let given_up = ask(&one);
+        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        let again = ask(other);
+        sleep(S::SHORT).await;
+        one.release(&sku(), &first.id).await.unwrap();
+        let lease = granted(again).await;
+        given_up.abort();
+        sleep(S::SHORT).await;
+        let held = one
+            .inspect(&sku())
+            .await
+            .unwrap()
+            .expect("the lease is lost");
+        assert_eq!(held.token, lease.token);
+        one.release(&sku(), &id).await.unwrap();
+    }
+}
+
+async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let leaves = wait(&two, LONG).await;
+    let stays = wait(&one, LONG).await;
+    one.renew(&sku(), &first.id, Renew::new(Duration::from_secs(2)))
+        .await
+        .unwrap();
+    leaves.abort();
+    granted(stays).await;
+}
+
+async fn a_repetition_in_line_keeps_the_owner<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let owner = |name: &str| Some(Owner::new(name).unwrap());
+    for repeated in [None, owner("worker-8")] {
+        let held = grant(&one, &sku(), LONG).await;
+        let id = LeaseId::random();
+        let waits = |leases: &S::Leases, owner: Option<Owner>| {
+            let mut request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
+            request.owner = owner;
+            let leases = leases.clone();
+            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+        };
+        let first = waits(&one, owner("worker-7"));
+        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        let second = waits(&two, repeated);
+        // A store that counts requests, and not lease ids, tells of the second one.
+        sleep(S::SHORT).await;
+        // What remains is the repetition, which takes the place of the first request.
+        first.abort();
+        sleep(S::SHORT).await;
+        one.release(&sku(), &held.id).await.unwrap();
+        granted(second).await;
+        let held = one.inspect(&sku()).await.unwrap().unwrap();
+        assert_eq!(held.owner, owner("worker-7"));
+        one.release(&sku(), &id).await.unwrap();
+    }
+}

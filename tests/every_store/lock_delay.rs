@@ -1,0 +1,68 @@
+//! The time for which a resource stays closed behind a lease that has ended by itself.
+
+use tokio::time::sleep;
+use tower_fence::lease::{Acquire, Leases, Renew};
+
+use crate::support::{
+    lease::{LONG, is_held, is_lost, sku},
+    store::TestStore,
+};
+
+on_every_store!(
+    it_closes_the_resource_for_its_former_holder_too,
+    it_stays_with_a_lease_that_is_renewed,
+    it_is_that_of_the_last_request_under_the_id,
+    it_is_no_time_of_the_lease,
+);
+
+/// It may have been paused, and what it has read may be old.
+async fn it_closes_the_resource_for_its_former_holder_too<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let request = || Acquire::new(S::SHORT).lock_delay(LONG);
+    let lease = one.acquire(&sku(), request()).await.unwrap();
+    sleep(2 * S::SHORT).await;
+    for leases in [&one, &two] {
+        let again = request().lease_id(lease.id.clone());
+        is_held(leases.acquire(&sku(), again).await);
+        is_lost(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+        is_lost(leases.release(&sku(), &lease.id).await);
+        is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    }
+}
+
+async fn it_stays_with_a_lease_that_is_renewed<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let delayed = Acquire::new(LONG).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.unwrap();
+    for renew in [Renew::new(S::SHORT).with_new_token(), Renew::new(S::SHORT)] {
+        two.renew(&sku(), &lease.id, renew).await.unwrap();
+    }
+    sleep(2 * S::SHORT).await;
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
+async fn it_is_that_of_the_last_request_under_the_id<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let lease = one.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+    let again = Acquire::new(S::SHORT).lock_delay(LONG);
+    let again = again.lease_id(lease.id.clone());
+    two.acquire(&sku(), again).await.unwrap();
+    sleep(2 * S::SHORT).await;
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
+/// Nobody may believe to hold the lease for so long.
+async fn it_is_no_time_of_the_lease<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.unwrap();
+    assert!(lease.ttl <= S::SHORT, "{lease:?}");
+    let held = two.inspect(&sku()).await.unwrap().unwrap();
+    assert!(held.ttl <= S::SHORT, "{held:?}");
+    for ttl in [S::SHORT, 2 * S::SHORT, S::SHORT] {
+        let renewed = one.renew(&sku(), &lease.id, Renew::new(ttl)).await.unwrap();
+        assert!(renewed.ttl <= ttl, "{renewed:?}");
+    }
+}

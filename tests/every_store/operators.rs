@@ -1,0 +1,85 @@
+//! The routes for operators, over every store.
+
+use axum::Router;
+use serde_json::json;
+use tower_fence::issuer::Issuer;
+
+use crate::support::{
+    http::{Answer, Server},
+    store::TestStore,
+};
+
+on_every_store!(
+    operators_list_and_break,
+    without_operators_there_are_no_routes_for_them,
+);
+
+async fn operators_list_and_break<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());
+    let server = Server::start(app).await;
+    let list = async |query: &str| Answer::to(server.get(&format!("/locks{query}"))).await;
+    assert_eq!(
+        list("").await.json(),
+        json!({ "leases": [], "cursor": null })
+    );
+    for name in ["a", "b", "c"] {
+        let body = json!({ "owner": format!("owner of {name}") });
+        assert_eq!(
+            server.acquire(&format!("/locks/{name}"), body).await.status,
+            201
+        );
+    }
+    let answer = list("?limit=1000").await;
+    assert_eq!(answer.headers["cache-control"], "no-store");
+    assert!(!answer.text.contains("lease_id"), "{answer:?}");
+    let mut leases = answer.json()["leases"].as_array().unwrap().clone();
+    leases.sort_by_key(|lease| lease["resource"].as_str().unwrap().to_owned());
+    assert_eq!(leases.len(), 3);
+    assert_eq!(leases[1]["resource"], "b");
+    assert_eq!(leases[1]["owner"], "owner of b");
+    assert_eq!(leases[1]["waiters"], 0);
+    assert!(leases[1]["token"].is_i64() && leases[1]["ttl_ms"].as_u64() > Some(10_000));
+
+    let mut names = vec![];
+    let mut cursor = String::new();
+    for _ in 0..1_000 {
+        let page = list(&format!("?limit=1&cursor={cursor}")).await.json();
+        let page_leases = page["leases"].as_array().unwrap();
+        assert!(page_leases.len() <= 1);
+        names.extend(
+            page_leases
+                .iter()
+                .map(|lease| lease["resource"].to_string()),
+        );
+        match page["cursor"].as_str() {
+            Some(next) => cursor = next.to_owned(),
+            None => break,
+        }
+    }
+    names.sort_unstable();
+    assert_eq!(names, ["\"a\"", "\"b\"", "\"c\""]);
+    for query in [
+        "?limit=0",
+        "?limit=1001",
+        "?limit=x",
+        "?limit=-1",
+        "?cursor=x",
+    ] {
+        list(query).await.is_problem(422, "invalid-request");
+    }
+
+    let end = || Answer::to(server.post("/locks/b/break"));
+    assert_eq!(end().await.status, 204);
+    assert_eq!(end().await.is_problem(409, "lease-lost")["resource"], "b");
+    assert_eq!(server.inspect("/locks/b").await["held"], false);
+}
+
+async fn without_operators_there_are_no_routes_for_them<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let server = Server::issuer(leases).await;
+    server.acquire("/locks/a", json!({})).await;
+    assert_eq!(Answer::to(server.get("/locks")).await.status, 404);
+    assert_eq!(Answer::to(server.post("/locks/a/break")).await.status, 404);
+    assert_eq!(server.inspect("/locks/a").await["held"], true);
+}

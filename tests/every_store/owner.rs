@@ -1,0 +1,58 @@
+//! Who holds a lease, for operators, when a request is repeated under the lease id of its client.
+
+use std::time::Duration;
+
+use tower_fence::{
+    Resource,
+    lease::{Acquire, LeaseId, Leases, Owner},
+};
+
+use crate::support::store::TestStore;
+
+on_every_store!(
+    a_repetition_keeps_the_owner,
+    a_repetition_names_an_owner_where_there_was_none,
+);
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+fn owner(name: &str) -> Option<Owner> {
+    Some(Owner::new(name).unwrap())
+}
+
+fn request(id: &LeaseId, owner: Option<Owner>) -> Acquire {
+    let mut request = Acquire::new(LONG).lease_id(id.clone());
+    request.owner = owner;
+    request
+}
+
+/// The owner that the store tells.
+async fn told<L: Leases>(leases: &L) -> Option<Owner> {
+    leases.inspect(&sku()).await.unwrap().unwrap().owner
+}
+
+async fn a_repetition_keeps_the_owner<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let id = LeaseId::random();
+    let first = request(&id, owner("worker-7"));
+    let token = one.acquire(&sku(), first).await.unwrap().token;
+    for repeated in [None, owner("worker-8")] {
+        let again = two.acquire(&sku(), request(&id, repeated)).await;
+        assert_eq!(again.unwrap().token, token);
+        assert_eq!(told(&one).await, owner("worker-7"));
+    }
+}
+
+async fn a_repetition_names_an_owner_where_there_was_none<S: TestStore>() {
+    let (one, two, _db) = S::fresh().await;
+    let id = LeaseId::random();
+    one.acquire(&sku(), request(&id, None)).await.unwrap();
+    assert_eq!(told(&two).await, None);
+    let again = request(&id, owner("worker-7"));
+    two.acquire(&sku(), again).await.unwrap();
+    assert_eq!(told(&one).await, owner("worker-7"));
+}

@@ -1,0 +1,47 @@
+//! Calls that wait in line over real HTTP, over every store that has a line.
+
+use serde_json::json;
+
+use crate::support::{
+    eventually,
+    http::{Answer, Server},
+    store::TestStore,
+};
+
+on_every_store_with_a_line!(a_call_waits_in_line);
+
+async fn a_call_waits_in_line<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let server = Server::issuer(leases).await;
+    let first = server.acquire("/locks/a", json!({})).await.json();
+    let refused = server.acquire("/locks/a", json!({ "wait_ms": 100 })).await;
+    refused.is_problem(409, "lock-held");
+    let waiting = server
+        .post("/locks/a")
+        .json(&json!({ "wait_ms": 30_000, "ttl_ms": 5_000 }));
+    let waiting = tokio::spawn(Answer::to(waiting));
+    eventually("it waits", async || {
+        server.inspect("/locks/a").await["waiters"] == 1
+    })
+    .await;
+    // A client that goes away is skipped.
+    let gone = server.post("/locks/a").json(&json!({ "wait_ms": 30_000 }));
+    let gone = tokio::spawn(Answer::to(gone));
+    eventually("it waits", async || {
+        server.inspect("/locks/a").await["waiters"] == 2
+    })
+    .await;
+    gone.abort();
+    eventually("it is gone", async || {
+        server.inspect("/locks/a").await["waiters"] == 1
+    })
+    .await;
+    let id = first["lease_id"].as_str().unwrap();
+    assert_eq!(server.release("/locks/a", id).await.status, 204);
+    let second = waiting.await.unwrap();
+    assert_eq!(
+        (second.status, second.json()["ttl_ms"].as_u64()),
+        (201, Some(5_000))
+    );
+    assert!(second.json()["token"].as_i64() > first["token"].as_i64());
+}

@@ -1,0 +1,20 @@
+//! Servers, processes and connections that fail under load, and load that takes long.
+
+mod answered;
+mod connections;
+mod failover;
+mod outages;
+mod outbox;
+mod postgres_crash;
+mod postgres_durable;
+mod postgres_processes;
+mod pressure;
+mod repeated;
+mod restored;
+mod rotation;
+mod secrets;
+mod shortage;
+mod unreplicated;
+mod wall_clock;
+
+use tower_fence_tests as support;

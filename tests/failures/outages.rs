@@ -1,0 +1,313 @@
+//! Processes that freeze and stop, connections that are ended, transactions that collide.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use axum::{Router, routing::post};
+use futures_util::future::join_all;
+use reqwest::Client;
+use serde_json::json;
+use sqlx::{Connection, PgConnection, Postgres};
+use tokio::{sync::watch, time::sleep};
+use tower_fence::{FenceLayer, PathParam, PgFencedTx, layer::DatabaseError};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::{Answer, Server},
+    process::Inventory,
+    proxy::{Link, Proxy},
+};
+
+async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    db.number(waiting).await
+}
+
+/// Frozen in its handler, with the row lock: the server ends its transaction, its successor gets
+/// through, and when it goes on its answer is no success.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long() {
+    let db = Postgres::fresh(3).await;
+    let variables = [("DATABASE_URL", db.url.as_str())];
+    let frozen = Inventory::start(&variables).await;
+    let other = Inventory::start(&variables).await;
+    db.execute("INSERT INTO inventory VALUES ('sku-1', 10)")
+        .await;
+    let client = Client::new();
+    let decrement = |service: &Inventory, token: i64| {
+        let request = client.post(service.url("/inventory/sku-1/decrement"));
+        let request = request.header("Fencing-Token", token);
+        Answer::to(request.json(&json!({ "quantity": 1 })))
+    };
+    // Its statement waits for a row that somebody else has.
+    let mut conn = PgConnection::connect(&db.url).await.unwrap();
+    let mut blocker = conn.begin().await.unwrap();
+    Postgres::execute(&mut blocker, "UPDATE inventory SET stock = stock")
+        .await
+        .unwrap();
+    let stuck = tokio::spawn(decrement(&frozen, 1));
+    eventually("it is in its handler", async || {
+        waiting_for_locks(&db).await == 1
+    })
+    .await;
+    frozen.signal("-STOP");
+    blocker.rollback().await.unwrap();
+    eventually("the successor gets through", async || {
+        let answer = decrement(&other, 2).await;
+        assert!([200, 503].contains(&answer.status), "{answer:?}");
+        answer.status == 200
+    })
+    .await;
+    frozen.signal("-CONT");
+    let answer = stuck.await.unwrap();
+    let stock = db.number("SELECT stock FROM inventory").await;
+    assert!(answer.status >= 400, "{answer:?}, stock {stock}");
+    assert_eq!(stock, 9, "both wrote");
+    // It works again.
+    assert_eq!(decrement(&frozen, 3).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadlock_with_the_application_is_busy() {
+    async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
+        sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
+            .execute(&mut *tx)
+            .await?;
+        Ok(())
+    }
+    let db = Postgres::fresh(4).await;
+    db.execute("INSERT INTO stock VALUES ('r', 10)").await;
+    let app = Router::new()
+        .route("/{r}", post(write))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("r")));
+    let server = Server::start(app).await;
+    assert_eq!(server.write("/r", 1).await.status, 200);
+    let mut conn = PgConnection::connect(&db.url).await.unwrap();
+    let mut application = conn.begin().await.unwrap();
+    Postgres::execute(&mut application, "UPDATE stock SET n = n + 100")
+        .await
+        .unwrap();
+    let (answer, ()) = futures_util::future::join(server.write("/r", 2), async {
+        eventually("the handler waits", async || {
+            waiting_for_locks(&db).await == 1
+        })
+        .await;
+        // The other way round; whoever is the victim, the other one goes on.
+        let outcome = Postgres::execute(
+            &mut application,
+            "UPDATE fence_resources SET max_token = max_token",
+        )
+        .await;
+        assert!(
+            outcome.is_ok(),
+            "the handler waited first, and finds the deadlock first"
+        );
+    })
+    .await;
+    answer.is_problem(503, "fence-busy");
+    assert_eq!(answer.headers["retry-after"], "1");
+    application.commit().await.unwrap();
+    // Tried again with the same token, it writes.
+    assert_eq!(server.write("/r", 2).await.status, 200);
+    assert_eq!(db.number("SELECT n FROM stock").await, 108);
+}
+
+/// While writes go on, an administrator ends one connection after the other, in whatever phase.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_are_ended_cost_answers_and_nothing_else() {
+    async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
+        sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query("INSERT INTO ledger SELECT count(*) + 1 FROM ledger")
+            .execute(&mut *tx)
+            .await?;
+        Ok(())
+    }
+    let db = Postgres::fresh(3).await;
+    db.execute("INSERT INTO stock VALUES ('r', 100000)").await;
+    let url = reqwest::Url::parse(&db.url).unwrap();
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
+    let fence = tower_fence::Fence::new(pool.connect(url.as_str()).await.unwrap());
+    let app = Router::new()
+        .route("/{r}", post(write))
+        .route_layer(FenceLayer::new(fence, PathParam("r")));
+    let server = Server::start(app).await;
+    let mut administrator = PgConnection::connect(&db.url).await.unwrap();
+    let (stop, unknown) = (AtomicBool::new(false), AtomicI64::new(0));
+    let killer = async {
+        let mut killed = 0;
+        for _ in 0..3_000 {
+            if killed >= 40 {
+                break;
+            }
+            let kill = "SELECT count(pg_terminate_backend(pid)) FROM (\
+                 SELECT pid FROM pg_stat_activity \
+                 WHERE datname = current_database() AND pid <> pg_backend_pid() \
+                 AND query LIKE ANY \
+                 (ARRAY['%fence_resources%', '%COMMIT%', '%stock%', '%ledger%', 'BEGIN%']) \
+                 ORDER BY random() LIMIT 1) victims";
+            killed += Postgres::number(&mut administrator, kill).await.unwrap();
+            sleep(Duration::from_millis(15)).await;
+        }
+        stop.store(true, Relaxed);
+        killed
+    };
+    let writer = async {
+        let mut acknowledged = 0;
+        for token in 1.. {
+            if stop.load(Relaxed) {
+                break;
+            }
+            let answer = server.write("/r", token).await;
+            match answer.status {
+                200 => acknowledged += 1,
+                503 => {
+                    if answer.text.contains("outcome-unknown") {
+                        unknown.fetch_add(1, Relaxed);
+                    }
+                }
+                _ => panic!("{answer:?}"),
+            }
+        }
+        acknowledged
+    };
+    let (acknowledged, killed) = futures_util::future::join(writer, killer).await;
+    assert!(killed >= 40, "{killed} connections were ended");
+    let (entries, unknown) = (db.entries().await, unknown.into_inner());
+    println!("{acknowledged} acknowledged, {unknown} unknown, {entries} written");
+    assert!(acknowledged > 0);
+    assert!((acknowledged..=acknowledged + unknown).contains(&entries));
+    assert_eq!(db.number("SELECT n FROM stock").await, 100_000 - entries);
+    // And it goes on as if nothing had happened.
+    assert_eq!(server.write("/r", 1_000_000).await.status, 200);
+}
+
+/// Postgres cannot be reached for a while, and answers nothing for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_comes_back_needs_no_restart() {
+    let db = Postgres::fresh(2).await;
+    let proxy = Proxy::to(db.addr()).await;
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
+    let short = Duration::from_millis(500);
+    let fence = tower_fence::Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap());
+    let fence = fence.pool_wait(short).answer_wait(short).lock_wait(short);
+    let app = Router::new()
+        .route("/{r}", post(async |_tx: PgFencedTx| {}))
+        .route_layer(FenceLayer::new(fence, PathParam("r")));
+    let server = Server::start(app).await;
+    let token = AtomicI64::new(1);
+    let write = async || server.write("/r", token.fetch_add(1, Relaxed)).await;
+    assert_eq!(write().await.status, 200);
+    for away in [Link::Cut, Link::Silent] {
+        proxy.set(away);
+        for _ in 0..3 {
+            let answer = tokio::time::timeout(Duration::from_secs(5), write()).await;
+            let answer = answer.expect("it hangs");
+            assert_eq!(answer.status, 503, "{answer:?}");
+            assert_eq!(answer.headers["retry-after"], "1");
+        }
+        proxy.set(Link::Whole);
+        eventually("it writes again", async || write().await.status == 200).await;
+    }
+}
+
+/// The service is told to stop under load and started again; its clients repeat what got no answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_under_load_loses_nothing() {
+    const CLIENTS: i64 = 16;
+    const WRITES: i64 = 60;
+    let db = Postgres::fresh(2).await;
+    let variables = [("DATABASE_URL", db.url.as_str())];
+    let mut service = Inventory::start(&variables).await;
+    for client in 0..CLIENTS {
+        db.execute(&format!(
+            "INSERT INTO inventory VALUES ('sku-{client}', 1000)"
+        ))
+        .await;
+    }
+    let (at, url) = watch::channel(service.url.clone());
+    let (client, done) = (Client::new(), AtomicI64::new(0));
+    let write = async |n: i64| {
+        let mut refused = 0;
+        for token in 1..=WRITES {
+            loop {
+                let url = url.borrow().clone();
+                let request = client.post(format!("{url}/inventory/sku-{n}/decrement"));
+                let request = request
+                    .header("Fencing-Token", token)
+                    .header("Idempotency-Key", format!("\"{token}\""))
+                    .json(&json!({ "quantity": 1 }));
+                if let Ok(answer) = request.send().await {
+                    let answer = Answer::read(answer).await;
+                    if answer.status == 200 {
+                        let level = answer.json();
+                        assert_eq!(level["stock"], 1000 - token, "applied twice, or not at all");
+                        break;
+                    }
+                    assert!(answer.is_busy(), "{answer:?}");
+                }
+                refused += 1;
+                sleep(Duration::from_millis(5)).await;
+            }
+            done.fetch_add(1, Relaxed);
+        }
+        refused
+    };
+    let restarts = async {
+        for _ in 0..3 {
+            let before = done.load(Relaxed);
+            eventually("writes go on", async || {
+                done.load(Relaxed) > before + CLIENTS * WRITES / 6
+            })
+            .await;
+            service.signal("-TERM");
+            let status = service.exit().await;
+            assert!(status.success(), "{status}");
+            service = Inventory::start(&variables).await;
+            at.send_replace(service.url.clone());
+        }
+    };
+    let (refused, ()) =
+        futures_util::future::join(join_all((0..CLIENTS).map(write)), restarts).await;
+    println!("{} requests were repeated", refused.iter().sum::<i32>());
+    let left = "SELECT CAST(sum(stock) AS BIGINT) FROM inventory";
+    assert_eq!(db.number(left).await, CLIENTS * (1000 - WRITES));
+}
+
+/// Its answers pile up in the sockets, not in transactions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_stops_reading_holds_no_lock() {
+    use tokio::{io::AsyncWriteExt, net::TcpStream};
+    async fn long(_tx: PgFencedTx) -> Vec<u8> {
+        vec![b'x'; 64 * 1024 * 1024]
+    }
+    let db = Postgres::fresh(2).await;
+    let app = Router::new()
+        .route("/long/{r}", post(long))
+        .route("/short/{r}", post(async |_tx: PgFencedTx| {}))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("r")));
+    let server = Server::start(app).await;
+    let mut stream = TcpStream::connect(server.addr).await.unwrap();
+    let request =
+        "POST /long/r HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\nContent-Length: 0\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    eventually("it was admitted", async || {
+        db.number("SELECT count(*) FROM fence_resources WHERE max_token = 1")
+            .await
+            == 1
+    })
+    .await;
+    assert_eq!(server.write("/short/r", 2).await.status, 200);
+    let idle = "SELECT count(*) FROM pg_stat_activity \
+                WHERE state LIKE 'idle in transaction%' AND datname = current_database()";
+    eventually("no transaction is open", async || {
+        db.number(idle).await == 0
+    })
+    .await;
+    drop(stream);
+}

@@ -1,0 +1,203 @@
+//! The outbox as real processes: its relays are frozen in turns, and what the subscriber hears stays in order.
+
+use std::time::Duration;
+
+use sqlx::Postgres;
+use tokio::time::sleep;
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    process::Process,
+};
+
+const ROUNDS: usize = 3;
+
+/// How often a price is changed at a time.
+const CHANGES: usize = 10;
+
+/// The subscriber forgets which tokens it has seen.
+const NO_FENCE: &str = "
+    CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN NEW.max_token := 0; RETURN NEW; END';
+    CREATE TRIGGER forget BEFORE INSERT OR UPDATE ON fence_resources
+        FOR EACH ROW EXECUTE FUNCTION forget();
+";
+
+/// An event as it was heard.
+#[derive(Debug)]
+struct Heard {
+    event: i64,
+    sku: String,
+    token: i64,
+}
+
+struct Outbox {
+    shop: Fresh<Postgres>,
+    /// Has a database of its own.
+    listener: Fresh<Postgres>,
+    subscriber: Process,
+}
+
+impl Outbox {
+    async fn start() -> Self {
+        let [shop, listener] = [Postgres::fresh(2).await, Postgres::fresh(2).await];
+        let variables = [
+            ("DATABASE_URL", listener.url.as_str()),
+            ("SUBSCRIBER_ADDR", "127.0.0.1:0"),
+        ];
+        let mut subscriber = Process::start("outbox", &["subscriber"], &variables);
+        subscriber.prints("listens on http://", 1).await;
+        subscriber.prints("\n", 1).await;
+        Self {
+            shop,
+            listener,
+            subscriber,
+        }
+    }
+
+    fn process(&self, role: &str, pace: &str) -> Process {
+        let listens = self.subscriber.stdout();
+        let (_, address) = listens.trim_end().split_once("http://").unwrap();
+        let variables = [
+            ("DATABASE_URL", self.shop.url.as_str()),
+            ("SUBSCRIBER_ADDR", address),
+            ("TTL_MS", "1500"),
+            ("PACE_MS", pace),
+            ("CHANGES", &CHANGES.to_string()),
+        ];
+        Process::start("outbox", &[role], &variables)
+    }
+
+    async fn change_prices(&self) {
+        let mut shop = self.process("shop", "1");
+        assert!(shop.exit().await.success(), "{}", shop.log());
+    }
+
+    fn relays(&self) -> [Process; 2] {
+        [(); 2].map(|()| self.process("relay", "50"))
+    }
+
+    /// Freezes a relay that works until the other one has sent some events.
+    async fn freeze_in_turn(&self, relays: &mut [Process; 2]) {
+        self.change_prices().await;
+        let frozen = freeze_one_that_works(relays).await;
+        let told = tells_of_its_lease(&relays[frozen]);
+        let sent = count(&relays[1 - frozen], "sends event");
+        // On a slow machine it may have sent all before it was frozen.
+        self.change_prices().await;
+        let other = &mut relays[1 - frozen];
+        other.prints("sends event", sent + 4).await;
+        relays[frozen].signal("-CONT");
+        // It does not know, and tries; or it finds out, where it had nothing to send.
+        eventually("the relay wakes up", async || {
+            tells_of_its_lease(&relays[frozen]) > told
+        })
+        .await;
+    }
+
+    async fn heard(&self) -> Vec<Heard> {
+        let heard = sqlx::query_as("SELECT event, sku, token FROM heard ORDER BY position");
+        let heard: Vec<_> = heard.fetch_all(&self.listener.pool).await.unwrap();
+        let heard = heard.into_iter();
+        heard
+            .map(|(event, sku, token)| Heard { event, sku, token })
+            .collect()
+    }
+}
+
+/// On a slow machine either may lose its lease at any moment, so it is asked once more where it stands still.
+async fn freeze_one_that_works(relays: &[Process; 2]) -> usize {
+    let mut frozen = None;
+    eventually("a relay works", async || {
+        frozen = (0..2).find(|&n| {
+            let relay = &relays[n];
+            works(relay) && {
+                relay.signal("-STOP");
+                works(relay) || {
+                    relay.signal("-CONT");
+                    false
+                }
+            }
+        });
+        frozen.is_some()
+    })
+    .await;
+    frozen.unwrap()
+}
+
+/// Whether it has sent something under a lease, and goes on.
+fn works(relay: &Process) -> bool {
+    let text = relay.stdout();
+    let since = text.rsplit_once("has the lease").map(|(_, since)| since);
+    since.is_some_and(|since| since.contains("sends event") && !since.contains("stops"))
+}
+
+/// How often it has sent something, or stopped.
+fn tells_of_its_lease(relay: &Process) -> usize {
+    count(relay, "sends event") + count(relay, "stops")
+}
+
+fn count(process: &Process, text: &str) -> usize {
+    process.stdout().matches(text).count()
+}
+
+/// Events that were heard after a later one of their SKU.
+fn late(heard: &[Heard]) -> Vec<&Heard> {
+    let is_late = |&(n, event): &(usize, &Heard)| {
+        let mut before = heard[..n].iter().filter(|other| other.sku == event.sku);
+        before.any(|other| other.event > event.event)
+    };
+    let late = heard.iter().enumerate().filter(is_late);
+    late.map(|(_, event)| event).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
+    let outbox = Outbox::start().await;
+    let mut relays = outbox.relays();
+    for _ in 0..ROUNDS {
+        outbox.freeze_in_turn(&mut relays).await;
+    }
+    let left = "SELECT count(*) FROM outbox";
+    while outbox.shop.number(left).await > 0 {
+        sleep(Duration::from_millis(20)).await;
+    }
+    let heard = outbox.heard().await;
+    assert!(late(&heard).is_empty(), "{heard:?}");
+    // Only the successor repeats, and only the event that its predecessor has sent last.
+    for (n, pair) in heard.windows(2).enumerate() {
+        assert!(pair[0].token <= pair[1].token, "{heard:?}");
+        let again = heard[..=n].iter().any(|other| other.event == pair[1].event);
+        let by_the_successor = pair[0].event == pair[1].event && pair[0].token < pair[1].token;
+        assert!(!again || by_the_successor, "{heard:?}");
+    }
+    let mut events: Vec<_> = heard.iter().map(|heard| heard.event).collect();
+    events.sort_unstable();
+    events.dedup();
+    let changes = 2 * ROUNDS * CHANGES;
+    assert_eq!(events.len(), changes);
+    for table in ["price", "price_list"] {
+        let db = match table {
+            "price" => &outbox.shop,
+            _ => &outbox.listener,
+        };
+        let sum = format!("SELECT sum(cents - 99)::bigint FROM {table}");
+        assert_eq!(db.number(&sum).await, changes as i64, "{table}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscriber_without_a_fence_hears_the_frozen_relay_late() {
+    let outbox = Outbox::start().await;
+    outbox.listener.execute(NO_FENCE).await;
+    let mut relays = outbox.relays();
+    // A relay that had just sent all that it knew of is not late.
+    for _ in 0..10 {
+        outbox.freeze_in_turn(&mut relays).await;
+        if !late(&outbox.heard().await).is_empty() {
+            return;
+        }
+    }
+    panic!("never late: {:?}", outbox.heard().await);
+}

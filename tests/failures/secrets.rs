@@ -1,0 +1,249 @@
+//! Everything that is logged, at the finest level, while keys are read, tokens signed, verified and refused, and leases granted: no
+//! secret is in it, nor in what is answered to others or shown by `Debug`.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex},
+};
+
+use axum::{Router, routing::post};
+use serde_json::{Value, json};
+use sqlx::Sqlite;
+use tower_fence::{
+    FenceLayer, Idempotency, PathParam, Resource, SignedToken, Token, TokenKey, TokenKeys,
+    client::{Holder, HttpLeases},
+    header,
+    issuer::Issuer,
+    lease::{EmbeddedLeases, LeaseId, Signed},
+    token_keys::KeyId,
+};
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    http::{Answer, Server},
+    process::Inventory,
+};
+
+/// A secret that is found again, however it is written.
+const SECRET: [u8; 32] = *b"the-secret-that-nobody-ever-sees";
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Each way in which bytes may be written.
+fn spellings(bytes: &[u8]) -> Vec<String> {
+    let hex = hexadecimal(bytes);
+    let listed = format!("{bytes:?}");
+    let listed = listed.trim_matches(['[', ']']).to_owned();
+    vec![
+        hex.to_uppercase(),
+        hex,
+        listed,
+        bytes.escape_ascii().to_string(),
+    ]
+}
+
+/// The MAC of a field, as it is written there, and as bytes.
+fn macs(field: &str) -> Vec<String> {
+    let parsed = header::parse([field]).unwrap();
+    let bytes = parsed.iter().filter_map(|token| token.mac.as_deref());
+    let written = field
+        .split("mac=:")
+        .skip(1)
+        .map(|rest| rest.split(':').next().unwrap().to_owned());
+    bytes.flat_map(spellings).chain(written).collect()
+}
+
+#[track_caller]
+fn nothing_of(secrets: &[String], text: &str) {
+    for secret in secrets.iter().filter(|secret| secret.len() > 3) {
+        assert!(!text.contains(secret), "{secret} is in {text}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_that_is_logged_has_a_secret() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new("trace"))
+        .with_writer(log.clone())
+        .with_ansi(false)
+        .finish();
+    // For this thread, on which this test and all of its tasks run.
+    let _guard = tracing::subscriber::set_default(subscriber);
+
+    let key = TokenKey::new(KeyId::new("k1").unwrap(), SECRET).unwrap();
+    let keys = TokenKeys::new([key.clone()]).unwrap();
+    let db = Sqlite::fresh(4).await;
+    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let layer = FenceLayer::new(db.fence(), PathParam("sku"))
+        .verify_with(keys.clone())
+        .idempotent(Idempotency::optional());
+    let shown = format!(
+        "{key:?} {keys:?} {layer:?} {:?}",
+        Signed::new(leases.clone(), keys.clone())
+    );
+    let issuer = Issuer::new(leases).sign_with(keys.clone());
+    let shown = format!("{shown} {issuer:?}");
+    let app = Router::new()
+        .route("/inventory/{sku}", post(|| async {}))
+        .route_layer(layer)
+        .nest("/locks", issuer.router());
+    let server = Server::start(app).await;
+
+    let mut secrets = spellings(&SECRET);
+    let id = LeaseId::random();
+    let ask = json!({"lease_id": id.expose()});
+    let lease = Answer::to(server.post("/locks/a").json(&ask)).await.json();
+    secrets.push(id.expose().into());
+    let genuine = lease["fencing_token"].as_str().unwrap().to_owned();
+    secrets.extend(macs(&genuine));
+    let mut answers = vec![];
+    for forged in [
+        genuine.replace("k1", "k2"),
+        genuine.replace("k1", "an-unknown-one"),
+        genuine.replace("\"a\"", "\"b\""),
+        genuine.replace(";key=\"k1\"", ""),
+        genuine.replace(":", "\""),
+        format!("{genuine}, {genuine}"),
+        genuine.clone(),
+        genuine.clone(),
+    ] {
+        answers.push(server.write("/inventory/a", forged).await.text);
+    }
+    // It was all of that which is refused, and what is not.
+    for found in ["forged-token", "malformed-token", "stale-token"] {
+        assert!(
+            answers.iter().any(|answer| answer.contains(found)),
+            "{answers:?}"
+        );
+    }
+    let wrong = server
+        .client
+        .put(server.url("/locks/a"))
+        .header("Lease-Id", LeaseId::random().expose());
+    answers.push(Answer::to(wrong).await.text);
+    answers.push(Answer::to(server.get("/locks/a")).await.text);
+
+    let holder = Holder::new(HttpLeases::new(&server.url("/locks")).unwrap());
+    let guard = holder.acquire("c").await.unwrap();
+    let field = guard.fencing_token().to_string();
+    secrets.extend(macs(&field));
+    let shown = format!(
+        "{shown} {guard:?} {:?} {:?}",
+        guard.fencing_token(),
+        field.parse::<SignedToken>()
+    );
+    guard.renew_with_new_token().await.unwrap();
+    guard.release().await.unwrap();
+    for (text, error) in [
+        (format!("k1:{}", hexadecimal(&SECRET[..31])), "31"),
+        (format!("k1:{}x", hexadecimal(&SECRET)), "hexadecimal"),
+        (format!("k1 {}", hexadecimal(&SECRET)), "ID:SECRET"),
+        (format!("k1:{0} k1:{0}", hexadecimal(&SECRET)), "k1"),
+    ] {
+        let refused = text.parse::<TokenKeys>().unwrap_err();
+        assert!(refused.to_string().contains(error), "{refused}");
+        answers.push(format!("{refused} {refused:?}"));
+    }
+
+    // One line a second, for all tests of this process.
+    for why in ["the key k1 has not signed it", "the key k9 is not known"] {
+        eventually("it is logged", async || {
+            let forged = match why.contains("k9") {
+                true => genuine.replace("k1", "k9"),
+                false => genuine.replace("1000000001", "1000000002"),
+            };
+            server.write("/inventory/a", forged).await;
+            log.text().contains(why)
+        })
+        .await;
+    }
+    let logged = log.text();
+    assert!(logged.contains("TRACE"), "{logged}");
+    nothing_of(&secrets, &shown);
+    nothing_of(&secrets, &answers.join("\n"));
+    // What a client says over HTTP has it, and no log of ours.
+    nothing_of(&secrets, &logged);
+}
+
+#[tokio::test]
+async fn nothing_that_the_example_logs_has_a_secret() {
+    let secret = hexadecimal(&SECRET);
+    let service = Inventory::start(&[
+        ("TOKEN_KEY", &format!("k1:{secret}")),
+        ("RUST_LOG", "trace"),
+    ])
+    .await;
+    let client = crate::support::http::client();
+    let ask = async |resource: &str| -> Value {
+        let ask = client
+            .post(service.url(&format!("/locks/{resource}")))
+            .json(&json!({}));
+        Answer::to(ask).await.json()
+    };
+    let write = async |field: &str| {
+        let put = client
+            .put(service.url("/inventory/a"))
+            .header("Fencing-Token", field);
+        Answer::to(put.json(&json!({"stock": 3}))).await
+    };
+    let lease = ask("a").await;
+    let field = lease["fencing_token"].as_str().unwrap();
+    write(&format!("{};resource=\"a\"", Token::MAX))
+        .await
+        .is_problem(403, "forged-token");
+    write(&field.replace("k1", "k2"))
+        .await
+        .is_problem(403, "forged-token");
+    assert_eq!(write(field).await.status, 200);
+    let other = ask("b").await;
+    let keys: TokenKeys = format!("k1:{secret}").parse().unwrap();
+    let signed: SignedToken = other["fencing_token"].as_str().unwrap().parse().unwrap();
+    assert_eq!(signed.resource(), &Resource::new("b").unwrap());
+    signed.verify(&keys).unwrap();
+
+    let mut secrets = spellings(&SECRET);
+    for lease in [&lease, &other] {
+        secrets.push(lease["lease_id"].as_str().unwrap().into());
+        secrets.extend(macs(lease["fencing_token"].as_str().unwrap()));
+    }
+    let told = service.stdout() + &service.log();
+    assert!(
+        told.contains("TRACE") && told.contains("forged-token"),
+        "{told}"
+    );
+    assert!(told.contains("signed and verified"), "{told}");
+    nothing_of(&secrets, &told);
+}

@@ -1,0 +1,319 @@
+//! `HttpLeases` and what may be at the other end.
+
+use std::{error::Error, time::Duration};
+
+use axum::{
+    Json, Router,
+    http::StatusCode,
+    routing::{any, post},
+};
+use serde_json::json;
+use sqlx::Sqlite;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout},
+};
+use tower_fence::{
+    Resource,
+    client::{HttpError, HttpLeases},
+    issuer::{self, Issuer},
+    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, ListError, Operate, Renew},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    http::{Answer, Server},
+    lease::{LONG, grant, sku},
+};
+
+#[track_caller]
+fn cause<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> String {
+    let Err(LeaseError::Unavailable(cause)) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(cause.downcast_ref::<HttpError>().is_some(), "{cause:?}");
+    let source = cause.source().map(|source| format!("{source:?}"));
+    format!("{cause} {cause:?} {}", source.unwrap_or_default())
+}
+
+#[tokio::test]
+async fn any_name_survives_the_url() {
+    let db = Sqlite::fresh(2).await;
+    let issuer = issuer::router(EmbeddedLeases::new(db.fence()));
+    let server = Server::start(Router::new().nest("/a/locks", issuer)).await;
+    // With and without a slash at the end.
+    for url in ["/a/locks", "/a/locks/"] {
+        let leases = HttpLeases::new(&server.url(url)).unwrap();
+        for name in [
+            "a/b",
+            "é ü",
+            "?x=1#y",
+            "%2e%2e",
+            "+",
+            "...",
+            "break",
+            "\u{1F512}",
+        ] {
+            let resource = Resource::new(name).unwrap();
+            let lease = grant(&leases, &resource, LONG).await;
+            assert_eq!(lease.resource, resource);
+            let held = leases.inspect(&resource).await.unwrap().unwrap();
+            assert_eq!(held.token, lease.token);
+            let renewed = leases.renew(&resource, &lease.id, Renew::new(LONG)).await;
+            assert_eq!(renewed.unwrap().token, lease.token);
+            leases.release(&resource, &lease.id).await.unwrap();
+        }
+        for name in [".", ".."] {
+            let refused = leases.inspect(&Resource::new(name).unwrap()).await;
+            assert!(
+                matches!(&refused, Err(LeaseError::Invalid { field, .. }) if field == "resource"),
+                "{refused:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_issuer_is_unavailable() {
+    let strange = Json(json!({ "type": 7, "token": "x" }));
+    let app = Router::new()
+        .route("/html/{r}", any((StatusCode::OK, "<html>")))
+        .route("/teapot/{r}", any((StatusCode::IM_A_TEAPOT, "<html>")))
+        .route("/json/{r}", any(strange))
+        .route("/zero/{r}", any(Json(json!({ "token": 0, "ttl_ms": 1 }))));
+    let server = Server::start(app).await;
+    for path in ["/html", "/teapot", "/json", "/zero", "/nothing"] {
+        let leases = HttpLeases::new(&server.url(path)).unwrap();
+        let id = Acquire::new(LONG).lease_id;
+        cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
+        cause(leases.inspect(&sku()).await);
+        leases.list(10, None).await.unwrap_err();
+    }
+    // Whatever the number, nothing panics.
+    let huge = Json(json!({ "token": 1, "ttl_ms": u64::MAX }));
+    let server = Server::start(Router::new().route("/{r}", post(huge))).await;
+    let holder = tower_fence::client::Holder::new(HttpLeases::new(&server.url("/")).unwrap());
+    let _ = holder.acquire("sku-1").await;
+}
+
+#[tokio::test]
+async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://user:sesame@{}", silent.local_addr().unwrap());
+    let leases = HttpLeases::new(&url).unwrap();
+    let leases = leases.answer_wait(Duration::from_millis(300));
+    let asked_at = Instant::now();
+    let refused = cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    let (_, address) = url.split_once('@').unwrap();
+    let late = format!("the issuer at {address} did not answer in time ");
+    assert!(refused.starts_with(&late), "{refused}");
+    assert!(asked_at.elapsed() < Duration::from_secs(3));
+    drop(silent);
+    let refused = timeout(Duration::from_secs(5), leases.inspect(&sku())).await;
+    let refused = cause(refused.unwrap());
+    let away = format!("the issuer at {address} could not be asked ");
+    assert!(refused.starts_with(&away), "{refused}");
+    assert!(!refused.contains("sesame"), "{refused}");
+    let shown = format!("{leases:?}");
+    assert!(
+        shown.contains("\"127.0.0.1\"") && !shown.contains("sesame"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn a_cursor_that_is_none_is_told_from_what_else_is_refused() {
+    let db = Sqlite::fresh(2).await;
+    let issuer = Issuer::new(EmbeddedLeases::new(db.fence())).operator_router();
+    let server = Server::start(Router::new().nest("/locks", issuer)).await;
+    let leases = HttpLeases::new(&server.url("/locks")).unwrap();
+    for cursor in ["x", ""] {
+        let refused = leases.list(1, Some(cursor)).await;
+        assert!(matches!(refused, Err(ListError::Cursor)), "{refused:?}");
+    }
+    let refused = leases.list(0, None).await;
+    let Err(ListError::Lease(LeaseError::Invalid { field, .. })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(field, "limit");
+}
+
+#[tokio::test]
+async fn what_is_no_url_is_refused() {
+    for url in [
+        "",
+        "localhost:3000",
+        "ftp://localhost",
+        "mailto:a@b",
+        "http://",
+    ] {
+        let refused = HttpLeases::new(url).unwrap_err();
+        assert!(matches!(refused, HttpError::Url), "{url}: {refused:?}");
+    }
+}
+
+/// A redirection would turn the request into another one, and carry the lease id elsewhere.
+#[tokio::test]
+async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let real = Server::start(issuer::router(store.clone())).await;
+    grant(&store, &sku(), LONG).await;
+    for status in [301, 302, 303, 307, 308] {
+        let status = StatusCode::from_u16(status).unwrap();
+        let to = real.url("/sku-1");
+        let redirect = move || async move { (status, [("location", to.clone())]) };
+        let server = Server::start(Router::new().route("/{r}", any(redirect))).await;
+        let leases = HttpLeases::new(&server.url("/")).unwrap();
+        cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        let id = Acquire::new(LONG).lease_id;
+        cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
+        cause(leases.release(&sku(), &id).await);
+        // A client that follows them is answered with somebody else's lease.
+        let follows = HttpLeases::with_client(&server.url("/"), crate::support::http::client());
+        let refused = follows.unwrap().acquire(&sku(), Acquire::new(LONG)).await;
+        assert!(
+            matches!(
+                refused,
+                Err(LeaseError::Unavailable(_) | LeaseError::Held { .. })
+            ),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn only_the_lease_that_was_asked_for_makes_a_holder() {
+    let answer = |resource: &str, id: &str| {
+        let lease = json!({ "resource": resource, "lease_id": id, "token": 7, "ttl_ms": 1_000 });
+        (StatusCode::CREATED, Json(lease))
+    };
+    let own = "0123456789abcdef0123456789abcdef";
+    let app = Router::new()
+        .route(
+            "/id/{r}",
+            post(answer("sku-1", "another-lease-id-0123456789")),
+        )
+        .route("/resource/{r}", post(answer("sku-2", own)))
+        .route("/own/{r}", post(answer("sku-1", own)));
+    let server = Server::start(app).await;
+    let ask = async |path: &str| {
+        let leases = HttpLeases::new(&server.url(path)).unwrap();
+        let request = Acquire::new(LONG).lease_id(own.parse().unwrap());
+        leases.acquire(&sku(), request).await
+    };
+    cause(ask("/id").await);
+    cause(ask("/resource").await);
+    assert_eq!(ask("/own").await.unwrap().token.get(), 7);
+}
+
+#[tokio::test]
+async fn an_answer_without_an_end_is_cut_off() {
+    let endless = || async {
+        let chunk = || Ok::<_, std::convert::Infallible>(vec![b' '; 64 * 1024]);
+        let chunks = futures_util::stream::repeat_with(chunk);
+        (StatusCode::CREATED, axum::body::Body::from_stream(chunks))
+    };
+    let server = Server::start(Router::new().route("/{r}", any(endless))).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let leases = leases.answer_wait(Duration::from_secs(60));
+    let sku = sku();
+    let asking = leases.acquire(&sku, Acquire::new(LONG));
+    cause(
+        timeout(Duration::from_secs(20), asking)
+            .await
+            .expect("it reads on"),
+    );
+}
+
+#[tokio::test]
+async fn the_layer_suits_reqwest() {
+    let db = Sqlite::fresh(2).await;
+    let holder = tower_fence::client::Holder::new(EmbeddedLeases::new(db.fence()));
+    let lease = holder.acquire("sku-1").await.unwrap();
+    let echo = |headers: axum::http::HeaderMap| async move {
+        headers["fencing-token"].to_str().unwrap().to_owned()
+    };
+    let server = Server::start(Router::new().route("/", post(echo))).await;
+    let client = tower::ServiceBuilder::new().layer(lease.layer());
+    let client = client.service(server.client.clone());
+    let request = server.post("/").build().unwrap();
+    let answer = tower::ServiceExt::oneshot(client, request).await.unwrap();
+    assert_eq!(
+        answer.text().await.unwrap(),
+        lease.fencing_token().to_string()
+    );
+}
+
+#[tokio::test]
+async fn limits_of_the_issuer_are_named() {
+    let db = Sqlite::fresh(2).await;
+    let issuer = issuer::router(EmbeddedLeases::new(db.fence()));
+    let server = Server::start(issuer).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let day = Duration::from_secs(24 * 60 * 60);
+    for (request, expected) in [
+        (Acquire::new(day), "ttl_ms"),
+        (Acquire::new(LONG).wait(day), "wait_ms"),
+        (Acquire::new(LONG).lock_delay(day), "lock_delay_ms"),
+    ] {
+        match leases.acquire(&sku(), request).await {
+            Err(LeaseError::Invalid { field, detail }) => {
+                assert_eq!(field, expected);
+                assert!(detail.contains(expected), "{detail}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // No routes for operators.
+    cause(leases.break_lease(&sku()).await);
+    for name in [".", ".."] {
+        let refused = leases.break_lease(&Resource::new(name).unwrap()).await;
+        assert!(
+            matches!(refused, Err(LeaseError::Invalid { .. })),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn too_many_waiters_are_told_so_over_http() {
+    let db = Sqlite::fresh(2).await;
+    for store in [
+        EmbeddedLeases::new(db.fence()).max_waiters(1),
+        EmbeddedLeases::new(db.fence()).max_waiters_per_resource(1),
+    ] {
+        let server = Server::start(issuer::router(store.clone())).await;
+        let leases = HttpLeases::new(&server.url("/")).unwrap();
+        let first = grant(&leases, &sku(), LONG).await;
+        let waiting = tokio::spawn({
+            let leases = leases.clone();
+            async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
+        });
+        eventually("it is in line", async || {
+            let held = leases.inspect(&sku()).await.unwrap();
+            held.is_some_and(|held| held.waiters == 1)
+        })
+        .await;
+        let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+        assert!(
+            matches!(&refused, Err(LeaseError::TooManyWaiters { resource }) if *resource == sku()),
+            "{refused:?}"
+        );
+        let request = server.post("/sku-1").json(&json!({ "wait_ms": 1_000 }));
+        let answer = Answer::to(request).await;
+        let problem = answer.is_problem(503, "too-many-waiters");
+        assert_eq!(problem["resource"], "sku-1");
+        assert_eq!(answer.headers["retry-after"], "1");
+        // Who does not wait is told that it is held, and a free lease is granted all the same.
+        let unwilling = leases.acquire(&sku(), Acquire::new(LONG)).await;
+        assert!(matches!(unwilling, Err(LeaseError::Held { .. })));
+        let other = Resource::new("sku-2").unwrap();
+        let request = Acquire::new(LONG).wait(LONG);
+        leases.acquire(&other, request).await.unwrap();
+        leases.release(&sku(), &first.id).await.unwrap();
+        waiting.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,77 @@
+//! The contract: `src/spec.md` and its vectors in `tests/vectors` against this implementation, what the
+//! documentation has in SQL, and the addresses that answers name.
+
+mod admission;
+mod field;
+mod functions;
+mod rights;
+mod signed;
+mod signed_fuzz;
+mod tokens;
+
+use std::fs;
+
+use axum::{body::to_bytes, response::Response};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tower_fence::{Resource, Token, problem::ProblemType};
+
+pub fn vectors<T: DeserializeOwned>(file: &str) -> T {
+    serde_json::from_str(&text(&format!("tests/vectors/{file}"))).unwrap()
+}
+
+/// The text of a file of the repository.
+pub fn text(path: &str) -> String {
+    fs::read_to_string(crate::support::repository().join(path)).unwrap()
+}
+
+pub fn resource(name: &str) -> Resource {
+    Resource::new(name).unwrap()
+}
+
+pub fn token(value: i64) -> Token {
+    Token::new(value).unwrap()
+}
+
+pub async fn json(response: Response) -> Value {
+    let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+pub async fn problem(response: Response, name: &str, context: &str) -> Value {
+    let problem = json(response).await;
+    let kind = problem["type"].as_str().unwrap_or_default();
+    assert!(kind.ends_with(&format!("#{name}")), "{context}: {problem}");
+    problem
+}
+
+/// The blocks of SQL in a text.
+pub fn sql_blocks(text: &str) -> Vec<&str> {
+    let blocks = text.split("```");
+    blocks
+        .filter_map(|block| block.strip_prefix("sql\n"))
+        .collect()
+}
+
+/// What the documentation grants to a role of its own.
+pub fn grants(role: &str) -> String {
+    let documentation = text("src/deployment.md");
+    let to_role = format!(" TO {role};");
+    let blocks = sql_blocks(&documentation).into_iter();
+    let grants: Vec<_> = blocks.filter(|block| block.contains(&to_role)).collect();
+    assert_eq!(grants.len(), 1, "one list of rights of {role}");
+    grants[0].to_owned()
+}
+
+#[test]
+fn the_type_of_each_problem_is_a_section_of_the_documentation() {
+    let page = text("src/problem.md");
+    for kind in ProblemType::ALL {
+        let (address, anchor) = kind.uri().split_once('#').unwrap();
+        assert_eq!(
+            address,
+            "https://docs.rs/tower-fence/latest/tower_fence/problem/"
+        );
+        assert!(page.contains(&format!("\n## {anchor}\n")), "{anchor}");
+    }
+}

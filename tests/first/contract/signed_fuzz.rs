@@ -1,0 +1,218 @@
+//! Bad signatures: what becomes of a signed field of which anything was changed.
+
+use proptest::{collection::vec, prelude::*};
+use sqlx::Postgres;
+use tower_fence::{
+    Resource, SignedToken, Token, TokenKey, TokenKeys,
+    header::{self, FencingToken},
+    token_keys::KeyId,
+};
+
+use crate::support::{
+    database::TestDatabase,
+    functions::{add_token_key, admit_signed},
+};
+
+const SECRET: [u8; 32] = [7; 32];
+
+fn keys() -> TokenKeys {
+    let key = |id: &str, secret: [u8; 32]| TokenKey::new(KeyId::new(id).unwrap(), secret).unwrap();
+    TokenKeys::new([key("k1", SECRET), key("k2", [8; 32])]).unwrap()
+}
+
+/// What the fields say, where they are those of an issuer with these keys.
+fn verified(field: &[u8], keys: &TokenKeys) -> Option<Vec<(Resource, Token)>> {
+    let tokens = header::parse([field]).ok()?;
+    let verified = tokens.into_iter().map(|token| {
+        let signed = SignedToken::try_from(token).ok()?;
+        signed.verify(keys).ok()?;
+        Some((signed.resource().clone(), signed.token()))
+    });
+    verified.collect()
+}
+
+prop_compose! {
+    fn any_grant()(name in "\\PC{1,60}", token in 1..=Token::MAX.get()) -> (Resource, Token) {
+        (Resource::new(name).unwrap(), Token::new(token).unwrap())
+    }
+}
+
+fn flip(bytes: &[u8], bit: usize) -> Vec<u8> {
+    let mut flipped = bytes.to_vec();
+    flipped[bit / 8] ^= 1 << (bit % 8);
+    flipped
+}
+
+proptest! {
+    #[test]
+    fn no_bit_of_a_field_can_be_changed((resource, token) in any_grant()) {
+        let keys = keys();
+        let field = keys.sign(&resource, token).to_string();
+        let granted = vec![(resource, token)];
+        prop_assert_eq!(verified(field.as_bytes(), &keys), Some(granted.clone()));
+        let mut refused = 0;
+        for bit in 0..field.len() * 8 {
+            match verified(&flip(field.as_bytes(), bit), &keys) {
+                None => refused += 1,
+                // Another way to write the same, as another letter for the four last bits of a MAC, which stand for nothing.
+                Some(same) => prop_assert_eq!(&same, &granted, "bit {}", bit),
+            }
+        }
+        prop_assert!(refused > field.len() * 8 - 40, "{} of {}", refused, field.len() * 8);
+    }
+
+    #[test]
+    fn no_bit_of_any_part_can_be_changed((resource, token) in any_grant(), bit in 0..63_u32) {
+        let keys = keys().audience("shop");
+        let signed = keys.sign(&resource, token);
+        let (id, mac) = (signed.key().clone(), FencingToken::from(signed.clone()).mac.unwrap());
+        let check = |resource: &Resource, token: Token, id: &KeyId, mac: &[u8]| {
+            let field = FencingToken::new(token)
+                .with_resource(resource.clone())
+                .with_key(id.clone())
+                .with_mac(mac.to_vec());
+            verified(field.to_string().as_bytes(), &keys).is_some()
+        };
+        prop_assert!(check(&resource, token, &id, &mac));
+        for bit in 0..128 {
+            prop_assert!(!check(&resource, token, &id, &flip(&mac, bit)));
+        }
+        for length in (0..16).chain(17..64) {
+            let other: Vec<u8> = mac.iter().copied().cycle().take(length).collect();
+            prop_assert!(!check(&resource, token, &id, &other));
+        }
+        if let Ok(other) = Token::new(token.get() ^ (1 << bit)) {
+            prop_assert!(!check(&resource, other, &id, &mac));
+        }
+        let name = resource.as_str().as_bytes();
+        for bit in 0..name.len() * 8 {
+            let other = String::from_utf8(flip(name, bit)).ok();
+            if let Some(other) = other.and_then(|name| Resource::new(name).ok()) {
+                prop_assert!(!check(&other, token, &id, &mac));
+            }
+        }
+        prop_assert!(!check(&resource, token, &KeyId::new("k2").unwrap(), &mac));
+        prop_assert!(!check(&resource, token, &KeyId::new("k3").unwrap(), &mac));
+        let field = signed.to_string();
+        prop_assert!(verified(field.as_bytes(), &keys.clone().audience("shoq")).is_none());
+        prop_assert!(verified(field.as_bytes(), &keys.clone().audience("")).is_none());
+    }
+
+    /// The lengths that stand in front keep a part of one text from becoming a part of the next.
+    #[test]
+    fn what_goes_from_one_part_to_the_next_is_noticed(
+        audience in "[a-z]{1,8}", name in "[a-z]{1,8}", token in 1..=Token::MAX.get()
+    ) {
+        let token = Token::new(token).unwrap();
+        let whole = format!("{audience}{name}");
+        let of = |cut: usize| {
+            let (audience, name) = whole.split_at(cut);
+            let keys = keys().audience(audience);
+            FencingToken::from(keys.sign(&Resource::new(name).unwrap(), token)).mac
+        };
+        let mut macs: Vec<_> = (0..whole.len()).map(of).collect();
+        macs.sort_unstable();
+        macs.dedup();
+        prop_assert_eq!(macs.len(), whole.len());
+    }
+
+    #[test]
+    fn truncated_doubled_and_swapped_parameters((resource, token) in any_grant(), (other, later) in any_grant()) {
+        prop_assume!(resource != other);
+        let keys = keys();
+        let [one, two] = [(&resource, token), (&other, later)].map(|(name, token)| keys.sign(name, token).to_string());
+        for end in (0..one.len()).filter(|end| one.is_char_boundary(*end)) {
+            let cut = verified(&one.as_bytes()[..end], &keys);
+            prop_assert!(cut.is_none_or(|found| found.is_empty()), "{}", &one[..end]);
+        }
+        let both = format!("{one}, {two}");
+        let granted = vec![(resource.clone(), token), (other.clone(), later)];
+        prop_assert_eq!(verified(both.as_bytes(), &keys), Some(granted.clone()));
+        let mac = |field: &str| field[field.find(";mac=").unwrap()..].to_owned();
+        let swapped = format!("{}, {}", one.replace(&mac(&one), &mac(&two)), two.replace(&mac(&two), &mac(&one)));
+        prop_assert_eq!(verified(swapped.as_bytes(), &keys), None);
+        // Of a parameter that is there twice the last one counts, in RFC 9651, and so it is what is verified.
+        let doubled = format!("{one}{}", mac(&two));
+        prop_assert_eq!(verified(doubled.as_bytes(), &keys), None);
+        let healed = format!("{doubled}{}", mac(&one));
+        prop_assert_eq!(verified(healed.as_bytes(), &keys), Some(granted[..1].to_vec()));
+    }
+
+    #[test]
+    fn nothing_panics_and_nothing_is_verified_that_was_not_signed(
+        field in vec(any::<u8>(), 0..120),
+        near in r#"[0-9]{1,16};resource="[a-c]{0,3}";key="[a-k0-9.]{0,70}";mac=:[A-Za-z0-9+/]{0,46}={0,2}:"#,
+    ) {
+        let keys = keys();
+        for field in [field, near.into_bytes()] {
+            let found = verified(&field, &keys);
+            prop_assert!(found.is_none_or(|found| found.is_empty()));
+        }
+    }
+}
+
+#[test]
+fn key_ids_of_no_length_and_of_a_great_one_are_refused() {
+    let keys = keys();
+    let field = keys
+        .sign(&Resource::new("sku-1").unwrap(), Token::MIN)
+        .to_string();
+    for id in [
+        String::new(),
+        "k".repeat(10_000),
+        "é".into(),
+        "k1\"".into(),
+        "\\".into(),
+    ] {
+        let other = field.replace("\"k1\"", &format!("\"{id}\""));
+        assert!(verified(other.as_bytes(), &keys).is_none(), "{id}");
+    }
+}
+
+#[tokio::test]
+async fn no_bit_of_a_field_can_be_changed_for_the_functions() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    add_token_key(&mut conn, "k1", &SECRET, "").await.unwrap();
+    let keys = keys();
+    for name in ["sku-1", "a \"b\" \\c", "café 100%"] {
+        let granted = (
+            Resource::new(name).unwrap(),
+            Token::new(1_000_000_001).unwrap(),
+        );
+        let field = keys.sign(&granted.0, granted.1).to_string();
+        admit_signed(&mut conn, &field).await.unwrap();
+        for bit in 0..field.len() * 8 {
+            let Ok(other) = String::from_utf8(flip(field.as_bytes(), bit)) else {
+                continue;
+            };
+            if other.contains('\0') {
+                continue;
+            }
+            let code = admit_signed(&mut conn, &other).await.unwrap_err().code;
+            // Where it means the same it was used up just now.
+            let same = verified(other.as_bytes(), &keys) == Some(vec![granted.clone()]);
+            assert!(
+                code == "TF403" || (same && code == "TF412"),
+                "{code}: {other}"
+            );
+        }
+        for end in 0..field.len() {
+            let code = admit_signed(&mut conn, &field[..end])
+                .await
+                .unwrap_err()
+                .code;
+            assert_eq!(code, "TF403", "{}", &field[..end]);
+        }
+        for key in ["", &"k".repeat(10_000)] {
+            let other = field.replace("k1", key);
+            assert_eq!(
+                admit_signed(&mut conn, &other).await.unwrap_err().code,
+                "TF403"
+            );
+        }
+    }
+    let rows = "SELECT count(*) FROM fence_resources WHERE max_token <> 1000000001";
+    drop(conn);
+    assert_eq!(db.number(rows).await, 0);
+}

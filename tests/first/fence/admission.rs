@@ -1,0 +1,221 @@
+//! Which tokens are admitted, and how long an admission waits, over both databases.
+
+use std::time::Duration;
+
+use sqlx::Postgres;
+use tokio::time::sleep;
+use tower_fence::{AdmitError, Resource, Token, TokenUse};
+
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    eventually,
+    fence::{begin, insert, is_stale, sku, token, write},
+};
+
+on_both_databases!(
+    a_newer_token_is_admitted_and_its_write_is_there,
+    a_used_token_and_an_older_one_are_refused_with_both_numbers,
+    a_reusable_token_writes_again_and_outranks_everyone_older,
+    resources_do_not_know_each_other,
+    a_waiting_writer_is_judged_by_what_its_predecessor_committed,
+    a_wait_for_the_lock_ends_with_busy,
+    a_wait_for_a_connection_ends_with_busy,
+    a_limit_without_end_is_a_limit_all_the_same,
+    admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens,
+);
+
+async fn a_newer_token_is_admitted_and_its_write_is_there<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let fence = db.fence();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
+    for value in [1, 2, 1_000, Token::MAX.get()] {
+        write(&fence, value).await.unwrap();
+        assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(value));
+    }
+    assert_eq!(db.entries().await, 4);
+}
+
+async fn a_used_token_and_an_older_one_are_refused_with_both_numbers<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let fence = db.fence();
+    write(&fence, 7).await.unwrap();
+    is_stale(write(&fence, 7).await, 7, 7);
+    is_stale(write(&fence, 6).await, 6, 7);
+    assert_eq!(db.entries().await, 1);
+}
+
+async fn a_reusable_token_writes_again_and_outranks_everyone_older<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let fence = db.fence();
+    for entry in 0..3 {
+        let mut tx = fence
+            .begin(&sku(), token(7), TokenUse::Reusable)
+            .await
+            .unwrap();
+        insert(&mut tx, entry).await;
+        tx.commit().await.unwrap();
+        assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(6));
+    }
+    is_stale(
+        fence.begin(&sku(), token(6), TokenUse::Reusable).await,
+        6,
+        6,
+    );
+    write(&fence, 7).await.unwrap();
+    is_stale(
+        fence.begin(&sku(), token(7), TokenUse::Reusable).await,
+        7,
+        7,
+    );
+    assert_eq!(db.entries().await, 4);
+}
+
+async fn resources_do_not_know_each_other<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    write(&fence, 7).await.unwrap();
+    for name in ["sku-2", "SKU-1", "sku-1 ", "é'\"$1;--"] {
+        let other = Resource::new(name).unwrap();
+        assert_eq!(fence.inspect(&other).await.unwrap(), None);
+        let tx = fence
+            .begin(&other, token(1), TokenUse::SingleUse)
+            .await
+            .unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(fence.inspect(&other).await.unwrap(), Some(1));
+    }
+}
+
+async fn a_waiting_writer_is_judged_by_what_its_predecessor_committed<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let fence = db.fence();
+
+    let first = begin(&fence, 5).await;
+    let waiting = tokio::spawn({
+        let fence = fence.clone();
+        async move { write(&fence, 4).await }
+    });
+    sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    first.commit().await.unwrap();
+    is_stale(waiting.await.unwrap(), 4, 5);
+
+    let second = begin(&fence, 8).await;
+    let waiting = tokio::spawn({
+        let fence = fence.clone();
+        async move { write(&fence, 7).await }
+    });
+    sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    drop(second);
+    waiting.await.unwrap().unwrap();
+}
+
+async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let fence = db.fence().lock_wait(Duration::from_millis(100));
+    let first = begin(&fence, 5).await;
+    let refused = write(&fence, 6).await;
+    assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
+    first.commit().await.unwrap();
+    write(&fence, 6).await.unwrap();
+}
+
+async fn a_limit_without_end_is_a_limit_all_the_same<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db
+        .fence()
+        .lock_wait(Duration::MAX)
+        .hold_limit(Duration::MAX);
+    write(&fence, 5).await.unwrap();
+    is_stale(write(&fence, 5).await, 5, 5);
+}
+
+async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let fence = db.fence().pool_wait(Duration::from_millis(100));
+    let first = begin(&fence, 5).await;
+    let refused = write(&fence, 6).await;
+    assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
+    first.commit().await.unwrap();
+    eventually("the connection is back", async || {
+        write(&fence, 6).await.is_ok()
+    })
+    .await;
+}
+
+/// Each writer notes how many entries there are, and its token. In the order of those counts, the
+/// tokens must go up.
+async fn admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens<
+    DB: TestDatabase,
+>() {
+    let db = DB::fresh(8).await;
+    db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
+        .await;
+    let guarded = {
+        let db = &db;
+        // A fence each, as in a process each: they meet in the database only.
+        async move |value: i64| {
+            let fence = db.fence().lock_wait(Duration::from_secs(20));
+            let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
+            let Ok(mut tx) = begun else { return };
+            note::<DB>(&mut tx, value).await;
+            tx.commit().await.unwrap();
+        }
+    };
+    assert!(race(&db, guarded).await, "tokens went back");
+}
+
+/// The same race loses where the check has a transaction of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_race_catches_a_check_outside_the_transaction() {
+    let db = Postgres::fresh(8).await;
+    db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
+        .await;
+    let mut caught = false;
+    for _ in 0..20 {
+        db.execute("DELETE FROM history; DELETE FROM fence_resources")
+            .await;
+        let broken = {
+            let (db, pool) = (&db, &db.pool);
+            async move |value: i64| {
+                let fence = db.fence();
+                let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
+                let Ok(tx) = begun else { return };
+                tx.commit().await.unwrap();
+                let mut tx = pool.begin().await.unwrap();
+                note::<Postgres>(&mut tx, value).await;
+                tx.commit().await.unwrap();
+            }
+        };
+        if !race(&db, broken).await {
+            caught = true;
+            break;
+        }
+    }
+    assert!(caught, "twenty races and no harm: the race proves nothing");
+}
+
+async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {
+    let position = DB::number(conn, "SELECT count(*) FROM history")
+        .await
+        .unwrap();
+    // Time for others to come in between, if they can.
+    sleep(Duration::from_millis(2)).await;
+    let note = format!("INSERT INTO history VALUES ({position}, {value})");
+    DB::execute(conn, &note).await.unwrap();
+}
+
+/// Whether the history of 16 writers at once is in order: no position twice, and no token after a
+/// higher one.
+async fn race<DB: TestDatabase>(
+    db: &crate::support::database::Fresh<DB>,
+    writer: impl AsyncFn(i64),
+) -> bool {
+    futures_util::future::join_all((1..=16).map(|value| writer((value * 7) % 17))).await;
+    let twice = "SELECT count(*) - count(DISTINCT position) FROM history";
+    let back = "SELECT count(*) FROM history a JOIN history b \
+                ON a.position < b.position AND a.token >= b.token";
+    assert!(db.number("SELECT count(*) FROM history").await > 0);
+    db.number(twice).await == 0 && db.number(back).await == 0
+}

@@ -1,0 +1,209 @@
+//! What a commit confirms, and what a transaction that ended otherwise leaves, over both databases.
+
+use std::time::Duration;
+
+use sqlx::Postgres;
+use tokio::time::timeout;
+use tower_fence::{CommitError, TokenUse};
+
+use crate::support::{
+    database::{Nested, TestDatabase, is_autocommitted, on_both_databases},
+    eventually,
+    fence::{begin, insert, is_stale, sku, token, write},
+};
+
+on_both_databases!(
+    a_dropped_transaction_leaves_nothing_behind,
+    a_swallowed_error_is_never_a_false_success,
+    a_transaction_that_was_ended_by_hand_is_never_a_false_success,
+    a_transaction_that_was_replaced_by_hand_is_never_a_false_success,
+    a_deferred_constraint_that_fails_at_commit_writes_nothing,
+    a_nested_commit_is_part_of_the_outer_transaction,
+    a_nested_rollback_leaves_the_outer_transaction_whole,
+    a_forgotten_nested_transaction_is_refused_and_leaks_nothing,
+    admit_joins_the_callers_own_transaction,
+    a_future_dropped_at_any_moment_leaves_no_lock,
+);
+
+#[track_caller]
+fn is_aborted(outcome: Result<(), CommitError>) {
+    assert!(
+        matches!(outcome, Err(CommitError::Aborted(_))),
+        "{outcome:?}"
+    );
+}
+
+async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 7).await;
+    insert(&mut tx, 7).await;
+    drop(tx);
+    // The row lock is gone, and an older token still counts: nothing was answered.
+    write(&fence, 6).await.unwrap();
+    assert_eq!(
+        db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
+            .await,
+        6
+    );
+}
+
+async fn a_swallowed_error_is_never_a_false_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 1).await;
+    DB::execute(&mut tx, "INSERT INTO ledger VALUES (1)")
+        .await
+        .unwrap_err();
+    let outcome = tx.commit().await;
+    if DB::ABORTS_ON_ERROR {
+        is_aborted(outcome);
+        assert_eq!(db.entries().await, 0);
+        write(&fence, 5).await.unwrap();
+    } else {
+        // SQLite undoes the statement alone; the rest is whole, and is there.
+        outcome.unwrap();
+        assert_eq!(db.entries().await, 1);
+    }
+}
+
+async fn a_transaction_that_was_ended_by_hand_is_never_a_false_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 1).await;
+    DB::execute(&mut tx, "ROLLBACK").await.unwrap();
+    is_aborted(tx.commit().await);
+    assert_eq!(db.entries().await, 0);
+    // The connection is whole again.
+    write(&fence, 5).await.unwrap();
+}
+
+async fn a_transaction_that_was_replaced_by_hand_is_never_a_false_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    for (value, replacement) in [(5, "ROLLBACK; BEGIN"), (6, "COMMIT; BEGIN")] {
+        let mut tx = begin(&db.fence(), value).await;
+        DB::execute(&mut tx, replacement).await.unwrap();
+        is_aborted(tx.commit().await);
+    }
+}
+
+async fn a_deferred_constraint_that_fails_at_commit_writes_nothing<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 1).await;
+    DB::execute(&mut tx, "INSERT INTO child VALUES (404)")
+        .await
+        .unwrap();
+    is_aborted(tx.commit().await);
+    assert_eq!(db.entries().await, 0);
+    write(&fence, 5).await.unwrap();
+}
+
+async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    DB::nested(&mut tx, 1, Nested::Commit).await.unwrap();
+    drop(tx);
+    eventually("the outer rollback", async || {
+        fence.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+    assert_eq!(db.entries().await, 0);
+
+    let mut tx = begin(&fence, 5).await;
+    DB::nested(&mut tx, 1, Nested::Commit).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(db.entries().await, 1);
+}
+
+async fn a_nested_rollback_leaves_the_outer_transaction_whole<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 1).await;
+    DB::nested(&mut tx, 2, Nested::Drop).await.unwrap();
+    insert(&mut tx, 4).await;
+    tx.commit().await.unwrap();
+    assert_eq!(
+        db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
+            .await,
+        5
+    );
+    is_stale(write(&fence, 5).await, 5, 5);
+}
+
+async fn a_forgotten_nested_transaction_is_refused_and_leaks_nothing<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    DB::nested(&mut tx, 1, Nested::Forget).await.unwrap();
+    let outcome = tx.commit().await;
+    assert!(
+        matches!(outcome, Err(CommitError::Unfinished)),
+        "{outcome:?}"
+    );
+    assert_eq!(db.entries().await, 0);
+    write(&fence, 5).await.unwrap();
+}
+
+async fn admit_joins_the_callers_own_transaction<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = db.pool.begin().await.unwrap();
+    fence
+        .admit(&mut tx, &sku(), token(5), TokenUse::SingleUse)
+        .await
+        .unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
+
+    let mut tx = db.pool.begin().await.unwrap();
+    fence
+        .admit(&mut tx, &sku(), token(5), TokenUse::SingleUse)
+        .await
+        .unwrap();
+    let again = fence
+        .admit(&mut tx, &sku(), token(5), TokenUse::SingleUse)
+        .await;
+    is_stale(again, 5, 5);
+    tx.commit().await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+}
+
+async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    for round in 1..=100 {
+        let attempt = async {
+            let mut tx = begin(&fence, round).await;
+            insert(&mut tx, round).await;
+            tx.commit().await
+        };
+        let _ = timeout(Duration::from_micros(rand::random_range(0..3_000)), attempt).await;
+    }
+    // Every connection works, and outside any transaction: the next write is there for others.
+    let (one, two) = tokio::join!(db.pool.acquire(), db.pool.acquire());
+    let (mut one, mut two) = (one.unwrap(), two.unwrap());
+    is_autocommitted::<DB>(&mut one, &mut two, 1_001).await;
+    is_autocommitted::<DB>(&mut two, &mut one, 1_002).await;
+}
+
+#[tokio::test]
+async fn the_server_takes_the_transaction_of_a_holder_that_is_frozen() {
+    let db = Postgres::fresh(3).await;
+    let fence = db.fence().hold_limit(Duration::from_millis(200));
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 5).await;
+    // This holder is frozen now. A newer one gets through before its `lock_wait` is over.
+    write(&db.fence(), 6).await.unwrap();
+    is_aborted(tx.commit().await);
+    assert_eq!(
+        db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
+            .await,
+        6
+    );
+}

@@ -1,0 +1,100 @@
+//! The database that a fence is given: its tables, its epochs, its settings, and none at all.
+
+use std::time::Duration;
+
+use sqlx::{Postgres, postgres::PgPoolOptions};
+use tokio::time::sleep;
+use tower_fence::{
+    AdmitError, Fence, TokenUse,
+    epochs::{Epoch, Epochs},
+};
+
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    fence::{begin, sku, token, write},
+    ports::free_port,
+};
+
+on_both_databases!(epochs_go_up_whoever_asks, migrating_twice_changes_nothing,);
+
+async fn epochs_go_up_whoever_asks<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let (one, two) = (db.fence(), db.fence());
+    assert_eq!(one.next_epoch(7, Epoch::FIRST).await.unwrap(), Epoch::FIRST);
+    assert_eq!(two.next_epoch(7, Epoch::FIRST).await.unwrap().get(), 2);
+    let far = Epoch::new(40).unwrap();
+    assert_eq!(one.next_epoch(7, far).await.unwrap(), far);
+    assert_eq!(one.next_epoch(7, far).await.unwrap().get(), 41);
+    assert_eq!(one.next_epoch(8, Epoch::FIRST).await.unwrap(), Epoch::FIRST);
+
+    let asking = (0..20).map(|_| one.next_epoch(9, Epoch::FIRST));
+    let mut epochs: Vec<i64> = futures_util::future::join_all(asking)
+        .await
+        .into_iter()
+        .map(|epoch| epoch.unwrap().get())
+        .collect();
+    epochs.sort_unstable();
+    assert_eq!(epochs, (1..=20).collect::<Vec<_>>());
+
+    let last = Epoch::new(999_999).unwrap();
+    one.next_epoch(1, last).await.unwrap();
+    one.next_epoch(1, Epoch::FIRST).await.unwrap_err();
+}
+
+async fn migrating_twice_changes_nothing<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let history = "SELECT count(*) FROM _tower_fence_migrations";
+    let before = db.number(history).await;
+    write(&fence, 5).await.unwrap();
+    fence.migrate().await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+    assert_eq!(db.number(history).await, before);
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_there_is_unavailable() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let url = format!("postgres://nobody:sesame@{address}/none");
+    let pool = PgPoolOptions::new().connect_lazy(&url).unwrap();
+    let fence = Fence::new(pool).pool_wait(Duration::from_millis(200));
+    let refused = fence
+        .begin(&sku(), token(1), TokenUse::SingleUse)
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, AdmitError::Unavailable(_)), "{refused:?}");
+    let text = format!("{refused:?}");
+    assert!(text.contains(&address), "{text}");
+    assert!(!text.contains("sesame"), "no password in an error");
+}
+
+#[tokio::test]
+async fn missing_tables_are_told_and_nothing_is_written() {
+    let db = Postgres::fresh(1).await;
+    db.execute("DROP TABLE fence_resources").await;
+    let refused = write(&db.fence(), 1).await;
+    assert!(
+        matches!(refused, Err(AdmitError::NotMigrated(_))),
+        "{refused:?}"
+    );
+    assert_eq!(db.entries().await, 0);
+}
+
+#[tokio::test]
+async fn a_stricter_default_isolation_level_does_not_matter() {
+    let db = Postgres::fresh(4).await;
+    let name = db.url.rsplit('/').next().unwrap().to_owned();
+    let setting = "SET default_transaction_isolation = 'serializable'";
+    db.execute(&format!("ALTER DATABASE {name} {setting}"))
+        .await;
+    let pool = PgPoolOptions::new().connect(&db.url).await.unwrap();
+    let fence = Fence::new(pool);
+    let first = begin(&fence, 5).await;
+    let waiting = tokio::spawn({
+        let fence = fence.clone();
+        async move { write(&fence, 6).await }
+    });
+    sleep(Duration::from_millis(50)).await;
+    first.commit().await.unwrap();
+    waiting.await.unwrap().unwrap();
+}

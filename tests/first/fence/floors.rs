@@ -1,0 +1,527 @@
+//! Rows that were removed, and the floor that they leave.
+
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection, Postgres};
+use tower_fence::{
+    AdmitError, Fence, LiveTokens, Resource, StaleToken, Token, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
+    client::Holder,
+    epochs::{Epoch, Epochs},
+    fence::WriteError,
+    lease::{EmbeddedLeases, Operate},
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    fence::{begin, is_stale, sku, token, write},
+    functions,
+};
+
+on_both_databases!(
+    what_was_dead_stays_dead_without_its_row,
+    a_raise_below_the_floor_makes_no_row,
+    a_grant_below_the_floor_is_outranked_by_it,
+    a_floor_concerns_its_partition_alone,
+    a_row_in_use_is_left,
+    a_forged_token_does_not_close_its_partition,
+    no_more_rows_are_removed_than_were_asked_for,
+    tokens_in_use_are_spared,
+    rows_without_a_partition_are_removed_too,
+    a_refusal_by_the_floor_is_remembered_as_one,
+    a_reset_outranks_the_floor,
+    a_holder_below_the_floor_renews_and_writes,
+);
+
+const NOW: Duration = Duration::ZERO;
+
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
+    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
+/// As if nobody had used any resource for a day.
+async fn age<DB: TestDatabase>(db: &Fresh<DB>) {
+    let age = if DB::ABORTS_ON_ERROR {
+        "UPDATE fence_resources SET updated_at = updated_at - interval '1 day'"
+    } else {
+        "UPDATE fence_resources SET updated_at = datetime(updated_at, '-1 day')"
+    };
+    db.execute(age).await;
+}
+
+async fn rows<DB: TestDatabase>(db: &Fresh<DB>) -> i64 {
+    db.number("SELECT count(*) FROM fence_resources").await
+}
+
+/// A fence whose floor is 5 for sku-1.
+async fn with_floor<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    write(&fence, 5).await.unwrap();
+    age(&db).await;
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+    assert_eq!(rows(&db).await, 0);
+    // Another process, which remembers nothing.
+    let fence = db.fence();
+    (db, fence)
+}
+
+#[track_caller]
+fn is_stale_by_floor<T>(outcome: Result<T, AdmitError>, presented: i64, floor: i64) {
+    match &outcome {
+        Err(AdmitError::Stale(stale)) => assert!(stale.by_floor, "{stale:?}"),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("token {presented} was admitted"),
+    }
+    is_stale(outcome, presented, floor);
+}
+
+fn by_floor(presented: i64) -> impl Fn(&StaleToken) -> bool {
+    move |stale| stale.by_floor && stale.presented_token == token(presented)
+}
+
+async fn what_was_dead_stays_dead_without_its_row<DB: TestDatabase>() {
+    let (db, fence) = with_floor::<DB>().await;
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+    for (dead, token_use) in [
+        (5, TokenUse::SingleUse),
+        (4, TokenUse::SingleUse),
+        (5, TokenUse::Reusable),
+        (1, TokenUse::Reusable),
+    ] {
+        // Each as if it were the first one.
+        let fence = db.fence();
+        let outcome = fence.begin(&sku(), token(dead), token_use).await;
+        is_stale_by_floor(outcome, dead, 5);
+    }
+    assert_eq!(rows(&db).await, 0);
+    let tx = fence.begin(&sku(), token(6), TokenUse::Reusable).await;
+    tx.unwrap().commit().await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+    write(&fence, 6).await.unwrap();
+    is_stale(write(&fence, 6).await, 6, 6);
+}
+
+async fn a_raise_below_the_floor_makes_no_row<DB: TestDatabase>() {
+    let (db, fence) = with_floor::<DB>().await;
+    for dead in [1, 5] {
+        is_stale_by_floor(db.fence().raise(&sku(), token(dead)).await, dead, 5);
+    }
+    assert_eq!(rows(&db).await, 0);
+    fence.raise(&sku(), token(6)).await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+    assert_eq!(rows(&db).await, 1);
+    // A row counts for itself, above the floor or not.
+    fence.raise(&sku(), token(6)).await.unwrap();
+}
+
+async fn a_grant_below_the_floor_is_outranked_by_it<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
+    // Granted, and never written under: the floor is above it all the same, or another lease could be
+    // granted the same token.
+    fence.announce(&sku(), token(7), &lease).await.unwrap();
+    age(&db).await;
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+    let other = LeaseDigest::of("the-lease-of-another");
+    for outranked in [1, 6, 7] {
+        let announced = fence.announce(&sku(), token(outranked), &other).await;
+        match announced {
+            Err(AnnounceError::Outranked { next, was_last }) => {
+                assert_eq!((next, was_last), (token(8), false));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(rows(&db).await, 0);
+    }
+    fence.announce(&sku(), token(8), &other).await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
+}
+
+#[tokio::test]
+async fn a_single_statement_knows_the_floor() {
+    let (db, fence) = with_floor::<Postgres>().await;
+    let insert =
+        || sqlx::query::<Postgres>("INSERT INTO ledger SELECT 77 FROM fence RETURNING entry");
+    let sku = sku();
+    let written = fence.write::<(i64,)>(&sku, token(5), TokenUse::SingleUse, insert());
+    let refused = written.await.unwrap_err();
+    assert!(
+        matches!(&refused, WriteError::Admit(AdmitError::Stale(stale)) if by_floor(5)(stale)),
+        "{refused:?}"
+    );
+    assert_eq!(
+        db.number("SELECT count(*) FROM ledger WHERE entry = 77")
+            .await,
+        0
+    );
+    let written = fence.write::<(i64,)>(&sku, token(6), TokenUse::SingleUse, insert());
+    assert_eq!(written.await.unwrap(), [(77,)]);
+}
+
+async fn a_floor_concerns_its_partition_alone<DB: TestDatabase>() {
+    let (_db, fence) = with_floor::<DB>().await;
+    // The CRC-32 of these two ends with the byte of sku-1, and with another one.
+    let (same, other) = (
+        Resource::new("sku-124").unwrap(),
+        Resource::new("sku-2").unwrap(),
+    );
+    let refused = fence.begin(&same, token(5), TokenUse::SingleUse).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(stale)) if by_floor(5)(&stale)));
+    assert_eq!(fence.inspect(&other).await.unwrap(), None);
+    let tx = fence.begin(&other, token(1), TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+}
+
+async fn a_row_in_use_is_left<DB: TestDatabase>() {
+    let db = DB::fresh(3).await;
+    let fence = db.fence();
+    write(&fence, 5).await.unwrap();
+    let hour = Duration::from_secs(60 * 60);
+    assert_eq!(fence.remove_idle(hour, 10).await.unwrap(), 0);
+    // Nobody can say how long ago that is: nothing is that old.
+    assert_eq!(fence.remove_idle(Duration::MAX, 10).await.unwrap(), 0);
+    age(&db).await;
+    write(&fence, 6).await.unwrap();
+    assert_eq!(fence.remove_idle(hour, 10).await.unwrap(), 0);
+    age(&db).await;
+    assert_eq!(fence.remove_idle(hour, 10).await.unwrap(), 1);
+}
+
+async fn a_forged_token_does_not_close_its_partition<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    let last = fence.next_epoch(110, Epoch::new(3).unwrap()).await.unwrap();
+    let forged = Resource::new("sku-124").unwrap();
+    fence.raise(&forged, Token::MAX).await.unwrap();
+    let next_epoch = Epoch::new(last.get() + 1).unwrap().token(1).unwrap();
+    fence.raise(&sku(), next_epoch).await.unwrap();
+    age(&db).await;
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 0);
+    // Once that epoch is there, so is the token.
+    fence.next_epoch(110, Epoch::FIRST).await.unwrap();
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+    let tx = fence.begin(&sku(), next_epoch, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+}
+
+async fn no_more_rows_are_removed_than_were_asked_for<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    // All of one partition.
+    let names = (0..).map(|n| format!("item-{n}"));
+    let names = names.filter(|name| crc32fast::hash(name.as_bytes()) & 0xff == 7);
+    for name in names.take(40) {
+        let resource = Resource::new(name).unwrap();
+        fence.raise(&resource, token(2)).await.unwrap();
+    }
+    age(&db).await;
+    assert_eq!(fence.remove_idle(NOW, 0).await.unwrap(), 0);
+    assert_eq!(fence.remove_idle(NOW, 15).await.unwrap(), 15);
+    assert_eq!(rows(&db).await, 25);
+    assert_eq!(fence.remove_idle(NOW, 1_000).await.unwrap(), 25);
+    assert_eq!(fence.remove_idle(NOW, 1_000).await.unwrap(), 0);
+}
+
+async fn tokens_in_use_are_spared<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    write(&fence, 5).await.unwrap();
+    age(&db).await;
+    let held = Resource::new("sku-124").unwrap();
+    for (lowest, removed) in [(4, 0), (5, 0), (6, 1)] {
+        let mut live = LiveTokens::default();
+        live.add(&held, token(lowest));
+        live.add(&held, token(9));
+        let outcome = fence.remove_idle_below(NOW, 10, &live).await;
+        assert_eq!(outcome.unwrap(), removed, "a lease with token {lowest}");
+    }
+    let tx = fence.begin(&held, token(6), TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+
+    // The same for an issuer whose numbers are of no epoch of this database.
+    let zxid = 0x2_0000_0007;
+    fence.raise(&sku(), token(zxid)).await.unwrap();
+    age(&db).await;
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1, "that of 6");
+    assert_eq!(rows(&db).await, 1);
+    for (granted, removed) in [(zxid - 2, 0), (zxid - 1, 1)] {
+        let live = LiveTokens::default().granted_up_to(token(granted));
+        let outcome = fence.remove_idle_below(NOW, 10, &live).await;
+        assert_eq!(outcome.unwrap(), removed, "granted up to {granted}");
+    }
+}
+
+async fn rows_without_a_partition_are_removed_too<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence();
+    write(&fence, 5).await.unwrap();
+    db.execute("UPDATE fence_resources SET partition = NULL")
+        .await;
+    age(&db).await;
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+    is_stale_by_floor(write(&fence, 5).await, 5, 5);
+}
+
+async fn a_refusal_by_the_floor_is_remembered_as_one<DB: TestDatabase>() {
+    let (db, fence) = with_floor::<DB>().await;
+    is_stale_by_floor(write(&fence, 3).await, 3, 5);
+    // Without a word to the database.
+    db.execute("DROP TABLE fence_resources").await;
+    is_stale_by_floor(write(&fence, 4).await, 4, 5);
+}
+
+async fn a_reset_outranks_the_floor<DB: TestDatabase>() {
+    let (db, fence) = with_floor::<DB>().await;
+    fence.reset(&sku(), token(3)).await.unwrap();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(3));
+    is_stale(write(&fence, 3).await, 3, 3);
+    write(&fence, 4).await.unwrap();
+    age(&db).await;
+    // A floor never goes down.
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+    is_stale_by_floor(write(&fence, 5).await, 5, 5);
+    fence.reset(&sku(), token(9)).await.unwrap();
+    assert_eq!(rows(&db).await, 0, "there was nothing to take back");
+}
+
+async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let (fence, leases) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let holder = Holder::new(leases.clone());
+    let write = async |resource: &Resource, token: Token| {
+        let tx = fence.begin(resource, token, TokenUse::SingleUse).await?;
+        tx.commit().await.unwrap();
+        Ok::<_, AdmitError>(())
+    };
+    let held = holder.acquire("sku-1").await.unwrap();
+    // Another one of the same partition has come, written, and gone.
+    let other = holder.acquire("sku-124").await.unwrap();
+    write(other.resource(), other.token()).await.unwrap();
+    other.release().await.unwrap();
+    age(&db).await;
+    let live = leases.live_tokens().await.unwrap();
+    let spared = fence.remove_idle_below(NOW, 10, &live).await;
+    assert_eq!(spared.unwrap(), 0);
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+
+    let Err(AdmitError::Stale(stale)) = write(held.resource(), held.token()).await else {
+        panic!("a token below the floor was admitted");
+    };
+    assert!(stale.by_floor, "{stale:?}");
+    held.check().unwrap();
+    let renewed = held.renew_with_new_token().await.unwrap();
+    write(held.resource(), renewed.token).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_row_that_is_locked_is_left_and_a_floor_that_is_locked_is_not_waited_for() {
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence();
+    write(&fence, 5).await.unwrap();
+    age(&db).await;
+    let mut other = PgConnection::connect(&db.url).await.unwrap();
+    for lock in [
+        "SELECT FROM fence_resources FOR UPDATE",
+        "SELECT FROM fence_floors WHERE partition = 110 FOR SHARE",
+    ] {
+        let mut tx = other.begin().await.unwrap();
+        sqlx::query(lock).execute(&mut *tx).await.unwrap();
+        assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 0, "{lock}");
+        let removed = "SELECT fence_remove_idle('0', 10)::bigint";
+        assert_eq!(db.number(removed).await, 0, "{lock}");
+        tx.rollback().await.unwrap();
+    }
+    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn the_functions_remove_and_know_the_floor() {
+    let db = Postgres::fresh(2).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for (name, value) in [("a", 5), ("b", 7), ("c", 9)] {
+        functions::admit(&mut conn, name, value).await.unwrap();
+    }
+    // A row of before there were partitions.
+    Postgres::execute(
+        &mut conn,
+        "UPDATE fence_resources SET partition = NULL WHERE resource = 'c'",
+    )
+    .await
+    .unwrap();
+    age(&db).await;
+    let until_nothing_is_left =
+        "DO $$ BEGIN WHILE fence_remove_idle('1 hour', 100) > 0 LOOP COMMIT; END LOOP; END $$";
+    Postgres::execute(&mut conn, until_nothing_is_left)
+        .await
+        .unwrap();
+    assert_eq!(rows(&db).await, 0);
+    for (name, value) in [("a", 5), ("b", 7), ("c", 9)] {
+        let seen = functions::max_token(&mut conn, name).await.unwrap();
+        assert_eq!(seen, Some(value));
+        for refused in [
+            functions::admit(&mut conn, name, value).await,
+            functions::admit_reusable(&mut conn, name, value).await,
+            functions::raise(&mut conn, name, value).await,
+            functions::raise(&mut conn, name, 1).await,
+        ] {
+            let refused = functions::is_refused(refused, "TF412");
+            assert_eq!(refused.problem["by_floor"], true, "{refused:?}");
+            assert_eq!(refused.problem["max_token"], value);
+            let stale: StaleToken = serde_json::from_value(refused.problem).unwrap();
+            assert_eq!(stale.to_string(), refused.message);
+        }
+    }
+    assert_eq!(rows(&db).await, 0);
+    assert_eq!(functions::raise(&mut conn, "a", 6).await.unwrap(), 5);
+    assert_eq!(functions::admit(&mut conn, "b", 8).await.unwrap(), 8);
+    let refused = functions::is_refused(functions::admit(&mut conn, "b", 8).await, "TF412");
+    assert_eq!(refused.problem.get("by_floor"), None);
+
+    for nonsense in [
+        "'-1 s', 10",
+        "NULL, 10",
+        "'1 s', 0",
+        "'1 s', -1",
+        "'1 s', NULL",
+        // As long as nothing, as Postgres compares them, and a time to come.
+        "'-12 mon 360 days', 10",
+    ] {
+        let call = format!("SELECT fence_remove_idle({nonsense})::bigint");
+        let error = Postgres::number(&mut conn, &call).await.unwrap_err();
+        let code = error.as_database_error().unwrap().code().unwrap();
+        assert_eq!(code, "22023", "{nonsense}");
+    }
+}
+
+#[tokio::test]
+async fn the_partition_is_the_same_in_both_languages() {
+    let db = Postgres::fresh(1).await;
+    let fence = db.fence();
+    for name in [
+        "a",
+        "sku-1",
+        "é",
+        "日本語/42",
+        "\u{10ffff}",
+        &"x".repeat(255),
+    ] {
+        let resource = Resource::new(name).unwrap();
+        fence.raise(&resource, token(2)).await.unwrap();
+    }
+    let other = "SELECT count(*) FROM fence_resources WHERE partition IS DISTINCT FROM fence_partition(resource)";
+    assert_eq!(db.number(other).await, 0);
+    assert_eq!(rows(&db).await, 6);
+}
+
+/// Both wait for a removal that is under way. The floor that the first one compares with is that of before
+/// its wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_floor_that_is_read_without_a_lock_lets_a_dead_token_in() {
+    const WITHOUT: &str = "INSERT INTO fence_resources AS f (resource, max_token, partition) \
+        SELECT 'sku-1', 5, 110 WHERE 5 > (SELECT floor FROM fence_floors WHERE partition = 110) \
+        ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
+    const WITH: &str = "INSERT INTO fence_resources AS f (resource, max_token, partition) \
+        SELECT 'sku-1', 5, 110 \
+        FROM (SELECT floor FROM fence_floors WHERE partition = 110 FOR SHARE) AS s WHERE 5 > s.floor \
+        ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
+    for (statement, admitted) in [(WITHOUT, 1), (WITH, 0)] {
+        let db = Postgres::fresh(4).await;
+        write(&db.fence(), 5).await.unwrap();
+        age(&db).await;
+        let mut removal = db.pool.begin().await.unwrap();
+        Postgres::execute(&mut removal, "SELECT fence_remove_idle('0', 10)")
+            .await
+            .unwrap();
+        let pool = db.pool.clone();
+        let waits = tokio::spawn(async move { sqlx::query(statement).execute(&pool).await });
+        while db.number(WAITING).await == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        removal.commit().await.unwrap();
+        let written = waits.await.unwrap().unwrap().rows_affected();
+        assert_eq!(written, admitted, "{statement}");
+    }
+}
+
+/// What makes a row, on the token 5.
+#[derive(Clone, Copy, Debug)]
+enum Insert {
+    Admit,
+    Raise,
+    Announce,
+    AdmitFunction,
+    RaiseFunction,
+}
+
+impl Insert {
+    /// Whether it was refused.
+    async fn run(self, fence: &Fence<Postgres>) -> bool {
+        let lease = LeaseDigest::of("the-lease-of-one-who-is-late");
+        let mut conn = fence.get_pool().acquire().await.unwrap();
+        match self {
+            Self::Admit => write(fence, 5).await.is_err(),
+            Self::Raise => fence.raise(&sku(), token(5)).await.is_err(),
+            Self::Announce => fence.announce(&sku(), token(5), &lease).await.is_err(),
+            Self::AdmitFunction => functions::admit(&mut conn, "sku-1", 5).await.is_err(),
+            Self::RaiseFunction => functions::raise(&mut conn, "sku-1", 5).await.is_err(),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
+    for insert in [
+        Insert::Admit,
+        Insert::Raise,
+        Insert::Announce,
+        Insert::AdmitFunction,
+        Insert::RaiseFunction,
+    ] {
+        let db = Postgres::fresh(4).await;
+        let mut removal = db.pool.begin().await.unwrap();
+        Postgres::execute(
+            &mut removal,
+            "UPDATE fence_floors SET floor = 5 WHERE partition = 110",
+        )
+        .await
+        .unwrap();
+        let fence = db.fence();
+        let waits = tokio::spawn(async move { insert.run(&fence).await });
+        while db.number(WAITING).await == 0 {
+            assert!(!waits.is_finished(), "{insert:?} did not wait");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        removal.commit().await.unwrap();
+        assert!(waits.await.unwrap(), "{insert:?} was not refused");
+        assert_eq!(rows(&db).await, 0, "{insert:?}");
+    }
+}
+
+/// Neither sees a row at first. The one that is slower waits for the other's, which is above its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_makes_a_row_leaves_a_higher_one_that_came_first_as_it_is() {
+    for insert in [
+        Insert::Admit,
+        Insert::Raise,
+        Insert::Announce,
+        Insert::AdmitFunction,
+        Insert::RaiseFunction,
+    ] {
+        let db = Postgres::fresh(4).await;
+        let first = begin(&db.fence(), 9).await;
+        let fence = db.fence();
+        let waits = tokio::spawn(async move { insert.run(&fence).await });
+        while db.number(WAITING).await == 0 {
+            assert!(!waits.is_finished(), "{insert:?} did not wait");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        first.commit().await.unwrap();
+        assert!(waits.await.unwrap(), "{insert:?} was not refused");
+        assert_eq!(
+            db.fence().inspect(&sku()).await.unwrap(),
+            Some(9),
+            "{insert:?}"
+        );
+    }
+}

@@ -1,0 +1,417 @@
+//! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock it needs. Each
+//! race is run with a form that loses it, too.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{
+    AssertSqlSafe, Postgres,
+    encode::IsNull,
+    error::BoxDynError,
+    postgres::{PgArgumentBuffer, PgTypeInfo},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tower_fence::{AdmitError, Fence, PgFencedTx, Resource, Token, TokenUse, fence::WriteError};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    variant::on_other_postgres,
+};
+
+on_other_postgres!(
+    [on_postgres Plain, partitioned Partitioned, without_versions WithoutVersions, bare Bare]
+    [
+        what_a_predecessor_wrote_is_seen_by_who_waited_for_it,
+        no_number_is_written_twice_under_load,
+        an_older_holder_writes_nothing_after_a_newer_one
+    ]
+);
+
+/// What only the single statement meets.
+mod at_once {
+    use super::{on_other_postgres, what_was_written_since_the_snapshot_is_seen};
+
+    on_other_postgres!(
+        [on_postgres Plain, partitioned Partitioned] [what_was_written_since_the_snapshot_is_seen]
+    );
+}
+
+/// Reads what its predecessors wrote, and writes what follows from it.
+const NEXT: &str = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers \
+    HAVING EXISTS (SELECT 1 FROM fence) RETURNING n";
+
+/// The form that comes to mind first: its snapshot is older than the row lock that it waits for.
+const OBVIOUS: &str = "INSERT INTO fence_resources AS f (resource, max_token) VALUES ('r', 6) \
+    ON CONFLICT (resource) DO UPDATE SET max_token = 6 WHERE f.max_token < 7 RETURNING 1";
+
+/// As it ships, but that it compares `max_token` in the place of the row's version.
+const COMPARES_TOKENS: &str = "UPDATE fence_resources AS f SET max_token = 6 \
+    WHERE f.resource = 'r' AND f.max_token < 7 AND f.max_token = (\
+        SELECT s.max_token FROM fence_resources AS s WHERE s.resource = 'r') \
+    RETURNING 1";
+
+async fn with_numbers() -> Fresh<Postgres> {
+    let db = Postgres::fresh(12).await;
+    db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
+    // Where nothing was ever prepared, a connection may lead to a pooler, and is used otherwise.
+    let mut connections = vec![];
+    for _ in 0..12 {
+        let mut conn = db.pool.acquire().await.unwrap();
+        sqlx::query("SELECT 1").execute(&mut *conn).await.unwrap();
+        connections.push(conn);
+    }
+    drop(connections);
+    db
+}
+
+fn resource() -> Resource {
+    Resource::new("r").unwrap()
+}
+
+fn token(token: i64) -> Token {
+    Token::new(token).unwrap()
+}
+
+/// Under a token that writes again and again: its fence does not move.
+async fn write(fence: &Fence<Postgres>, sql: &'static str) -> Result<Vec<(i64,)>, WriteError> {
+    fence
+        .write(&resource(), token(7), TokenUse::Reusable, sqlx::query(sql))
+        .await
+}
+
+/// The same statement behind a fence of another form.
+async fn write_behind(db: &Fresh<Postgres>, fence: &str) -> u64 {
+    let sql = format!("WITH fence AS ({fence}) {NEXT}");
+    let written = sqlx::query(AssertSqlSafe(sql)).execute(&db.pool).await;
+    written.unwrap().rows_affected()
+}
+
+/// How many numbers were written twice.
+async fn repeated(db: &Fresh<Postgres>) -> i64 {
+    db.number("SELECT count(*) - count(DISTINCT n) FROM numbers")
+        .await
+}
+
+async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
+    let waiting = format!(
+        "SELECT count(*) FROM pg_stat_activity \
+         WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
+         AND datname = current_database()"
+    );
+    eventually("somebody waits", async || db.number(&waiting).await == 1).await;
+}
+
+/// Another process that has written, and is about to commit.
+async fn predecessor(db: &Fresh<Postgres>) -> PgFencedTx {
+    let reusable = TokenUse::Reusable;
+    let mut tx = db
+        .fence()
+        .begin(&resource(), token(7), reusable)
+        .await
+        .unwrap();
+    sqlx::raw_sql("INSERT INTO numbers SELECT 1 + count(*) FROM numbers")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    tx
+}
+
+fn in_a_task(db: &Arc<Fresh<Postgres>>) -> JoinHandle<Result<Vec<(i64,)>, WriteError>> {
+    let fence = db.fence();
+    tokio::spawn(async move { write(&fence, NEXT).await })
+}
+
+async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
+    for resource_is_new in [true, false] {
+        let db = Arc::new(with_numbers().await);
+        if !resource_is_new {
+            write(&db.fence(), NEXT).await.unwrap();
+        }
+        let first = predecessor(&db).await;
+        let second = in_a_task(&db);
+        somebody_waits(&db, "transactionid").await;
+        first.commit().await.unwrap();
+        let written = second.await.unwrap().unwrap();
+        assert_eq!(written, [(if resource_is_new { 2 } else { 3 },)]);
+        assert_eq!(repeated(&db).await, 0);
+
+        let first = predecessor(&db).await;
+        let other = Arc::clone(&db);
+        let second = tokio::spawn(async move { write_behind(&other, OBVIOUS).await });
+        somebody_waits(&db, "transactionid").await;
+        first.commit().await.unwrap();
+        assert_eq!(second.await.unwrap(), 1);
+        assert_eq!(repeated(&db).await, 1, "the obvious form did not lose");
+    }
+}
+
+/// The predecessor commits between the statement's snapshot and its look at the fence: there is
+/// nothing to wait for any more, and nothing in `max_token` that would tell.
+async fn what_was_written_since_the_snapshot_is_seen() {
+    const SLOW: &str = "INSERT INTO numbers \
+        SELECT 1 + count(*) FROM numbers, (SELECT pg_advisory_xact_lock_shared(1)) AS slow \
+        HAVING count(*) < CASE WHEN EXISTS (SELECT 1 FROM fence) THEN 1000 ELSE 0 END RETURNING n";
+    let db = Arc::new(with_numbers().await);
+    write(
+        &db.fence(),
+        "INSERT INTO numbers SELECT 1 FROM fence RETURNING n",
+    )
+    .await
+    .unwrap();
+    for (form, lost) in [(None, 0), (Some(COMPARES_TOKENS), 1)] {
+        let mut gate = db.pool.acquire().await.unwrap();
+        sqlx::query("SELECT pg_advisory_lock(1)")
+            .execute(&mut *gate)
+            .await
+            .unwrap();
+        let before = repeated(&db).await;
+        let other = Arc::clone(&db);
+        let second = tokio::spawn(async move {
+            match form {
+                None => write(&other.fence(), SLOW).await.unwrap().len() as u64,
+                Some(form) => {
+                    let sql = format!("WITH fence AS ({form}) {SLOW}");
+                    let written = sqlx::query(AssertSqlSafe(sql)).execute(&other.pool);
+                    written.await.unwrap().rows_affected()
+                }
+            }
+        });
+        somebody_waits(&db, "advisory").await;
+        predecessor(&db).await.commit().await.unwrap();
+        sqlx::query("SELECT pg_advisory_unlock(1)")
+            .execute(&mut *gate)
+            .await
+            .unwrap();
+        assert_eq!(second.await.unwrap(), 1);
+        assert_eq!(repeated(&db).await - before, lost, "{form:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_somebody_without_a_fence_has_locked_is_written_in_its_newest_version() {
+    let db = Postgres::fresh(4).await;
+    db.execute("INSERT INTO stock VALUES ('r', 10)").await;
+    let decrement = "UPDATE stock SET n = n - 1 \
+        WHERE sku = 'r' AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+    let fence = db.fence();
+    assert_eq!(write(&fence, decrement).await.unwrap(), [(9,)]);
+    let mut application = db.pool.begin().await.unwrap();
+    sqlx::raw_sql("UPDATE stock SET n = n - 5")
+        .execute(&mut *application)
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(async move { write(&fence, decrement).await });
+    somebody_waits(&db, "transactionid").await;
+    application.commit().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
+}
+
+/// Several processes at once, and the same load with the form that loses.
+async fn no_number_is_written_twice_under_load() {
+    for obvious in [false, true] {
+        let db = Arc::new(with_numbers().await);
+        write(&db.fence(), NEXT).await.unwrap();
+        let writers = (0..4).map(|_| {
+            let db = Arc::clone(&db);
+            // A fence of its own, as in another process.
+            let fence = db.fence();
+            tokio::spawn(async move {
+                for _ in 0..100 {
+                    if obvious {
+                        assert_eq!(write_behind(&db, OBVIOUS).await, 1);
+                    } else {
+                        assert_eq!(write(&fence, NEXT).await.unwrap().len(), 1);
+                    }
+                }
+            })
+        });
+        for writer in writers.collect::<Vec<_>>() {
+            writer.await.unwrap();
+        }
+        assert_eq!(db.number("SELECT count(*) FROM numbers").await, 401);
+        let repeated = repeated(&db).await;
+        assert_eq!(repeated > 0, obvious, "{repeated} were written twice");
+    }
+}
+
+/// Two holders: once the newer one has written, the older one writes nothing, at whatever moment it
+/// comes.
+async fn an_older_holder_writes_nothing_after_a_newer_one() {
+    let db = Arc::new(with_numbers().await);
+    async fn mine(fence: &Fence<Postgres>, value: i64) -> Result<Vec<(i64,)>, WriteError> {
+        let next = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n";
+        let query = sqlx::query(next).bind(value);
+        fence
+            .write(&resource(), token(value), TokenUse::SingleUse, query)
+            .await
+    }
+    let holders = (0..4).map(|holder| {
+        let fence = db.fence();
+        tokio::spawn(async move {
+            for round in 0..50 {
+                match mine(&fence, 1 + round * 4 + holder).await {
+                    Ok(rows) => assert_eq!(rows, [(1 + round * 4 + holder,)]),
+                    Err(WriteError::Admit(AdmitError::Stale(_))) => {}
+                    Err(error) => panic!("{error:?}"),
+                }
+                sleep(Duration::from_micros(500)).await;
+            }
+        })
+    });
+    for holder in holders.collect::<Vec<_>>() {
+        holder.await.unwrap();
+    }
+    // In the order in which they were committed.
+    let out_of_order = "SELECT count(*) FROM (\
+        SELECT n < lag(n) OVER (ORDER BY ctid) AS back FROM numbers) AS steps WHERE back";
+    assert_eq!(db.number(out_of_order).await, 0);
+    let written = db.number("SELECT count(*) FROM numbers").await;
+    assert!(written > 10, "{written} were admitted");
+}
+
+/// What names `fence`, but writes without it; and what triggers write, though the statement writes
+/// nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_written_without_the_fence_not_even_by_a_trigger() {
+    const CARELESS: &str = "INSERT INTO numbers VALUES (1) RETURNING n -- fence";
+    const DEPENDENT: &str = "INSERT INTO numbers SELECT 1 FROM fence RETURNING n";
+    let db = with_numbers().await;
+    db.execute(
+        "CREATE TABLE log (entry TEXT);
+         CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO log VALUES ('entry'); RETURN NULL; END $$;
+         CREATE TRIGGER log AFTER INSERT ON numbers FOR EACH STATEMENT EXECUTE FUNCTION log();",
+    )
+    .await;
+    let fresh = db.fence();
+    for (value, written, sql) in [
+        (7, true, CARELESS),
+        (8, true, DEPENDENT),
+        (9, true, CARELESS),
+        (9, false, CARELESS),
+        (8, false, DEPENDENT),
+    ] {
+        let before = db.number("SELECT count(*) FROM log").await;
+        let (token, token_use) = (token(value), TokenUse::SingleUse);
+        // From the database, not from memory.
+        let fence = if written { fresh.clone() } else { db.fence() };
+        let resource = resource();
+        let outcome = fence.write::<(i64,)>(&resource, token, token_use, sqlx::query(sql));
+        match outcome.await {
+            Ok(rows) => assert_eq!((rows, written), (vec![(1,)], true)),
+            Err(WriteError::Admit(AdmitError::Stale(_))) => assert!(!written),
+            Err(error) => panic!("{error:?}"),
+        }
+        let logged = db.number("SELECT count(*) FROM log").await - before;
+        assert_eq!(logged, i64::from(written), "{sql} under {value}");
+    }
+    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock() {
+    const SLOW: &str = "INSERT INTO numbers SELECT 1 FROM fence, pg_sleep(30) RETURNING n";
+    let db = with_numbers().await;
+    let limit = Duration::from_millis(300);
+    for fence in [
+        db.fence(),
+        db.fence()
+            .hold_limit(limit)
+            .lock_wait(limit)
+            .answer_wait(limit),
+    ] {
+        write(&fence, NEXT).await.unwrap();
+        let slow = timeout(Duration::from_millis(1500), write(&fence, SLOW)).await;
+        assert!(!matches!(slow, Ok(Ok(_))), "{slow:?}");
+        let running = "SELECT count(*) FROM pg_stat_activity \
+            WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
+            AND datname = current_database() AND pid <> pg_backend_pid()";
+        eventually("it is ended", async || db.number(running).await == 0).await;
+        write(&fence, NEXT).await.unwrap();
+    }
+    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forgotten_argument_is_not_made_up_for() {
+    let db = with_numbers().await;
+    let forgetful = "INSERT INTO numbers SELECT $1 + $2 FROM fence RETURNING n";
+    let query = sqlx::query(forgetful).bind(1_i64);
+    let (token, token_use) = (token(7), TokenUse::SingleUse);
+    let fence = db.fence();
+    let resource = resource();
+    let refused = fence.write::<(i64,)>(&resource, token, token_use, query);
+    let refused = refused.await;
+    assert!(
+        matches!(refused, Err(WriteError::Statement(_))),
+        "{refused:?}"
+    );
+    assert_eq!(fence.inspect(&resource).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_another_type_are_written_and_said_to_be() {
+    let db = with_numbers().await;
+    let fence = db.fence();
+    let written = fence
+        .write::<(String,)>(&resource(), token(7), TokenUse::SingleUse, NEXT)
+        .await;
+    assert!(matches!(written, Err(WriteError::Rows(_))), "{written:?}");
+    assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
+    // What the statement says about a semicolon and a comment at its end is of no concern.
+    let odd = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n, n + 1 -- that is all\n;\n";
+    let query = sqlx::query(odd).bind(5_i64);
+    let written: Vec<(i64, i64)> = fence
+        .write(&resource(), token(8), TokenUse::SingleUse, query)
+        .await
+        .unwrap();
+    assert_eq!(written, [(5, 6)]);
+}
+
+#[tokio::test]
+async fn what_the_database_cannot_run_is_told_as_what_it_is() {
+    let db = with_numbers().await;
+    db.execute(
+        "CREATE TABLE ruled (n BIGINT NOT NULL); \
+         CREATE RULE quiet AS ON INSERT TO ruled WHERE new.n < 0 DO INSTEAD NOTHING",
+    )
+    .await;
+    let fence = db.fence();
+    // The first use of a fence looks for its tables, and is never a single statement.
+    assert_eq!(fence.inspect(&resource()).await.unwrap(), None);
+
+    struct Unknown(i64);
+    impl sqlx::Type<sqlx::Postgres> for Unknown {
+        fn type_info() -> PgTypeInfo {
+            PgTypeInfo::with_name("no_such_type")
+        }
+    }
+    impl sqlx::Encode<'_, sqlx::Postgres> for Unknown {
+        fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+            sqlx::Encode::<sqlx::Postgres>::encode_by_ref(&self.0, buffer)
+        }
+    }
+    let insert = "INSERT INTO numbers SELECT 1 FROM fence WHERE $1 IS NOT NULL RETURNING n";
+    let unknown = sqlx::query(insert).bind(Unknown(1));
+    let refused: Result<Vec<(i64,)>, _> = fence
+        .write(&resource(), token(7), TokenUse::SingleUse, unknown)
+        .await;
+    let Err(WriteError::Statement(cause)) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert!(cause.to_string().contains("no_such_type"), "{cause}");
+
+    let ruled = "INSERT INTO ruled SELECT 1 FROM fence RETURNING n";
+    let refused = write(&fence, ruled).await;
+    assert!(
+        matches!(refused, Err(WriteError::Unsupported(_))),
+        "{refused:?}"
+    );
+    let answer = axum::response::IntoResponse::into_response(refused.unwrap_err());
+    assert_eq!(answer.status(), 500);
+    // Neither has used the token up.
+    assert_eq!(write(&fence, NEXT).await.unwrap(), [(1,)]);
+}

@@ -1,0 +1,376 @@
+//! The deferred layer over real HTTP, over both databases: the handler admits, with a transaction or
+//! with a single statement.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Router,
+    extract::{Path, Request},
+    http::StatusCode,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use sqlx::{AssertSqlSafe, Postgres};
+use tokio::sync::{Notify, mpsc};
+use tower_fence::{
+    CommitError, Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
+    fence::WriteError, layer::Rejection,
+};
+
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    eventually,
+    http::Server,
+};
+
+on_both_databases!(
+    one_statement_writes_once_and_a_stale_one_is_refused,
+    a_statement_without_a_row_keeps_its_token_and_kills_older_ones,
+    a_handler_that_refuses_by_itself_costs_nothing,
+    a_success_without_a_write_is_no_success,
+    a_transaction_that_the_handler_begins_is_the_layers,
+    a_refusal_that_the_handler_swallows_is_no_success,
+    a_failed_statement_kills_older_ones,
+    a_statement_that_does_not_depend_on_the_fence_never_writes,
+    a_commit_that_fails_is_no_success,
+    what_is_written_stays_whatever_the_handler_answers,
+    a_write_is_used_up_by_its_first_use,
+    a_write_that_escapes_is_no_success,
+);
+
+pub const INSERT: &str = "INSERT INTO ledger SELECT 5 FROM fence RETURNING entry";
+
+/// What the handler does, by the last part of its path.
+async fn handler<DB: TestDatabase>(
+    pending: PendingWrite<DB>,
+    Path((_, what)): Path<(String, String)>,
+    Extension(go_on): Extension<Arc<Notify>>,
+) -> Result<Response, Response> {
+    let token = pending.claim().token.get();
+    let insert = format!("INSERT INTO ledger SELECT {token} FROM fence RETURNING entry");
+    let insert = AssertSqlSafe(Arc::<str>::from(insert));
+    let written = match what.as_str() {
+        "nothing" => return Ok("nothing".into_response()),
+        "refuse" => return Ok(StatusCode::UNPROCESSABLE_ENTITY.into_response()),
+        "insert" => pending.write::<()>(insert).await,
+        "no-row" => {
+            let nobody = "UPDATE stock SET n = 0 \
+                 WHERE sku = 'nobody' AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+            pending.write::<()>(nobody).await
+        }
+        "swallow" => {
+            let _ = pending.write::<()>(insert).await;
+            return Ok("all is well".into_response());
+        }
+        "invalid" | "invalid-swallowed" => {
+            let written =
+                pending.write::<()>("INSERT INTO nowhere SELECT 1 FROM fence RETURNING 1");
+            let written = written.await;
+            if what == "invalid-swallowed" {
+                return Ok("all is well".into_response());
+            }
+            written
+        }
+        "independent" => {
+            pending
+                .write::<()>("INSERT INTO ledger VALUES (5) RETURNING entry")
+                .await
+        }
+        "defer" => {
+            let orphan = "INSERT INTO child SELECT 99 FROM fence RETURNING parent";
+            pending.write::<()>(orphan).await
+        }
+        "write-and-fail" => {
+            pending.write::<()>(insert).await.unwrap();
+            return Ok(StatusCode::CONFLICT.into_response());
+        }
+        "twice" => {
+            pending
+                .clone()
+                .write::<()>(AssertSqlSafe(insert.0.clone()))
+                .await
+                .unwrap();
+            pending.write::<()>(insert).await
+        }
+        "spawn" => {
+            let writing = async move {
+                go_on.notified().await;
+                let outcome = pending.write::<()>(insert).await;
+                assert!(matches!(outcome, Err(WriteError::Commit(_))), "{outcome:?}");
+                go_on.notify_one();
+            };
+            tokio::spawn(writing);
+            return Ok("soon".into_response());
+        }
+        "linger" => {
+            pending.write::<()>(insert).await.unwrap();
+            std::future::pending().await
+        }
+        _ => {
+            let mut tx = pending.begin().await.map_err(Rejection::into_response)?;
+            DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({token})"))
+                .await
+                .unwrap();
+            return Ok(match what.as_str() {
+                "begin" => "begun".into_response(),
+                "begin-and-linger" => std::future::pending().await,
+                _ => StatusCode::CONFLICT.into_response(),
+            });
+        }
+    };
+    match written {
+        Ok(rows) if rows.is_empty() => Ok(StatusCode::CONFLICT.into_response()),
+        Ok(rows) => Ok(rows.len().to_string().into_response()),
+        Err(error) => Err(error.into_response()),
+    }
+}
+
+pub fn app<DB: TestDatabase>(fence: Fence<DB>, go_on: Arc<Notify>) -> Router {
+    let layer = FenceLayer::new(fence, PathParam("r")).deferred();
+    Router::new()
+        .route("/{r}/{what}", post(handler::<DB>))
+        .route_layer(layer.idempotent(Idempotency::optional()))
+        .layer(Extension(go_on))
+}
+
+pub async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
+    Server::start(app(db.fence(), Arc::default())).await
+}
+
+pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
+    let resource = Resource::new("r").unwrap();
+    db.fence().inspect(&resource).await.unwrap()
+}
+
+async fn one_statement_writes_once_and_a_stale_one_is_refused<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let server = start(&db).await;
+    for token in [2, 3, 7] {
+        let answer = server.write("/r/insert", token).await;
+        assert_eq!(
+            (answer.status, answer.text.as_str()),
+            (200, "1"),
+            "{answer:?}"
+        );
+        assert_eq!(max_token(&db).await, Some(token));
+    }
+    // From memory, and from the database.
+    for server in [&server, &server, &start(&db).await] {
+        for token in [7, 1] {
+            let problem = server.write("/r/insert", token).await;
+            let problem = problem.is_problem(412, "stale-token");
+            assert_eq!(problem["max_token"], 7);
+            assert_eq!(problem["presented_token"], token);
+        }
+    }
+    assert_eq!(db.entries().await, 3);
+}
+
+async fn a_statement_without_a_row_keeps_its_token_and_kills_older_ones<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let server = start(&db).await;
+    for _ in 0..2 {
+        assert_eq!(server.write("/r/no-row", 5).await.status, 409);
+        assert_eq!(max_token(&db).await, Some(4));
+    }
+    let problem = server.write("/r/insert", 4).await;
+    problem.is_problem(412, "stale-token");
+    assert_eq!(server.write("/r/insert", 5).await.status, 200);
+}
+
+async fn a_handler_that_refuses_by_itself_costs_nothing<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let server = start(&db).await;
+    // The only connection is taken.
+    let taken = db.pool.acquire().await.unwrap();
+    assert_eq!(server.write("/r/refuse", 5).await.status, 422);
+    drop(taken);
+    assert_eq!(max_token(&db).await, None);
+}
+
+async fn a_success_without_a_write_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let answer = server.write("/r/nothing", 5).await;
+    answer.is_problem(500, "misconfigured");
+    assert!(answer.text.contains("PendingWrite"), "{answer:?}");
+    assert_eq!(max_token(&db).await, None);
+}
+
+async fn a_transaction_that_the_handler_begins_is_the_layers<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/r/begin-and-fail", 5).await.status, 409);
+    assert_eq!((db.entries().await, max_token(&db).await), (0, Some(4)));
+    assert_eq!(server.write("/r/begin", 5).await.text, "begun");
+    assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
+    for server in [&server, &start(&db).await] {
+        let answer = server.write("/r/begin", 5).await;
+        answer.is_problem(412, "stale-token");
+    }
+    assert_eq!(db.entries().await, 1);
+}
+
+async fn a_refusal_that_the_handler_swallows_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    assert_eq!(start(&db).await.write("/r/swallow", 5).await.status, 200);
+    let answer = start(&db).await.write("/r/swallow", 4).await;
+    answer.is_problem(412, "stale-token");
+    assert_eq!(db.entries().await, 1);
+}
+
+async fn a_failed_statement_kills_older_ones<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    for what in ["/r/invalid", "/r/invalid-swallowed"] {
+        let answer = server.write(what, 5).await;
+        answer.is_problem(500, "transaction-aborted");
+        assert_eq!(max_token(&db).await, Some(4));
+    }
+    assert_eq!(server.write("/r/insert", 5).await.status, 200);
+}
+
+async fn a_statement_that_does_not_depend_on_the_fence_never_writes<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let answer = server.write("/r/independent", 5).await;
+    answer.is_problem(500, "misconfigured");
+    assert_eq!((db.entries().await, max_token(&db).await), (0, None));
+}
+
+async fn a_commit_that_fails_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    for _ in 0..2 {
+        let answer = server.write("/r/defer", 5).await;
+        answer.is_problem(500, "transaction-aborted");
+        assert_eq!(max_token(&db).await, Some(4));
+        assert_eq!(db.number("SELECT count(*) FROM child").await, 0);
+    }
+}
+
+async fn what_is_written_stays_whatever_the_handler_answers<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/r/write-and-fail", 5).await.status, 409);
+    assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
+}
+
+async fn a_write_is_used_up_by_its_first_use<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let answer = server.write("/r/twice", 5).await;
+    answer.is_problem(500, "transaction-escaped");
+    assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
+}
+
+async fn a_write_that_escapes_is_no_success<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let go_on = Arc::<Notify>::default();
+    let server = Server::start(app(db.fence(), go_on.clone())).await;
+    let answer = server.write("/r/spawn", 5).await;
+    answer.is_problem(500, "misconfigured");
+    go_on.notify_one();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    go_on.notified().await;
+    assert_eq!((db.entries().await, max_token(&db).await), (0, None));
+}
+
+/// The client goes away while its statement waits for a row that somebody else has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_goes_away_leaves_no_lock_behind() {
+    async fn write(pending: PgPendingWrite) -> Result<(), WriteError> {
+        let update = "UPDATE stock SET n = n - 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
+        pending.write::<()>(update).await?;
+        Ok(())
+    }
+    let db = Postgres::fresh(3).await;
+    db.execute("INSERT INTO stock VALUES ('r', 10)").await;
+    let fence = db.fence().lock_wait(Duration::from_secs(2));
+    let layer = FenceLayer::new(fence, PathParam("r")).deferred();
+    let app = Router::new().route("/{r}", post(write)).route_layer(layer);
+    let server = Server::start(app).await;
+    assert_eq!(server.write("/r", 1).await.status, 200);
+    let mut blocker = db.pool.begin().await.unwrap();
+    sqlx::raw_sql("UPDATE stock SET n = n - 100")
+        .execute(&mut *blocker)
+        .await
+        .unwrap();
+    let request = server
+        .post("/r")
+        .header("Fencing-Token", "2")
+        .timeout(Duration::from_millis(200));
+    request.send().await.expect_err("its time is short");
+    // The statement gives up by itself, long before whoever is in its way.
+    eventually(
+        "the successor gets to the row, and waits in its turn",
+        async || {
+            let answer = server.write("/r", 3).await;
+            answer.is_problem(503, "fence-busy");
+            let waiting = "SELECT count(*) FROM pg_stat_activity \
+             WHERE wait_event_type = 'Lock' AND datname = current_database()";
+            db.number(waiting).await == 0
+        },
+    )
+    .await;
+    blocker.rollback().await.unwrap();
+    assert_eq!(server.write("/r", 4).await.status, 200);
+    assert_eq!(db.number("SELECT n FROM stock").await, 8);
+}
+
+/// Notifies when it is dropped.
+struct Gone(Arc<Notify>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// A task of the handler's goes on, with the transaction, when the client and the handler are gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_outlives_its_client_commits_nothing() {
+    let (gone, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (told, mut outcome) = mpsc::unbounded_channel();
+    let handler = {
+        let go_on = Arc::clone(&go_on);
+        async move |pending: PgPendingWrite| {
+            let mut tx = pending.begin().await.unwrap();
+            let insert = sqlx::query("INSERT INTO ledger VALUES (5)");
+            insert.execute(&mut *tx).await.unwrap();
+            tokio::spawn(async move {
+                go_on.notified().await;
+                told.send(tx.commit().await)
+            });
+            std::future::pending::<StatusCode>().await
+        }
+    };
+    let db = Postgres::fresh(3).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
+    let outermost = {
+        let gone = Arc::clone(&gone);
+        middleware::from_fn(move |request: Request, next: Next| {
+            let gone = Gone(Arc::clone(&gone));
+            async move {
+                let _gone = gone;
+                next.run(request).await
+            }
+        })
+    };
+    let app = Router::new()
+        .route("/{r}", post(handler))
+        .route_layer(layer)
+        .layer(outermost);
+    let server = Server::start(app).await;
+    let request = server
+        .post("/r")
+        .header("Fencing-Token", "2")
+        .timeout(Duration::from_millis(500));
+    request.send().await.expect_err("its time is short");
+    gone.notified().await;
+    go_on.notify_one();
+    let outcome = outcome.recv().await.unwrap();
+    assert!(matches!(outcome, Err(CommitError::Escaped)), "{outcome:?}");
+    assert_eq!(db.entries().await, 0);
+}

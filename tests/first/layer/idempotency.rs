@@ -1,0 +1,183 @@
+//! Idempotency keys over real HTTP, over both databases: repetitions, and two requests at once.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::time::timeout;
+use tower_fence::Idempotency;
+
+use super::keyed::{Plan, is_call, keyed, max_token, records, start, start_with, write};
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    eventually,
+    http::{Answer, Server},
+};
+
+on_both_databases!(
+    a_repeated_write_happens_once_and_is_answered_the_same,
+    the_second_of_two_waits_for_the_first_and_replays_it,
+    the_second_of_two_runs_where_the_first_failed,
+    a_wait_that_runs_out_is_told,
+    each_wrong_key_has_its_answer,
+    a_write_without_a_key_is_as_before,
+);
+
+async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let first = write(&server, "/a/add", 5, "k").await;
+    is_call(&first, 1, false);
+    assert!(first.headers.contains_key("set-cookie"));
+    // This process knows by now that the token is dead.
+    let bare = server.write("/a/add", 5).await;
+    bare.is_problem(412, "stale-token");
+    // Under the token that was used up, under one that is outranked, and under a newer one.
+    for token in [5, 4, 6] {
+        let again = write(&server, "/a/add", token, "k").await;
+        is_call(&again, 1, true);
+        assert_eq!(again.headers["content-type"], first.headers["content-type"]);
+        assert!(!again.headers.contains_key("set-cookie"));
+    }
+    assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
+    is_call(&write(&server, "/a/add", 6, "other").await, 2, false);
+    let stale = write(&server, "/a/add", 5, "third").await;
+    stale.is_problem(412, "stale-token");
+}
+
+/// Two processes of the service.
+async fn two_servers<DB: TestDatabase>(
+    db: &Fresh<DB>,
+    keys: Idempotency,
+    plan: &Arc<Plan>,
+) -> [Server; 2] {
+    // Each fence has a queue of its own. On SQLite the lock of the file is all that they share.
+    let fence = || db.fence().lock_wait(Duration::from_secs(2));
+    [
+        start_with(fence(), keys.clone(), plan).await,
+        start_with(fence(), keys, plan).await,
+    ]
+}
+
+/// Starts a write that waits at the gate, and waits until it is there.
+async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<Answer> {
+    let first = tokio::spawn(Answer::to(keyed(server, "/a/add", 5, "k")));
+    eventually("the first is at the gate", async || {
+        plan.calls.load(Relaxed) == 1
+    })
+    .await;
+    first
+}
+
+async fn the_second_of_two_waits_for_the_first_and_replays_it<DB: TestDatabase>() {
+    for same_process in [true, false] {
+        let db = DB::fresh(4).await;
+        let plan = Plan::new(0, 0);
+        let [server, other] = two_servers(&db, Idempotency::optional(), &plan).await;
+        let other = if same_process { &server } else { &other };
+        let first = at_the_gate(&server, &plan).await;
+        let mut second = tokio::spawn(Answer::to(keyed(other, "/a/add", 5, "k")));
+        let early = timeout(Duration::from_millis(100), &mut second).await;
+        assert!(early.is_err(), "it must wait: {early:?}");
+        plan.gate.add_permits(2);
+        is_call(&first.await.unwrap(), 1, false);
+        is_call(&second.await.unwrap(), 1, true);
+        assert_eq!(db.entries().await, 1);
+    }
+}
+
+async fn the_second_of_two_runs_where_the_first_failed<DB: TestDatabase>() {
+    for same_process in [true, false] {
+        let db = DB::fresh(4).await;
+        let plan = Plan::new(1, 0);
+        let [server, other] = two_servers(&db, Idempotency::optional(), &plan).await;
+        let other = if same_process { &server } else { &other };
+        let first = at_the_gate(&server, &plan).await;
+        let second = tokio::spawn(Answer::to(keyed(other, "/a/add", 5, "k")));
+        plan.gate.add_permits(2);
+        assert_eq!(first.await.unwrap().status, 409);
+        is_call(&second.await.unwrap(), 2, false);
+        assert_eq!(db.entries().await, 1);
+    }
+}
+
+async fn a_wait_that_runs_out_is_told<DB: TestDatabase>() {
+    let short = Duration::from_millis(100);
+    let db = DB::fresh(4).await;
+    let plan = Plan::new(0, 0);
+    let keys = Idempotency::optional().wait(short);
+    let [server, other] = two_servers(&db, keys, &plan).await;
+    let first = at_the_gate(&server, &plan).await;
+    let second = write(&server, "/a/add", 5, "k").await;
+    second.is_problem(409, "idempotency-in-flight");
+    assert_eq!(second.headers["retry-after"], "1");
+    let third = write(&other, "/a/add", 5, "k").await;
+    if DB::ABORTS_ON_ERROR {
+        third.is_problem(409, "idempotency-in-flight");
+    } else {
+        // SQLite has one lock for all, and does not say who holds it.
+        third.is_problem(503, "fence-busy");
+    }
+    // The resource has a limit of its own: another key waits longer than that.
+    let new = [&server, &other].map(|server| {
+        let key = format!("new {}", server.addr);
+        tokio::spawn(Answer::to(keyed(server, "/a/add", 6, &key)))
+    });
+    tokio::time::sleep(3 * short).await;
+    assert!(new.iter().all(|new| !new.is_finished()), "they must wait");
+    plan.gate.add_permits(3);
+    is_call(&first.await.unwrap(), 1, false);
+    let mut statuses = vec![];
+    for new in new {
+        statuses.push(new.await.unwrap().status);
+    }
+    statuses.sort_unstable();
+    // The same token for both: one of them was later.
+    assert_eq!(statuses, [201, 412]);
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
+}
+
+async fn each_wrong_key_has_its_answer<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let plan = Plan::new(0, 1_000);
+    let server = start_with(db.fence(), Idempotency::required(), &plan).await;
+    let bare = server.write("/a/add", 5).await;
+    bare.is_problem(400, "idempotency-key-required");
+    let write = || server.post("/a/add").header("Fencing-Token", "5");
+    for wrong in [
+        "",
+        "k",
+        "1",
+        "\"\"",
+        "\"k",
+        &format!("\"{}\"", "k".repeat(256)),
+    ] {
+        let answer = Answer::to(write().header("Idempotency-Key", wrong)).await;
+        answer.is_problem(400, "malformed-idempotency-key");
+    }
+    let twice = write()
+        .header("Idempotency-Key", "\"a\"")
+        .header("Idempotency-Key", "\"b\"");
+    let answer = Answer::to(twice).await;
+    answer.is_problem(400, "malformed-idempotency-key");
+    assert_eq!((max_token(&db).await, records(&db).await), (None, 0));
+    // A key is no substitute for a token, and a read needs none.
+    let no_token = server.post("/a/add").header("Idempotency-Key", "\"k\"");
+    Answer::to(no_token).await.is_problem(428, "token-required");
+    let read = server.get("/a/read").header("Fencing-Token", "5");
+    assert_eq!(Answer::to(read).await.text, "read");
+}
+
+async fn a_write_without_a_key_is_as_before<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/add", 5).await.status, 201);
+    let again = server.write("/a/add", 5).await;
+    again.is_problem(412, "stale-token");
+    assert_eq!(server.write("/a/long", 6).await.text.len(), 101);
+    assert_eq!(records(&db).await, 0);
+    // With a key the handler still gets the whole body.
+    let echo = keyed(&server, "/a/echo", 7, "k").body("x".repeat(50_000));
+    assert_eq!(Answer::to(echo).await.text.len(), 50_000);
+}

@@ -1,0 +1,204 @@
+//! Writes through the layer, over both databases: what is committed, and what a failure leaves.
+
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use sqlx::Postgres;
+use tokio::time::timeout;
+use tower_fence::{FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
+
+use super::handlers::{Plan, app, max_token, nothing_but_the_fence_has_moved, start};
+use crate::support::{
+    database::{TestDatabase, on_both_databases},
+    http::{Answer, Server},
+};
+
+on_both_databases!(
+    a_write_commits_with_the_fence_and_a_stale_one_is_refused,
+    a_handler_that_ignores_the_transaction_is_protected,
+    a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones,
+    a_panic_writes_nothing_and_kills_older_ones,
+    a_handler_over_its_time_is_ended_and_kills_older_ones,
+    a_handler_may_commit_by_itself,
+    reusable_tokens_write_again,
+    a_fenced_read_kills_older_writers_and_a_plain_read_does_not,
+    a_busy_fence_says_when_to_come_back,
+);
+
+async fn a_write_commits_with_the_fence_and_a_stale_one_is_refused<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let server = start(&db).await;
+    let answer = server.write("/a/add", 2).await;
+    assert_eq!((answer.status, answer.text.as_str()), (200, "2"));
+    for token in [1, 2] {
+        let problem = server
+            .write("/a/add", token)
+            .await
+            .is_problem(412, "stale-token");
+        assert_eq!(problem["resource"], "a");
+        assert_eq!(problem["presented_token"], token);
+        assert_eq!(problem["max_token"], 2);
+    }
+    assert_eq!(server.write("/b/add", 1).await.status, 200);
+    assert_eq!(db.entries().await, 2);
+}
+
+async fn a_handler_that_ignores_the_transaction_is_protected<DB: TestDatabase>() {
+    let db = DB::fresh(4).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/plain", 2).await.text, "plain");
+    server
+        .write("/a/plain", 2)
+        .await
+        .is_problem(412, "stale-token");
+    for status in [500, 600, 999] {
+        assert_eq!(
+            server.write(&format!("/a/status/{status}"), 3).await.status,
+            status
+        );
+        assert_eq!(max_token(&db).await, Some(2));
+    }
+    for status in [204, 302] {
+        assert_eq!(
+            server
+                .write(&format!("/a/status/{status}"), status)
+                .await
+                .status,
+            status
+        );
+        assert_eq!(max_token(&db).await, Some(status.into()));
+    }
+}
+
+async fn a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones<DB: TestDatabase>() {
+    let db = DB::fresh(1).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/fail", 5).await.status, 409);
+    nothing_but_the_fence_has_moved(&db, &server).await;
+    // A failure that comes late lowers nothing.
+    assert_eq!(server.write("/a/status/500", 6).await.status, 500);
+    assert_eq!(max_token(&db).await, Some(5));
+}
+
+async fn a_panic_writes_nothing_and_kills_older_ones<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let request = server.post("/a/panic").header("Fencing-Token", "5");
+    request
+        .send()
+        .await
+        .expect_err("the connection is closed without an answer");
+    nothing_but_the_fence_has_moved(&db, &server).await;
+}
+
+async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence().hold_limit(Duration::from_millis(200));
+    let server = Server::start(app(fence, Plan::default())).await;
+    let answer = server.write("/a/slow", 5).await;
+    answer.is_problem(503, "handler-timeout");
+    assert_eq!(answer.headers["retry-after"], "1");
+    nothing_but_the_fence_has_moved(&db, &server).await;
+    // Where it had committed by itself, nobody says that nothing was written.
+    server
+        .write("/a/linger", 6)
+        .await
+        .is_problem(503, "outcome-unknown");
+    assert_eq!(db.entries().await, 2);
+}
+
+#[tokio::test]
+async fn a_handler_that_lost_its_connection_kills_older_ones_through_another() {
+    let db = Postgres::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/lose", 5).await.status, 503);
+    nothing_but_the_fence_has_moved(&db, &server).await;
+}
+
+async fn a_handler_may_commit_by_itself<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(server.write("/a/commit", 5).await.status, 418);
+    assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
+}
+
+async fn reusable_tokens_write_again<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("sku")).reusable();
+    let app = Router::new()
+        .route("/{sku}/plain", post(|| async {}))
+        .route_layer(layer);
+    let server = Server::start(app).await;
+    for _ in 0..3 {
+        assert_eq!(server.write("/a/plain", 5).await.status, 200);
+    }
+    server
+        .write("/a/plain", 4)
+        .await
+        .is_problem(412, "stale-token");
+}
+
+async fn a_fenced_read_kills_older_writers_and_a_plain_read_does_not<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    assert_eq!(Answer::to(server.get("/a/plain")).await.text, "plain");
+    assert_eq!(max_token(&db).await, None);
+    let read = || server.get("/a/plain").header("Fencing-Token", "5");
+    assert_eq!(Answer::to(read()).await.text, "plain");
+    assert_eq!(max_token(&db).await, Some(4));
+    server
+        .write("/a/plain", 4)
+        .await
+        .is_problem(412, "stale-token");
+    assert_eq!(server.write("/a/plain", 5).await.status, 200);
+    Answer::to(read()).await.is_problem(412, "stale-token");
+}
+
+async fn a_busy_fence_says_when_to_come_back<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let fence = db.fence().lock_wait(Duration::from_millis(50));
+    let server = Server::start(app(fence, Plan::default())).await;
+    let sku = Resource::new("a").unwrap();
+    let five = Token::new(5).unwrap();
+    let tx = db
+        .fence()
+        .begin(&sku, five, TokenUse::SingleUse)
+        .await
+        .unwrap();
+    let answer = server.write("/a/add", 6).await;
+    answer.is_problem(503, "fence-busy");
+    assert_eq!(answer.headers["retry-after"], "1");
+    tx.commit().await.unwrap();
+    assert_eq!(server.write("/a/add", 6).await.status, 200);
+}
+
+/// The statement of a handler whose client went away ends with it, and so does the row lock.
+#[tokio::test]
+async fn a_statement_that_was_cut_off_does_not_keep_the_lock() {
+    async fn sleepy(mut tx: PgFencedTx) {
+        let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
+    }
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence().hold_limit(Duration::from_secs(2));
+    let app = Router::new()
+        .route("/{sku}/sleepy", post(sleepy))
+        .route("/{sku}/plain", post(|| async {}))
+        .route_layer(FenceLayer::new(fence, PathParam("sku")));
+    let server = Server::start(app).await;
+    let gone = server.post("/a/sleepy").header("Fencing-Token", "5");
+    timeout(Duration::from_millis(300), gone.send())
+        .await
+        .unwrap_err();
+    // Within the wait for the row lock, which is 5 s.
+    assert_eq!(server.write("/a/plain", 5).await.status, 200);
+    // The same where the handler runs out of its time.
+    server
+        .write("/a/sleepy", 7)
+        .await
+        .is_problem(503, "handler-timeout");
+    server
+        .write("/a/plain", 6)
+        .await
+        .is_problem(412, "stale-token");
+    assert_eq!(server.write("/a/plain", 7).await.status, 200);
+}

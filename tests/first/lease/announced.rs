@@ -1,0 +1,329 @@
+//! Grants that are announced to the fence before their holders hear of them.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use sqlx::{Postgres, Sqlite};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+use tower_fence::{
+    AdmitError, Fence, Resource, Token, TokenUse,
+    announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
+    lease::{Acquire, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, RedisLeases, Renew},
+};
+
+use crate::support::{
+    announced::forged,
+    database::TestDatabase,
+    eventually,
+    lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
+    redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
+};
+
+#[tokio::test]
+async fn a_grant_outranks_older_tokens_before_it_is_answered() {
+    let db = Sqlite::fresh(2).await;
+    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let first = grant(&store, &sku(), LONG).await;
+    store.release(&sku(), &first.id).await.unwrap();
+    // Without a word, the older token still writes.
+    let second = grant(&store, &sku(), LONG).await;
+    let tx = fence.begin(&sku(), first.token, TokenUse::Reusable).await;
+    drop(tx.unwrap());
+    store.release(&sku(), &second.id).await.unwrap();
+
+    let leases = store.announced_to(fence.clone());
+    let third = grant(&leases, &sku(), LONG).await;
+    let refused = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))));
+    let tx = fence.begin(&sku(), third.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &third.id).await.unwrap();
+    assert!(leases.inspect(&sku()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn asking_again_after_the_token_was_used_brings_a_new_one() {
+    let db = Sqlite::fresh(2).await;
+    let fence = db.fence();
+    let leases = EmbeddedLeases::new(db.fence()).announced_to(fence.clone());
+    let id = LeaseId::random();
+    let sku = sku();
+    let ask = || leases.acquire(&sku, Acquire::new(LONG).lease_id(id.clone()));
+    let (first, again) = (ask().await.unwrap(), ask().await.unwrap());
+    assert_eq!(first.token, again.token);
+    let tx = fence.begin(&sku, first.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    let third = ask().await.unwrap();
+    assert!(third.token > first.token);
+    assert_eq!(ask().await.unwrap().token, third.token);
+    let tx = fence.begin(&sku, third.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_that_cannot_be_announced_is_given_back() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let away = Sqlite::fresh(1).await;
+    let leases = store.clone().announced_to(away.fence());
+    away.fence().get_pool().close().await;
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let Err(LeaseError::Unavailable(cause)) = refused else {
+        panic!("{refused:?}");
+    };
+    // Why it could not be announced, and what the database said.
+    let announcing = cause.downcast_ref::<AnnounceError>().expect("its cause");
+    assert!(matches!(announcing, AnnounceError::Unreachable(_)));
+    assert!(announcing.source().is_some());
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+    assert!(leases.list(10, None).await.unwrap().leases.is_empty());
+}
+
+#[tokio::test]
+async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
+    let db = Sqlite::fresh(2).await;
+    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let leases = store.clone().announced_to(fence.clone());
+    let lease = grant(&leases, &sku(), LONG).await;
+    let anew = Renew::new(LONG).with_new_token();
+    let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
+    // The holder reads now. What it sent before may still be under way.
+    let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
+    assert!(matches!(delayed, Err(AdmitError::Stale(_))));
+    let tx = fence
+        .begin(&sku(), renewed.token, TokenUse::SingleUse)
+        .await;
+    tx.unwrap().commit().await.unwrap();
+
+    // A renewal that is outranked does not cover what was read before.
+    fence.raise(&sku(), forged()).await.unwrap();
+    is_lost(leases.renew(&sku(), &lease.id, anew).await);
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let away = Sqlite::fresh(1).await;
+    let leases = store.clone().announced_to(away.fence());
+    let lease = grant(&leases, &sku(), LONG).await;
+    away.fence().get_pool().close().await;
+    let anew = Renew::new(LONG).with_new_token();
+    is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
+    // Nor by the next renewal, which keeps what the store has.
+    is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    // The lease is held all the same, and can be announced elsewhere.
+    let other = store.announced_to(db.fence());
+    let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    let renewed = renewed.unwrap().token;
+    assert!(renewed > lease.token);
+    let max_token = db.fence().inspect(&sku()).await.unwrap();
+    assert_eq!(max_token, Some(renewed.get() - 1));
+}
+
+#[tokio::test]
+async fn another_issuer_renews_a_lease_whose_token_was_used() {
+    let db = Sqlite::fresh(2).await;
+    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let one = store.clone().announced_to(fence.clone());
+    let two = store.announced_to(fence.clone());
+    let lease = grant(&one, &sku(), LONG).await;
+    let tx = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    for issuer in [&two, &one] {
+        let renewed = issuer.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+        assert_eq!(renewed.unwrap().token, lease.token);
+    }
+}
+
+#[tokio::test]
+async fn a_failed_request_takes_no_lease_from_its_repetition() {
+    let (db, away) = (Sqlite::fresh(2).await, Sqlite::fresh(1).await);
+    let store = EmbeddedLeases::new(db.fence());
+    let (cut_off, leases) = (
+        store.clone().announced_to(away.fence()),
+        store.announced_to(db.fence()),
+    );
+    away.fence().get_pool().close().await;
+    let request = Acquire::new(LONG).lease_id(LeaseId::random());
+    let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
+    is_unavailable(cut_off.acquire(&sku(), request).await);
+    let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, lease.token);
+}
+
+/// Redis goes back to where somebody else held the lease.
+#[tokio::test]
+async fn a_lease_from_an_old_snapshot_does_not_live_beside_its_successor() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let fence = db.fence();
+    let connect = async || {
+        let store = RedisLeases::connect(&server.url(), db.fence()).await;
+        store.unwrap().announced_to(fence.clone())
+    };
+    let leases = connect().await;
+    let old = grant(&leases, &sku(), LONG).await;
+    let snapshot = dump(&server, &[CLOCK, LEASE]).await;
+    leases.release(&sku(), &old.id).await.unwrap();
+    let successor = grant(&leases, &sku(), LONG).await;
+    restore(&server, &snapshot).await;
+
+    // Another issuer, which remembers nothing, believes that clock. The fence does not.
+    let forgetful = connect().await;
+    is_lost(forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await);
+    let refused = fence.begin(&sku(), old.token, TokenUse::SingleUse).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))));
+    let again = Acquire::new(LONG).lease_id(old.id.clone());
+    let again = forgetful.acquire(&sku(), again).await.unwrap();
+    assert!(again.token > successor.token);
+    let tx = fence.begin(&sku(), again.token, TokenUse::Reusable).await;
+    tx.unwrap().commit().await.unwrap();
+    let late = fence
+        .begin(&sku(), successor.token, TokenUse::SingleUse)
+        .await;
+    assert!(matches!(late, Err(AdmitError::Stale(_))));
+
+    // The issuer that was there remembers.
+    restore(&server, &snapshot).await;
+    is_lost(leases.renew(&sku(), &old.id, Renew::new(LONG)).await);
+}
+
+/// A fence that is slow to hear of grants.
+struct Slow(Fence<Sqlite>, Arc<Semaphore>);
+
+impl Announce for Slow {
+    fn announce<'a>(
+        &'a self,
+        resource: &'a Resource,
+        token: Token,
+        lease: &'a LeaseDigest,
+    ) -> AnnounceFuture<'a> {
+        Box::pin(async move {
+            self.1.acquire().await.unwrap().forget();
+            self.0.announce(resource, token, lease).await
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_leases_with_one_token_one_is_answered() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(4).await);
+    let connect = async || {
+        let store = RedisLeases::connect(&server.url(), db.fence()).await;
+        store.unwrap()
+    };
+    let store = connect().await;
+    let before = grant(&store, &sku(), LONG).await;
+    store.release(&sku(), &before.id).await.unwrap();
+    let snapshot = dump(&server, &[CLOCK]).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
+    let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });
+    eventually("the first is granted", async || {
+        store.inspect(&sku()).await.unwrap().is_some()
+    })
+    .await;
+    let doubled = store.inspect(&sku()).await.unwrap().unwrap().token;
+    restore(&server, &snapshot).await;
+    server.command(&["DEL", LEASE]).await;
+    let leases = connect().await.announced_to(db.fence());
+    let second = grant(&leases, &sku(), LONG).await;
+    assert_eq!(second.token, doubled, "the test needs one token twice");
+    gate.add_permits(10);
+    // It asks anew, and meets the second.
+    is_held(first.await.unwrap());
+    // The one that was answered is the one that counts.
+    let fence = db.fence();
+    let tx = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &second.id).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_waits_for_a_write_in_flight() {
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence();
+    let epochs = Sqlite::fresh(2).await;
+    let builder = RedisLeases::builder(epochs.fence()).key_prefix(fresh_prefix());
+    let store = builder.connect(&shared_url()).await.unwrap();
+    let leases = store.clone().announced_to(fence.clone());
+    let first = grant(&leases, &sku(), LONG).await;
+    let tx = fence.begin(&sku(), first.token, TokenUse::SingleUse).await;
+    let tx = tx.unwrap();
+    leases.release(&sku(), &first.id).await.unwrap();
+    let mut waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), Acquire::new(LONG)).await }
+    });
+    timeout(Duration::from_millis(300), &mut waiting)
+        .await
+        .expect_err("it did not wait");
+    tx.commit().await.unwrap();
+    let second = waiting.await.unwrap().unwrap();
+    assert!(second.token > first.token);
+    leases.release(&sku(), &second.id).await.unwrap();
+
+    // A write that takes longer than the limit, and a lease that is shorter than the wait.
+    for (lock_wait, ttl) in [
+        (Duration::from_millis(200), LONG),
+        (Duration::from_secs(5), Duration::from_millis(100)),
+    ] {
+        let lease = grant(&leases, &sku(), LONG).await;
+        let tx = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
+        let tx = tx.unwrap();
+        leases.release(&sku(), &lease.id).await.unwrap();
+        let hasty = store
+            .clone()
+            .announced_to(fence.clone().lock_wait(lock_wait));
+        let asking = tokio::spawn(async move { hasty.acquire(&sku(), Acquire::new(ttl)).await });
+        sleep(Duration::from_millis(400)).await;
+        tx.commit().await.unwrap();
+        is_unavailable(asking.await.unwrap());
+        assert!(store.inspect(&sku()).await.unwrap().is_none());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_goes_away_during_the_announcement_leaves_no_lease() {
+    let db = Postgres::fresh(4).await;
+    let fence = db.fence();
+    let store = EmbeddedLeases::new(db.fence());
+    let leases = store.clone().announced_to(fence.clone());
+    let resource = Resource::new("sku-1").unwrap();
+    let first = grant(&store, &resource, LONG).await;
+    let tx = fence
+        .begin(&resource, first.token, TokenUse::SingleUse)
+        .await;
+    let tx = tx.unwrap();
+    store.release(&resource, &first.id).await.unwrap();
+    let asking = leases.acquire(&resource, Acquire::new(LONG));
+    timeout(Duration::from_millis(300), asking)
+        .await
+        .unwrap_err();
+    eventually("the lease is free", async || {
+        store.inspect(&resource).await.unwrap().is_none()
+    })
+    .await;
+
+    // With an id of its own choice it may come back, for the whole time of the lease. Nothing is
+    // answered before it was announced, and so not before the write in flight has ended.
+    let id = LeaseId::random();
+    let asking = leases.acquire(&resource, Acquire::new(LONG).lease_id(id.clone()));
+    timeout(Duration::from_millis(300), asking)
+        .await
+        .unwrap_err();
+    for _ in 0..2 {
+        let renewing = leases.renew(&resource, &id, Renew::new(LONG));
+        timeout(Duration::from_millis(300), renewing)
+            .await
+            .expect_err("a token was handed out that was never announced");
+    }
+    tx.commit().await.unwrap();
+    let renewed = leases.renew(&resource, &id, Renew::new(LONG)).await;
+    let token = renewed.unwrap().token;
+    let max_token = fence.inspect(&resource).await.unwrap();
+    assert_eq!(max_token, Some(token.get() - 1));
+}

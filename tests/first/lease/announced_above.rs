@@ -1,0 +1,94 @@
+//! Announced grants of a resource whose fence has seen a token above the grant.
+
+use axum::Router;
+use sqlx::Sqlite;
+use tower_fence::{
+    Token,
+    announce::AnnounceError,
+    client::HttpLeases,
+    issuer,
+    lease::{Acquire, Announced, EmbeddedLeases, LeaseError, Leases, RedisLeases},
+};
+
+use crate::support::{
+    announced::{
+        a_forged_token_concerns_its_resource_alone, a_lease_whose_token_is_the_last_has_no_other,
+        forged,
+    },
+    database::TestDatabase,
+    http::{Answer, Server},
+    lease::{LONG, sku},
+    redis::{fresh_prefix, shared_url},
+    store::{self, TestStore},
+};
+
+#[tokio::test]
+async fn a_forged_token_concerns_its_resource_alone_embedded() {
+    let db = Sqlite::fresh(2).await;
+    a_forged_token_concerns_its_resource_alone(EmbeddedLeases::new(db.fence()), db).await;
+}
+
+#[tokio::test]
+async fn a_forged_token_concerns_its_resource_alone_on_redis() {
+    let db = Sqlite::fresh(2).await;
+    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let store = builder.connect(&shared_url()).await.unwrap();
+    a_forged_token_concerns_its_resource_alone(store, db).await;
+}
+
+#[tokio::test]
+async fn a_lease_whose_token_is_the_last_has_no_other_in_redis() {
+    let db = Sqlite::fresh(2).await;
+    let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let store = builder.connect(&shared_url()).await.unwrap();
+    let leases = store.announced_to(db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
+}
+
+/// The leases are in one database, and what they protect in another.
+#[tokio::test]
+async fn a_lease_whose_token_is_the_last_has_no_other_in_postgres() {
+    let (store, _, _leases) = store::Postgres::fresh().await;
+    let db = Sqlite::fresh(2).await;
+    let leases = Announced::new(store, db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
+}
+
+#[tokio::test]
+async fn where_no_token_is_left_the_issuer_says_so() {
+    let db = Sqlite::fresh(2).await;
+    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
+    let server = Server::start(Router::new().nest("/locks", issuer::router(leases))).await;
+    let answer = Answer::to(server.post("/locks/sku-1")).await;
+    let problem = answer.is_problem(409, "fence-exhausted");
+    assert_eq!(problem["resource"], "sku-1");
+    assert_eq!(problem["max_token"], Token::MAX.get());
+    assert!(!answer.headers.contains_key("retry-after"));
+    let http = HttpLeases::new(&server.url("/locks")).unwrap();
+    let refused = http.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(&refused, Err(LeaseError::Exhausted { max_token, .. }) if *max_token == Token::MAX.get()),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_issuer_elsewhere_cannot_be_asked_for_a_higher_token() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let server = Server::start(Router::new().nest("/locks", issuer::router(store.clone()))).await;
+    let http = HttpLeases::new(&server.url("/locks")).unwrap();
+    let leases = http.announced_to(db.fence());
+    db.fence().raise(&sku(), forged()).await.unwrap();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let Err(LeaseError::Unavailable(cause)) = refused else {
+        panic!("{refused:?}");
+    };
+    let outranked = cause.downcast_ref::<AnnounceError>();
+    assert!(
+        matches!(outranked, Some(AnnounceError::Outranked { next, .. }) if *next == forged()),
+        "{cause:?}"
+    );
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+}

@@ -1,0 +1,14 @@
+//! The lease stores.
+
+mod announced;
+mod announced_above;
+mod pages;
+mod postgres_answers;
+mod postgres_functions;
+mod postgres_idle;
+mod postgres_line;
+mod postgres_locks;
+mod redis_epochs;
+mod redis_line;
+mod redis_loss;
+mod redis_secrets;

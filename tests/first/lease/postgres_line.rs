@@ -1,0 +1,357 @@
+//! The line of waiters in Postgres: dead and frozen processes, lost connections, limits.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sqlx::{
+    Executor, Postgres,
+    postgres::{PgListener, PgPoolOptions},
+};
+use tokio::time::{Instant, sleep, timeout};
+use tower_fence::{
+    Fence, Resource,
+    lease::{Acquire, LeaseError, Leases, PostgresLeases},
+};
+
+use crate::support::{
+    PATIENCE,
+    database::{Fresh, TestDatabase},
+    eventually,
+    functions::{acquire, is_refused, release},
+    http::Answer,
+    lease::{LONG, grant, granted, is_held, next_grant, sku, wait, waiters},
+    process::Inventory,
+    store::listen,
+};
+
+/// A pool of its own, as another process has.
+async fn elsewhere(db: &Fresh<Postgres>) -> PostgresLeases {
+    let pool = PgPoolOptions::new().max_connections(3);
+    PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))
+}
+
+/// Puts so many in line in a runtime that ends at once: its connections are gone, and its waiters do not get to
+/// leave the line.
+fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
+    let url = db.url.clone();
+    let dies = move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let pool = PgPoolOptions::new().max_connections(2);
+            let leases = PostgresLeases::new(Fence::new(pool.connect(&url).await.unwrap()));
+            for _ in 0..count {
+                wait(&leases, LONG).await;
+            }
+        });
+        runtime.shutdown_background();
+    };
+    std::thread::spawn(dies).join().unwrap();
+}
+
+/// The first in line was told that it is its turn, and its process has died before it heard that.
+#[tokio::test]
+async fn whoever_is_behind_one_that_is_swept_is_told() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let mut alive = PgListener::connect(&db.url).await.unwrap();
+    alive.execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    alive.listen("tower_fence_7").await.unwrap();
+    db.execute(
+        "INSERT INTO fence_waiters (resource, ticket, place, lease, listener) VALUES \
+             ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 8), ('sku-1', 3, 3, 'c', 7)",
+    )
+    .await;
+    assert_eq!(db.number("SELECT fence_lease_sweep()").await, 2);
+    let told = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
+    assert_eq!(told.payload(), "3 0");
+    assert_eq!(db.number("SELECT fence_lease_sweep()").await, 0);
+}
+
+#[tokio::test]
+async fn waiters_of_a_process_that_died_are_passed_over() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    // A process that comes later sweeps what the dead have left.
+    listen(&leases).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    dead_waiters(&db, 20);
+    let survivor = wait(&leases, LONG).await;
+    assert_eq!(waiters(&leases).await, 21, "the dead must be in line");
+    leases.release(&sku(), &first.id).await.unwrap();
+    let survivor = granted(survivor).await;
+    leases.release(&sku(), &survivor.id).await.unwrap();
+    assert_eq!(db.number("SELECT count(*) FROM fence_waiters").await, 0);
+
+    // Where nobody else waits, whoever comes notices.
+    let first = grant(&leases, &sku(), LONG).await;
+    dead_waiters(&db, 3);
+    leases.release(&sku(), &first.id).await.unwrap();
+    // Unless the release is still passing them over.
+    let next = next_grant(&leases, LONG).await;
+    leases.release(&sku(), &next.id).await.unwrap();
+
+    // Where the lease ends by itself, there is nobody to tell the survivor.
+    grant(&leases, &sku(), LONG).await;
+    dead_waiters(&db, 3);
+    let survivor = wait(&leases, LONG).await;
+    db.execute("UPDATE fence_leases SET expires_at = clock_timestamp()")
+        .await;
+    granted(survivor).await;
+}
+
+#[tokio::test]
+async fn what_the_dead_have_left_is_swept_by_the_next_process_that_listens() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    grant(&leases, &sku(), LONG).await;
+    dead_waiters(&db, 5);
+    let other = Resource::new("other").unwrap();
+    let held = grant(&leases, &other, LONG).await;
+    let request = Acquire::new(LONG).wait(Duration::from_millis(100));
+    leases.acquire(&other, request).await.unwrap_err();
+    leases.release(&other, &held.id).await.unwrap();
+    eventually("they are gone", async || {
+        db.number("SELECT count(*) FROM fence_waiters").await == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_lost_is_made_again() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    let listener = "SELECT listener FROM fence_waiters";
+    let before = db.number(listener).await;
+    // Whoever listens holds an advisory lock.
+    let killed = "SELECT count(pg_terminate_backend(l.pid)) FROM pg_locks AS l \
+         JOIN pg_stat_activity AS a USING (pid) \
+         WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database()";
+    assert_eq!(db.number(killed).await, 1);
+    eventually("it is in line by another", async || {
+        let now = db
+            .number("SELECT coalesce(max(listener), 0) FROM fence_waiters")
+            .await;
+        now != 0 && now != before
+    })
+    .await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let released_at = Instant::now();
+    granted(waiting).await;
+    println!("told {:?} after the release", released_at.elapsed());
+}
+
+/// Whoever ends a lease looks at the line, and whoever joins the line looks at the lease: one of the two sees the
+/// other.
+#[tokio::test]
+async fn nobody_joins_a_line_while_the_lease_is_being_released() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let held = grant(&leases, &sku(), LONG).await;
+    let mut releasing = db.pool.begin().await.unwrap();
+    release(&mut releasing, "sku-1", held.id.expose())
+        .await
+        .unwrap();
+    let waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
+    });
+    // Its wait ends at its limit all the same.
+    let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
+    let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
+    is_held(refused.expect("it goes on asking"));
+    sleep(Duration::from_millis(800)).await;
+    assert_eq!(db.number("SELECT count(*) FROM fence_waiters").await, 0);
+    releasing.commit().await.unwrap();
+    granted(waiting).await;
+}
+
+#[tokio::test]
+async fn waiters_are_bounded_for_each_resource_and_in_all() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence()).max_waiters_per_resource(2);
+    let other = elsewhere(&db).await.max_waiters(1);
+    grant(&leases, &sku(), LONG).await;
+    wait(&leases, LONG).await;
+    wait(&other, LONG).await;
+    let request = || Acquire::new(LONG).wait(LONG);
+    for full in [
+        leases.acquire(&sku(), request()).await,
+        other.acquire(&sku(), request()).await,
+    ] {
+        assert!(
+            matches!(full, Err(LeaseError::TooManyWaiters { .. })),
+            "{full:?}"
+        );
+    }
+    assert_eq!(waiters(&leases).await, 2);
+}
+
+#[tokio::test]
+async fn a_script_does_not_overtake_those_in_line() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let mut conn = db.pool.acquire().await.unwrap();
+    for _ in 0..20 {
+        let first = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+        let waiting = wait(&leases, LONG).await;
+        release(&mut conn, "sku-1", &first.lease_id).await.unwrap();
+        is_refused(acquire(&mut conn, "sku-1", "60 s").await, "TF409");
+        let lease = granted(waiting).await;
+        leases.release(&sku(), &lease.id).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn without_a_session_that_can_listen_those_who_wait_ask_again() {
+    let db = Postgres::fresh(4).await;
+    // As behind a pooler in transaction mode.
+    let leases = PostgresLeases::new(db.fence().transaction_pooling(true));
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
+    });
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(waiters(&leases).await, 0);
+    leases.release(&sku(), &first.id).await.unwrap();
+    let second = granted(waiting).await;
+    // With a connection of its own to the server it stands in line.
+    let leases = leases.listen_with(db.url.parse().unwrap());
+    let waiting = wait(&leases, LONG).await;
+    leases.release(&sku(), &second.id).await.unwrap();
+    granted(waiting).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_cannot_be_told_anything_ends_at_its_limit() {
+    let db = Postgres::fresh(4).await;
+    let nowhere = "postgres://nobody@127.0.0.1:1/nowhere".parse().unwrap();
+    let leases = PostgresLeases::new(db.fence()).listen_with(nowhere);
+    let held = grant(&leases, &sku(), LONG).await;
+    let limit = Duration::from_millis(700);
+    let asked_at = Instant::now();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(limit)).await;
+    assert!(
+        matches!(
+            refused,
+            Err(LeaseError::Unavailable(_) | LeaseError::Held { .. })
+        ),
+        "{refused:?}"
+    );
+    assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
+    // While it cannot listen, it asks again by itself.
+    let waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
+    });
+    leases.release(&sku(), &held.id).await.unwrap();
+    granted(waiting).await;
+}
+
+/// Whoever joins behind a request while that one is granted is told when the new lease ends: nobody may release it.
+#[tokio::test]
+async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
+    let db = Postgres::fresh(4).await;
+    let (one, two) = (PostgresLeases::new(db.fence()), elsewhere(&db).await);
+    let first = grant(&one, &sku(), LONG).await;
+    let next = wait(&one, LONG).await;
+    // From now on each COMMIT of a grant takes a while.
+    db.execute(
+        "CREATE FUNCTION wait_a_while() RETURNS trigger LANGUAGE plpgsql AS $$ \
+             BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$; \
+         CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON fence_leases DEFERRABLE INITIALLY DEFERRED \
+             FOR EACH ROW WHEN (NEW.lease IS NOT NULL) EXECUTE FUNCTION wait_a_while()",
+    )
+    .await;
+    let mut slow = db.pool.begin().await.unwrap();
+    Postgres::execute(&mut slow, "SELECT pg_advisory_xact_lock(1)")
+        .await
+        .unwrap();
+    one.release(&sku(), &first.id).await.unwrap();
+    eventually("it is being granted", async || {
+        db.number("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            .await
+            == 1
+    })
+    .await;
+    let last =
+        tokio::spawn(async move { two.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await });
+    let line = "SELECT count(*) FROM fence_waiters";
+    eventually("both are in line", async || db.number(line).await == 2).await;
+    let mut heard = PgListener::connect(&db.url).await.unwrap();
+    let behind = "SELECT listener FROM fence_waiters ORDER BY place DESC LIMIT 1";
+    let listener = db.number(behind).await;
+    heard
+        .listen(&format!("tower_fence_{listener:x}"))
+        .await
+        .unwrap();
+    slow.commit().await.unwrap();
+    let lease = granted(next).await;
+    let told = timeout(Duration::from_secs(10), heard.recv()).await;
+    let told = told.expect("it is told nothing").unwrap();
+    let (_, closed_ms) = told.payload().split_once(' ').unwrap();
+    assert!(closed_ms.parse::<u64>().unwrap() > 0, "{told:?}");
+    one.release(&sku(), &lease.id).await.unwrap();
+    granted(last).await;
+}
+
+/// Two processes of the example, of which one is frozen and one is killed while they wait in line.
+#[tokio::test]
+async fn a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment() {
+    const DOOMED: u64 = 4;
+    for signal in ["-STOP", "-KILL"] {
+        let db = Postgres::fresh(2).await;
+        let variables = [("DATABASE_URL", db.url.as_str())];
+        let doomed = Inventory::start(&variables).await;
+        let mut other = Inventory::start(&variables).await;
+        other.prints("leases:          Postgres", 1).await;
+        let client = crate::support::http::client();
+        let acquire = |service: &Inventory, body: serde_json::Value| {
+            Answer::to(client.post(service.url("/locks/sku-1")).json(&body))
+        };
+        let release = async |lease: &serde_json::Value| {
+            let release = client.delete(other.url("/locks/sku-1"));
+            let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+            assert_eq!(Answer::to(release).await.status, 204);
+        };
+        let line = async |length: u64| {
+            eventually("it is in line", async || {
+                let state = Answer::to(client.get(other.url("/locks/sku-1"))).await;
+                state.json()["waiters"] == length
+            })
+            .await;
+        };
+        let first = acquire(&other, json!({})).await.json();
+        let mut waiting = vec![];
+        for n in 1..=DOOMED {
+            let ask = acquire(&doomed, json!({ "wait_ms": 60_000 }));
+            waiting.push(tokio::spawn(ask));
+            line(n).await;
+        }
+        let next = tokio::spawn(acquire(&other, json!({ "wait_ms": 60_000 })));
+        line(DOOMED + 1).await;
+        doomed.signal(signal);
+        release(&first).await;
+        let released_at = Instant::now();
+        let next = timeout(Duration::from_secs(10), next).await;
+        let next = next.expect("it waits for the doomed").unwrap();
+        assert_eq!(next.status, 201);
+        println!("{signal}: {:?}", released_at.elapsed());
+        if signal == "-STOP" {
+            // When they wake up, they find that their turn is over, and stand in line again.
+            doomed.signal("-CONT");
+            line(DOOMED).await;
+            release(&next.json()).await;
+            let (woken, ..) = futures_util::future::select_all(waiting).await;
+            assert_eq!(woken.unwrap().status, 201);
+        } else {
+            release(&next.json()).await;
+            let last = acquire(&other, json!({ "wait_ms": 5_000 })).await;
+            assert_eq!(last.status, 201);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Lines in Redis: what a hand-off costs, what is left behind, and how many may wait.
+
+use std::time::Duration;
+
+use sqlx::Sqlite;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, LeaseError, LeaseId, Leases, RedisLeases, Renew},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    lease::{LONG, grant, is_held, join, sku, wait, waiters},
+    redis::{CLOCK, RedisServer, connect},
+};
+
+async fn only_the_clock_is_left(server: &RedisServer) {
+    eventually("only the clock is left", async || {
+        let keys = server.command(&["KEYS", "*"]).await;
+        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
+        keys == [CLOCK]
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lines_leave_nothing_behind() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let served = wait(&leases, LONG).await;
+    let gone = wait(&leases, LONG).await;
+    let late = join(&leases, Acquire::new(LONG).wait(Duration::from_millis(200))).await;
+    gone.abort();
+    late.await.unwrap().unwrap_err();
+    leases.release(&sku(), &first.id).await.unwrap();
+    let served = served.await.unwrap().unwrap();
+    leases.release(&sku(), &served.id).await.unwrap();
+    only_the_clock_is_left(&server).await;
+}
+
+/// The processes of those who wait may have died.
+#[tokio::test]
+async fn a_line_is_kept_for_as_long_as_the_last_of_it_waits() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    let shorter = Acquire::new(LONG).wait(Duration::from_secs(20));
+    let shorter = join(&leases, shorter).await;
+    for key in ["queue", "waiters"] {
+        let key = format!("tower-fence:{{110}}:{key}:sku-1");
+        let left = server.command(&["PTTL", &key]).await;
+        let left: i64 = redis::from_redis_value(left).unwrap();
+        assert!((30_001..=70_000).contains(&left), "{key}: {left} ms");
+    }
+    waiting.abort();
+    shorter.abort();
+}
+
+#[tokio::test]
+async fn a_lease_behind_a_line_of_the_dead_is_granted_by_a_clock_that_counts() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let [queue, waiters] =
+        ["queue", "waiters"].map(|key| format!("tower-fence:{{110}}:{key}:sku-1"));
+    server.command(&["ZADD", &queue, "1", "gone"]).await;
+    let nobody_listens = "1\nnobody-listens\n";
+    server
+        .command(&["HSET", &waiters, "gone", nobody_listens])
+        .await;
+    server.command(&["DEL", CLOCK]).await;
+    let next = grant(&leases, &sku(), LONG).await;
+    assert_eq!(next.token.get(), 2_000_000_001);
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    leases.release(&sku(), &next.id).await.unwrap();
+    only_the_clock_is_left(&server).await;
+}
+
+/// How many commands the server has run, those of scripts included.
+async fn commands(server: &RedisServer) -> i64 {
+    let stats = server.command(&["INFO", "commandstats"]).await;
+    let stats: String = redis::from_redis_value(stats).unwrap();
+    let calls = |line: &str| {
+        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        // What looking costs does not count.
+        let looking = matches!(name, "info" | "hello" | "client|setinfo" | "ping");
+        // The heartbeat of an issuer's one connection, however many wait.
+        let ours = !looking && name != "subscribe";
+        ours.then(|| rest.split(',').next().unwrap().parse::<i64>().unwrap())
+    };
+    stats.lines().filter_map(calls).sum()
+}
+
+#[tokio::test]
+async fn a_hand_off_costs_the_same_in_any_line_and_waiting_costs_nothing() {
+    let mut costs = vec![];
+    for length in [3, 300] {
+        let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+        let leases = connect(&server, &db).await;
+        let first = grant(&leases, &sku(), LONG).await;
+        let mut line = vec![];
+        for _ in 0..length {
+            line.push(wait(&leases, LONG).await);
+        }
+        let before = commands(&server).await;
+        sleep(Duration::from_millis(1_500)).await;
+        assert_eq!(commands(&server).await, before, "somebody polls");
+        leases.release(&sku(), &first.id).await.unwrap();
+        let next = line.remove(0).await.unwrap().unwrap();
+        // The claim is over once the waiter has it; its announcement was part of it.
+        costs.push(commands(&server).await - before);
+        drop(next);
+        line.iter().for_each(JoinHandle::abort);
+    }
+    println!("commands per hand-off, with 3 and with 300 in line: {costs:?}");
+    assert_eq!(costs[0], costs[1]);
+}
+
+#[tokio::test]
+async fn an_end_by_time_is_noticed_at_once() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
+    let mut late = vec![];
+    for n in 0..5 {
+        let ttl = Duration::from_millis(300);
+        let asked_at = Instant::now();
+        let first = [&one, &two][n % 2]
+            .acquire(&sku(), Acquire::new(ttl))
+            .await
+            .unwrap();
+        let waiting = wait(&two, LONG).await;
+        let second = waiting.await.unwrap().unwrap();
+        late.push(asked_at.elapsed().saturating_sub(ttl));
+        assert!(second.token > first.token);
+        two.release(&sku(), &second.id).await.unwrap();
+    }
+    println!("noticed late by {late:?}");
+    // Well below the next thing that could wake it up, which is seconds away.
+    assert!(
+        late.iter().all(|late| *late < Duration::from_millis(500)),
+        "{late:?}"
+    );
+}
+
+/// Channels do not know databases.
+#[tokio::test]
+async fn a_lease_of_the_same_name_in_another_database_delays_nobody() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let here = connect(&server, &db).await;
+    let url = format!("{}/1", server.url());
+    let there = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let longer = grant(&there, &sku(), LONG).await;
+    let behind_longer = wait(&there, LONG).await;
+
+    grant(&here, &sku(), Duration::from_secs(2)).await;
+    let waiting = wait(&here, LONG).await;
+    let renewal = Renew::new(LONG);
+    there.renew(&sku(), &longer.id, renewal).await.unwrap();
+    let served = timeout(Duration::from_secs(6), waiting).await;
+    served.expect("it waits").unwrap().unwrap();
+    behind_longer.abort();
+}
+
+#[tokio::test]
+async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    // Ended, as by eviction, and nobody has noticed yet.
+    server
+        .command(&["DEL", "tower-fence:{110}:lease:sku-1"])
+        .await;
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    let second = timeout(Duration::from_secs(5), waiting).await.unwrap();
+    assert!(second.unwrap().unwrap().token > first.token);
+}
+
+#[tokio::test]
+async fn a_grant_whose_client_has_gone_is_given_back() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    grant(&leases, &sku(), Duration::from_millis(1)).await;
+    for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
+        server.command(&["CLIENT", "PAUSE", "400", "ALL"]).await;
+        let sku = sku();
+        let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
+        gone.await.unwrap_err();
+        // Granted when the pause is over, to nobody.
+        sleep(Duration::from_millis(500)).await;
+        eventually("it is given back", async || {
+            leases.inspect(&sku).await.unwrap().is_none()
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_repetition_whose_client_has_gone_takes_nothing_from_the_first() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone());
+    let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
+    server.command(&["CLIENT", "PAUSE", "400", "ALL"]).await;
+    let sku = sku();
+    let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
+    gone.await.unwrap_err();
+    // Done when the pause is over, and given up right after.
+    sleep(Duration::from_millis(800)).await;
+    let held = leases.inspect(&sku).await.unwrap().expect("it is lost");
+    assert_eq!(held.token, lease.token);
+    leases.release(&sku, &id).await.unwrap();
+}
+
+/// Publications do not know databases: whoever has the same name elsewhere must not be heard.
+#[tokio::test]
+async fn a_namesake_in_another_database_is_not_heard() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let there = connect(&server, &db).await;
+    let url = format!("{}/1", server.url());
+    let here = RedisLeases::connect(&url, db.fence()).await.unwrap();
+    let short = Duration::from_secs(1);
+    here.acquire(&sku(), Acquire::new(short)).await.unwrap();
+    let waiting = wait(&here, LONG).await;
+    // Somebody waits there, too, so that each renewal is told to those who listen.
+    let held = grant(&there, &sku(), LONG).await;
+    let waiting_there = wait(&there, LONG).await;
+    let renewing = async {
+        loop {
+            let renew = Renew::new(LONG);
+            there.renew(&sku(), &held.id, renew).await.unwrap();
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    // Well below the ten seconds after which everybody looks.
+    let served = tokio::select! {
+        () = renewing => unreachable!(),
+        served = timeout(Duration::from_secs(6), waiting) => served,
+    };
+    served.expect("it sleeps").unwrap().unwrap();
+    waiting_there.abort();
+}
+
+fn is_full<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
+    match outcome {
+        Err(LeaseError::TooManyWaiters { resource }) if resource == sku() => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn waiters_are_bounded_for_each_resource_over_all_issuers() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let connect = async || {
+        let builder = RedisLeases::builder(db.fence()).max_waiters_per_resource(3);
+        builder.connect(&server.url()).await.unwrap()
+    };
+    let (one, two) = (connect().await, connect().await);
+    let first = grant(&one, &sku(), LONG).await;
+    let mut line = vec![wait(&one, LONG).await, wait(&one, LONG).await];
+    line.push(wait(&two, LONG).await);
+    for leases in [&one, &two] {
+        is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
+    }
+    assert_eq!(waiters(&one).await, 3);
+    // Who waits already may ask again; who does not want to wait is told that it is held.
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    // A place that becomes free is free.
+    one.release(&sku(), &first.id).await.unwrap();
+    let second = line.remove(0).await.unwrap().unwrap();
+    line.push(wait(&two, LONG).await);
+    line.iter().for_each(JoinHandle::abort);
+    one.release(&sku(), &second.id).await.unwrap();
+    only_the_clock_is_left(&server).await;
+}
+
+#[tokio::test]
+async fn waiters_are_bounded_in_all() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let builder = RedisLeases::builder(db.fence()).max_waiters(2);
+    let leases = builder.connect(&server.url()).await.unwrap();
+    let other = Resource::new("sku-2").unwrap();
+    grant(&leases, &other, LONG).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    let elsewhere = tokio::spawn({
+        let (leases, other) = (leases.clone(), other.clone());
+        async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
+    });
+    eventually("it is in line", async || {
+        let held = leases.inspect(&other).await.unwrap();
+        held.is_some_and(|held| held.waiters == 1)
+    })
+    .await;
+    // Two under one id are two.
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).wait(LONG).lease_id(id);
+    let waiting = tokio::spawn({
+        let (leases, request) = (leases.clone(), request.clone());
+        async move { leases.acquire(&sku(), request).await }
+    });
+    eventually("it is in line", async || waiters(&leases).await == 1).await;
+    is_full(leases.acquire(&sku(), request).await);
+    is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
+    leases.release(&sku(), &first.id).await.unwrap();
+    waiting.await.unwrap().unwrap();
+    elsewhere.abort();
+    let _ = elsewhere.await;
+    eventually("there is room again", async || {
+        let short = Duration::from_millis(10);
+        let asked = leases.acquire(&sku(), Acquire::new(LONG).wait(short)).await;
+        matches!(asked, Err(LeaseError::Held { .. }))
+    })
+    .await;
+}

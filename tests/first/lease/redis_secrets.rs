@@ -1,0 +1,132 @@
+//! What whoever reads in Redis, or along with it, learns of lease ids; and leases of version 0.2, which had them there.
+
+use sqlx::Sqlite;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Renew};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    lease::{LONG, SHORT, granted, is_held, is_lost, join, next_grant, sku},
+    redis::{LEASE, RedisServer, connect},
+};
+
+/// Everything that a server is told, its scripts' own commands included.
+struct Monitor(TcpStream);
+
+impl Monitor {
+    async fn start(server: &RedisServer) -> Self {
+        let mut stream = TcpStream::connect(server.addr()).await.unwrap();
+        stream.write_all(b"MONITOR\r\n").await.unwrap();
+        let mut ok = [0; 5];
+        stream.read_exact(&mut ok).await.unwrap();
+        assert_eq!(&ok, b"+OK\r\n");
+        Self(stream)
+    }
+
+    /// What it has heard when the server was told this.
+    async fn until(mut self, server: &RedisServer, word: &str) -> String {
+        server.command(&["ECHO", word]).await;
+        let mut heard = Vec::new();
+        while !String::from_utf8_lossy(&heard).contains(word) {
+            assert_ne!(self.0.read_buf(&mut heard).await.unwrap(), 0);
+        }
+        String::from_utf8(heard).unwrap()
+    }
+}
+
+/// What is stored of the lease id.
+async fn stored(server: &RedisServer) -> (String, String) {
+    let value: String = redis::from_redis_value(server.command(&["GET", LEASE]).await).unwrap();
+    let id = value.split(':').nth(3).unwrap().to_owned();
+    (value, id)
+}
+
+#[tokio::test]
+async fn no_lease_id_reaches_redis_and_what_is_there_is_none() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let monitor = Monitor::start(&server).await;
+    let ids: Vec<LeaseId> = (0..3).map(|_| LeaseId::random()).collect();
+    let request = |at: usize| Acquire::new(LONG).lease_id(ids[at].clone()).wait(LONG);
+    leases.acquire(&sku(), request(0)).await.unwrap();
+    let (_, found) = stored(&server).await;
+    let waiting = join(&leases, request(1)).await;
+    let gone = join(&leases, request(2)).await;
+    gone.abort();
+    let renew = Renew::new(LONG).with_new_token();
+    leases.renew(&sku(), &ids[0], renew).await.unwrap();
+    leases.release(&sku(), &ids[0]).await.unwrap();
+    assert_eq!(granted(waiting).await.id, ids[1]);
+    assert!(leases.break_lease(&sku()).await.unwrap());
+
+    let heard = monitor.until(&server, "enough").await;
+    // It was heard, and under what is stored.
+    assert!(heard.contains(&found) && heard.contains(LEASE), "{heard}");
+    for id in &ids {
+        assert!(!heard.contains(id.expose()), "{heard}");
+    }
+    // What was read is the id of no lease, as it is and without its mark.
+    assert!(LeaseId::new(found.as_str()).is_err());
+    leases.acquire(&sku(), request(0)).await.unwrap();
+    let digits = LeaseId::new(found.trim_start_matches('#')).unwrap();
+    is_lost(leases.renew(&sku(), &digits, Renew::new(LONG)).await);
+    is_lost(leases.release(&sku(), &digits).await);
+    leases.release(&sku(), &ids[0]).await.unwrap();
+}
+
+/// Whether it was granted before an upgrade, or by a process that is still to come to it.
+#[tokio::test]
+async fn a_lease_of_version_0_2_is_lost_to_its_holder_and_nobody_else_has_it() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone());
+    let old = leases.acquire(&sku(), request.clone()).await.unwrap();
+    let (value, found) = stored(&server).await;
+    let plain = value.replace(&found, id.expose());
+    server.command(&["SET", LEASE, &plain, "PX", "600"]).await;
+
+    is_lost(leases.renew(&sku(), &id, Renew::new(LONG)).await);
+    is_lost(leases.release(&sku(), &id).await);
+    for request in [request, Acquire::new(LONG)] {
+        is_held(leases.acquire(&sku(), request).await);
+    }
+    let held = leases.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.token, old.token);
+    // It ends by its time.
+    assert!(next_grant(&leases, SHORT).await.token > old.token);
+}
+
+/// An issuer of version 0.2 has waiters in the same line, under their ids.
+#[tokio::test]
+async fn a_waiter_of_version_0_2_has_its_turn() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let held = leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
+    let mut other = TcpStream::connect(server.addr()).await.unwrap();
+    other.write_all(b"SUBSCRIBE older\r\n").await.unwrap();
+    let id = LeaseId::random();
+    let waiter = "7\nolder\nworker";
+    let line = |kind: &str| LEASE.replace("lease", kind);
+    server
+        .command(&["ZADD", &line("queue"), "1", id.expose()])
+        .await;
+    server
+        .command(&["HSET", &line("waiters"), id.expose(), waiter])
+        .await;
+    eventually("it listens", async || {
+        let heard = server.command(&["PUBSUB", "NUMSUB", "older"]).await;
+        format!("{heard:?}").contains("int(1)")
+    })
+    .await;
+    leases.release(&sku(), &held.id).await.unwrap();
+    assert_eq!(stored(&server).await.1, id.expose());
+    let mut told = Vec::new();
+    while !String::from_utf8_lossy(&told).contains(id.expose()) {
+        assert_ne!(other.read_buf(&mut told).await.unwrap(), 0);
+    }
+}

@@ -1,0 +1,31 @@
+//! The first tier: every promise, on Postgres and on SQLite, with leases in memory, in Postgres and in one Redis.
+
+macro_rules! on_every_store {
+    ($($name:ident),* $(,)?) => {
+        crate::support::store::on_store!(embedded: Embedded, $($name),*);
+        crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
+        crate::support::store::on_store!(on_redis: Redis, $($name),*);
+    };
+}
+
+macro_rules! on_every_store_with_a_line {
+    ($($name:ident),* $(,)?) => {
+        crate::support::store::on_store!(embedded: Embedded, $($name),*);
+        crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
+        crate::support::store::on_store!(on_redis: Redis, $($name),*);
+    };
+}
+
+mod client;
+mod contract;
+#[path = "../every_store/mod.rs"]
+mod every_store;
+mod example;
+mod failures;
+mod fence;
+mod issuer;
+mod layer;
+mod lease;
+mod manifest;
+
+use tower_fence_tests as support;

@@ -1,0 +1,194 @@
+//! `tests/tiers` against the targets of the workspace, and against the tests that each of them has.
+
+use std::{collections::BTreeMap, env, fs, process::Command};
+
+use serde_json::Value;
+
+use crate::support::{repository, variable};
+
+/// A line of the manifest: a tier, a target, and one of its modules.
+#[derive(Debug)]
+struct Line {
+    tier: String,
+    target: String,
+    module: String,
+}
+
+impl Line {
+    fn has(&self, test: &str) -> bool {
+        let rest = test.strip_prefix(&self.module);
+        self.module == "*" || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    }
+}
+
+/// The lines that assign tests to tiers, and those that have them run alone.
+fn manifest(text: &str) -> (Vec<Line>, Vec<Line>) {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let lines = lines.flat_map(|line| {
+        let mut words = line.split_whitespace();
+        let (tier, target) = (words.next(), words.next());
+        words.map(move |module| Line {
+            tier: tier.unwrap().into(),
+            target: target.unwrap().into(),
+            module: module.into(),
+        })
+    });
+    lines.partition(|line| line.tier != "alone")
+}
+
+/// The targets of the workspace that may have tests.
+fn targets() -> Vec<String> {
+    let metadata = Command::new(variable("CARGO"))
+        .args(["metadata", "--no-deps", "--locked", "--format-version", "1"])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    assert!(metadata.status.success(), "{metadata:?}");
+    let metadata: Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    let targets = packages.flat_map(|package| package["targets"].as_array().unwrap());
+    let mut names = vec![];
+    for target in targets {
+        let (name, kind) = (target["name"].as_str().unwrap(), &target["kind"][0]);
+        let of_library = name == "tower_fence" && kind == "lib";
+        if kind == "test" {
+            names.push(name.to_owned());
+        } else if target["test"] == true {
+            names.push(
+                if of_library {
+                    "lib"
+                } else if name == "tower-fence" {
+                    "bin"
+                } else {
+                    name
+                }
+                .into(),
+            );
+        }
+        if target["doctest"] == true {
+            names.push(if of_library {
+                "doc".into()
+            } else {
+                format!("doc of {name}")
+            });
+        }
+    }
+    names.sort();
+    names
+}
+
+/// What is wrong with a manifest, beside the tests of some targets.
+fn faults(text: &str, targets: &[String], tests: &BTreeMap<String, Vec<String>>) -> Vec<String> {
+    let (lines, alone) = manifest(text);
+    let mut faults = vec![];
+    let is_listed = |target: &String| lines.iter().any(|line| line.target == *target);
+    let unlisted = targets.iter().filter(|target| !is_listed(target));
+    faults.extend(unlisted.map(|target| format!("the target {target} is in no tier")));
+    let unknown = lines.iter().filter(|line| !targets.contains(&line.target));
+    faults.extend(unknown.map(|line| format!("no such target: {line:?}")));
+    for (target, tests) in tests {
+        let of_target = |line: &&Line| line.target == *target;
+        for test in tests {
+            let tiers = lines.iter().filter(of_target).filter(|line| line.has(test));
+            match tiers.count() {
+                0 => faults.push(format!("{target}: {test} is in no tier")),
+                1 => {}
+                _ => faults.push(format!("{target}: {test} is in two tiers")),
+            }
+        }
+        let all = lines.iter().chain(&alone).filter(of_target);
+        let empty = all.filter(|line| !tests.iter().any(|test| line.has(test)));
+        faults.extend(empty.map(|line| format!("no such tests: {line:?}")));
+    }
+    faults
+}
+
+/// The tests that `tests/run` has listed, by their targets.
+fn listed() -> BTreeMap<String, Vec<String>> {
+    let mut tests = BTreeMap::new();
+    for list in fs::read_dir(variable("TEST_LISTS")).unwrap() {
+        let path = list.unwrap().path();
+        if path.extension().is_none() {
+            let target = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let list = fs::read_to_string(&path).unwrap();
+            tests.insert(target, list.lines().map(str::to_owned).collect());
+        }
+    }
+    tests
+}
+
+/// `tests/run` has listed the targets of the tiers that it runs, and with `--all` those of all.
+#[test]
+fn each_test_is_in_one_tier() {
+    let text = fs::read_to_string(repository().join("tests/tiers")).unwrap();
+    let (targets, tests) = (targets(), listed());
+    assert!(tests.contains_key("first"), "{:?}", tests.keys());
+    assert_eq!(faults(&text, &targets, &tests), [""; 0]);
+    if env::var_os("TEST_LISTS_COMPLETE").is_some() {
+        let unlisted = targets.iter().filter(|target| !tests.contains_key(*target));
+        // Its tests have no names before they run.
+        assert_eq!(unlisted.collect::<Vec<_>>(), ["doc"]);
+    }
+}
+
+/// The table in `CONTRIBUTING.md`: nine promises, and tests of this tier.
+#[test]
+fn each_promise_has_a_test() {
+    let text = fs::read_to_string(repository().join("CONTRIBUTING.md")).unwrap();
+    let (_, table) = text.split_once("| promise of the README | test |").unwrap();
+    let rows = table
+        .lines()
+        .skip(2)
+        .map_while(|row| row.strip_prefix("| "));
+    let (tests, mut promises) = (&listed()["first"], 0);
+    for row in rows {
+        let (promise, test) = row.split_once("| ").unwrap();
+        let test = test.trim_matches(['`', ' ', '|']);
+        assert!(tests.iter().any(|one| one == test), "no such test: {test}");
+        promises += usize::from(promise.starts_with(&format!("{}. ", promises + 1)));
+    }
+    assert_eq!(promises, 9);
+}
+
+#[test]
+fn a_manifest_that_does_not_fit_is_refused() {
+    let targets = ["one", "two"].map(str::to_owned);
+    let tests = ["a::x", "b::y", "ab::z"].map(str::to_owned).to_vec();
+    let tests = BTreeMap::from([("one".to_owned(), tests)]);
+    let found = |text: &str| faults(text, &targets, &tests);
+    assert_eq!(found("first one a b ab\nother two *"), [""; 0]);
+    for (text, fault) in [
+        ("first one a b ab", "the target two is in no tier"),
+        ("first one a ab\nother two *", "one: b::y is in no tier"),
+        (
+            "first one a b ab\nother one b\nother two *",
+            "one: b::y is in two tiers",
+        ),
+        ("first one a b ab c\nother two *", "no such tests"),
+        (
+            "first one a b ab\nother two *\nalone one c",
+            "no such tests",
+        ),
+        (
+            "first one a b ab\nother two *\nother three *",
+            "no such target",
+        ),
+    ] {
+        let found = found(text);
+        assert!(
+            found.len() == 1 && found[0].starts_with(fault),
+            "{text}: {found:?}"
+        );
+    }
+}
+
+/// No test is left out by an attribute: one that needs something else belongs to another tier.
+#[test]
+fn no_test_is_ignored() {
+    let ignored = Command::new("git")
+        .args(["grep", "-n", "-E", r"^\s*#\[ignore"])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&ignored.stdout), "");
+}

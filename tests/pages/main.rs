@@ -1,0 +1,13 @@
+//! The console and the playground, in a browser and without one.
+
+mod api;
+mod browser;
+mod chromium_names;
+mod chromium_page;
+mod chromium_playground;
+mod chromium_reach;
+mod feed;
+mod protection;
+mod service;
+
+use tower_fence_tests as support;

@@ -1,0 +1,88 @@
+//! The page for teams whose services are not in Rust.
+
+use std::process::Command;
+
+use sqlx::Postgres;
+
+use super::program::{Ended, HOLDER, Served, ended, file, path};
+use crate::support::{database::TestDatabase, process::python};
+
+const PAGE: &str = include_str!("../../src/server.md");
+const SCRIPT: &str = include_str!("lease.py");
+
+/// Lets everyone write.
+const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION fence_admit(resource text, token bigint, reusable boolean DEFAULT false) \
+     RETURNS bigint LANGUAGE sql AS 'SELECT fence_admit.token'";
+
+#[tokio::test]
+async fn psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused() {
+    let db = Postgres::fresh(2).await;
+    let holders = file(HOLDER);
+    let server = Served::start(&db.url, &["--holder-secrets-file", path(&holders)]).await;
+    db.execute("DROP TABLE stock").await;
+    let tell = async || -> Ended {
+        let mut command: Command = python("tests/program/lease.py");
+        command
+            .env("DATABASE_URL", &db.url)
+            .env("TOWER_FENCE_URL", &server.url)
+            .env("TOWER_FENCE_SECRET", HOLDER);
+        ended(command).await
+    };
+    let told = tell().await;
+    for line in [
+        "holder 1 leases sku-1 with token 1000000001, and is paused",
+        "holder 2 leases sku-1 with token 1000000002, and writes 96",
+        "cannot renew: 409 The lease is not held",
+        "writes 100 all the same: TF412 token 1000000001 for sku-1 is not newer than 1000000002",
+        "the stock is 96",
+    ] {
+        assert!(told.is(0).stdout.contains(line), "{line:?}: {told:?}");
+    }
+    db.execute(REFUSES_NOBODY).await;
+    tell()
+        .await
+        .is(1)
+        .says("holder 1 has written over holder 2");
+}
+
+/// What the page shows of Python is what the script does.
+#[test]
+fn the_python_of_the_page_is_that_of_the_script() {
+    let mut shown = 0;
+    for block in PAGE.split("```python\n").skip(1) {
+        let (block, _) = block.split_once("```").unwrap();
+        for part in block.trim().split("\n\n\n") {
+            assert!(SCRIPT.contains(part), "not in the script:\n{part}");
+            shown += part.lines().count();
+        }
+    }
+    assert!(shown > 15, "{shown}");
+}
+
+/// Each variable and option that the page names is one of the program.
+#[tokio::test]
+async fn what_the_page_names_is_there() {
+    let mut known = String::new();
+    for command in [
+        "serve", "run", "leases", "inspect", "break", "reset", "migrate",
+    ] {
+        known += &super::program::run(&[command, "--help"], &[]).await.stdout;
+    }
+    let example = include_str!("../../packaging/tower-fence.env");
+    let readme = include_str!("../../README.md");
+    let text = format!("{PAGE} {example} {readme}");
+    let words = text.split(|c: char| !(c.is_ascii_uppercase() || c == '_'));
+    let variables: Vec<_> = words
+        .filter(|word| word.starts_with("TOWER_FENCE_"))
+        .collect();
+    assert!(variables.len() > 10, "{variables:?}");
+    for variable in variables
+        .iter()
+        .filter(|variable| **variable != "TOWER_FENCE_")
+    {
+        assert!(
+            known.contains(variable),
+            "{variable} is no variable of the program"
+        );
+    }
+}

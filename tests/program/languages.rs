@@ -1,0 +1,130 @@
+//! The story of the paused holder, as programs in other languages and with other clients tell it. Tokens
+//! come over HTTP from the issuer of the inventory service, which shares their database.
+
+use std::{fs, process::Command};
+
+use serde_json::{Value, json};
+use sqlx::Postgres;
+
+use crate::support::{
+    database::TestDatabase,
+    process::{Inventory, Process, built, psql, python},
+    repository,
+};
+
+/// Lets everyone write.
+const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION fence_admit(resource text, token bigint, reusable boolean DEFAULT false) \
+     RETURNS bigint LANGUAGE sql AS 'SELECT fence_admit.token'";
+
+/// Runs the program that `command` makes from the addresses of a database and an issuer. It is told by
+/// its exit status whether the paused holder was refused.
+async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
+    let db = Postgres::fresh(2).await;
+    let service = Inventory::start(&[("DATABASE_URL", &db.url)]).await;
+    let issuer = service.url("/locks");
+    let run = async || {
+        let mut told = Process::run(command(&db.url, &issuer));
+        let status = told.exit().await;
+        (status.success(), told.stdout(), told.log())
+    };
+    // Twice: the tokens go on.
+    for round in [0, 2] {
+        let (success, told, log) = run().await;
+        assert!(success, "{told}{log}");
+        let [first, second] = [1, 2].map(|n| 1_000_000_000 + round + n);
+        for line in [
+            &format!("holder 1 leases sku-1 with token {first}, counts 100, and is paused"),
+            &format!("holder 2 leases sku-1 with token {second}, counts 96, and writes that"),
+            "refused: TF412",
+            "the stock is 96",
+        ] {
+            assert!(told.contains(line), "{line:?} is not in {told}{log}");
+        }
+        let problem: Value = [&told, &log]
+            .iter()
+            .flat_map(|text| text.lines())
+            .find_map(|line| serde_json::from_str(line.trim_start_matches("DETAIL: ")).ok())
+            .unwrap_or_else(|| panic!("no problem document: {told}{log}"));
+        assert_eq!(problem["status"], 412);
+        assert_eq!(problem["resource"], "sku-1");
+        assert_eq!(
+            [&problem["presented_token"], &problem["max_token"]],
+            [&json!(first), &json!(second)]
+        );
+        assert_eq!(db.number("SELECT stock FROM inventory").await, 96);
+    }
+
+    db.execute(REFUSES_NOBODY).await;
+    let (success, told, log) = run().await;
+    assert!(!success, "{told}{log}");
+    assert!(
+        log.contains("holder 1 has written over holder 2"),
+        "{told}{log}"
+    );
+}
+
+fn with_variables(mut command: Command, database: &str, issuer: &str) -> Command {
+    command
+        .env("DATABASE_URL", database)
+        .env("ISSUER_URL", issuer);
+    command
+}
+
+#[tokio::test]
+async fn psql_tells_of_the_paused_holder() {
+    tells_of_the_paused_holder(|database, issuer| {
+        let mut command = psql(database);
+        command.args([
+            "-v",
+            &format!("issuer={issuer}"),
+            "-f",
+            "examples/fence.sql",
+        ]);
+        command
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn psycopg_tells_of_the_paused_holder() {
+    tells_of_the_paused_holder(|database, issuer| {
+        with_variables(python("examples/fence.py"), database, issuer)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tokio_postgres_tells_of_the_paused_holder() {
+    tells_of_the_paused_holder(|database, issuer| {
+        with_variables(
+            Command::new(built("example-tokio-postgres")),
+            database,
+            issuer,
+        )
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn sea_orm_tells_of_the_paused_holder() {
+    tells_of_the_paused_holder(|database, issuer| {
+        with_variables(Command::new(built("example-sea-orm")), database, issuer)
+    })
+    .await;
+}
+
+/// Python's own hmac signs the tokens as this crate does.
+#[test]
+fn another_implementation_makes_the_same_vectors() {
+    let made = python("tests/vectors/signed_tokens.py").output().unwrap();
+    assert!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    let made = String::from_utf8(made.stdout).unwrap();
+    assert_eq!(
+        made,
+        fs::read_to_string(repository().join("tests/vectors/signed_tokens.json")).unwrap()
+    );
+}

@@ -1,0 +1,76 @@
+"""The story of the paused holder, with leases from the server `tower-fence` over HTTP, and psycopg 3.
+
+    export DATABASE_URL=postgres://localhost/shop TOWER_FENCE_DATABASE_URL=postgres://localhost/shop
+    tower-fence serve --migrate                 # in another terminal
+    python3 tests/program/lease.py
+
+TOWER_FENCE_URL is the address of the server, http://127.0.0.1:4120 unless it is set, and TOWER_FENCE_SECRET a holder's
+secret, where the server wants one.
+"""
+
+import json
+import os
+import sys
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import psycopg
+
+LOCKS = os.environ.get("TOWER_FENCE_URL", "http://127.0.0.1:4120") + "/locks/"
+SECRET = os.environ.get("TOWER_FENCE_SECRET", "")
+
+
+def call(method, resource, body=None, **headers):
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"} | headers
+    body = None if body is None else json.dumps(body).encode()
+    request = Request(LOCKS + quote(resource, safe=""), body, headers, method=method)
+    with urlopen(request, timeout=70) as answer:  # HTTPError: 409 the lease is held, or lost
+        return json.load(answer) if answer.status != 204 else None
+
+
+def acquire(resource, ttl_ms=30_000, wait_ms=10_000):
+    return call("POST", resource, {"ttl_ms": ttl_ms, "wait_ms": wait_ms, "owner": "lease.py"})
+
+
+def renew(lease, ttl_ms=30_000):
+    return call("PUT", lease["resource"], {"ttl_ms": ttl_ms}, **{"Lease-Id": lease["lease_id"]})
+
+
+def release(lease):
+    call("DELETE", lease["resource"], **{"Lease-Id": lease["lease_id"]})
+
+
+def set_stock(conn, lease, stock):
+    with conn.transaction():  # a refusal rolls back: psycopg.Error, sqlstate "TF412"
+        conn.execute("SELECT fence_admit(%s, %s)", [lease["resource"], lease["token"]])
+        conn.execute("UPDATE stock SET n = %s WHERE sku = %s", [stock, lease["resource"]])
+
+
+with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+    conn.execute("CREATE TABLE IF NOT EXISTS stock (sku text PRIMARY KEY, n bigint NOT NULL)")
+    conn.execute("INSERT INTO stock VALUES ('sku-1', 100) ON CONFLICT (sku) DO UPDATE SET n = 100")
+
+    first = acquire("sku-1", ttl_ms=300)
+    first = renew(first, ttl_ms=300)
+    print(f"holder 1 leases sku-1 with token {first['token']}, and is paused")
+
+    second = acquire("sku-1")  # waits in line until the lease of holder 1 has run out
+    set_stock(conn, second, 96)
+    print(f"holder 2 leases sku-1 with token {second['token']}, and writes 96")
+
+    try:
+        renew(first)
+    except HTTPError as refused:
+        print(f"holder 1 wakes up, and cannot renew: {refused.status} {json.load(refused)['title']}")
+    try:
+        set_stock(conn, first, 100)
+    except psycopg.Error as refused:
+        if refused.sqlstate != "TF412":
+            raise
+        print(f"holder 1 writes 100 all the same: {refused.sqlstate} {refused.diag.message_primary}")
+    else:
+        sys.exit("holder 1 has written over holder 2")
+    release(second)
+    [stock] = conn.execute("SELECT n FROM stock WHERE sku = 'sku-1'").fetchone()
+    print(f"the stock is {stock}")

@@ -1,0 +1,85 @@
+//! What is committed, what is served, and what a validator says.
+
+use std::{env, fs};
+
+use serde_json::Value;
+
+use super::{finish, python_module};
+use crate::support::{
+    http::{Answer, client},
+    process::Inventory,
+    repository,
+};
+
+/// Writes the committed document anew.
+const WRITE: &str = "WRITE_OPENAPI";
+
+async fn served(service: &Inventory, path: &str) -> Value {
+    let answer = Answer::to(client().get(service.url(path))).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.headers["content-type"], "application/json");
+    answer.json()
+}
+
+#[tokio::test]
+async fn the_committed_document_is_what_the_code_makes() {
+    let service = Inventory::start(&[]).await;
+    let api = served(&service, "/openapi.json").await;
+    let file = repository().join("tests/vectors/openapi.json");
+    if env::var_os(WRITE).is_some() {
+        fs::write(&file, format!("{api:#}\n")).unwrap();
+    }
+    let committed: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let differs = format!("{} is not what the code makes: {WRITE}=1", file.display());
+    assert!(committed == api, "{differs}");
+}
+
+#[tokio::test]
+async fn the_locks_have_the_same_document_of_their_own() {
+    let service = Inventory::start(&[]).await;
+    let whole = served(&service, "/openapi.json").await;
+    let locks = served(&service, "/locks/openapi.json").await;
+    assert_eq!(locks["openapi"], "3.1.0");
+    let paths = locks["paths"].as_object().unwrap();
+    assert_eq!(
+        paths.keys().collect::<Vec<_>>(),
+        ["/locks", "/locks/{resource}", "/locks/{resource}/break"]
+    );
+    for (path, operations) in paths {
+        for (method, operation) in operations.as_object().unwrap() {
+            let answers = &whole["paths"][path][method]["responses"];
+            for status in operation["responses"].as_object().unwrap().keys() {
+                let [one, other] =
+                    [&operation["responses"], answers].map(|all| &all[status]["content"]);
+                assert_eq!(one, other, "{method} {path} {status}");
+            }
+        }
+    }
+    let schemas = locks["components"]["schemas"].as_object().unwrap();
+    for (name, schema) in schemas {
+        assert_eq!(schema, &whole["components"]["schemas"][name], "{name}");
+    }
+}
+
+/// In the tests with schemathesis, for what `tests/run` installs for them.
+#[tokio::test]
+async fn a_validator_beside_schemathesis_finds_nothing() {
+    let service = Inventory::start(&[]).await;
+    for path in ["/openapi.json", "/locks/openapi.json"] {
+        let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+        let mut api = served(&service, path).await;
+        fs::write(&file, api.to_string()).unwrap();
+        let validate = async || {
+            let mut command = python_module("openapi_spec_validator");
+            command.args(["--schema", "3.1"]).arg(file.path());
+            finish(command).await
+        };
+        let (valid, said) = validate().await;
+        assert!(valid, "{said}");
+        // And it finds what is wrong.
+        api["paths"]["/locks"]["get"]["responses"] = Value::Null;
+        fs::write(&file, api.to_string()).unwrap();
+        let (valid, said) = validate().await;
+        assert!(!valid, "{said}");
+    }
+}

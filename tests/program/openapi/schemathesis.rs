@@ -1,0 +1,96 @@
+//! All checks of schemathesis against the release of the example: requests by its document, wrong ones, and sequences by
+//! its links.
+
+use std::{env, fs};
+
+use serde_json::Value;
+use sqlx::Postgres;
+
+use super::{file, finish, python_module};
+use crate::support::{database::TestDatabase, http::Answer, process::Inventory};
+
+/// What schemathesis says, and what is wrong with the document.
+pub(super) type Spoiled = (&'static str, fn(&mut Value));
+
+/// What one run tries of each operation, where no time is given.
+const EXAMPLES: &str = "25";
+
+/// The service, in which nobody waits in line for long.
+async fn service(variables: &[(&str, &str)]) -> Inventory {
+    let limits = [("WAIT_LIMIT_MS", "50"), ("RUST_LOG", "error")];
+    Inventory::start(&[&limits, variables].concat()).await
+}
+
+/// Runs schemathesis against a service, by a document and with further options, and gives whether it has found nothing, and
+/// what it said.
+pub(super) async fn run(url: &str, document: &str, options: &[&str]) -> (bool, String) {
+    let seed = env::var("SCHEMATHESIS_SEED").unwrap_or_else(|_| "1".into());
+    let mut command = python_module("schemathesis.cli");
+    command
+        .args(["--config-file", &file("schemathesis.toml"), "run", document])
+        .args(["--url", url, "--checks", "all", "--seed", &seed])
+        .args([
+            "--no-color",
+            "--request-timeout",
+            "10",
+            "--generation-database",
+            "none",
+        ])
+        .args(options)
+        .env("SCHEMATHESIS_HOOKS", file("hooks.py"));
+    match env::var("SCHEMATHESIS_SECONDS") {
+        Ok(seconds) => command.args(["--max-time", &seconds]),
+        Err(_) => command.args(["--max-examples", EXAMPLES]),
+    };
+    finish(command).await
+}
+
+async fn finds_nothing(service: &Inventory) {
+    let (clean, said) = run(&service.url, &service.url("/openapi.json"), &[]).await;
+    assert!(clean, "{said}{}", service.log());
+    println!("{said}");
+}
+
+#[tokio::test]
+async fn it_finds_nothing_on_sqlite() {
+    finds_nothing(&service(&[]).await).await;
+}
+
+#[tokio::test]
+async fn it_finds_nothing_on_postgres_with_signed_tokens() {
+    let db = Postgres::fresh(2).await;
+    let key = format!("k1:{}", "5".repeat(64));
+    finds_nothing(&service(&[("DATABASE_URL", &db.url), ("TOKEN_KEY", &key)]).await).await;
+}
+
+#[tokio::test]
+async fn it_finds_what_a_document_leaves_out() {
+    let service = service(&[]).await;
+    let document = crate::support::http::client().get(service.url("/locks/openapi.json"));
+    let api = Answer::to(document).await.json();
+    let lock = "/locks/{resource}";
+    let broken: [Spoiled; 3] = [
+        ("Undocumented status code", |lock| {
+            lock["put"]["responses"]
+                .as_object_mut()
+                .unwrap()
+                .remove("409");
+        }),
+        ("Response violates schema", |lock| {
+            let content = &mut lock["get"]["responses"]["200"]["content"];
+            let schema = &mut content["application/json"]["schema"];
+            *schema = serde_json::json!({ "type": "object", "required": ["secret"] });
+        }),
+        ("Schema-violating request accepted", |lock| {
+            lock["get"]["parameters"][0]["schema"]["maxLength"] = 3.into();
+        }),
+    ];
+    for (finding, spoil) in broken {
+        let mut api = api.clone();
+        spoil(&mut api["paths"][lock]);
+        let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+        fs::write(&file, api.to_string()).unwrap();
+        let (clean, said) = run(&service.url, file.path().to_str().unwrap(), &[]).await;
+        assert!(!clean && said.contains(finding), "{finding}: {said}");
+    }
+}

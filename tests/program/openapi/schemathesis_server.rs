@@ -1,0 +1,86 @@
+//! All checks of schemathesis against the server to install, with secrets and without.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use sqlx::Postgres;
+
+use super::schemathesis::{Spoiled, run};
+use crate::{
+    program::{OPERATOR, Served, file, path},
+    support::database::{Fresh, TestDatabase},
+};
+
+/// The server, in which nobody waits in line for long.
+async fn server(db: &Fresh<Postgres>, arguments: &[&str]) -> Served {
+    let limits = ["--max-wait", "50ms", "--log", "error"];
+    Served::start(&db.url, &[&limits, arguments].concat()).await
+}
+
+/// Where a part of what is tried is enough.
+const FIRST_PHASES: [&str; 2] = ["--phases", "examples,coverage"];
+
+/// The header of an operator.
+fn bearer() -> String {
+    format!("Authorization: Bearer {OPERATOR}")
+}
+
+async fn finds_nothing(server: &Served, options: &[&str]) {
+    let document = server.url("/locks/openapi.json");
+    let (clean, said) = run(&server.url, &document, options).await;
+    assert!(clean, "{said}{}", server.log());
+    println!("{said}");
+}
+
+#[tokio::test]
+async fn it_finds_nothing_with_the_secret_of_an_operator() {
+    let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));
+    let server = server(&db, &["--operator-secrets-file", path(&operators)]).await;
+    finds_nothing(&server, &["--header", &bearer()]).await;
+}
+
+#[tokio::test]
+async fn it_finds_nothing_without_secrets() {
+    let db = Postgres::fresh(2).await;
+    finds_nothing(&server(&db, &[]).await, &FIRST_PHASES).await;
+}
+
+/// What a document says of secrets is looked at, too.
+#[tokio::test]
+async fn it_finds_what_a_document_says_of_secrets_and_is_not_so() {
+    let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));
+    let open = server(&db, &[]).await;
+    let closed = server(&db, &["--operator-secrets-file", path(&operators)]).await;
+    let closed = closed.with_secret(OPERATOR);
+    let cases: [(&Served, Spoiled); 2] = [
+        (
+            &open,
+            ("API accepts requests without authentication", |api| {
+                api["components"]["securitySchemes"] =
+                    json!({"secret": {"type": "http", "scheme": "bearer"}});
+                api["security"] = json!([{"secret": []}]);
+            }),
+        ),
+        (
+            &closed,
+            ("Undocumented status code", |api| {
+                let responses = &mut api["paths"]["/locks/{resource}"]["get"]["responses"];
+                responses.as_object_mut().unwrap().remove("401");
+            }),
+        ),
+    ];
+    for (server, (finding, spoil)) in cases {
+        let mut api: Value = server.get("/locks/openapi.json").await.json();
+        spoil(&mut api);
+        let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+        fs::write(&file, api.to_string()).unwrap();
+        let document = file.path().to_str().unwrap();
+        let (clean, said) = run(
+            &server.url,
+            document,
+            &[&FIRST_PHASES[..], &["--header", &bearer()]].concat(),
+        )
+        .await;
+        assert!(!clean && said.contains(finding), "{finding}: {said}");
+    }
+}

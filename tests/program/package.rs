@@ -1,0 +1,169 @@
+//! The Debian package: built from the program that the tests have, installed into a root folder of its own, and purged again.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::json;
+use sqlx::Postgres;
+use tempfile::TempDir;
+
+use super::program::{OPERATOR, Served, clean, ended, file, name, path};
+use crate::support::{database::TestDatabase, process::built, repository, version};
+
+fn output(program: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    let output = command.args(arguments).current_dir(repository()).output();
+    output.unwrap_or_else(|error| panic!("{program}: {error}: use tests/run"))
+}
+
+/// What a program that succeeds has printed.
+#[track_caller]
+fn done(program: &str, arguments: &[&str]) -> String {
+    let output = output(program, arguments);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {output:?}"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The package, of the program that stands in `target/debug`, or in another profile's folder.
+fn build(folder: &Path) -> PathBuf {
+    let program = built("tower-fence");
+    let profile = match name(program.parent().unwrap().file_name().unwrap().as_ref()) {
+        "debug" => "dev",
+        profile => profile,
+    }
+    .to_owned();
+    let deb = folder.join("tower-fence.deb");
+    let options = ["deb", "--no-build", "--fast", "--strip", "--no-dbgsym"];
+    let more = ["--profile", &profile, "--output", name(&deb)];
+    done("cargo", &[&options[..], &more].concat());
+    deb
+}
+
+/// The system as it is, and what is changed in it below this folder alone, until this is dropped.
+struct Root(TempDir);
+
+impl Root {
+    fn mount() -> Self {
+        let root = Self(tempfile::tempdir().unwrap());
+        let [upper, work, path] = ["upper", "work", "root"].map(|name| root.0.path().join(name));
+        for folder in [&upper, &work, &path] {
+            fs::create_dir(folder).unwrap();
+        }
+        let layers = format!(
+            "lowerdir=/,upperdir={},workdir={}",
+            upper.display(),
+            work.display()
+        );
+        done(
+            "mount",
+            &["-t", "overlay", "overlay", "-o", &layers, name(&path)],
+        );
+        root
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join("root").join(path)
+    }
+
+    fn run(&self, command: &[&str]) -> String {
+        done("chroot", &[&[name(&self.path(""))], command].concat())
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let unmounted = output("umount", &[name(&self.path(""))]);
+        assert!(
+            unmounted.status.success() || std::thread::panicking(),
+            "{unmounted:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_package_is_installed_runs_and_is_purged() {
+    let folder = tempfile::tempdir().unwrap();
+    let deb = build(folder.path());
+    let control = done("dpkg-deb", &["--field", name(&deb)]);
+    for line in ["Package: tower-fence\n", "Section: net\n", "libc6"] {
+        assert!(control.contains(line), "{line}: {control}");
+    }
+    let conffiles = done("dpkg-deb", &["--info", name(&deb), "conffiles"]);
+    assert!(
+        conffiles.contains("/etc/tower-fence/tower-fence.env"),
+        "{conffiles}"
+    );
+
+    let root = Root::mount();
+    fs::copy(&deb, root.path("tower-fence.deb")).unwrap();
+    root.run(&["dpkg", "--install", "/tower-fence.deb"]);
+    let program = root.path("usr/bin/tower-fence");
+    let mut asked = clean(Command::new(&program));
+    asked.arg("--version");
+    let told = ended(asked).await;
+    assert_eq!(told.is(0).stdout, format!("tower-fence {}\n", version()));
+    assert!(root.path("usr/share/doc/tower-fence/README.md").exists());
+
+    // As the service starts it: with the variables of its file, and secrets from where the file says.
+    let db = Postgres::fresh(2).await;
+    let (database, operators) = (file(&db.url), file(OPERATOR));
+    let settings = fs::read_to_string(root.path("etc/tower-fence/tower-fence.env")).unwrap();
+    let mut serve = clean(Command::new(&program));
+    for line in settings
+        .lines()
+        .filter(|line| line.starts_with("TOWER_FENCE_"))
+    {
+        let (variable, value) = line.split_once('=').unwrap();
+        serve.env(variable, value);
+    }
+    serve
+        .arg("serve")
+        .env("TOWER_FENCE_LISTEN", "127.0.0.1:0")
+        .env("TOWER_FENCE_DATABASE_URL_FILE", path(&database))
+        .env("TOWER_FENCE_OPERATOR_SECRETS_FILE", path(&operators));
+    let mut server = Served::of(serve).await.with_secret(OPERATOR);
+    assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
+    server.signal("-TERM");
+    assert!(server.exit().await.success());
+
+    let units = ["usr/lib/systemd/system", "lib/systemd/system"];
+    let units = units.map(|folder| format!("{folder}/tower-fence.service"));
+    let unit = units.iter().find(|unit| root.path(unit).exists());
+    let unit = root.path(unit.expect("no unit in the package"));
+    verify(&unit, &program, folder.path());
+
+    root.run(&["dpkg", "--purge", "tower-fence"]);
+    for left in [&program, &root.path("etc/tower-fence"), &unit] {
+        assert!(!left.exists(), "{} was left", left.display());
+    }
+}
+
+/// Has systemd look at the unit.
+fn verify(unit: &Path, program: &Path, folder: &Path) {
+    let text = fs::read_to_string(unit).unwrap();
+    assert!(
+        text.contains("ExecStart=/usr/bin/tower-fence serve\n"),
+        "{text}"
+    );
+    let copy = folder.join("tower-fence.service");
+    fs::write(&copy, text.replace("/usr/bin/tower-fence", name(program))).unwrap();
+    let verified = output("systemd-analyze", &["verify", "--man=no", name(&copy)]);
+    let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+    assert!(
+        verified.status.success() && !said.contains("tower-fence.service"),
+        "{said}"
+    );
+    // A setting that systemd does not know is found.
+    fs::write(&copy, text.replace("PrivateTmp", "PrivateTemp")).unwrap();
+    let wrong = output("systemd-analyze", &["verify", "--man=no", name(&copy)]);
+    assert!(
+        String::from_utf8_lossy(&wrong.stderr).contains("PrivateTemp"),
+        "{wrong:?}"
+    );
+}

@@ -1,0 +1,201 @@
+//! The program as a process, and what it is told.
+
+use std::{
+    env,
+    io::Write,
+    net::SocketAddr,
+    ops::{Deref, DerefMut},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use reqwest::{Client, Method, RequestBuilder};
+use serde_json::Value;
+use tempfile::NamedTempFile;
+use tokio::net::TcpStream;
+
+use crate::support::{
+    http::Answer,
+    process::{Process, built},
+};
+
+pub const HOLDER: &str = "a-secret-of-holders-2bd8a";
+pub const OPERATOR: &str = "a-secret-of-operators-91f";
+
+/// The program, with nothing in its environment that it knows.
+pub fn program() -> Command {
+    clean(Command::new(built("tower-fence")))
+}
+
+/// The program, started by another one that becomes it. Tests may run with signals ignored, which `env` mends.
+pub fn under(starter: &[&str]) -> Command {
+    let mut command = clean(Command::new(starter[0]));
+    command.args(&starter[1..]).arg(program().get_program());
+    command
+}
+
+/// Without the variables that the program knows.
+pub fn clean(mut command: Command) -> Command {
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("TOWER_FENCE_") || text == "DATABASE_URL" {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// What a command has said, and how it ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ended {
+    #[track_caller]
+    pub fn is(&self, status: i32) -> &Self {
+        assert_eq!(self.status, status, "{self:?}");
+        self
+    }
+
+    /// Has said this on standard error.
+    #[track_caller]
+    pub fn says(&self, text: &str) -> &Self {
+        assert!(self.stderr.contains(text), "{text:?}: {self:?}");
+        self
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+}
+
+/// Runs the program to its end.
+pub async fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
+    let mut command = program();
+    command.args(arguments).envs(variables.iter().copied());
+    ended(command).await
+}
+
+pub async fn ended(command: Command) -> Ended {
+    let mut process = Process::run(command);
+    let status = process.exit().await;
+    Ended {
+        status: status.code().unwrap_or(-1),
+        stdout: process.stdout(),
+        stderr: process.log(),
+    }
+}
+
+/// A file with this text, which only its owner reads.
+pub fn file(text: &str) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+pub fn path(file: &NamedTempFile) -> &str {
+    name(file.path())
+}
+
+pub fn name(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// `tower-fence serve`, until it is dropped.
+pub struct Served {
+    pub url: String,
+    pub client: Client,
+    secret: Option<String>,
+    process: Process,
+}
+
+impl Served {
+    /// Serves the leases of a database to everybody on this machine.
+    pub async fn start(database: &str, arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[("TOWER_FENCE_DATABASE_URL", database)]).await
+    }
+
+    /// Serves with these options and variables, on a free port unless they name one.
+    pub async fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = program();
+        command.arg("serve");
+        if !arguments.contains(&"--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        command.args(arguments).envs(variables.iter().copied());
+        Self::of(command).await
+    }
+
+    /// Waits until the server of this command listens.
+    pub async fn of(command: Command) -> Self {
+        let mut process = Process::run(command);
+        process.prints("tower-fence listens on ", 1).await;
+        process.prints("\n", 1).await;
+        let stdout = process.stdout();
+        let (_, url) = stdout.split_once("listens on ").unwrap();
+        Self {
+            url: url.trim().to_owned(),
+            client: Client::builder()
+                .timeout(Duration::from_secs(45))
+                .build()
+                .unwrap(),
+            secret: None,
+            process,
+        }
+    }
+
+    /// The same, asked with this secret.
+    pub fn with_secret(mut self, secret: &str) -> Self {
+        self.secret = Some(secret.to_owned());
+        self
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
+
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.client.request(method, self.url(path));
+        match &self.secret {
+            Some(secret) => request.bearer_auth(secret),
+            None => request,
+        }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        Answer::to(self.request(Method::GET, path)).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        Answer::to(self.request(Method::POST, path).json(body)).await
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        let (_, addr) = self.url.split_once("://").unwrap();
+        addr.parse().unwrap()
+    }
+
+    /// A connection without a request.
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.addr()).await.unwrap()
+    }
+}
+
+impl Deref for Served {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for Served {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}

@@ -1,0 +1,168 @@
+//! What leases cost etcd, in calls to its gateway.
+
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use sqlx::Sqlite;
+use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew};
+
+use super::faults::meddling;
+use crate::support::{
+    database::TestDatabase,
+    etcd::EtcdCluster,
+    eventually,
+    lease::{LONG, grant, is_held, sku, wait},
+    proxy::{Link, Passage, Proxy, Sender},
+};
+
+/// The paths of the requests in a message.
+fn paths(message: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(message).into_owned();
+    let requests = text.split("POST /v3/").skip(1);
+    let paths = requests.filter_map(|rest| rest.split(' ').next());
+    paths.map(ToOwned::to_owned).collect()
+}
+
+/// The calls that went through a proxy.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<String>>>);
+
+impl Calls {
+    /// Those since it was asked last.
+    fn made(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+async fn counting(cluster: &EtcdCluster) -> (Proxy, Calls) {
+    let calls = Calls::default();
+    let counted = calls.clone();
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let counted = counted.clone();
+        move |sender, message: &[u8]| {
+            if sender == Sender::Client {
+                counted.0.lock().unwrap().extend(paths(message));
+            }
+            Passage::Whole
+        }
+    });
+    (proxy.await, calls)
+}
+
+#[tokio::test]
+async fn an_acquire_and_a_release_take_seven_calls() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, calls) = counting(&cluster).await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let made = || calls.made();
+    // The first one begins an epoch.
+    let lease = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    made();
+
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert_eq!(
+        made(),
+        ["kv/txn", "lease/grant", "kv/txn", "maintenance/status"]
+    );
+    let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    renewed.unwrap();
+    assert_eq!(made(), ["kv/txn", "maintenance/status", "lease/keepalive"]);
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    assert_eq!(made(), ["kv/txn", "lease/timetolive"]);
+    leases.release(&sku(), &lease.id).await.unwrap();
+    assert_eq!(made(), ["kv/txn", "kv/txn", "lease/revoke"]);
+}
+
+/// Each grant, each repeated request, and each new token or time has an etcd lease of its own, which takes the place
+/// of the one before.
+#[tokio::test]
+async fn a_lease_leaves_no_etcd_lease_behind() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let leases = leases.unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    let has = async |count| {
+        eventually("the others have ended", async || {
+            cluster.leases().await == count
+        })
+        .await;
+    };
+    for renewal in [
+        Renew::new(LONG).with_new_token(),
+        Renew::new(LONG / 2),
+        Renew::new(LONG),
+    ] {
+        leases.renew(&sku(), &held.id, renewal).await.unwrap();
+        has(1).await;
+    }
+    for _ in 0..2 {
+        let repeated = Acquire::new(LONG).lease_id(held.id.clone());
+        leases.acquire(&sku(), repeated).await.unwrap();
+        has(1).await;
+    }
+    leases.release(&sku(), &held.id).await.unwrap();
+    has(0).await;
+}
+
+/// Nobody asks whether it has its turn: the watch tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_in_line_asks_for_nothing() {
+    const KEPT: &str = "lease/keepalive";
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, calls) = counting(&cluster).await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    let places_are_kept = async |times| {
+        eventually("its place is kept", async || {
+            let calls = calls.0.lock().unwrap();
+            calls.iter().filter(|call| *call == KEPT).count() >= times
+        })
+        .await;
+        calls.made()
+    };
+    // By then it watches.
+    assert!(places_are_kept(1).await.iter().any(|call| call == "watch"));
+    let made = places_are_kept(2).await;
+    assert!(made.iter().all(|call| call == KEPT), "{made:?}");
+    waiting.abort();
+}
+
+/// An etcd that is away, or ends each watch at once, is not asked without end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let cut = Passage::CutLater(Duration::ZERO);
+    let (proxy, ended) = meddling(&cluster, "POST /v3/watch", cut).await;
+    let leases = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let leases = leases.connect(&[format!("http://{}", proxy.addr)]).await;
+    let leases = leases.unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    let waiting = wait(&leases, LONG).await;
+    eventually("it watches", async || ended.load(Relaxed) > 0).await;
+    let (begun, before) = (Instant::now(), ended.load(Relaxed));
+    eventually("it watches again", async || {
+        ended.load(Relaxed) >= before + 20
+    })
+    .await;
+    assert!(
+        begun.elapsed() >= Duration::from_millis(400),
+        "ten pauses or more, as an answer has one message or two"
+    );
+    waiting.abort();
+
+    proxy.set(Link::Cut);
+    let before = proxy.connections();
+    let failed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert!(
+        matches!(failed, Err(LeaseError::Unavailable(_))),
+        "{failed:?}"
+    );
+    let asked = proxy.connections() - before;
+    assert!((1..=50).contains(&asked), "{asked} times in half a second");
+}

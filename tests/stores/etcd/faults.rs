@@ -1,0 +1,389 @@
+//! Three nodes of etcd, of which some are killed or frozen; compaction, and a client that is paused.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use axum::Router;
+use serde_json::json;
+use sqlx::Sqlite;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tower_fence::{
+    Fence, Resource, issuer,
+    lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew},
+};
+
+use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
+use crate::support::{
+    database::TestDatabase,
+    etcd::{EtcdCluster, base64},
+    eventually,
+    http::{Answer, Server},
+    lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
+    proxy::{Link, Passage, Proxy, Sender},
+};
+
+const CALL_WAIT: Duration = Duration::from_secs(2);
+
+/// What happens to nodes costs no history: leases go on, no epoch begins, and tokens go up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(3).await;
+    let issuer = Issuer::in_etcd(&cluster, &db).await;
+    let Issuer::InEtcd(leases) = &issuer else {
+        unreachable!()
+    };
+    // The load is on others.
+    let resource = Resource::new("held").unwrap();
+    let held = grant(leases, &resource, LONG).await;
+    let load = Load::start(&issuer);
+    load.more(20).await;
+    let epochs = highest_epoch(&db).await;
+
+    let leader = cluster.leader().await;
+    cluster.kill(leader);
+    load.more(10).await;
+    let renewed = leases.renew(&resource, &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    cluster.start_node(leader);
+    load.more(10).await;
+
+    // With the one that was away back in step, another one may go.
+    cluster.is_up().await;
+    sleep(Duration::from_secs(1)).await;
+    let leader = cluster.leader().await;
+    cluster.signal(leader, "-STOP");
+    load.more(10).await;
+    let refused = leases.acquire(&resource, Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Held { .. })),
+        "{refused:?}"
+    );
+    cluster.signal(leader, "-CONT");
+    load.more(10).await;
+
+    are_in_order_where_ours(true, &load.stop().await);
+    assert_eq!(highest_epoch(&db).await, epochs);
+}
+
+/// The one that is asked first does not answer; the next one does, within the limit of a call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(3).await;
+    let follower = (cluster.leader().await + 1) % 3;
+    let mut urls = cluster.urls();
+    urls.rotate_left(follower);
+    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    cluster.signal(follower, "-STOP");
+    let asked_at = Instant::now();
+    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    leases.release(&sku(), &held.id).await.unwrap();
+    let second = grant(&leases, &sku(), LONG).await;
+    let anew = Renew::new(LONG).with_new_token();
+    let renewed = leases.renew(&sku(), &second.id, anew).await.unwrap();
+    assert!(second.token > held.token && renewed.token > second.token);
+    assert!(asked_at.elapsed() < CALL_WAIT, "{:?}", asked_at.elapsed());
+    // Back, it answers what it has missed.
+    cluster.signal(follower, "-CONT");
+    let back = EtcdLeases::builder(db.fence()).call_wait(3 * CALL_WAIT);
+    let back = back.connect(&urls[..1]).await.unwrap();
+    let found = back.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(found.token, renewed.token);
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+/// No epochs, no new clock; but what keeps its token needs none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let connect = async |epochs: Fence<Sqlite>| {
+        let connected = EtcdLeases::connect(&cluster.urls(), epochs).await;
+        connected.unwrap()
+    };
+    let leases = connect(db.fence()).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    let cut_off = {
+        let away = Sqlite::fresh(1).await;
+        away.pool.close().await;
+        connect(away.fence()).await
+    };
+    let (same, shorter) = (Renew::new(LONG), Renew::new(LONG / 2));
+    for keeps in [same, shorter] {
+        let renewed = cut_off.renew(&sku(), &held.id, keeps).await.unwrap();
+        assert_eq!(renewed.token, held.token);
+    }
+    let anew = Renew::new(LONG).with_new_token();
+    is_unavailable(cut_off.renew(&sku(), &held.id, anew).await);
+    cut_off.release(&sku(), &held.id).await.unwrap();
+    for (key, _) in cluster.keys("tower-fence:clock:").await {
+        let body = json!({ "key": base64(&key) });
+        cluster.call("/v3/kv/deleterange", &body).await;
+    }
+    is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
+    assert_eq!(cluster.keys("tower-fence:").await, []);
+    assert!(grant(&leases, &sku(), LONG).await.token > held.token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(3).await;
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    let server = Server::start(Router::new().nest("/locks", issuer::router(leases.clone()))).await;
+    cluster.kill(1);
+    cluster.kill(2);
+    let asked_at = Instant::now();
+    let answer = Answer::to(server.post("/locks/other").json(&json!({}))).await;
+    answer.is_problem(503, "store-unavailable");
+    is_unavailable(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
+    is_unavailable(leases.release(&sku(), &held.id).await);
+    is_unavailable(leases.inspect(&sku()).await);
+    let limit = 4 * CALL_WAIT + Duration::from_secs(1);
+    assert!(asked_at.elapsed() < limit, "{:?}", asked_at.elapsed());
+    cluster.start_node(1);
+    cluster.is_up().await;
+    let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, held.token);
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compaction_takes_nothing() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let mut last = grant(&leases, &sku(), LONG).await;
+    let mut line = vec![];
+    for _ in 0..10 {
+        line.push(wait(&leases, LONG).await);
+    }
+    let compact = async || {
+        // What is watched from has to be written over, or compaction would not touch it.
+        cluster.put("foreign", "x").await;
+        let revision = cluster.revision().await.to_string();
+        let body = json!({ "revision": revision, "physical": true });
+        cluster.call("/v3/kv/compaction", &body).await;
+    };
+    for waiting in line {
+        compact().await;
+        leases.release(&sku(), &last.id).await.unwrap();
+        compact().await;
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        last = lease;
+    }
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
+    let (db, cluster) = (Sqlite::fresh(2).await, EtcdCluster::start(1).await);
+    let (holds, held) = watch::channel(false);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let held = held.clone();
+        move |sender: Sender, message: &[u8]| {
+            let path = b"/v3/lease/keepalive";
+            let renews = message.windows(path.len()).any(|part| part == path);
+            match sender == Sender::Client && renews {
+                true => Passage::Held(held.clone()),
+                false => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    holds.send_replace(true);
+    let (sku, renewal) = (sku(), Renew::new(LONG));
+    let end = async {
+        sleep(Duration::from_millis(500)).await;
+        cluster.revoke("tower-fence").await;
+        holds.send_replace(false);
+    };
+    let (renewed, ()) = tokio::join!(leases.renew(&sku, &first.id, renewal), end);
+    is_lost(renewed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ran_out_while_its_client_was_cut_off_is_lost() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let proxy = Proxy::to(cluster.addr()).await;
+    let url = format!("http://{}", proxy.addr);
+    let far = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let far = far.connect(&[url]).await.unwrap();
+    let first = grant(&far, &sku(), Duration::from_secs(1)).await;
+    proxy.set(Link::Silent);
+    let asked_at = Instant::now();
+    is_unavailable(far.renew(&sku(), &first.id, Renew::new(LONG)).await);
+    assert!(asked_at.elapsed() < Duration::from_secs(2));
+    let second = next_grant(&near, LONG).await;
+    assert!(second.token > first.token);
+    proxy.set(Link::Whole);
+    is_lost(far.renew(&sku(), &first.id, Renew::new(LONG)).await);
+    is_lost(far.release(&sku(), &first.id).await);
+    let held = far.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!(held.token, second.token);
+}
+
+/// The answers are lost, and the effects are not: what was written is recognized.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_whose_answer_was_lost_is_found_again() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let proxy = Proxy::to(cluster.addr()).await;
+    // The first endpoint takes everything and answers nothing, the second one answers.
+    let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
+    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    for _ in 0..5 {
+        proxy.set(Link::Whole);
+        let lease = grant(&leases, &sku(), LONG).await;
+        proxy.set(Link::NoAnswer);
+        leases.release(&sku(), &lease.id).await.unwrap();
+        let next = grant(&leases, &sku(), LONG).await;
+        assert!(next.token > lease.token);
+        let anew = Renew::new(LONG).with_new_token();
+        assert!(leases.renew(&sku(), &next.id, anew).await.unwrap().token > next.token);
+        leases.release(&sku(), &next.id).await.unwrap();
+    }
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+}
+
+/// Does this with the answers to one call, and counts them.
+pub async fn meddling(
+    cluster: &EtcdCluster,
+    call: &'static str,
+    passage: Passage,
+) -> (Proxy, Arc<AtomicUsize>) {
+    let met = Arc::<AtomicUsize>::default();
+    let meeting = Arc::clone(&met);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let (met, passage) = (Arc::clone(&meeting), passage.clone());
+        let mut is_called = false;
+        move |sender, message: &[u8]| match sender {
+            Sender::Client => {
+                let mut parts = message.windows(call.len());
+                is_called = parts.any(|part| part == call.as_bytes());
+                Passage::Whole
+            }
+            Sender::Server if is_called => {
+                met.fetch_add(1, Relaxed);
+                passage.clone()
+            }
+            Sender::Server => Passage::Whole,
+        }
+    });
+    (proxy.await, met)
+}
+
+/// What the lease hangs on was made by a call whose answer was lost, and is used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, lost) = meddling(&cluster, "POST /v3/lease/grant", Passage::CutAfter(0)).await;
+    let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
+    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert_eq!(lost.load(Relaxed), 1);
+    let held = leases.inspect(&sku()).await.unwrap().unwrap();
+    assert_eq!((held.token, cluster.leases().await), (lease.token, 1));
+}
+
+fn refusal() -> Passage {
+    let body = json!({ "code": 7, "message": "permission denied" }).to_string();
+    let answer = format!(
+        "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    Passage::Instead(answer.into_bytes())
+}
+
+/// A user may not be allowed to ask how long the log is. A process then knows what it has seen itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal()).await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let first = grant(&near, &sku(), LONG).await;
+    let anew = Renew::new(LONG).with_new_token();
+    let renewed = far.renew(&sku(), &first.id, anew).await.unwrap();
+    assert!(renewed.token > first.token);
+    far.release(&sku(), &first.id).await.unwrap();
+    let next = grant(&far, &sku(), LONG).await;
+    assert!(next.token > renewed.token && refused.load(Relaxed) > 0);
+    // Where it begins an epoch, too.
+    grant(&far, &Resource::new("sku-2").unwrap(), LONG).await;
+}
+
+/// Without an answer nobody knows whether this is the life of the cluster in which the clock has counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, silent) = meddling(&cluster, "POST /v3/maintenance/status", Passage::Dropped).await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let far = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let far = far.connect(&[format!("http://{}", proxy.addr)]).await;
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let last = grant(&near, &sku(), LONG).await;
+    near.release(&sku(), &last.id).await.unwrap();
+    // Whoever has chosen the id may ask again.
+    let chosen = Acquire::new(LONG).lease_id(last.id.clone());
+    is_unavailable(far.acquire(&sku(), chosen.clone()).await);
+    // What nobody knows of is given back. It shares the clock.
+    let other = Resource::new("sku-124").unwrap();
+    is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
+    assert!(silent.load(Relaxed) >= 2);
+    eventually("it is given back", async || {
+        near.inspect(&other).await.unwrap().is_none()
+    })
+    .await;
+    let kept = near.inspect(&sku()).await.unwrap().unwrap();
+    let repeated = near.acquire(&sku(), chosen).await.unwrap();
+    assert!(repeated.token > last.token && repeated.token == kept.token);
+}
+
+/// An etcd lease that may not be made, for a lease or for a place in line, is told as that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_etcd_refuses_is_told() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, refused) = meddling(&cluster, "POST /v3/lease/grant", refusal()).await;
+    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let lease = grant(&near, &sku(), LONG).await;
+    near.release(&sku(), &lease.id).await.unwrap();
+    for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
+        let told = match far.acquire(&sku(), request).await {
+            Err(LeaseError::Unavailable(cause)) => cause.to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert!(told.contains("permission denied"), "{told}");
+        // The second one finds it held.
+        let again = Acquire::new(LONG).lease_id(lease.id.clone());
+        near.acquire(&sku(), again).await.unwrap();
+    }
+    assert_eq!(refused.load(Relaxed), 2);
+}

@@ -1,0 +1,238 @@
+//! Tokens against what etcd loses, under load; see `redis_history`. Beside each case stands what a user would do by
+//! hand, with etcd's revisions as tokens.
+
+use sqlx::Sqlite;
+use tower_fence::{
+    Token,
+    lease::{Acquire, EtcdLeases, Leases, Operate, Renew},
+};
+
+use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
+use crate::support::{
+    database::TestDatabase,
+    etcd::EtcdCluster,
+    lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
+};
+
+/// Runs the load while `lose` happens, for our issuer and for the naive one.
+async fn survives(lose: impl AsyncFn(&mut EtcdCluster, &Load)) {
+    let db = Sqlite::fresh(2).await;
+    for ours in [true, false] {
+        let mut cluster = EtcdCluster::start(1).await;
+        let issuer = match ours {
+            true => Issuer::in_etcd(&cluster, &db).await,
+            false => Issuer::naive_in_etcd(&cluster),
+        };
+        let load = Load::start(&issuer);
+        load.more(30).await;
+        lose(&mut cluster, &load).await;
+        load.more(10).await;
+        are_in_order_where_ours(ours, &load.stop().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_that_is_restored_as_another_cluster() {
+    survives(async |cluster, load| {
+        let snapshot = cluster.save("snapshot");
+        load.more(60).await;
+        cluster.restore(&snapshot, "another-cluster").await;
+    })
+    .await;
+}
+
+/// Its id is the same, then, and so are its term and its members'.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_that_is_restored_under_the_same_names() {
+    survives(async |cluster, load| {
+        let snapshot = cluster.save("snapshot");
+        load.more(60).await;
+        cluster.restore(&snapshot, "the-cluster").await;
+    })
+    .await;
+}
+
+/// As a new cluster, and under the same names; each node of it tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(3).await;
+    for n in 0..50 {
+        cluster.put("foreign", &n.to_string()).await;
+    }
+    for is_new_name in [true, false] {
+        let before = EtcdLeases::connect(&cluster.urls(), db.fence())
+            .await
+            .unwrap();
+        grant_and_release(&before).await;
+        let epoch = highest_epoch(&db).await;
+        let snapshot = cluster.save(&format!("snapshot-{epoch}"));
+        for _ in 0..10 {
+            grant_and_release(&before).await;
+        }
+        let mut highest = grant_and_release(&before).await;
+        cluster.restore(&snapshot, "another-cluster").await;
+        if is_new_name {
+            // Entries of the log that are no revisions: by its length alone it could be the cluster of before.
+            for _ in 0..100 {
+                let body = serde_json::json!({ "TTL": 60 });
+                cluster.call("/v3/lease/grant", &body).await;
+            }
+        }
+        for url in cluster.urls() {
+            // None of them has seen anything.
+            let after = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+            let token = grant_and_release(&after).await;
+            assert!(token > highest, "{token} after {highest}");
+            highest = token;
+        }
+        assert_eq!(highest_epoch(&db).await, epoch + 1);
+    }
+}
+
+async fn grant_and_release(leases: &EtcdLeases) -> Token {
+    let lease = grant(leases, &sku(), LONG).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    lease.token
+}
+
+/// What a process remembers of etcd helps those that start afterwards nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(1).await;
+    // A few entries of the log are no revisions, as the cluster begins: more is lost than those.
+    for n in 0..50 {
+        cluster.put("foreign", &n.to_string()).await;
+    }
+    let before = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let kept = grant(&before, &sku(), LONG).await;
+    let snapshot = cluster.save("snapshot");
+    before.release(&sku(), &kept.id).await.unwrap();
+    let mut highest = kept.token;
+    for _ in 0..5 {
+        let lease = grant(&before, &sku(), LONG).await;
+        before.release(&sku(), &lease.id).await.unwrap();
+        highest = lease.token;
+    }
+    let epoch = highest_epoch(&db).await;
+    cluster.restore(&snapshot, "the-cluster").await;
+    // It has counted further by now than it had when the snapshot was saved, and than it had before the restore.
+    let counted = cluster.revision().await;
+    for n in 0..200 {
+        cluster.put("foreign", &n.to_string()).await;
+    }
+    assert!(cluster.revision().await >= counted + 200);
+
+    let after = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    // The snapshot has brought the lease back. It is lost to its holder, and nobody else has it.
+    is_lost(after.renew(&sku(), &kept.id, Renew::new(LONG)).await);
+    assert_eq!(after.inspect(&sku()).await.unwrap(), None);
+    is_held(after.acquire(&sku(), Acquire::new(LONG)).await);
+    is_lost(before.renew(&sku(), &kept.id, Renew::new(LONG)).await);
+    assert!(after.break_lease(&sku()).await.unwrap());
+    let next = grant(&after, &sku(), LONG).await;
+    assert!(next.token > highest, "{} {highest}", next.token);
+    assert_eq!(highest_epoch(&db).await, epoch + 1);
+    // Its issuer from before agrees with it.
+    before
+        .renew(&sku(), &next.id, Renew::new(LONG))
+        .await
+        .unwrap();
+}
+
+/// Who asks again under the id of a lease that a snapshot brought back has a new token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn asking_again_after_a_restore_brings_a_higher_token() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(1).await;
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let snapshot = cluster.save("snapshot");
+    cluster.restore(&snapshot, "another-cluster").await;
+    let again = Acquire::new(LONG).lease_id(first.id.clone());
+    let again = leases.acquire(&sku(), again).await.unwrap();
+    assert!(again.token > first.token);
+    let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, again.token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clocks_that_are_deleted() {
+    let db = Sqlite::fresh(2).await;
+    let cluster = EtcdCluster::start(1).await;
+    let load = Load::start(&Issuer::in_etcd(&cluster, &db).await);
+    load.more(30).await;
+    for _ in 0..5 {
+        for (key, _) in cluster.keys("tower-fence:clock:").await {
+            let body = serde_json::json!({ "key": crate::support::etcd::base64(&key) });
+            cluster.call("/v3/kv/deleterange", &body).await;
+        }
+        load.more(5).await;
+    }
+    are_in_order_where_ours(true, &load.stop().await);
+}
+
+/// What a majority keeps is no loss: no epoch begins, and leases go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_loses_nothing() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(1).await;
+    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    cluster.kill_all();
+    cluster.start_all();
+    cluster.is_up().await;
+    let other = EtcdLeases::connect(&cluster.urls(), db.fence())
+        .await
+        .unwrap();
+    for leases in [&leases, &other] {
+        let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+        assert_eq!(renewed.unwrap().token, lease.token);
+    }
+    assert_eq!(highest_epoch(&db).await, 1);
+}
+
+/// The log goes back with the state, so etcd does not tell. A process that has seen more does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(1).await;
+    let connect = async |cluster: &EtcdCluster| {
+        let connected = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+        connected.unwrap()
+    };
+    for (n, only_renews) in (1..).zip([false, true]) {
+        let leases = connect(&cluster).await;
+        grant(&leases, &sku(), LONG).await;
+        cluster.kill_all();
+        let copy = cluster.copy_data();
+        cluster.start_all();
+        cluster.is_up().await;
+        leases.break_lease(&sku()).await.unwrap();
+        let last = grant(&leases, &sku(), LONG).await;
+        let who = match only_renews {
+            true => connect(&cluster).await,
+            false => leases,
+        };
+        who.renew(&sku(), &last.id, Renew::new(LONG)).await.unwrap();
+        cluster.kill_all();
+        cluster.put_back(&copy);
+        cluster.start_all();
+        cluster.is_up().await;
+        is_lost(who.renew(&sku(), &last.id, Renew::new(LONG)).await);
+        who.break_lease(&sku()).await.unwrap();
+        let next = grant(&who, &sku(), LONG).await;
+        assert!(next.token > last.token, "only renews: {only_renews}");
+        assert_eq!(highest_epoch(&db).await, 1 + n);
+        who.release(&sku(), &next.id).await.unwrap();
+    }
+}

@@ -1,0 +1,89 @@
+//! What an application says of its etcd, and what is wrong with it.
+
+use std::time::Duration;
+
+use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse};
+use sqlx::Sqlite;
+use tower_fence::lease::{EtcdLeases, LeaseError, Leases};
+
+use crate::support::{
+    database::TestDatabase,
+    etcd,
+    http::Server,
+    lease::{LONG, grant, granted, sku, wait},
+    redis::fresh_prefix,
+};
+
+fn invalid<T: std::fmt::Debug>(built: Result<T, LeaseError>) -> (String, String) {
+    match built {
+        Err(LeaseError::Invalid { field, detail }) => (field, detail),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated() {
+    let db = Sqlite::fresh(1).await;
+    let build = || EtcdLeases::builder(db.fence());
+    for (url, reason) in [
+        ("", "no URL"),
+        ("127.0.0.1:2379", "no URL"),
+        ("http://:2379/s3cret", "no URL"),
+        ("ftp://s3cret", "https://"),
+        ("s3cret:2379", "https://"),
+        ("http://me:s3cret@a:2379", "user"),
+        ("http://s3cret@a:2379", "user"),
+        ("http://:s3cret@a:2379", "user"),
+        ("http://a:2379?token=s3cret", "query"),
+        ("http://a:2379/?", "query"),
+        ("http://a:2379/#s3cret", "fragment"),
+    ] {
+        let (field, detail) = invalid(build().connect_lazy(&["http://b:2379", url, "http://c"]));
+        assert_eq!(field, "endpoints");
+        assert!(detail.contains("endpoint 2 of 3"), "{detail}");
+        assert!(detail.contains(reason), "{url}: {detail}");
+        assert!(!detail.contains("s3cret"), "{detail}");
+    }
+    assert_eq!(invalid(build().connect_lazy::<&str>(&[])).0, "endpoints");
+    for prefix in ["a:b", "a\nb", "\u{85}"] {
+        let built = build().key_prefix(prefix).connect_lazy(&["http://a:2379"]);
+        assert_eq!(invalid(built).0, "key_prefix");
+    }
+}
+
+/// As behind a reverse proxy that has etcd below a path, and nothing beside it.
+#[tokio::test]
+async fn a_path_stands_before_those_of_etcd() {
+    let db = Sqlite::fresh(2).await;
+    let client = crate::support::http::client();
+    let pass_on = async move |request: Request| {
+        let path = request.uri().path().to_owned();
+        let Some(path) = path.strip_prefix("/shared/etcd/") else {
+            return StatusCode::NOT_FOUND.into_response();
+        };
+        let body = axum::body::to_bytes(request.into_body(), 1 << 20)
+            .await
+            .unwrap();
+        let url = format!("{}/{path}", etcd::shared_url());
+        let answer = client.post(url).body(body).send().await.unwrap();
+        (
+            answer.status(),
+            axum::body::Body::from_stream(answer.bytes_stream()),
+        )
+            .into_response()
+    };
+    let proxy = Server::start(Router::new().fallback(pass_on)).await;
+    for path in ["/shared/etcd", "/shared/etcd/"] {
+        let builder = EtcdLeases::builder(db.fence()).key_prefix(fresh_prefix());
+        let leases = builder.connect(&[proxy.url(path)]).await.unwrap();
+        let first = grant(&leases, &sku(), LONG).await;
+        let waiting = wait(&leases, LONG).await;
+        leases.release(&sku(), &first.id).await.unwrap();
+        granted(waiting).await;
+    }
+    let elsewhere = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(300));
+    elsewhere
+        .connect(&[proxy.url("/elsewhere")])
+        .await
+        .unwrap_err();
+}

@@ -1,0 +1,236 @@
+//! Many clients that acquire and release over several resources, and the order of the tokens they
+//! were granted.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use redis::{aio::ConnectionLike, cluster_async::ClusterConnection};
+use serde_json::{Value, json};
+use sqlx::Sqlite;
+use tokio::time::{Instant, sleep};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, EtcdLeases, Leases, RedisLeases},
+};
+
+use crate::support::{
+    database::Fresh,
+    etcd::{EtcdCluster, base64},
+    eventually,
+    redis::RedisServer,
+};
+
+pub const RESOURCES: usize = 3;
+
+/// Something that grants tokens.
+#[derive(Clone)]
+pub enum Issuer {
+    Ours(RedisLeases),
+    /// `SET NX PX` and `INCR`: a clock that trusts its key.
+    Naive(redis::aio::ConnectionManager),
+    NaiveInCluster(ClusterConnection),
+    InEtcd(EtcdLeases),
+    /// A key with a lease, and the revision of etcd as the token.
+    NaiveInEtcd(String, reqwest::Client),
+}
+
+impl Issuer {
+    pub async fn ours(server: &RedisServer, db: &Fresh<Sqlite>) -> Self {
+        let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+        Self::Ours(builder.connect(&server.url()).await.unwrap())
+    }
+
+    pub async fn naive(server: &RedisServer) -> Self {
+        let client = redis::Client::open(server.url()).unwrap();
+        let config = redis::aio::ConnectionManagerConfig::new().set_number_of_retries(1);
+        Self::Naive(
+            client
+                .get_connection_manager_with_config(config)
+                .await
+                .unwrap(),
+        )
+    }
+
+    pub async fn in_etcd(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> Self {
+        Self::InEtcd(
+            EtcdLeases::connect(&cluster.urls(), db.fence())
+                .await
+                .unwrap(),
+        )
+    }
+
+    pub fn naive_in_etcd(cluster: &EtcdCluster) -> Self {
+        Self::NaiveInEtcd(cluster.urls().remove(0), crate::support::http::client())
+    }
+
+    /// Acquires and releases; no token where that fails, or somebody else holds the lease.
+    pub async fn grant(&self, resource: usize) -> Option<i64> {
+        let ttl = Duration::from_millis(500);
+        match self {
+            Self::Ours(leases) => our_grant(leases, resource, ttl).await,
+            Self::InEtcd(leases) => our_grant(leases, resource, ttl).await,
+            Self::NaiveInEtcd(url, http) => naive_grant_in_etcd(url, http, resource).await,
+            Self::Naive(connection) => naive_grant(connection.clone(), resource).await,
+            Self::NaiveInCluster(connection) => naive_grant(connection.clone(), resource).await,
+        }
+    }
+}
+
+async fn our_grant<L: Leases>(leases: &L, resource: usize, ttl: Duration) -> Option<i64> {
+    let resource = Resource::new(format!("sku-{resource}")).unwrap();
+    let lease = leases.acquire(&resource, Acquire::new(ttl)).await.ok()?;
+    let _ = leases.release(&resource, &lease.id).await;
+    Some(lease.token.get())
+}
+
+async fn naive_grant_in_etcd(url: &str, http: &reqwest::Client, resource: usize) -> Option<i64> {
+    let call = async |path: &str, body: Value| -> Option<Value> {
+        let request = http.post(format!("{url}{path}")).json(&body);
+        let answer = request
+            .timeout(Duration::from_millis(500))
+            .send()
+            .await
+            .ok()?;
+        answer.json().await.ok()
+    };
+    let lease = call("/v3/lease/grant", json!({ "TTL": 1 })).await?;
+    let key = base64(format!("lock-{resource}"));
+    let compare = json!({ "key": key, "target": "CREATE", "create_revision": "0" });
+    let put = json!({ "request_put": { "key": key, "lease": lease["ID"] } });
+    let put = json!({ "compare": [compare], "success": [put] });
+    let granted = call("/v3/kv/txn", put).await?;
+    call("/v3/lease/revoke", json!({ "ID": lease["ID"] })).await?;
+    let token = granted["header"]["revision"].as_str()?.parse().ok()?;
+    (granted["succeeded"] == true).then_some(token)
+}
+
+pub async fn naive_grant(mut connection: impl ConnectionLike, resource: usize) -> Option<i64> {
+    let (lock, counter) = (
+        format!("{{{resource}}}lock"),
+        format!("{{{resource}}}counter"),
+    );
+    let script = "if redis.call('SET', KEYS[1], 1, 'NX', 'PX', 500) \
+                  then return redis.call('INCR', KEYS[2]) end";
+    let mut grant = redis::cmd("EVAL");
+    grant.arg(script).arg(2).arg(&lock).arg(counter);
+    let token: Option<i64> = grant.query_async(&mut connection).await.ok()?;
+    let release = redis::cmd("DEL").arg(lock).take();
+    let _: redis::RedisResult<()> = release.query_async(&mut connection).await;
+    token
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    pub resource: usize,
+    pub token: i64,
+    pub began: Instant,
+    pub ended: Instant,
+}
+
+/// Eight clients, until they are stopped.
+pub struct Load {
+    grants: Arc<Mutex<Vec<Grant>>>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Load {
+    pub fn start(issuer: &Issuer) -> Self {
+        let (grants, stop) = (Arc::default(), Arc::<AtomicBool>::default());
+        let client = |n: usize| {
+            let (issuer, stop) = (issuer.clone(), stop.clone());
+            let grants: Arc<Mutex<Vec<Grant>>> = Arc::clone(&grants);
+            tokio::spawn(async move {
+                for turn in n.. {
+                    let (resource, began) = (turn % RESOURCES, Instant::now());
+                    if let Some(token) = issuer.grant(resource).await {
+                        let ended = Instant::now();
+                        let grant = Grant {
+                            resource,
+                            token,
+                            began,
+                            ended,
+                        };
+                        grants.lock().unwrap().push(grant);
+                    } else {
+                        sleep(Duration::from_millis(1)).await;
+                    }
+                    if stop.load(Relaxed) {
+                        return;
+                    }
+                }
+            })
+        };
+        let clients = (0..8).map(client).collect();
+        Self {
+            grants,
+            stop,
+            clients,
+        }
+    }
+
+    /// Waits for so many more grants of each resource.
+    pub async fn more(&self, count: usize) {
+        let counts = || {
+            let grants = self.grants.lock().unwrap();
+            let count = |resource| grants.iter().filter(|g| g.resource == resource).count();
+            (0..RESOURCES).map(count).collect::<Vec<_>>()
+        };
+        let before = counts();
+        eventually("grants go on", async || {
+            counts()
+                .iter()
+                .zip(&before)
+                .all(|(now, before)| *now >= before + count)
+        })
+        .await;
+    }
+
+    pub async fn stop(self) -> Vec<Grant> {
+        self.stop.store(true, Relaxed);
+        join_all(self.clients).await;
+        std::mem::take(&mut *self.grants.lock().unwrap())
+    }
+}
+
+/// Checks that our grants are in order, and that the naive ones are not: otherwise the load would
+/// not find what was lost.
+#[track_caller]
+pub fn are_in_order_where_ours(ours: bool, grants: &[Grant]) {
+    let found = out_of_order(grants);
+    if ours {
+        assert_eq!(found.map(|pair| format!("{pair:?}")), None);
+    } else {
+        assert!(found.is_some(), "the load does not find what was lost");
+    }
+}
+
+/// The first pair of grants that are not in order, or share a token.
+pub fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
+    for resource in 0..RESOURCES {
+        let mut of_resource: Vec<_> = grants.iter().filter(|g| g.resource == resource).collect();
+        of_resource.sort_by_key(|grant| grant.token);
+        for pair in of_resource.windows(2) {
+            if pair[0].token == pair[1].token {
+                return Some((*pair[0], *pair[1]));
+            }
+        }
+        // In the order of the tokens, none may have ended before the latest beginning so far.
+        let mut latest: Option<&Grant> = None;
+        for grant in of_resource {
+            if let Some(latest) = latest.filter(|latest| grant.ended < latest.began) {
+                return Some((*grant, *latest));
+            }
+            if latest.is_none_or(|latest| latest.began < grant.began) {
+                latest = Some(grant);
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,32 @@
+//! The other lease stores: etcd, Redis Cluster, a quorum of Redis servers, an issuer over HTTP. And tokens of lock servers that are
+//! not ours.
+
+macro_rules! on_every_store {
+    ($($name:ident),* $(,)?) => {
+        crate::support::store::on_store!(on_a_cluster: Cluster, $($name),*);
+        crate::support::store::on_store!(on_a_quorum: Quorum, $($name),*);
+        crate::support::store::on_store!(on_etcd: Etcd, $($name),*);
+        crate::support::store::on_store!(over_http: Http, $($name),*);
+    };
+}
+
+macro_rules! on_every_store_with_a_line {
+    ($($name:ident),* $(,)?) => {
+        crate::support::store::on_store!(on_a_cluster: Cluster, $($name),*);
+        crate::support::store::on_store!(on_etcd: Etcd, $($name),*);
+        crate::support::store::on_store!(over_http: Http, $($name),*);
+    };
+}
+
+mod announced_above;
+mod doubt;
+mod etcd;
+#[path = "../every_store/mod.rs"]
+mod every_store;
+mod grant_load;
+mod others;
+mod quorum;
+mod redis;
+mod runtimes;
+
+use tower_fence_tests as support;

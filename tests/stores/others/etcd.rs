@@ -1,0 +1,138 @@
+//! Tokens of etcd, with its own clients: `etcdctl lock`, and the lock API of its gateway.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tower_fence::{
+    Resource, Token,
+    lease::{Acquire, EmbeddedLeases, Leases},
+};
+
+use super::{Inventory, tells_of_the_paused_holder, write_to};
+use crate::support::lock_servers::{Etcd, revision};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// `sku-1`, in base64 as the gateway takes it.
+const SKU: &str = "c2t1LTE=";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_holder_of_a_lock_in_etcd_is_refused() {
+    let etcd = Etcd::start().await;
+    tells_of_the_paused_holder(|sku, url, thinking| etcd.holder(sku, url, thinking)).await;
+}
+
+/// Two revisions go up from holder to holder: that at which the lock was had, which `etcdctl` and `Mutex.Header()` tell, and that of
+/// its key. A holder that has waited may have a key that is older than the one before's grant, so they do not mix.
+#[tokio::test]
+async fn revisions_of_a_lock_in_etcd_go_up_where_all_holders_send_the_same_kind() {
+    let etcd = Etcd::start().await;
+    let client = crate::support::http::client();
+    let call = async |path: &str, body: Value| -> Value {
+        let url = format!("{}/v3/{path}", etcd.url());
+        let answer = client.post(url).body(body.to_string()).send().await;
+        answer.unwrap().json().await.unwrap()
+    };
+    let number = |value: &Value| value.as_str().unwrap().parse::<i64>().unwrap();
+    let lock = async || {
+        let lease = call("lease/grant", json!({ "TTL": 60 })).await;
+        let request = json!({ "name": SKU, "lease": lease["ID"] });
+        let locked = call("lock/lock", request).await;
+        let key = call("kv/range", json!({ "key": locked["key"] })).await;
+        let made = number(&key["kvs"][0]["create_revision"]);
+        let had = number(&locked["header"]["revision"]);
+        call("lock/unlock", json!({ "key": locked["key"] })).await;
+        (had, made)
+    };
+    // Whoever asks first waits behind this one, and the others behind each other.
+    let lease = call("lease/grant", json!({ "TTL": 60 })).await;
+    let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
+    let give_back = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        call("lock/unlock", json!({ "key": held["key"] })).await
+    };
+    let (one, two, three, _) = tokio::join!(lock(), lock(), lock(), give_back);
+    let mut holders = [one, two, three];
+    holders.sort_unstable();
+    assert!(
+        holders.is_sorted_by(|(had, made), (next_had, next_made)| {
+            had < next_had && made < next_made
+        })
+    );
+    let [(first_had, _), (_, second_made), _] = holders;
+    assert!(second_made < first_had, "{holders:?}: they would mix");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
+    let mut etcd = Etcd::start().await;
+    let inventory = Inventory::start().await;
+    let url = inventory.url();
+    let before = etcd.holder("sku-1", &url, 0.0).finish().await;
+    assert_eq!(before.1, 200);
+    etcd.snapshot();
+    let mut highest = before.0;
+    for _ in 0..3 {
+        let (token, status) = etcd.holder("sku-1", &url, 0.0).finish().await;
+        assert!(token > highest && status == 200);
+        highest = token;
+    }
+    etcd.restore().await;
+    let (token, status) = etcd.holder("sku-1", &url, 0.0).finish().await;
+    assert!(token > before.0 && token <= highest, "handed out again");
+    assert_eq!(status, 412);
+    // Where the fence has seen nothing, who was granted more before outranks who is granted less now.
+    assert_eq!(inventory.write("sku-2", token).await.status, 200);
+    assert_eq!(inventory.write("sku-2", highest).await.status, 200);
+    let stock = inventory.stock("sku-1").await;
+    // The step: the tokens of all holders begin above the highest.
+    let again = etcd
+        .holder_above(highest, "sku-1", &url, 0.0)
+        .finish()
+        .await;
+    assert!(again.0 > highest && again.1 == 200);
+    assert_eq!(inventory.stock("sku-1").await, stock - 1);
+    assert_eq!(inventory.write("sku-3", again.0).await.status, 200);
+    for sku in ["sku-1", "sku-3"] {
+        let dead = inventory.write(sku, highest).await;
+        dead.is_problem(412, "stale-token");
+    }
+}
+
+/// A service trusts etcd, then this crate's issuer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_from_etcd_needs_no_step_and_each_layer_refuses_the_other_issuer() {
+    let etcd = Etcd::start().await;
+    let at = etcd.url();
+    let inventory = Inventory::start_with(|layer| {
+        layer.granted_up_to(move || {
+            let at = at.clone();
+            async move { Ok(Token::new(revision(&at).await.ok_or("etcd is away")?)?) }
+        })
+    })
+    .await;
+    let (first, status) = etcd.holder("sku-1", &inventory.url(), 0.0).finish().await;
+    assert_eq!(status, 200);
+    let leases = EmbeddedLeases::new(inventory.fence.clone());
+    let leases = leases.announced_to(inventory.fence.clone());
+    let sku = Resource::new("sku-1").unwrap();
+    // Of this crate's issuer: it may not close a resource that trusts etcd. Nor may a number out of the blue.
+    for stranger in [1_000_000_001, Token::MAX.get()] {
+        let refused = inventory.write("sku-1", stranger).await;
+        refused.is_problem(403, "unknown-epoch");
+    }
+    assert_eq!(inventory.fence.inspect(&sku).await.unwrap(), Some(first));
+    let mut older = etcd.holder("sku-1", &inventory.url(), 30.0);
+    let older = older.token().await;
+
+    let changed = inventory
+        .behind(|layer| layer.issued_by_this_database())
+        .await;
+    let lease = leases.acquire(&sku, Acquire::new(LONG)).await.unwrap();
+    let written = write_to(&changed, "sku-1", lease.token.get()).await;
+    assert_eq!(written.status, 200);
+    let refused = write_to(&changed, "sku-1", older).await;
+    refused.is_problem(403, "unknown-epoch");
+    let refused = inventory.write("sku-1", older).await;
+    refused.is_problem(412, "stale-token");
+}

@@ -1,0 +1,153 @@
+//! The story of the paused holder, told with the locks of others: a service over Postgres that takes their tokens, and beside it
+//! the same one without the fence.
+
+mod etcd;
+mod zookeeper;
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::StatusCode,
+    routing::get,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::{PgConnection, PgPool, Postgres};
+use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx};
+
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    http::{Answer, Server},
+    lock_servers::Holder,
+};
+
+/// The service of a test.
+pub struct Inventory {
+    pub db: Fresh<Postgres>,
+    /// Of its layers.
+    pub fence: Fence<Postgres>,
+    server: Server,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Stock {
+    stock: i64,
+}
+
+async fn read(
+    State(pool): State<PgPool>,
+    Path(sku): Path<String>,
+) -> Result<Json<Stock>, StatusCode> {
+    let stock = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1")
+        .bind(sku)
+        .fetch_optional(&pool)
+        .await
+        .unwrap();
+    stock
+        .map(|stock| Json(Stock { stock }))
+        .ok_or(StatusCode::NOT_FOUND)
+}
+
+async fn set(conn: &mut PgConnection, sku: String, stock: i64) {
+    sqlx::query("INSERT INTO stock VALUES ($1, $2) ON CONFLICT (sku) DO UPDATE SET n = excluded.n")
+        .bind(sku)
+        .bind(stock)
+        .execute(conn)
+        .await
+        .unwrap();
+}
+
+async fn write(mut tx: PgFencedTx, Path(sku): Path<String>, Json(new): Json<Stock>) {
+    set(&mut tx, sku, new.stock).await;
+}
+
+async fn write_unfenced(
+    State(pool): State<PgPool>,
+    Path(sku): Path<String>,
+    Json(new): Json<Stock>,
+) {
+    set(&mut pool.acquire().await.unwrap(), sku, new.stock).await;
+}
+
+impl Inventory {
+    /// A service whose tokens may be anybody's.
+    pub async fn start() -> Self {
+        Self::start_with(|layer| layer).await
+    }
+
+    pub async fn start_with(
+        trust: impl FnOnce(FenceLayer<Postgres, PathParam>) -> FenceLayer<Postgres, PathParam>,
+    ) -> Self {
+        let db = Postgres::fresh(8).await;
+        let fence = db.fence();
+        let layer = trust(FenceLayer::new(fence.clone(), PathParam("sku")));
+        let server = serve(&fence, layer).await;
+        Self { db, fence, server }
+    }
+
+    /// The same database and fence behind another layer.
+    pub async fn behind(
+        &self,
+        trust: impl FnOnce(FenceLayer<Postgres, PathParam>) -> FenceLayer<Postgres, PathParam>,
+    ) -> Server {
+        let layer = trust(FenceLayer::new(self.fence.clone(), PathParam("sku")));
+        serve(&self.fence, layer).await
+    }
+
+    pub fn url(&self) -> String {
+        self.server.url("/inventory")
+    }
+
+    /// Writes without a program.
+    pub async fn write(&self, sku: &str, token: i64) -> Answer {
+        write_to(&self.server, sku, token).await
+    }
+
+    pub async fn stock(&self, sku: &str) -> i64 {
+        let stock = format!("SELECT n FROM stock WHERE sku = '{sku}'");
+        self.db.number(&stock).await
+    }
+}
+
+pub async fn write_to(server: &Server, sku: &str, token: i64) -> Answer {
+    let put = server.client.put(server.url(&format!("/inventory/{sku}")));
+    let put = put.header("Fencing-Token", format!("{token};resource=\"{sku}\""));
+    Answer::to(put.json(&Stock { stock: 1 })).await
+}
+
+async fn serve(fence: &Fence<Postgres>, layer: FenceLayer<Postgres, PathParam>) -> Server {
+    let fenced = Router::new()
+        .route("/{sku}", get(read).put(write))
+        .route_layer(layer);
+    let unfenced = Router::new().route("/{sku}", get(read).put(write_unfenced));
+    let app = Router::new()
+        .nest("/inventory", fenced)
+        .nest("/unfenced", unfenced)
+        .with_state(fence.get_pool().clone());
+    Server::start(app).await
+}
+
+/// A holder is frozen until the lock server has given its lock to a second one, which writes; then it writes, too. Each takes one
+/// from a stock of 100. With the fence it is refused; without, its write is acknowledged, and the second one's is lost.
+pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Holder) {
+    let inventory = Inventory::start().await;
+    let story = async |path: &str, sku: &str| {
+        let url = inventory.server.url(path);
+        // It thinks for as long as its session lasts without it.
+        let mut first = holder(sku, &url, 2.0);
+        let first_token = first.token().await;
+        first.freeze();
+        let (second_token, second) = holder(sku, &url, 0.0).finish().await;
+        assert!(first_token < second_token);
+        assert_eq!(second, 200);
+        first.go_on();
+        (first.status().await, inventory.stock(sku).await)
+    };
+    let (fenced, unfenced) =
+        tokio::join!(story("/inventory", "sku-1"), story("/unfenced", "sku-2"));
+    assert_eq!(fenced, (412, 99), "the status of the first, and the stock");
+    assert_eq!(
+        unfenced,
+        (200, 99),
+        "two were acknowledged, and one is lost"
+    );
+}

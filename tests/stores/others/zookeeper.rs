@@ -1,0 +1,136 @@
+//! Tokens of ZooKeeper, with kazoo, a client of its own.
+
+use std::time::Duration;
+
+use tower_fence::{
+    Resource, Token,
+    lease::{Acquire, EmbeddedLeases, Leases},
+};
+
+use super::{Inventory, tells_of_the_paused_holder, write_to};
+use crate::support::lock_servers::ZooKeeper;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_holder_of_a_lock_in_zookeeper_is_refused() {
+    let zookeeper = ZooKeeper::start().await;
+    tells_of_the_paused_holder(|sku, url, thinking| zookeeper.holder(sku, url, thinking)).await;
+}
+
+/// Each election begins an epoch. With the data the epochs are lost, and all is refused until the fence is taken back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zxids_go_up_through_restarts_and_a_zookeeper_that_was_wiped_is_refused_until_a_reset() {
+    let mut zookeeper = ZooKeeper::start().await;
+    let inventory = Inventory::start().await;
+    let url = inventory.url();
+    let mut highest = 0;
+    for epoch in 1..=2 {
+        let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+        assert!(token > highest && status == 200);
+        assert_eq!(token >> 32, epoch);
+        highest = token;
+        zookeeper.kill();
+        if epoch == 1 {
+            zookeeper.start_again().await;
+        }
+    }
+
+    zookeeper.forget();
+    zookeeper.start_again().await;
+    let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+    assert!(token < highest && status == 412);
+    assert_eq!(
+        inventory.fence.inspect(&sku()).await.unwrap(),
+        Some(highest)
+    );
+
+    // The step, where all older holders have ended: back to what the new one has granted.
+    let granted = Token::from_zxid(token).unwrap();
+    inventory.fence.reset(&sku(), granted).await.unwrap();
+    inventory
+        .write("sku-1", token)
+        .await
+        .is_problem(412, "stale-token");
+    // A layer that is bounded by the new one keeps the older holders out. Any other lets them in, which is the condition.
+    let last = Token::from_zxid(zookeeper.zxid().await.unwrap()).unwrap();
+    let bounded = inventory
+        .behind(|layer| layer.granted_up_to(move || async move { Ok(last) }))
+        .await;
+    let older = write_to(&bounded, "sku-1", highest).await;
+    older.is_problem(403, "unknown-epoch");
+    let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+    assert!(token < highest && status == 200);
+    assert_eq!(inventory.write("sku-1", highest).await.status, 200);
+}
+
+/// The leader epochs between which a zxid stops being a token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zxids_of_zookeeper_are_tokens_up_to_leader_epoch_232830() {
+    let mut zookeeper = ZooKeeper::start().await;
+    let inventory = Inventory::start().await;
+    zookeeper.kill();
+    zookeeper.set_epoch(232_829);
+    zookeeper.start_again().await;
+    let holder = zookeeper.holder("sku-1", &inventory.url(), 0.0);
+    let (token, status) = holder.finish().await;
+    assert_eq!((token >> 32, status), (232_830, 200));
+    assert_eq!(Token::from_zxid(token).unwrap().get(), token);
+    zookeeper.kill();
+    zookeeper.start_again().await;
+    let holder = zookeeper.holder("sku-1", &inventory.url(), 0.0);
+    let (token, status) = holder.finish().await;
+    assert_eq!((token >> 32, status), (232_831, 400));
+    Token::from_zxid(token).unwrap_err();
+}
+
+/// The numbers of this crate's issuer begin below those of ZooKeeper.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_from_zookeeper_needs_no_step_where_grants_are_announced_and_one_where_not() {
+    let zookeeper = ZooKeeper::start().await;
+    let inventory = Inventory::start().await;
+    let ours = inventory
+        .behind(|layer| layer.issued_by_this_database())
+        .await;
+    let url = inventory.url();
+    let (used, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
+    assert_eq!(status, 200);
+    // A later one, of which the fence of sku-1 has not heard.
+    let (unseen, _) = zookeeper.holder("sku-9", &url, 0.0).finish().await;
+    let unannounced = || EmbeddedLeases::new(inventory.fence.clone());
+    let request = || Acquire::new(LONG);
+
+    let lease = unannounced().acquire(&sku(), request()).await.unwrap();
+    assert!(lease.token.get() < used);
+    let refused = write_to(&ours, "sku-1", lease.token.get()).await;
+    refused.is_problem(412, "stale-token");
+
+    let leases = unannounced().announced_to(inventory.fence.clone());
+    let lease = leases.acquire(&sku(), request()).await.unwrap();
+    let announced = lease.token.get();
+    assert!(used < announced && announced < unseen);
+    // The layer that trusts this database refuses the other one's holders, whatever the fence has seen of them.
+    let refused = write_to(&ours, "sku-1", used).await;
+    assert!([403, 412].contains(&refused.status), "{refused:?}");
+    let refused = write_to(&ours, "sku-1", unseen).await;
+    refused.is_problem(403, "unknown-epoch");
+    assert_eq!(write_to(&ours, "sku-1", announced).await.status, 200);
+    // One that trusts everybody lets them in.
+    assert_eq!(inventory.write("sku-1", unseen).await.status, 200);
+
+    // Without announcements, one step before the first grant.
+    let highest = Token::from_zxid(unseen).unwrap();
+    inventory.fence.begin_epochs_above(highest).await.unwrap();
+    let lease = unannounced().acquire(&sku(), request()).await.unwrap();
+    let above = lease.token.get();
+    assert!(above > unseen);
+    assert_eq!(write_to(&ours, "sku-1", above).await.status, 200);
+    for older in [used, unseen, announced] {
+        let refused = write_to(&ours, "sku-1", older).await;
+        refused.is_problem(412, "stale-token");
+    }
+}

@@ -1,0 +1,200 @@
+//! Nodes that are away, frozen, slow, or have a wrong clock, under load: grants go on while a majority answers, and
+//! end with it.
+//!
+//! On the same servers at the same time, the same load finds two broken protocols: one that needs all nodes makes no
+//! grant, and one that is content with two of five lets two hold a lease at once.
+
+use std::time::Duration;
+
+use axum::Router;
+use futures_util::future::join_all;
+use serde_json::json;
+use sqlx::Sqlite;
+use tokio::time::{Instant, timeout};
+use tower_fence::{
+    Resource, issuer,
+    lease::{Leases, Renew},
+};
+
+use super::{
+    load::{Hold, Load, harm, held_at_once, only_the_naive_is_harmed},
+    naive::Naive,
+};
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    http::{Answer, Server},
+    lease::{LONG, grant, is_unavailable},
+    nodes::{NODE_WAIT, NODES, Nodes},
+    proxy::Link,
+    redis::RedisServer,
+    wall_clock::WallClock,
+};
+
+/// What is stored survives `kill -9`, so that leases do.
+const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
+
+fn is_harmed(holds: &[Hold]) -> bool {
+    harm(holds).is_some() || held_at_once(holds).is_some()
+}
+
+/// Grants go on while the fault lasts, and after it. No time is lost with nodes that do not answer.
+async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes)) {
+    let db = Sqlite::fresh(4).await;
+    let mut nodes = Nodes::start(&DURABLE).await;
+    let ours = Load::on_ours(&nodes, &db);
+    let all = Load::on_naive(Naive::new(&nodes.urls(), NODES), "all", &db);
+    let few = Load::on_naive(Naive::new(&nodes.urls(), 2), "few", &db);
+    all.more(1).await;
+    eventually("two of five let two hold a lease", async || {
+        is_harmed(&few.holds())
+    })
+    .await;
+    few.stop().await;
+    begin(&mut nodes).await;
+    let began = Instant::now();
+    ours.more(5).await;
+    eventually("nobody waits for a node that was late", async || {
+        let took = |hold: &Hold| hold.grant.ended - hold.grant.began;
+        let holds = ours.holds_since(began);
+        // To wait for one costs as much at least, twice.
+        holds.iter().filter(|hold| took(hold) < NODE_WAIT).count() > 5
+    })
+    .await;
+    let in_spite_of_it = all.stop().await;
+    let in_spite_of_it = in_spite_of_it.iter().find(|hold| hold.grant.began > began);
+    assert!(
+        in_spite_of_it.is_none(),
+        "not all answer: {in_spite_of_it:?}"
+    );
+    end(&mut nodes).await;
+    ours.more(3).await;
+    let holds = ours.stop().await;
+    assert_eq!(harm(&holds), None);
+    assert_eq!(held_at_once(&holds).map(|pair| format!("{pair:?}")), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_are_killed() {
+    let kill = async |nodes: &mut Nodes| {
+        nodes.servers[0].kill();
+        nodes.servers[3].kill();
+    };
+    let restart = async |nodes: &mut Nodes| {
+        nodes.servers[0].start_again().await;
+        nodes.servers[3].start_again().await;
+    };
+    goes_on(kill, restart).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_node_is_frozen() {
+    let signal = |signal| async move |nodes: &mut Nodes| nodes.servers[1].signal(signal);
+    goes_on(signal("-STOP"), signal("-CONT")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_are_frozen() {
+    let signal = |signal| {
+        async move |nodes: &mut Nodes| {
+            nodes.servers[2].signal(signal);
+            nodes.servers[4].signal(signal);
+        }
+    };
+    goes_on(signal("-STOP"), signal("-CONT")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_cut_off_and_another_falls_silent() {
+    let cut = async |nodes: &mut Nodes| {
+        nodes.proxies[0].set(Link::Cut);
+        nodes.proxies[1].set(Link::Silent);
+    };
+    goes_on(cut, async |nodes| nodes.reach_all()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_slow() {
+    let slow_down = |delay| async move |nodes: &mut Nodes| nodes.proxies[2].slow_down(delay);
+    goes_on(slow_down(NODE_WAIT), slow_down(Duration::ZERO)).await;
+}
+
+/// Without a majority there is no lease, and a quick answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_nodes_are_killed() {
+    let db = Sqlite::fresh(4).await;
+    let mut nodes = Nodes::start(&[]).await;
+    let ours = Load::on_ours(&nodes, &db);
+    let few = Load::on_naive(Naive::new(&nodes.urls(), 2), "few", &db);
+    ours.more(5).await;
+    let leases = nodes.leases(&db);
+    let held = grant(&leases, &Resource::new("sku-3").unwrap(), LONG).await;
+    let router = issuer::router(leases.clone());
+    let server = Server::start(Router::new().nest("/locks", router)).await;
+
+    for node in [0, 2, 4] {
+        nodes.servers[node].kill();
+    }
+    let began = Instant::now();
+    let acquire = || {
+        server
+            .post("/locks/sku-1")
+            .json(&json!({ "ttl_ms": 10_000 }))
+    };
+    let answer = timeout(Duration::from_secs(10), Answer::to(acquire())).await;
+    let answer = answer.expect("no answer within the limits");
+    answer.is_problem(503, "store-unavailable");
+    assert!(answer.headers.contains_key("retry-after"));
+    is_unavailable(
+        leases
+            .renew(&held.resource, &held.id, Renew::new(LONG))
+            .await,
+    );
+    is_unavailable(leases.inspect(&held.resource).await);
+    is_unavailable(leases.release(&held.resource, &held.id).await);
+    few.more(3).await;
+    assert!(!few.holds_since(began).is_empty());
+    let without_a_majority = ours.holds_since(began);
+    assert!(without_a_majority.is_empty(), "{without_a_majority:?}");
+
+    // It comes back with nothing.
+    nodes.servers[2].start_again().await;
+    ours.more(5).await;
+    eventually("it is granted over HTTP", async || {
+        Answer::to(acquire()).await.status == 201
+    })
+    .await;
+    assert_eq!(harm(&ours.stop().await), None);
+    few.stop().await;
+}
+
+/// Keys expire at once, or stay for days. Tokens that are made of the time go back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_wall_clock_jumps() {
+    let db = Sqlite::fresh(4).await;
+    let clock = WallClock::right();
+    let mut servers = join_all((1..NODES).map(|_| RedisServer::start(&[]))).await;
+    servers.push(RedisServer::start_with(&[], &clock.variables()).await);
+    let nodes = Nodes::of(servers).await;
+    let ours = Load::on_ours(&nodes, &db);
+    let by_time = Load::on_naive(Naive::by_time(&nodes.urls()), "by time", &db);
+    let leases = nodes.leases(&db);
+    let resource = Resource::new("sku-3").unwrap();
+    let held = grant(&leases, &resource, LONG).await;
+    let keys = async || {
+        let found = nodes.servers[NODES - 1]
+            .command(&["KEYS", "*:lease:sku-3"])
+            .await;
+        redis::from_redis_value::<Vec<String>>(found).unwrap().len()
+    };
+    assert_eq!(keys().await, 1);
+    for jump in ["+1d", "-1d", "+10y", "+0"] {
+        clock.jump_to(jump);
+        ours.more(3).await;
+        by_time.more(3).await;
+        assert_eq!(keys().await, 0);
+        let renewed = leases.renew(&resource, &held.id, Renew::new(LONG)).await;
+        assert_eq!(renewed.unwrap().token, held.token);
+    }
+    only_the_naive_is_harmed(ours, by_time).await;
+}

@@ -1,0 +1,320 @@
+//! A client that is paused in the middle of a grant, and goes on when its lease has run out: what it does late changes
+//! nothing.
+//!
+//! Its messages, or the answers to them, are held back in front of the nodes, while others get the lease. Or a second
+//! request under its own lease id does: then the key on the nodes is its own again, and the obvious protocol takes the
+//! late messages of the first request for those of the second one.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sqlx::Sqlite;
+use tokio::sync::watch;
+
+use super::{
+    load::{Issuer, TTL, fresh_id},
+    naive::Naive,
+};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::LONG,
+    nodes::{NODES, Nodes, leases_on},
+    proxy::{Passage, Sender},
+};
+
+/// Longer than any test.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SKU: &str = "sku-1";
+/// In the same partition.
+const NEIGHBOUR: &str = "sku-124";
+/// As whom the paused client logs in, by which the proxies tell it from others.
+const PAUSED: &str = "sleepyhead";
+
+const ALL: &[usize] = &[0, 1, 2, 3, 4];
+const MAJORITY: &[usize] = &[2, 3, 4];
+
+/// What is held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The request that takes the key.
+    Take,
+    /// Its answer: the client has chosen no token yet.
+    Taken,
+    /// The request that stores the token that was chosen.
+    Seal,
+    /// Its answer.
+    Sealed,
+}
+
+/// Holds back what the paused client sends, or is sent.
+struct Gate {
+    phase: Phase,
+    on: &'static [usize],
+    is_closed: watch::Sender<bool>,
+    held: AtomicUsize,
+}
+
+impl Gate {
+    /// The rule for one connection to node `n`.
+    fn rule(self: Arc<Self>, n: usize) -> impl FnMut(Sender, &[u8]) -> Passage + Send + 'static {
+        let (mut is_paused, mut has_taken) = (false, false);
+        move |sender, message| {
+            let has = |text: &str| {
+                message
+                    .windows(text.len())
+                    .any(|part| part == text.as_bytes())
+            };
+            is_paused |= sender == Sender::Client && has(PAUSED);
+            let phase = match sender {
+                Sender::Client if has_taken => Some(Phase::Seal),
+                Sender::Client => has(":lease:sku-1").then_some(Phase::Take),
+                Sender::Server if has("sealed") => Some(Phase::Sealed),
+                Sender::Server => has("taken").then_some(Phase::Taken),
+            };
+            has_taken |= is_paused && phase == Some(Phase::Taken);
+            let is_here = phase == Some(self.phase) && self.on.contains(&n);
+            if !is_paused || !is_here || !*self.is_closed.borrow() {
+                return Passage::Whole;
+            }
+            self.held.fetch_add(1, SeqCst);
+            Passage::Held(self.is_closed.subscribe())
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Protocol {
+    Ours,
+    Naive,
+}
+
+struct Scene {
+    nodes: Nodes,
+    gate: Arc<Gate>,
+    db: Fresh<Sqlite>,
+    protocol: Protocol,
+}
+
+impl Scene {
+    async fn new(protocol: Protocol, phase: Phase, on: &'static [usize]) -> Self {
+        let gate = Arc::new(Gate {
+            phase,
+            on,
+            is_closed: watch::Sender::new(true),
+            held: AtomicUsize::new(0),
+        });
+        let rule = Arc::clone(&gate);
+        let nodes = Nodes::judging(move |n| Arc::clone(&rule).rule(n)).await;
+        for server in &nodes.servers {
+            let user = ["ACL", "SETUSER", PAUSED, "on", "nopass", "~*", "+@all"];
+            server.command(&user).await;
+        }
+        Self {
+            nodes,
+            gate,
+            db: Sqlite::fresh(4).await,
+            protocol,
+        }
+    }
+
+    /// One that remembers nothing.
+    fn issuer(&self) -> Issuer {
+        self.issuer_on(&self.nodes.urls())
+    }
+
+    fn paused_issuer(&self) -> Issuer {
+        let login = format!("//{PAUSED}:x@");
+        let urls = self
+            .nodes
+            .urls()
+            .into_iter()
+            .map(|url| url.replace("//", &login));
+        self.issuer_on(&urls.collect::<Vec<_>>())
+    }
+
+    fn issuer_on(&self, urls: &[String]) -> Issuer {
+        match self.protocol {
+            Protocol::Ours => Issuer::Ours(leases_on(urls, &self.db, PATIENCE)),
+            Protocol::Naive => Issuer::Naive(Naive::new(urls, NODES / 2 + 1).patient(PATIENCE)),
+        }
+    }
+
+    /// Acquires as soon as the lease is free.
+    async fn next(&self, id: &str, ttl: Duration) -> i64 {
+        let (issuer, mut token) = (self.issuer(), None);
+        eventually("the lease is free", async || {
+            token = issuer.acquire(SKU, id, ttl).await;
+            token.is_some()
+        })
+        .await;
+        token.unwrap()
+    }
+
+    async fn next_and_released(&self) -> i64 {
+        let id = fresh_id();
+        let token = self.next(&id, LONG).await;
+        self.issuer().release(SKU, &id).await;
+        token
+    }
+
+    async fn is_paused(&self) {
+        eventually("it is paused", async || {
+            self.gate.held.load(SeqCst) >= self.gate.on.len()
+        })
+        .await;
+    }
+
+    /// What each node has of the lease that is held.
+    async fn stored(&self) -> Vec<Vec<u8>> {
+        let mut stored = vec![];
+        for server in &self.nodes.servers {
+            let keys = server.command(&["KEYS", "*:lease:sku-1"]).await;
+            let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
+            for key in keys {
+                // It may have run out meanwhile.
+                if let redis::Value::BulkString(value) = server.command(&["GET", &key]).await {
+                    stored.push(value);
+                }
+            }
+        }
+        stored
+    }
+
+    /// Who gets the lease while the client is paused, and what became of all of it.
+    async fn play(self, repeats: bool) -> Played {
+        let mut tokens = vec![self.next_and_released().await];
+        let id = fresh_id();
+        let paused = tokio::spawn({
+            let (issuer, id) = (self.paused_issuer(), id.clone());
+            async move { issuer.acquire(SKU, &id, TTL).await }
+        });
+        self.is_paused().await;
+        tokens.push(self.next_and_released().await);
+        eventually("its time has run out", async || {
+            self.stored().await.is_empty()
+        })
+        .await;
+        let holder = if repeats { id } else { fresh_id() };
+        let live = self.next(&holder, LONG).await;
+        tokens.push(live);
+        let before = self.stored().await;
+        self.gate.is_closed.send_replace(false);
+        let late = paused.await.unwrap();
+        let undisturbed = self.stored().await == before;
+        let renewed = self.issuer().renew(SKU, &holder, LONG).await;
+        self.issuer().release(SKU, &holder).await;
+        // By those nodes that knew of the late token last, and by the others.
+        self.nodes.reach_only(MAJORITY);
+        tokens.push(self.next_and_released().await);
+        self.nodes.reach_only(&[0, 1, 2]);
+        tokens.push(self.next_and_released().await);
+        Played {
+            tokens,
+            live,
+            late,
+            renewed,
+            undisturbed,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Played {
+    /// In the order of the grants.
+    tokens: Vec<i64>,
+    /// Of the lease that was held when the client went on.
+    live: i64,
+    /// What the client got.
+    late: Option<i64>,
+    /// The token of that lease afterwards.
+    renewed: Option<i64>,
+    /// Whether the lease on the nodes stayed as it was.
+    undisturbed: bool,
+}
+
+impl Played {
+    fn is_in_order(&self) -> bool {
+        self.tokens.windows(2).all(|pair| pair[0] < pair[1])
+    }
+}
+
+/// Its late messages change nothing for another holder, and the client gets no lease. Where a repetition of its own
+/// request has the lease, it may get that one.
+async fn changes_nothing(phase: Phase, on: &'static [usize]) {
+    for repeats in [false, true] {
+        let scene = Scene::new(Protocol::Ours, phase, on).await;
+        let played = scene.play(repeats).await;
+        assert!(played.is_in_order(), "{phase:?} {repeats} {played:?}");
+        if repeats {
+            // Asked for again by the client, it lasts no longer than the client wanted.
+            let is_live = |token: Option<i64>| token.is_none_or(|token| token == played.live);
+            assert!(is_live(played.late), "{phase:?} {played:?}");
+            assert!(is_live(played.renewed), "{phase:?} {played:?}");
+        } else {
+            assert_eq!(played.late, None, "{phase:?} {played:?}");
+            assert_eq!(played.renewed, Some(played.live), "{phase:?} {played:?}");
+            assert!(played.undisturbed, "{phase:?} {played:?}");
+        }
+    }
+}
+
+/// By the obvious protocol, the client gets a token that is over, or that another had.
+async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
+    let scene = Scene::new(Protocol::Naive, phase, on).await;
+    let played = scene.play(true).await;
+    let is_late = played.late.is_some_and(|late| late < played.live);
+    assert!(is_late, "the pause does not find the hole: {played:?}");
+    if phase != Phase::Sealed {
+        assert!(!played.is_in_order(), "{played:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn before_most_nodes_are_asked() {
+    changes_nothing(Phase::Take, MAJORITY).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_its_keys_were_taken() {
+    changes_nothing(Phase::Taken, ALL).await;
+    is_a_hole_in_the_naive_protocol(Phase::Taken, ALL).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_its_token_was_chosen() {
+    changes_nothing(Phase::Seal, ALL).await;
+    is_a_hole_in_the_naive_protocol(Phase::Seal, ALL).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_its_token_was_stored_on_a_minority() {
+    changes_nothing(Phase::Seal, MAJORITY).await;
+    is_a_hole_in_the_naive_protocol(Phase::Seal, MAJORITY).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_its_token_was_stored() {
+    changes_nothing(Phase::Sealed, ALL).await;
+    is_a_hole_in_the_naive_protocol(Phase::Sealed, ALL).await;
+}
+
+/// The clocks of those nodes are ahead then, and out of reach the next time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_a_minority_has_stored_ends_no_other_lease() {
+    let scene = Scene::new(Protocol::Ours, Phase::Seal, MAJORITY).await;
+    let (issuer, id) = (scene.issuer(), fresh_id());
+    let token = issuer.acquire(SKU, &id, LONG).await;
+    assert!(token.is_some());
+    let paused = scene.paused_issuer();
+    tokio::spawn(async move { paused.acquire(NEIGHBOUR, &fresh_id(), LONG).await });
+    scene.is_paused().await;
+    assert_eq!(issuer.renew(SKU, &id, LONG).await, token);
+    scene.nodes.reach_only(MAJORITY);
+    assert_eq!(issuer.renew(SKU, &id, LONG).await, token);
+}

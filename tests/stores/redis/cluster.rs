@@ -1,0 +1,345 @@
+//! Redis Cluster: six real nodes, of which masters are killed, frozen and deposed.
+
+use std::time::Duration;
+
+use sqlx::Sqlite;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, Lease, LeaseError, Leases, Operate, RedisLeases},
+};
+
+use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
+use crate::support::{
+    cluster::RedisCluster,
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::{LONG, grant, sku},
+    redis::RedisServer,
+};
+
+/// The partition of `sku-1`.
+const TAG: &str = "{110}";
+
+async fn connect(cluster: &RedisCluster, db: &Fresh<Sqlite>) -> RedisLeases {
+    let urls = cluster.urls();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let builder = RedisLeases::builder(db.fence());
+    builder.connect_cluster(&urls).await.unwrap()
+}
+
+async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, LeaseError>> {
+    let waiting = async || {
+        let held = leases.inspect(sku).await.unwrap();
+        held.map_or(0, |held| held.waiters)
+    };
+    let before = waiting().await;
+    let task = tokio::spawn({
+        let (leases, sku) = (leases.clone(), sku.clone());
+        async move { leases.acquire(&sku, Acquire::new(LONG).wait(LONG)).await }
+    });
+    eventually("it is in line", async || waiting().await > before).await;
+    task
+}
+
+/// Acquires as soon as the store answers again.
+async fn grant_eventually(leases: &RedisLeases, sku: &Resource) -> Lease {
+    let granted = std::cell::RefCell::new(None);
+    eventually("the cluster is back", async || {
+        let lease = leases.acquire(sku, Acquire::new(LONG)).await;
+        *granted.borrow_mut() = lease.ok();
+        granted.borrow().is_some()
+    })
+    .await;
+    granted.into_inner().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_spread_over_the_masters_and_are_listed_from_all_of_them() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let leases = connect(&cluster, &db).await;
+    let names: Vec<String> = (0..100).map(|n| format!("{{a}}-{n:02}")).collect();
+    for name in &names {
+        let resource = Resource::new(name).unwrap();
+        let lease = grant(&leases, &resource, LONG).await;
+        leases.release(&resource, &lease.id).await.unwrap();
+        grant(&leases, &resource, LONG).await;
+    }
+    let mut with_leases = 0;
+    for node in &cluster.nodes {
+        let keys = node.command(&["KEYS", "*:lease:*"]).await;
+        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
+        with_leases += usize::from(!keys.is_empty());
+    }
+    assert_eq!(with_leases, 6, "three masters, and a replica of each");
+
+    let (mut listed, mut cursor) = (vec![], None::<String>);
+    loop {
+        let page = leases.list(7, cursor.as_deref()).await.unwrap();
+        assert!(page.leases.len() <= 7);
+        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
+        cursor = page.cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    listed.sort_unstable();
+    listed.dedup();
+    assert_eq!(listed, names);
+}
+
+/// As after slots were moved from master to master.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_several_ranges_of_slots_is_listed_once() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let (from, _) = cluster.shard_of(TAG).await;
+    let (to, _) = cluster.shard_of("{212}").await;
+    assert_ne!(from, to, "the test needs two shards");
+    let (from, to) = (&cluster.nodes[from], &cluster.nodes[to]);
+    let slot = to.command(&["CLUSTER", "KEYSLOT", TAG]).await;
+    let slot: i64 = redis::from_redis_value(slot).unwrap();
+    let slot = slot.to_string();
+    let from_id = from.info("CLUSTER MYID").await;
+    let to_id = to.info("CLUSTER MYID").await;
+    let importing = ["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id];
+    to.command(&importing).await;
+    for node in [to, from] {
+        let moved = ["CLUSTER", "SETSLOT", &slot, "NODE", &to_id];
+        node.command(&moved).await;
+    }
+    eventually("all nodes agree", async || {
+        for node in &cluster.nodes {
+            let nodes = node.info("CLUSTER NODES").await;
+            let mut of_master = nodes.lines().filter(|line| line.starts_with(&to_id));
+            if !of_master.any(|line| line.split(' ').any(|range| range == slot)) {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+
+    let leases = connect(&cluster, &db).await;
+    let names = ["sku-1", "sku-2"];
+    for name in names {
+        grant(&leases, &Resource::new(name).unwrap(), LONG).await;
+    }
+    let (mut listed, mut cursor) = (vec![], None::<String>);
+    loop {
+        let page = leases.list(7, cursor.as_deref()).await.unwrap();
+        listed.extend(page.leases.iter().map(|(name, _)| name.to_string()));
+        cursor = page.cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    listed.sort_unstable();
+    assert_eq!(listed, names);
+}
+
+/// A master is killed under load, and its replica, which lags, takes over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_outranked_by_its_replica() {
+    let db = Sqlite::fresh(2).await;
+    for ours in [true, false] {
+        let mut cluster = RedisCluster::start().await;
+        let (issuer, key) = if ours {
+            (Issuer::Ours(connect(&cluster, &db).await), TAG)
+        } else {
+            let client = redis::cluster::ClusterClient::builder(cluster.urls())
+                .retries(1)
+                .response_timeout(Duration::from_millis(500));
+            let connection = client.build().unwrap().get_async_connection().await;
+            (Issuer::NaiveInCluster(connection.unwrap()), "{1}")
+        };
+        let load = Load::start(&issuer);
+        load.more(60).await;
+        let (master, replica) = cluster.shard_of(key).await;
+        // From here on the replica may not connect, so it falls behind.
+        let replica = &cluster.nodes[replica];
+        replica
+            .command(&["CONFIG", "SET", "masteruser", "nobody"])
+            .await;
+        replica.command(&["CONFIG", "SET", "masterauth", "x"]).await;
+        let kill = ["CLIENT", "KILL", "TYPE", "replica"];
+        cluster.nodes[master].command(&kill).await;
+        load.more(60).await;
+        cluster.nodes[master].kill();
+        load.more(60).await;
+        are_in_order_where_ours(ours, &load.stop().await);
+    }
+}
+
+/// A frozen master holds its connections open and answers nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_master_is_left_for_its_replica() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let leases = connect(&cluster, &db).await;
+    let before = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &before.id).await.unwrap();
+    let (master, _) = cluster.shard_of(TAG).await;
+    cluster.nodes[master].signal("-STOP");
+    let asked_at = Instant::now();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    if let Err(error) = refused {
+        assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
+    }
+    assert!(asked_at.elapsed() < Duration::from_secs(4), "it hangs");
+    let after = grant_eventually(&leases, &sku()).await;
+    assert!(after.token > before.token);
+    // The deposed one wakes up, and finds its place as a replica.
+    cluster.nodes[master].signal("-CONT");
+    leases.release(&sku(), &after.id).await.unwrap();
+    assert!(grant_eventually(&leases, &sku()).await.token > after.token);
+}
+
+/// A whole shard is silent; those on the others go on, though not as fast.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_shard_costs_no_waiter_of_the_others() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+    let healthy = Resource::new("sku-2").unwrap();
+    grant(&one, &sku(), LONG).await;
+    let mut last = grant(&one, &healthy, LONG).await;
+    let (master, replica) = cluster.shard_of(TAG).await;
+    let (other, _) = cluster.shard_of("{212}").await;
+    assert!(other != master && other != replica);
+    for (n, node) in cluster.nodes.iter().enumerate() {
+        if n != master && n != replica {
+            let partial = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
+            node.command(&partial).await;
+        }
+    }
+    let silent = wait(&two, &sku()).await;
+    let mut waiting = vec![];
+    for _ in 0..4 {
+        waiting.push(wait(&two, &healthy).await);
+    }
+    cluster.nodes[replica].signal("-STOP");
+    cluster.nodes[master].signal("-STOP");
+    while !waiting.is_empty() {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        eventually("it is released", async || {
+            one.release(&healthy, &last.id).await.is_ok()
+                || one
+                    .inspect(&healthy)
+                    .await
+                    .is_ok_and(|held| held.is_none_or(|held| held.token != last.token))
+        })
+        .await;
+        let next = futures_util::future::select_all(waiting);
+        let (next, _, rest) = timeout(Duration::from_secs(20), next).await.unwrap();
+        last = next.unwrap().expect("a waiter of another shard failed");
+        waiting = rest;
+    }
+    silent.abort();
+    cluster.nodes[master].signal("-CONT");
+    cluster.nodes[replica].signal("-CONT");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_outlive_their_master() {
+    for killed in [true, false] {
+        let (mut cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+        let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+        let first = grant(&one, &sku(), LONG).await;
+        // A line on a master that stays.
+        let elsewhere = Resource::new("sku-2").unwrap();
+        let other_tag = "{212}";
+        let other_first = grant(&one, &elsewhere, LONG).await;
+        let waiting = wait(&two, &sku()).await;
+        let other_waiting = wait(&two, &elsewhere).await;
+        let (master, replica) = cluster.shard_of(TAG).await;
+        let (other_master, _) = cluster.shard_of(other_tag).await;
+        assert_ne!(master, other_master, "the test needs two shards");
+        if killed {
+            cluster.nodes[master].kill();
+        } else {
+            cluster.nodes[replica]
+                .command(&["CLUSTER", "FAILOVER"])
+                .await;
+        }
+        eventually("the replica takes over", async || {
+            let info = cluster.nodes[replica].info("INFO replication").await;
+            info.contains("role:master")
+        })
+        .await;
+        // Those elsewhere never notice.
+        eventually("the other master answers", async || {
+            one.release(&elsewhere, &other_first.id).await.is_ok()
+        })
+        .await;
+        let other = timeout(Duration::from_secs(8), other_waiting).await;
+        let other = other.expect("a waiter elsewhere hangs").unwrap();
+        assert!(other.unwrap().token > other_first.token);
+
+        // The grant may have been lost with the master; the line is not.
+        eventually("the lease ends", async || {
+            one.release(&sku(), &first.id).await.is_ok()
+                || one.inspect(&sku()).await.is_ok_and(|held| held.is_none())
+                || waiting.is_finished()
+        })
+        .await;
+        let second = timeout(Duration::from_secs(8), waiting).await;
+        match second.expect("a waiter hangs").unwrap() {
+            Ok(second) => assert!(second.token > first.token),
+            // Cut off while nobody had the slot.
+            Err(LeaseError::Unavailable(_)) if killed => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+/// The connection that hears of grants, which a waiter elsewhere keeps open, knows the old master only.
+/// That one takes the subscription, and the new one does not count it: it would pass the waiter over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_comes_after_a_failover_is_not_passed_over() {
+    let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+    let elsewhere = Resource::new("sku-2").unwrap();
+    grant(&one, &elsewhere, LONG).await;
+    let other_waiting = wait(&two, &elsewhere).await;
+    let (master, replica) = cluster.shard_of(TAG).await;
+    let (other_master, _) = cluster.shard_of("{212}").await;
+    assert_ne!(master, other_master, "the test needs two shards");
+    let over = ["CLUSTER", "FAILOVER"];
+    cluster.nodes[replica].command(&over).await;
+    eventually("the replica takes over", async || {
+        let old = cluster.nodes[master].info("INFO replication").await;
+        old.contains("role:slave")
+    })
+    .await;
+
+    let first = grant(&one, &sku(), LONG).await;
+    let waiting = wait(&two, &sku()).await;
+    let behind = wait(&connect(&cluster, &db).await, &sku()).await;
+    one.release(&sku(), &first.id).await.unwrap();
+    let served = timeout(Duration::from_secs(2), waiting).await;
+    let second = served.expect("it waits").unwrap().unwrap();
+    assert!(second.token > first.token);
+    two.release(&sku(), &second.id).await.unwrap();
+    let third = behind.await.unwrap().unwrap();
+    assert!(third.token > second.token);
+    assert!(!other_waiting.is_finished());
+    other_waiting.abort();
+}
+
+#[tokio::test]
+async fn a_server_that_is_no_cluster_is_refused() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let url = server.url().replace("//", "//:sesame@");
+    for url in [server.url(), url] {
+        let builder = RedisLeases::builder(db.fence());
+        let refused = builder.connect_cluster(&[&url]).await.unwrap_err();
+        assert!(matches!(refused, LeaseError::Unavailable(_)));
+        let text = format!("{refused:?} {refused}");
+        assert!(!text.contains("sesame"), "{text}");
+        println!("{text}");
+    }
+    let nothing: &[&str] = &[];
+    let refused = RedisLeases::builder(db.fence()).connect_cluster(nothing);
+    refused.await.unwrap_err();
+}

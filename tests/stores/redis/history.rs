@@ -1,0 +1,191 @@
+//! Tokens against loss, under load: many clients acquire and release over several resources while
+//! Redis loses something. Whatever it is, a grant that began after another one had ended has the
+//! higher token.
+//!
+//! Beside each case stands the counter that a user would write by hand, which the same load finds
+//! to go back.
+
+use std::time::Duration;
+
+use sqlx::Sqlite;
+use tokio::time::Instant;
+use tower_fence::{
+    Resource,
+    lease::{Acquire, Leases, RedisLeases},
+};
+
+use crate::grant_load::{Grant, Issuer, Load, RESOURCES, are_in_order_where_ours, out_of_order};
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    proxy::{Link, Proxy},
+    redis::{RedisServer, Sentinel},
+};
+
+/// Runs the load while `lose` happens, for our issuer and for the naive one.
+async fn survives(options: &[&str], lose: impl AsyncFn(&mut RedisServer, &Load)) {
+    let db = Sqlite::fresh(2).await;
+    for ours in [true, false] {
+        let mut server = RedisServer::start(options).await;
+        let issuer = match ours {
+            true => Issuer::ours(&server, &db).await,
+            false => Issuer::naive(&server).await,
+        };
+        let load = Load::start(&issuer);
+        load.more(60).await;
+        lose(&mut server, &load).await;
+        load.more(60).await;
+        are_in_order_where_ours(ours, &load.stop().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_lost_its_end() {
+    let options = ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"];
+    survives(&options, async |server, load| {
+        let half = server.append_only_files();
+        load.more(60).await;
+        server.kill();
+        server.restore(half);
+        server.start_again().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eviction() {
+    let options = ["--maxmemory-policy", "allkeys-lru"];
+    survives(&options, async |server, _| {
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        eventually("everything is evicted", async || {
+            let refused = server.try_command(&["SET", "junk", "x"]).await;
+            let size = server.command(&["DBSIZE"]).await;
+            refused.is_err() && size == redis::Value::Int(0)
+        })
+        .await;
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    })
+    .await;
+}
+
+async fn is_in_step(replica: &RedisServer) {
+    eventually("the replica is in step", async || {
+        let replication = replica.info("INFO replication").await;
+        replication.contains("master_link_status:up")
+    })
+    .await;
+}
+
+/// A replica that lags is promoted, while the old master still answers for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_to_a_replica_that_lags() {
+    let db = Sqlite::fresh(2).await;
+    for ours in [true, false] {
+        let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
+        let proxy = Proxy::to(master.addr()).await;
+        let port = proxy.addr.port().to_string();
+        replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+        let issuer = async |server: &RedisServer| match ours {
+            true => Issuer::ours(server, &db).await,
+            false => Issuer::naive(server).await,
+        };
+        let old = Load::start(&issuer(&master).await);
+        old.more(60).await;
+        is_in_step(&replica).await;
+        old.more(30).await;
+        proxy.set(Link::Silent);
+        old.more(60).await;
+        replica.command(&["REPLICAOF", "NO", "ONE"]).await;
+        let promoted_at = Instant::now();
+        let new = Load::start(&issuer(&replica).await);
+        old.more(30).await;
+        new.more(30).await;
+        let (old, new) = (old.stop().await, new.stop().await);
+        // The deposed master hands out only what is outranked already.
+        let outranked = (0..RESOURCES).all(|resource| {
+            let tokens = |grants: &[Grant]| -> Vec<i64> {
+                let of_resource = grants.iter().filter(|grant| grant.resource == resource);
+                of_resource.map(|grant| grant.token).collect()
+            };
+            tokens(&old).iter().max() < tokens(&new).iter().min()
+        });
+        assert!(
+            old.iter().any(|grant| grant.began > promoted_at),
+            "the old master fell silent"
+        );
+        assert_eq!(outranked, ours);
+        if ours {
+            assert!(out_of_order(&new).is_none() && out_of_order(&old).is_none());
+        }
+    }
+}
+
+/// A master behind sentinels is killed; its replica is promoted, and found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_by_sentinels() {
+    let db = Sqlite::fresh(2).await;
+    let (mut master, replica) = (
+        RedisServer::start(&[]).await,
+        RedisServer::start(&["--replica-announce-ip", "127.0.0.1"]).await,
+    );
+    let port = master.addr().port().to_string();
+    replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+    is_in_step(&replica).await;
+    let sentinel = Sentinel::start(&master);
+    let connected = std::cell::RefCell::new(None);
+    eventually(
+        "the sentinel knows its master and the replica",
+        async || {
+            let client = redis::Client::open(sentinel.url()).unwrap();
+            let Ok(mut connection) = client.get_multiplexed_async_connection().await else {
+                return false;
+            };
+            let mut replicas = redis::cmd("SENTINEL");
+            replicas.arg("replicas").arg("the-master");
+            let known: redis::RedisResult<Vec<redis::Value>> =
+                replicas.query_async(&mut connection).await;
+            if known.is_ok_and(|known| known.len() == 1) {
+                let builder = RedisLeases::builder(db.fence());
+                let builder = builder.command_wait(Duration::from_millis(500));
+                let leases = builder
+                    .connect_sentinels(&[&sentinel.url()], "the-master")
+                    .await;
+                *connected.borrow_mut() = leases.ok();
+            }
+            connected.borrow().is_some()
+        },
+    )
+    .await;
+    let leases = connected.into_inner().unwrap();
+    let load = Load::start(&Issuer::Ours(leases.clone()));
+    load.more(60).await;
+    master.kill();
+    load.more(60).await;
+    let grants = load.stop().await;
+    assert_eq!(out_of_order(&grants).map(|pair| format!("{pair:?}")), None);
+
+    // Waiting works on the new master, too.
+    let sku = Resource::new("sku-9").unwrap();
+    let long = Duration::from_secs(30);
+    let first = leases.acquire(&sku, Acquire::new(long)).await.unwrap();
+    let waiting = tokio::spawn({
+        let (leases, sku) = (leases.clone(), sku.clone());
+        async move { leases.acquire(&sku, Acquire::new(long).wait(long)).await }
+    });
+    eventually("it is in line", async || {
+        leases
+            .inspect(&sku)
+            .await
+            .unwrap()
+            .is_some_and(|held| held.waiters == 1)
+    })
+    .await;
+    leases.release(&sku, &first.id).await.unwrap();
+    assert!(waiting.await.unwrap().unwrap().token > first.token);
+
+    let (url, builder) = (sentinel.url(), RedisLeases::builder(db.fence()));
+    builder
+        .connect_sentinels(&[&url], "nobody")
+        .await
+        .unwrap_err();
+}

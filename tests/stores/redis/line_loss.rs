@@ -1,0 +1,266 @@
+//! Lines in Redis when something goes away: waiters, their process, a connection, the server, the
+//! line itself.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use sqlx::{Postgres, Sqlite};
+use tokio::time::{Instant, sleep, timeout};
+use tower_fence::lease::{Acquire, LeaseError, Leases, RedisLeases};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    http::Answer,
+    lease::{LONG, grant, join, sku, wait, waiters},
+    process::Inventory,
+    proxy::{Passage, Proxy, Sender},
+    redis::{RedisServer, connect},
+};
+
+#[tokio::test]
+async fn waiters_of_an_issuer_that_died_are_skipped_at_once() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = grant(&leases, &sku(), LONG).await;
+    // An issuer with a runtime of its own. Its connections end with it, and its waiters do not
+    // get to leave the line.
+    let (url, fence) = (server.url(), db.fence());
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let leases = RedisLeases::connect(&url, fence).await.unwrap();
+            for _ in 0..50 {
+                wait(&leases, LONG).await;
+            }
+        });
+        runtime.shutdown_background();
+    })
+    .join()
+    .unwrap();
+    let survivor = wait(&leases, LONG).await;
+    assert_eq!(waiters(&leases).await, 51, "the dead must be in line");
+    let released_at = Instant::now();
+    leases.release(&sku(), &first.id).await.unwrap();
+    let survivor = timeout(Duration::from_secs(5), survivor).await;
+    survivor.expect("it waits for the dead").unwrap().unwrap();
+    println!(
+        "behind 50 dead waiters, it took {:?}",
+        released_at.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
+    const DOOMED: u64 = 6;
+    let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
+    let variables = [
+        ("DATABASE_URL", db.url.as_str()),
+        ("REDIS_URL", &redis.url()),
+    ];
+    let frozen = Inventory::start(&variables).await;
+    let other = Inventory::start(&variables).await;
+    let client = crate::support::http::client();
+    let acquire = |service: &Inventory, body: serde_json::Value| {
+        Answer::to(client.post(service.url("/locks/sku-1")).json(&body))
+    };
+    let release = async |lease: &serde_json::Value| {
+        let release = client.delete(other.url("/locks/sku-1"));
+        let release = release.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+        assert_eq!(Answer::to(release).await.status, 204);
+    };
+    let line = async |length: u64| {
+        eventually("it is in line", async || {
+            let state = Answer::to(client.get(other.url("/locks/sku-1")))
+                .await
+                .json();
+            state["waiters"] == length
+        })
+        .await;
+    };
+    let first = acquire(&other, json!({})).await.json();
+    let mut doomed = vec![];
+    for n in 1..=DOOMED {
+        doomed.push(tokio::spawn(acquire(&frozen, json!({ "wait_ms": 60_000 }))));
+        line(n).await;
+    }
+    let next = tokio::spawn(acquire(&other, json!({ "wait_ms": 60_000 })));
+    line(DOOMED + 1).await;
+    frozen.signal("-STOP");
+    release(&first).await;
+    let released_at = Instant::now();
+    let next = timeout(Duration::from_secs(10), next)
+        .await
+        .expect("it waits for the frozen");
+    let next = next.unwrap();
+    assert_eq!(next.status, 201);
+    // One of them delays by a second; each of them would by six.
+    assert!(
+        released_at.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        released_at.elapsed()
+    );
+    // When they wake up, they find that their turn is over, and stand in line again.
+    frozen.signal("-CONT");
+    line(DOOMED).await;
+    let mut last = next.json();
+    release(&last).await;
+    for _ in 0..DOOMED {
+        let (woken, _, rest) = futures_util::future::select_all(doomed).await;
+        let woken = woken.unwrap();
+        assert_eq!(woken.status, 201);
+        assert!(woken.json()["token"].as_i64() > last["token"].as_i64());
+        last = woken.json();
+        release(&last).await;
+        doomed = rest;
+        if doomed.is_empty() {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_restart_in_the_middle_leaves_nobody_hanging() {
+    for options in [&[][..], &["--appendonly", "yes"][..]] {
+        let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
+        let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
+        let before = grant(&one, &sku(), LONG).await;
+        let limit = Duration::from_secs(4);
+        let started_at = Instant::now();
+        let mut line = vec![];
+        for n in 0..40 {
+            line.push(join([&one, &two][n % 2], Acquire::new(LONG).wait(limit)).await);
+        }
+        server.kill();
+        sleep(Duration::from_millis(300)).await;
+        server.start_again().await;
+        let outcomes = timeout(limit + Duration::from_secs(3), join_all(line)).await;
+        let outcomes = outcomes.expect("somebody hangs");
+        println!("after {:?}", started_at.elapsed());
+        let mut tokens = vec![before.token];
+        for outcome in outcomes {
+            match outcome.unwrap() {
+                Ok(lease) => {
+                    assert!(lease.token > before.token);
+                    tokens.push(lease.token);
+                }
+                Err(LeaseError::Unavailable(_) | LeaseError::Held { .. }) => {}
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        tokens.sort_unstable();
+        assert!(
+            tokens.is_sorted_by(|a, b| a < b),
+            "a token was repeated: {tokens:?}"
+        );
+        // And the line works again.
+        eventually("the store is back", async || {
+            one.inspect(&sku()).await.is_ok()
+        })
+        .await;
+        server.command(&["FLUSHALL"]).await;
+        let first = grant(&two, &sku(), LONG).await;
+        let waiting = wait(&one, LONG).await;
+        two.release(&sku(), &first.id).await.unwrap();
+        timeout(Duration::from_secs(5), waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_line_that_was_flushed_forms_again() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let leases = connect(&server, &db).await;
+    let first = leases
+        .acquire(&sku(), Acquire::new(Duration::from_secs(1)))
+        .await
+        .unwrap();
+    let (one, two) = (wait(&leases, LONG).await, wait(&leases, LONG).await);
+    server.command(&["FLUSHALL"]).await;
+    // Noticed when the lease would have ended.
+    let (one, two) = (timeout(LONG, one), timeout(LONG, two));
+    let served = async {
+        tokio::select! {
+            served = one => served,
+            served = two => served,
+        }
+    };
+    let served = timeout(Duration::from_secs(10), served)
+        .await
+        .expect("both hang");
+    assert!(served.unwrap().unwrap().unwrap().token > first.token);
+}
+
+#[tokio::test]
+async fn a_line_that_was_lost_while_others_wait_forms_again() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
+    grant(&one, &sku(), LONG).await;
+    let forgotten = wait(&two, LONG).await;
+    server.command(&["FLUSHALL"]).await;
+    // Others come first, and their line hides the loss.
+    let stranger = grant(&one, &sku(), LONG).await;
+    let other = wait(&one, LONG).await;
+    eventually("it is in line again", async || waiters(&one).await == 2).await;
+    one.release(&sku(), &stranger.id).await.unwrap();
+    let other = timeout(Duration::from_secs(5), other).await.unwrap();
+    one.release(&sku(), &other.unwrap().unwrap().id)
+        .await
+        .unwrap();
+    let forgotten = timeout(Duration::from_secs(5), forgotten).await;
+    forgotten.expect("it was forgotten").unwrap().unwrap();
+}
+
+/// Sooner than by the look of every ten seconds.
+const HEARD_AGAIN: Duration = Duration::from_secs(8);
+
+/// A connection that is cut without a word: it goes on, and brings nothing.
+#[tokio::test]
+async fn a_connection_that_hears_nothing_is_noticed() {
+    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
+    let deaf = Arc::new(AtomicBool::new(false));
+    let told = deaf.clone();
+    let proxy = Proxy::judging(server.addr(), move || {
+        let deaf = told.clone();
+        // A connection that is opened afterwards hears again.
+        let was_deaf = deaf.load(Relaxed);
+        let mut subscribed = false;
+        move |sender, message: &[u8]| {
+            subscribed |=
+                sender == Sender::Client && message.windows(9).any(|word| word == b"SUBSCRIBE");
+            let hears_nothing = deaf.load(Relaxed) && subscribed && !was_deaf;
+            match sender == Sender::Server && hears_nothing {
+                true => Passage::Dropped,
+                false => Passage::Whole,
+            }
+        }
+    });
+    let proxy = proxy.await;
+    let url = proxy.url(&server.url());
+    let leases = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    let leases = leases.connect(&url).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
+    deaf.store(true, Relaxed);
+    leases.release(&sku(), &first.id).await.unwrap();
+    // In whatever order they come back.
+    let (lease, _, rest) = timeout(HEARD_AGAIN, futures_util::future::select_all(line))
+        .await
+        .expect("they hear nothing");
+    leases
+        .release(&sku(), &lease.unwrap().unwrap().id)
+        .await
+        .unwrap();
+    let rest = timeout(HEARD_AGAIN, join_all(rest)).await;
+    rest.expect("one hears nothing").remove(0).unwrap().unwrap();
+}

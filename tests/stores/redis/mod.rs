@@ -1,0 +1,8 @@
+//! Leases in Redis when servers, connections and data are lost.
+
+mod cluster;
+mod contact;
+mod deposed;
+mod history;
+mod line_loss;
+mod memory;

@@ -1,8 +1,0 @@
-//! The examples as real processes.
-
-mod caller;
-mod inventory;
-mod languages;
-mod outbox;
-mod stale_writers;
-mod worker;

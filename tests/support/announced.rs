@@ -1,0 +1,91 @@
+//! Announced grants of a resource whose fence has seen a token above the grant, over any store that this concerns.
+
+use sqlx::Sqlite;
+use tower_fence::{
+    AdmitError, Fence, Resource, Token, TokenUse,
+    lease::{Acquire, Announced, LeaseError, Leases, Renew},
+};
+
+use crate::{
+    database::Fresh,
+    lease::{LONG, grant, highest_epoch, sku},
+};
+
+/// Of the partition of `sku-1`.
+const NEIGHBOUR: &str = "sku-124";
+
+/// What somebody without any rights can have sent.
+pub fn forged() -> Token {
+    Token::new(999_999_999_000_000).unwrap()
+}
+
+pub async fn a_forged_token_concerns_its_resource_alone(
+    store: impl Leases + Clone,
+    db: Fresh<Sqlite>,
+) {
+    let fence = db.fence();
+    let leases = Announced::new(store.clone(), fence.clone());
+    let neighbour = Resource::new(NEIGHBOUR).unwrap();
+    let before = grant(&leases, &neighbour, LONG).await;
+    leases.release(&neighbour, &before.id).await.unwrap();
+    let tx = fence.begin(&sku(), forged(), TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert_eq!(lease.token.get(), forged().get() + 1);
+    // Renewed as any other, with and without a new token.
+    let plain = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert_eq!(plain.unwrap().token, lease.token);
+    let anew = Renew::new(LONG).with_new_token();
+    let anew = leases.renew(&sku(), &lease.id, anew).await.unwrap();
+    assert!(anew.token > lease.token);
+    let tx = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &lease.id).await.unwrap();
+    let next = grant(&leases, &sku(), LONG).await;
+    assert!(next.token > anew.token);
+    let refused = fence.begin(&sku(), anew.token, TokenUse::SingleUse).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))));
+    let tx = fence.begin(&sku(), next.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &next.id).await.unwrap();
+
+    // No epoch was taken for it, and the others of the partition count on as before.
+    let after = grant(&leases, &neighbour, LONG).await;
+    assert!(after.token > before.token && after.token.get() < before.token.get() + 20);
+    assert_eq!(highest_epoch(&db).await, 1);
+
+    // The end of the range is the end of the resource, until its fence is taken back.
+    let tx = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    let Err(LeaseError::Exhausted {
+        resource,
+        max_token,
+    }) = refused
+    else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((resource, max_token), (sku(), Token::MAX.get()));
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+}
+
+/// Takes the lease, which may be used and released, and has no other token.
+pub async fn a_lease_whose_token_is_the_last_has_no_other(
+    leases: &impl Leases,
+    fence: &Fence<Sqlite>,
+) {
+    fence.raise(&sku(), Token::MAX).await.unwrap();
+    let last = grant(leases, &sku(), LONG).await;
+    assert_eq!(last.token, Token::MAX);
+    let anew = Renew::new(LONG).with_new_token();
+    let refused = leases.renew(&sku(), &last.id, anew).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Exhausted { .. })),
+        "{refused:?}"
+    );
+    // It may still be used.
+    let tx = fence.begin(&sku(), last.token, TokenUse::SingleUse).await;
+    tx.unwrap().commit().await.unwrap();
+    leases.release(&sku(), &last.id).await.unwrap();
+}

@@ -1,0 +1,299 @@
+//! A fresh database for each test, in Postgres or in SQLite.
+
+use std::{net::SocketAddr, time::Duration};
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Sqlite,
+    postgres::{PgConnectOptions, PgPoolOptions},
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+};
+use tower_fence::{Fence, fence::FenceDatabase};
+
+use super::{proxy::Proxy, variant::Variant};
+
+/// A database that the suites run over.
+pub trait TestDatabase: FenceDatabase {
+    /// Whether the failure of a statement aborts its transaction.
+    const ABORTS_ON_ERROR: bool;
+
+    /// A database of its own, with the fence's tables and those of [`TABLES`].
+    fn fresh(max_connections: u32) -> impl Future<Output = Fresh<Self>> + Send;
+
+    /// Runs statements.
+    fn execute(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Reads one number.
+    fn number(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Opens a savepoint, writes `entry` in it, and ends it as it is told.
+    fn nested(
+        conn: &mut Self::Connection,
+        entry: i64,
+        end: Nested,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+}
+
+#[derive(Clone, Copy)]
+pub enum Nested {
+    Commit,
+    Drop,
+    Forget,
+}
+
+/// What the handlers of the tests write to.
+pub const TABLES: &str = "
+    CREATE TABLE ledger (entry BIGINT UNIQUE);
+    CREATE TABLE stock (sku TEXT PRIMARY KEY, n BIGINT NOT NULL);
+    CREATE TABLE parent (id BIGINT PRIMARY KEY);
+    CREATE TABLE child (
+        parent BIGINT REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED
+    );
+";
+
+pub struct Fresh<DB: FenceDatabase> {
+    pub pool: Pool<DB>,
+    pub url: String,
+    _proxy: Option<Proxy>,
+    _guard: Guard,
+}
+
+impl<DB: TestDatabase> Fresh<DB> {
+    pub fn fence(&self) -> Fence<DB> {
+        let pooled = std::env::var("TEST_PGBOUNCER_PORT").is_ok();
+        Fence::new(self.pool.clone()).transaction_pooling(pooled)
+    }
+
+    /// A fence whose connections go from write to write.
+    pub fn reusing_fence(&self) -> Fence<DB> {
+        self.fence().reuse_connections(true)
+    }
+
+    pub async fn execute(&self, sql: &str) {
+        DB::execute(&mut self.pool.acquire().await.unwrap(), sql)
+            .await
+            .unwrap();
+    }
+
+    pub async fn number(&self, sql: &str) -> i64 {
+        DB::number(&mut self.pool.acquire().await.unwrap(), sql)
+            .await
+            .unwrap()
+    }
+
+    /// How many entries the ledger has.
+    pub async fn entries(&self) -> i64 {
+        self.number("SELECT count(*) FROM ledger").await
+    }
+
+    async fn prepare(self) -> Self {
+        self.fence().migrate().await.unwrap();
+        self.execute(TABLES).await;
+        self
+    }
+}
+
+impl Fresh<Postgres> {
+    /// Where its server listens.
+    pub fn addr(&self) -> SocketAddr {
+        let url = reqwest::Url::parse(&self.url).unwrap();
+        url.socket_addrs(|| Some(5432)).unwrap()[0]
+    }
+
+    /// The same database, as another kind of Postgres.
+    async fn into_variant(mut self, variant: Variant, max_connections: u32) -> Self {
+        variant
+            .prepare(&mut self.pool.acquire().await.unwrap())
+            .await;
+        if let Some(proxy) = variant.proxy(self.addr()).await {
+            self.pool.close().await;
+            self.url = proxy.url(&self.url);
+            let pool = PgPoolOptions::new().max_connections(max_connections);
+            let pool = pool.acquire_timeout(Duration::from_secs(20));
+            self.pool = pool.connect(&self.url).await.unwrap();
+            self._proxy = Some(proxy);
+        }
+        self
+    }
+
+    /// The same database, by way of PgBouncer in transaction mode.
+    async fn through_pgbouncer(mut self, port: u16, max_connections: u32) -> Self {
+        self.pool.close().await;
+        let mut url = reqwest::Url::parse(&self.url).unwrap();
+        url.set_port(Some(port)).unwrap();
+        let options: PgConnectOptions = url.as_str().parse().unwrap();
+        self.pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(Duration::from_secs(20))
+            // A statement that was prepared on one server is unknown on the next.
+            .connect_with(options.statement_cache_capacity(0))
+            .await
+            .unwrap();
+        self
+    }
+}
+
+enum Guard {
+    Postgres { name: String },
+    Sqlite { _folder: tempfile::TempDir },
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let Self::Postgres { name } = self else {
+            return;
+        };
+        let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+        let drop_it = async move {
+            let mut conn = PgConnection::connect(&super::variable("TEST_DATABASE_URL")).await?;
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await
+        };
+        let (done, is_done) = std::sync::mpsc::channel();
+        // A runtime of its own: the test's may be shutting down.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            let _ = runtime.unwrap().block_on(drop_it);
+            let _ = done.send(());
+        });
+        // The server waits for each session that has begun to connect; one of them may be the test's, whose runtime
+        // waits here.
+        let _ = is_done.recv_timeout(Duration::from_secs(2));
+    }
+}
+
+macro_rules! statements {
+    () => {
+        async fn execute(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<()> {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await?;
+            Ok(())
+        }
+
+        async fn number(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<i64> {
+            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(conn).await?;
+            sqlx::Row::try_get(&row, 0)
+        }
+
+        async fn nested(conn: &mut Self::Connection, entry: i64, end: Nested) -> sqlx::Result<()> {
+            let mut nested = conn.begin().await?;
+            sqlx::query("INSERT INTO ledger VALUES ($1)")
+                .bind(entry)
+                .execute(&mut *nested)
+                .await?;
+            match end {
+                Nested::Commit => nested.commit().await?,
+                Nested::Drop => drop(nested),
+                Nested::Forget => std::mem::forget(nested),
+            }
+            Ok(())
+        }
+    };
+}
+
+impl TestDatabase for Postgres {
+    const ABORTS_ON_ERROR: bool = true;
+
+    async fn fresh(max_connections: u32) -> Fresh<Self> {
+        let server = super::variable("TEST_DATABASE_URL");
+        let name = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+        let mut conn = PgConnection::connect(&server).await.unwrap();
+        let create = format!("CREATE DATABASE {name}");
+        sqlx::raw_sql(AssertSqlSafe(create))
+            .execute(&mut conn)
+            .await
+            .unwrap();
+        let mut url = reqwest::Url::parse(&server).unwrap();
+        url.set_path(&name);
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(Duration::from_secs(20))
+            .connect(url.as_str())
+            .await
+            .unwrap();
+        let fresh = Fresh {
+            pool,
+            url: url.into(),
+            _proxy: None,
+            _guard: Guard::Postgres { name },
+        };
+        let fresh = fresh.prepare().await;
+        let fresh = fresh.into_variant(Variant::here(), max_connections).await;
+        match std::env::var("TEST_PGBOUNCER_PORT") {
+            Ok(port) => {
+                fresh
+                    .through_pgbouncer(port.parse().unwrap(), max_connections)
+                    .await
+            }
+            Err(_) => fresh,
+        }
+    }
+
+    statements!();
+}
+
+impl TestDatabase for Sqlite {
+    const ABORTS_ON_ERROR: bool = false;
+
+    async fn fresh(max_connections: u32) -> Fresh<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("test.db");
+        let options = SqliteConnectOptions::new()
+            .filename(&file)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal);
+        let pool = SqlitePoolOptions::new()
+            .max_connections(max_connections)
+            .connect_with(options)
+            .await
+            .unwrap();
+        let fresh = Fresh {
+            pool,
+            url: format!("sqlite://{}", file.display()),
+            _proxy: None,
+            _guard: Guard::Sqlite { _folder: folder },
+        };
+        fresh.prepare().await
+    }
+
+    statements!();
+}
+
+/// What one connection writes outside a transaction, another sees at once.
+pub async fn is_autocommitted<DB: TestDatabase>(
+    writer: &mut DB::Connection,
+    reader: &mut DB::Connection,
+    entry: i64,
+) {
+    DB::execute(writer, &format!("INSERT INTO ledger VALUES ({entry})"))
+        .await
+        .unwrap();
+    let seen = format!("SELECT count(*) FROM ledger WHERE entry = {entry}");
+    assert_eq!(DB::number(reader, &seen).await.unwrap(), 1);
+}
+
+/// Runs each of these functions, generic over the database, as one test per database.
+#[macro_export]
+macro_rules! on_both_databases {
+    ($($name:ident),* $(,)?) => {
+        mod on_postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name::<sqlx::Postgres>().await;
+            })*
+        }
+        mod on_sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name::<sqlx::Sqlite>().await;
+            })*
+        }
+    };
+}
+
+pub use crate::on_both_databases;

@@ -1,0 +1,410 @@
+//! etcd: the shared one, and clusters that a test may stop and restore.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{certificates::Certificates, eventually, http::client, ports::free_port};
+
+const ROOT_PASSWORD: &str = "the root's";
+
+/// The shared server. Tests use a key prefix of their own on it.
+pub fn shared_url() -> String {
+    super::variable("TEST_ETCD_URL")
+}
+
+/// A cluster of this test's own.
+pub struct EtcdCluster {
+    nodes: Vec<Node>,
+    folder: TempDir,
+    /// What tells one cluster from another, beside its members' addresses.
+    token: String,
+    tls: Option<Certificates>,
+    http: reqwest::Client,
+}
+
+struct Node {
+    name: String,
+    port: u16,
+    peer_port: u16,
+    child: Option<Child>,
+}
+
+impl EtcdCluster {
+    /// Starts so many nodes on free ports.
+    pub async fn start(count: usize) -> Self {
+        Self::start_with(count, None).await
+    }
+
+    /// Starts one node to which clients speak TLS.
+    pub async fn start_with_tls(certificates: &Certificates) -> Self {
+        Self::start_with(1, Some(certificates)).await
+    }
+
+    async fn start_with(count: usize, tls: Option<&Certificates>) -> Self {
+        for _ in 0..5 {
+            let node = |n| Node {
+                name: format!("node-{n}"),
+                port: free_port(),
+                peer_port: free_port(),
+                child: None,
+            };
+            let mut cluster = Self {
+                nodes: (0..count).map(node).collect(),
+                folder: tempfile::tempdir().unwrap(),
+                token: "the-cluster".into(),
+                tls: tls.cloned(),
+                http: match tls {
+                    #[cfg(feature = "program")]
+                    Some(certificates) => certificates.client(),
+                    _ => client(),
+                },
+            };
+            cluster.start_all();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            if cluster.nodes.iter_mut().all(Node::runs) {
+                cluster.is_up().await;
+                return cluster;
+            }
+        }
+        panic!("etcd could not be started: use tests/run");
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        let urls = self.nodes.iter().map(|node| self.client_url(node.port));
+        urls.collect()
+    }
+
+    fn client_url(&self, port: u16) -> String {
+        match &self.tls {
+            Some(_) => format!("https://127.0.0.1:{port}"),
+            None => url(port),
+        }
+    }
+
+    pub fn addr(&self) -> std::net::SocketAddr {
+        ([127, 0, 0, 1], self.nodes[0].port).into()
+    }
+
+    pub fn start_all(&mut self) {
+        for n in 0..self.nodes.len() {
+            self.start_node(n);
+        }
+    }
+
+    pub fn start_node(&mut self, n: usize) {
+        assert!(self.nodes[n].child.is_none(), "it runs");
+        let node = &self.nodes[n];
+        let (client, peer) = (self.client_url(node.port), url(node.peer_port));
+        let child = Command::new("etcd")
+            .args(["--name", &node.name, "--data-dir", &node.name])
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args(["--initial-cluster", &self.members()])
+            .args(["--initial-cluster-token", &self.token])
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .args([
+                "--unsafe-no-fsync",
+                "--logger",
+                "zap",
+                "--log-level",
+                "fatal",
+            ])
+            .args(self.tls.iter().flat_map(Certificates::server_arguments))
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        self.nodes[n].child = Some(child.expect("etcd is not installed: use tests/run"));
+    }
+
+    /// Waits until a read is answered that needs a majority.
+    pub async fn is_up(&self) {
+        eventually("etcd answers", async || {
+            let read = self
+                .try_call("/v3/kv/range", &json!({ "key": "YQ==" }))
+                .await;
+            read.is_some_and(|read| read["header"]["revision"].is_string())
+        })
+        .await;
+    }
+
+    /// Kills a node as `kill -9` does.
+    pub fn kill(&mut self, n: usize) {
+        self.nodes[n].kill();
+    }
+
+    pub fn kill_all(&mut self) {
+        self.nodes.iter_mut().for_each(Node::kill);
+    }
+
+    /// Freezes a node with `-STOP`, and has it go on with `-CONT`.
+    pub fn signal(&self, n: usize, signal: &str) {
+        let child = self.nodes[n].child.as_ref().expect("it runs");
+        super::process::send_signal(child.id(), signal);
+    }
+
+    /// The number of the leader.
+    pub async fn leader(&self) -> usize {
+        for (n, node) in self.nodes.iter().enumerate() {
+            let status = self
+                .post(node.port, "/v3/maintenance/status", &json!({}))
+                .await;
+            if let Some(status) = status
+                && status["leader"] == status["header"]["member_id"]
+            {
+                return n;
+            }
+        }
+        panic!("there is no leader");
+    }
+
+    /// Saves a snapshot, and returns its path.
+    pub fn save(&self, name: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        let endpoint = format!("127.0.0.1:{}", self.nodes[0].port);
+        let save = ["--endpoints", &endpoint, "snapshot", "save"];
+        etcdctl(&save, &path);
+        path
+    }
+
+    /// Restores all nodes from a snapshot, as a cluster of this name. Under the name that it had before it is the
+    /// same cluster, as far as etcd can tell.
+    pub async fn restore(&mut self, snapshot: &Path, token: &str) {
+        self.kill_all();
+        self.token = token.into();
+        for node in &self.nodes {
+            let folder = self.folder.path().join(&node.name);
+            std::fs::remove_dir_all(&folder).unwrap();
+            let folder = folder.to_str().unwrap();
+            let peer = url(node.peer_port);
+            let restore = [
+                "--name",
+                &node.name,
+                "--data-dir",
+                folder,
+                "--initial-cluster",
+                &self.members(),
+                "--initial-advertise-peer-urls",
+                &peer,
+                "--initial-cluster-token",
+                token,
+                "snapshot",
+                "restore",
+            ];
+            etcdctl(&restore, snapshot);
+        }
+        self.start_all();
+        self.is_up().await;
+    }
+
+    /// Copies the data of the first node, which must not run.
+    pub fn copy_data(&self) -> PathBuf {
+        let copy = self.folder.path().join("copy");
+        copy_folder(&self.folder.path().join(&self.nodes[0].name), &copy);
+        copy
+    }
+
+    /// Puts the data of the first node back, which must not run.
+    pub fn put_back(&self, copy: &Path) {
+        let folder = self.folder.path().join(&self.nodes[0].name);
+        std::fs::remove_dir_all(&folder).unwrap();
+        copy_folder(copy, &folder);
+    }
+
+    /// Calls a method on the first node that answers.
+    pub async fn call(&self, path: &str, body: &Value) -> Value {
+        self.try_call(path, body).await.expect("no node answers")
+    }
+
+    async fn try_call(&self, path: &str, body: &Value) -> Option<Value> {
+        for node in &self.nodes {
+            if let Some(answer) = self.post(node.port, path, body).await {
+                return Some(answer);
+            }
+        }
+        None
+    }
+
+    async fn post(&self, port: u16, path: &str, body: &Value) -> Option<Value> {
+        let url = format!("{}{path}", self.client_url(port));
+        let request = self.http.post(url).json(body);
+        let answer = request.timeout(Duration::from_secs(2)).send().await.ok()?;
+        answer.json().await.ok()
+    }
+
+    async fn kvs(&self, prefix: &str) -> Vec<Value> {
+        let end = format!("{prefix}\u{7f}");
+        let body = json!({ "key": base64(prefix), "range_end": base64(&end) });
+        let found = self.call("/v3/kv/range", &body).await;
+        found["kvs"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// All keys that begin with this, and their values, as text.
+    pub async fn keys(&self, prefix: &str) -> Vec<(String, String)> {
+        let kvs = self.kvs(prefix).await;
+        let kvs = kvs.iter().map(|kv| (text(&kv["key"]), text(&kv["value"])));
+        kvs.collect()
+    }
+
+    /// Ends the etcd leases of all keys that begin with this, and the keys with them.
+    pub async fn revoke(&self, prefix: &str) {
+        for kv in self.kvs(prefix).await {
+            let body = json!({ "ID": kv["lease"] });
+            self.call("/v3/lease/revoke", &body).await;
+        }
+    }
+
+    /// Ends the etcd leases that no key hangs on.
+    pub async fn revoke_unused(&self) {
+        let found = self.call("/v3/lease/leases", &json!({})).await;
+        for lease in found["leases"].as_array().into_iter().flatten() {
+            let body = json!({ "ID": lease["ID"], "keys": true });
+            let lives = self.call("/v3/lease/timetolive", &body).await;
+            if lives["keys"].as_array().is_none_or(Vec::is_empty) {
+                self.call("/v3/lease/revoke", &body).await;
+            }
+        }
+    }
+
+    /// How many seconds are left to the etcd lease of the first key that begins with this.
+    pub async fn time_left(&self, prefix: &str) -> i64 {
+        let kvs = self.kvs(prefix).await;
+        let body = json!({ "ID": kvs[0]["lease"] });
+        let left = self.call("/v3/lease/timetolive", &body).await;
+        left["TTL"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// Forgets everything that was before the present.
+    pub async fn compact(&self) {
+        let body = json!({ "revision": self.revision().await.to_string() });
+        self.call("/v3/kv/compaction", &body).await;
+    }
+
+    /// How many etcd leases there are.
+    pub async fn leases(&self) -> usize {
+        let found = self.call("/v3/lease/leases", &json!({})).await;
+        found["leases"].as_array().map_or(0, Vec::len)
+    }
+
+    /// How far it has counted.
+    pub async fn revision(&self) -> i64 {
+        let read = self.call("/v3/kv/range", &json!({ "key": "YQ==" })).await;
+        read["header"]["revision"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+
+    pub async fn put(&self, key: impl AsRef<[u8]>, value: &str) {
+        let body = json!({ "key": base64(key), "value": base64(value) });
+        self.call("/v3/kv/put", &body).await;
+    }
+
+    /// Has everybody need a user from now on. This one may read and write the keys that begin with the default prefix.
+    pub async fn add_user(&self, name: &str, password: &str) {
+        let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
+        let keys = json!({ "permType": "READWRITE", "key": key, "range_end": end });
+        for (path, body) in [
+            (
+                "user/add",
+                json!({ "name": "root", "password": ROOT_PASSWORD }),
+            ),
+            ("user/grant", json!({ "user": "root", "role": "root" })),
+            ("user/add", json!({ "name": name, "password": password })),
+            ("role/add", json!({ "name": "locks" })),
+            ("role/grant", json!({ "name": "locks", "perm": keys })),
+            ("user/grant", json!({ "user": name, "role": "locks" })),
+            ("enable", json!({})),
+        ] {
+            self.call(&format!("/v3/auth/{path}"), &body).await;
+        }
+    }
+
+    /// Gives a user a password, for which root asks. Tokens of this user from before are refused from now on.
+    pub async fn change_password(&self, name: &str, password: &str) {
+        let root = json!({ "name": "root", "password": ROOT_PASSWORD });
+        let token = self.call("/v3/auth/authenticate", &root).await;
+        let url = format!(
+            "{}/v3/auth/user/changepw",
+            self.client_url(self.nodes[0].port)
+        );
+        let body = json!({ "name": name, "password": password });
+        let request = self.http.post(url).json(&body);
+        let request = request.header("Authorization", token["token"].as_str().unwrap());
+        request.send().await.unwrap().error_for_status().unwrap();
+    }
+
+    fn members(&self) -> String {
+        let member = |node: &Node| format!("{}={}", node.name, url(node.peer_port));
+        self.nodes.iter().map(member).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl Node {
+    fn runs(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for EtcdCluster {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+pub fn base64(text: impl AsRef<[u8]>) -> String {
+    BASE64_STANDARD.encode(text)
+}
+
+fn text(bytes: &Value) -> String {
+    let bytes = BASE64_STANDARD.decode(bytes.as_str().unwrap_or_default());
+    String::from_utf8(bytes.unwrap()).unwrap()
+}
+
+fn url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-r").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+fn etcdctl(arguments: &[&str], last: &Path) {
+    let (options, command) = arguments.split_at(arguments.len() - 2);
+    let done = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(command)
+        .arg(last)
+        .args(options)
+        .output()
+        .expect("etcdctl is not installed: use tests/run");
+    assert!(done.status.success(), "{done:?}");
+}

@@ -1,0 +1,48 @@
+//! Steps of the tests that use the fence without HTTP.
+
+use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::FenceDatabase};
+
+use crate::database::TestDatabase;
+
+pub fn token(value: i64) -> Token {
+    Token::new(value).unwrap()
+}
+
+pub fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+pub async fn begin<DB: FenceDatabase>(fence: &Fence<DB>, value: i64) -> FencedTx<DB> {
+    fence
+        .begin(&sku(), token(value), TokenUse::SingleUse)
+        .await
+        .unwrap()
+}
+
+/// Writes an entry under a single-use token.
+pub async fn write<DB: TestDatabase>(fence: &Fence<DB>, value: i64) -> Result<(), AdmitError> {
+    let mut tx = fence
+        .begin(&sku(), token(value), TokenUse::SingleUse)
+        .await?;
+    insert(&mut tx, value).await;
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+pub async fn insert<DB: TestDatabase>(tx: &mut FencedTx<DB>, entry: i64) {
+    DB::execute(tx, &format!("INSERT INTO ledger VALUES ({entry})"))
+        .await
+        .unwrap();
+}
+
+#[track_caller]
+pub fn is_stale<T>(outcome: Result<T, AdmitError>, presented: i64, max_token: i64) {
+    match outcome {
+        Err(AdmitError::Stale(refused)) => assert_eq!(
+            (refused.resource, refused.presented_token, refused.max_token),
+            (sku(), token(presented), max_token)
+        ),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("token {presented} was admitted"),
+    }
+}

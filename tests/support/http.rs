@@ -1,0 +1,144 @@
+//! A server on a real socket, and what the tests say to it.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use reqwest::{Client, RequestBuilder, Response};
+use serde_json::Value;
+use tokio::{net::TcpListener, task::JoinHandle};
+use tower_fence::{issuer, lease::Operate, problem::ProblemType};
+
+/// A client that trusts no certificate. Where the program is built along, reqwest has TLS, and expects that somebody has
+/// chosen who computes it.
+pub fn client() -> Client {
+    #[cfg(feature = "program")]
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Client::new()
+}
+
+/// An axum server in this process, until it is dropped.
+pub struct Server {
+    pub addr: SocketAddr,
+    pub client: Client,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    pub async fn start(app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self {
+            addr,
+            client: client(),
+            task,
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
+    }
+
+    pub fn post(&self, path: &str) -> RequestBuilder {
+        self.client.post(self.url(path))
+    }
+
+    pub fn get(&self, path: &str) -> RequestBuilder {
+        self.client.get(self.url(path))
+    }
+
+    /// A fenced POST without a body.
+    pub async fn write(&self, path: &str, token: impl ToString) -> Answer {
+        let request = self.post(path).header("Fencing-Token", token.to_string());
+        Answer::to(request).await
+    }
+
+    /// An issuer as a service, under `/locks`.
+    pub async fn issuer<L: Operate + Clone>(leases: L) -> Self {
+        Self::start(Router::new().nest("/locks", issuer::router(leases))).await
+    }
+
+    pub async fn acquire(&self, path: &str, body: serde_json::Value) -> Answer {
+        Answer::to(self.post(path).json(&body)).await
+    }
+
+    pub async fn renew(&self, path: &str, id: &str, body: serde_json::Value) -> Answer {
+        let request = self.client.put(self.url(path)).header("Lease-Id", id);
+        Answer::to(request.json(&body)).await
+    }
+
+    pub async fn release(&self, path: &str, id: &str) -> Answer {
+        Answer::to(self.client.delete(self.url(path)).header("Lease-Id", id)).await
+    }
+
+    pub async fn inspect(&self, path: &str) -> serde_json::Value {
+        let answer = Answer::to(self.get(path)).await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.headers["cache-control"], "no-store");
+        answer.json()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub async fn to(request: RequestBuilder) -> Self {
+        Self::read(request.send().await.unwrap()).await
+    }
+
+    pub async fn read(response: Response) -> Self {
+        Self {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            text: response.text().await.unwrap(),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    /// Whether nothing was done, since a busy machine had no connection in time.
+    pub fn is_busy(&self) -> bool {
+        let nothing_done = ["store-unavailable", "fence-busy"];
+        self.status == 503 && nothing_done.iter().any(|name| self.text.contains(name))
+    }
+
+    /// Checks that this is the problem `name` with this status, in the documented form.
+    #[track_caller]
+    pub fn is_problem(&self, status: u16, name: &str) -> Value {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.headers["content-type"], "application/problem+json");
+        assert_eq!(self.headers["cache-control"], "no-store");
+        let body = self.json();
+        let ours = ProblemType::ALL.iter().find(|kind| kind.name() == name);
+        let uri = match ours {
+            Some(kind) => kind.uri().to_owned(),
+            // Of the example.
+            None => format!("https://example.com/problems/{name}"),
+        };
+        assert_eq!(body["type"], uri, "{self:?}");
+        assert_eq!(body["status"], status);
+        assert!(body["title"].is_string());
+        body
+    }
+}
+
+/// Takes `ttl_ms` out of what tells a lease. A quorum tells what is left of the time that was asked for.
+#[track_caller]
+pub fn lasts_ms(lease: &mut Value, asked: u64) {
+    let ttl = lease["ttl_ms"].take().as_u64().unwrap();
+    assert!(ttl <= asked && ttl > asked * 9 / 10, "{ttl}");
+}

@@ -1,0 +1,129 @@
+//! Steps of the tests that use a lease store.
+
+use std::{error::Error, time::Duration};
+
+use sqlx::Sqlite;
+use tokio::{sync::Mutex, task::JoinHandle, time::timeout};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, Lease, LeaseError, Leases},
+};
+
+use crate::{database::Fresh, eventually};
+
+pub const LONG: Duration = Duration::from_secs(60);
+pub const SHORT: Duration = Duration::from_millis(200);
+
+pub fn sku() -> Resource {
+    Resource::new("sku-1").unwrap()
+}
+
+pub async fn grant<L: Leases>(leases: &L, resource: &Resource, ttl: Duration) -> Lease {
+    leases.acquire(resource, Acquire::new(ttl)).await.unwrap()
+}
+
+/// A quorum tells what is left of the time that was asked for.
+#[track_caller]
+pub fn lasts(lease: &Lease, ttl: Duration) {
+    let lasts = lease.ttl;
+    assert!(lasts <= ttl && lasts > ttl * 9 / 10, "{lasts:?}");
+}
+
+#[track_caller]
+pub fn is_held<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> Duration {
+    match outcome {
+        Err(LeaseError::Held {
+            resource,
+            retry_after,
+        }) if resource == sku() => retry_after,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+pub fn is_lost<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
+    match outcome {
+        Err(LeaseError::Lost { resource }) if resource == sku() => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+pub fn is_unavailable<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
+    match outcome {
+        Err(LeaseError::Unavailable(_)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Acquires as soon as the lease is free.
+pub async fn next_grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
+    let lease = Mutex::new(None);
+    eventually("the lease is free", async || {
+        let granted = leases.acquire(&sku(), Acquire::new(ttl)).await;
+        *lease.lock().await = granted.ok();
+        lease.lock().await.is_some()
+    })
+    .await;
+    lease.into_inner().unwrap()
+}
+
+/// How many wait in line.
+pub async fn waiters<L: Leases>(leases: &L) -> u64 {
+    leases
+        .inspect(&sku())
+        .await
+        .unwrap()
+        .map_or(0, |held| held.waiters)
+}
+
+/// Joins the line in a task of its own, and returns when it is in line.
+pub async fn wait<L: Leases + Clone>(
+    leases: &L,
+    ttl: Duration,
+) -> JoinHandle<Result<Lease, LeaseError>> {
+    join(leases, Acquire::new(ttl).wait(LONG)).await
+}
+
+/// Joins the line with this request, and returns when it is in line, or is through already.
+pub async fn join<L: Leases + Clone>(
+    leases: &L,
+    request: Acquire,
+) -> JoinHandle<Result<Lease, LeaseError>> {
+    let before = waiters(leases).await;
+    let waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), request).await }
+    });
+    eventually("it is in line", async || {
+        waiting.is_finished() || waiters(leases).await > before
+    })
+    .await;
+    waiting
+}
+
+pub async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
+    let granted = timeout(Duration::from_secs(20), waiting);
+    granted
+        .await
+        .expect("it was never granted")
+        .unwrap()
+        .unwrap()
+}
+
+/// Everything that an error tells.
+pub fn told(error: &LeaseError) -> String {
+    let mut told = format!("{error:?}");
+    let mut cause: Option<&dyn Error> = Some(error);
+    while let Some(error) = cause {
+        told += &format!("\n{error}");
+        cause = error.source();
+    }
+    told
+}
+
+/// How high the database has counted.
+pub async fn highest_epoch(db: &Fresh<Sqlite>) -> i64 {
+    db.number("SELECT coalesce(max(epoch), 0) FROM fence_epochs")
+        .await
+}

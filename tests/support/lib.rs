@@ -1,0 +1,58 @@
+//! Databases, servers and clients for the tests.
+
+pub mod announced;
+pub mod certificates;
+pub mod cluster;
+pub mod database;
+pub mod etcd;
+pub mod fence;
+pub mod functions;
+pub mod http;
+pub mod lease;
+pub mod lock_servers;
+pub mod nodes;
+pub mod ports;
+pub mod postgres;
+pub mod process;
+pub mod proxy;
+pub mod redis;
+pub mod standby;
+pub mod store;
+pub mod variant;
+pub mod wall_clock;
+
+use std::{path::Path, time::Duration};
+
+/// How long is waited for what has to happen. On a busy machine much takes long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds. A test that waits longer than [`PATIENCE`] has failed.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !condition().await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "never happened: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The folder of the repository.
+pub fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// The version of the library.
+pub fn version() -> &'static str {
+    let manifest = include_str!("../../Cargo.toml");
+    let version = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("version = "));
+    version.expect("it has a version").trim_matches('"')
+}
+
+/// The variable that `tests/run` sets.
+pub fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: use tests/run"))
+}

@@ -1,0 +1,217 @@
+//! The examples as processes of their own.
+
+use std::{
+    io::Read,
+    ops::{Deref, DerefMut},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::NamedTempFile;
+
+/// Sends a signal. `-STOP` takes effect when a thread of the process comes to run, which on a busy
+/// machine may be long after another one has gone on, so this waits until all of them stand still.
+pub fn send_signal(pid: u32, signal: &str) {
+    let id = pid.to_string();
+    let status = Command::new("kill").args([signal, &id]).status().unwrap();
+    assert!(status.success());
+    while signal == "-STOP" && !stands_still(pid) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn stands_still(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.flatten().all(|thread| {
+        let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else {
+            return true;
+        };
+        // The state stands behind the name, which may contain anything.
+        let (_, behind) = stat.rsplit_once(") ").unwrap();
+        behind.starts_with('T')
+    })
+}
+
+/// An example that runs, until this is dropped.
+pub struct Process {
+    child: Child,
+    log: NamedTempFile,
+    stdout: NamedTempFile,
+}
+
+impl Process {
+    /// Starts an example with these arguments and, of the variables that it knows, these only.
+    pub fn start(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::start_binary(binary(example), arguments, variables)
+    }
+
+    fn start_binary(binary: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(binary);
+        command
+            .args(arguments)
+            .env_remove("DATABASE_URL")
+            .env_remove("REDIS_URL")
+            .env_remove("TOKEN_KEY")
+            .env_remove("TOKEN_KEY_FILE")
+            .env_remove("WAIT_LIMIT_MS")
+            .env_remove("RUST_LOG")
+            .envs(variables.iter().copied());
+        Self::run(command)
+    }
+
+    /// Starts any program, in the folder of the repository.
+    pub fn run(command: Command) -> Self {
+        Self::run_in(super::repository(), command)
+    }
+
+    /// Starts any program, in this folder.
+    pub fn run_in(folder: &Path, mut command: Command) -> Self {
+        let log = NamedTempFile::new().unwrap();
+        let stdout = NamedTempFile::new().unwrap();
+        let child = command
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(stdout.reopen().unwrap())
+            .stderr(log.reopen().unwrap())
+            .spawn()
+            .unwrap();
+        Self { child, log, stdout }
+    }
+
+    /// What it has printed.
+    pub fn stdout(&self) -> String {
+        text_of(&self.stdout)
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        text_of(&self.log)
+    }
+
+    /// Waits until it has printed this, so many times.
+    pub async fn prints(&mut self, text: &str, times: usize) {
+        let deadline = Instant::now() + super::PATIENCE;
+        while Instant::now() < deadline {
+            if self.stdout().matches(text).count() >= times {
+                return;
+            }
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "it has ended: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("never printed {text:?}: {}{}", self.stdout(), self.log());
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: &str) {
+        send_signal(self.child.id(), signal);
+    }
+
+    /// Waits for its end, however long that takes.
+    pub async fn ends(&mut self) -> ExitStatus {
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub async fn exit(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + super::PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("it did not exit: {}", self.log());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The inventory service.
+pub struct Inventory {
+    pub url: String,
+    process: Process,
+}
+
+impl Inventory {
+    /// Starts the service on a free port and waits until it listens.
+    pub async fn start(variables: &[(&str, &str)]) -> Self {
+        let variables = [&[("LISTEN_ADDR", "127.0.0.1:0")], variables].concat();
+        let mut process = Process::start("inventory", &[], &variables);
+        process.prints("inventory listens on http://", 1).await;
+        process.prints("\n", 1).await;
+        let stdout = process.stdout();
+        let (_, rest) = stdout.split_once("inventory listens on ").unwrap();
+        let (url, _) = rest.split_once('\n').unwrap();
+        Self {
+            url: url.to_owned(),
+            process,
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
+}
+
+impl Deref for Inventory {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for Inventory {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
+
+fn text_of(file: &NamedTempFile) -> String {
+    let mut text = String::new();
+    file.reopen().unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Postgres' own client, connected to a database.
+pub fn psql(url: &str) -> Command {
+    let programs = super::postgres::programs().expect("postgresql is not installed");
+    let mut command = Command::new(programs.join("psql"));
+    command.args(["--no-psqlrc", "--quiet", url]);
+    command
+}
+
+/// Python, with psycopg.
+pub fn python(script: &str) -> Command {
+    let mut command = Command::new(super::variable("TEST_PYTHON"));
+    command.arg(script);
+    command
+}
+
+/// An example of the library, which `tests/run` builds first.
+pub fn binary(example: &str) -> PathBuf {
+    built(&format!("examples/{example}"))
+}
+
+/// What was built into the folder `target/PROFILE`, above `deps` with the test program.
+pub fn built(name: &str) -> PathBuf {
+    let test_program = std::env::current_exe().unwrap();
+    let profile = test_program.parent().unwrap().parent().unwrap();
+    let path = profile.join(name);
+    assert!(path.exists(), "{name} is not built: use tests/run");
+    path
+}

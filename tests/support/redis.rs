@@ -1,0 +1,251 @@
+//! Redis: the shared one, and one that a test may stop and flush.
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use sqlx::Sqlite;
+use tempfile::TempDir;
+use tower_fence::lease::RedisLeases;
+
+use super::{database::Fresh, ports::free_port};
+
+/// A store on this server, with the epochs of this database.
+pub async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
+    RedisLeases::connect(&server.url(), db.fence())
+        .await
+        .unwrap()
+}
+
+/// The shared server. Tests use a key prefix of their own on it, and never flush it.
+pub fn shared_url() -> String {
+    super::variable("TEST_REDIS_URL")
+}
+
+/// The shared cluster, of one node.
+pub fn shared_cluster_url() -> String {
+    super::variable("TEST_REDIS_CLUSTER_URL")
+}
+
+/// Three shared servers that know nothing of each other, for a quorum.
+pub fn shared_node_urls() -> Vec<String> {
+    let urls = super::variable("TEST_REDIS_NODE_URLS");
+    urls.split(' ').map(str::to_owned).collect()
+}
+
+/// A prefix that nobody else uses.
+pub fn fresh_prefix() -> String {
+    format!("test-{:016x}", rand::random::<u64>())
+}
+
+/// The clock and the lease of `sku-1`.
+pub const CLOCK: &str = "tower-fence:{110}:clock";
+pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
+
+/// A server of this test's own.
+pub struct RedisServer {
+    port: u16,
+    cluster_port: u16,
+    folder: TempDir,
+    options: Vec<String>,
+    variables: Vec<(String, String)>,
+    child: Option<Child>,
+}
+
+impl RedisServer {
+    /// Starts a server on a free port, with these options.
+    pub async fn start(options: &[&str]) -> Self {
+        Self::start_with(options, &[]).await
+    }
+
+    /// The same, with these variables in its environment.
+    pub async fn start_with(options: &[&str], variables: &[(&str, &str)]) -> Self {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        for _ in 0..10 {
+            let port = free_port();
+            let mut server = Self {
+                port,
+                cluster_port: free_port(),
+                folder: tempfile::tempdir().unwrap(),
+                options: options.iter().map(|option| (*option).to_owned()).collect(),
+                variables: variables.iter().map(owned).collect(),
+                child: None,
+            };
+            if server.try_start().await {
+                return server;
+            }
+        }
+        panic!("redis-server could not be started: use tests/run");
+    }
+
+    /// What a command tells as text.
+    pub async fn info(&self, command: &str) -> String {
+        let words: Vec<&str> = command.split(' ').collect();
+        redis::from_redis_value(self.command(&words).await).unwrap()
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
+    }
+
+    /// The append-only files as they are now.
+    pub fn append_only_files(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let folder = self.folder.path().join("appendonlydir");
+        let files = std::fs::read_dir(folder).unwrap();
+        let paths = files.map(|file| file.unwrap().path());
+        paths
+            .map(|path| (path.clone(), std::fs::read(&path).unwrap()))
+            .collect()
+    }
+
+    /// Puts files back as they were. The server must not run.
+    pub fn restore(&self, files: Vec<(PathBuf, Vec<u8>)>) {
+        for (path, bytes) in files {
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
+
+    /// Kills the server as `kill -9` does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Freezes the server with `-STOP`, and has it go on with `-CONT`.
+    pub fn signal(&self, signal: &str) {
+        super::process::send_signal(self.child.as_ref().expect("it runs").id(), signal);
+    }
+
+    /// Starts the server again, on the same port and in the same folder.
+    pub async fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it runs");
+        assert!(self.try_start().await, "redis-server did not start again");
+    }
+
+    /// Runs one command on a connection of its own.
+    pub async fn command(&self, words: &[&str]) -> redis::Value {
+        self.try_command(words).await.unwrap()
+    }
+
+    /// Runs one command that may fail.
+    pub async fn try_command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
+        let client = redis::Client::open(self.url()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]).query_async(&mut connection).await
+    }
+
+    async fn try_start(&mut self) -> bool {
+        let log = self.folder.path().join("redis.log");
+        // What it has told before it was killed.
+        let _ = std::fs::remove_file(&log);
+        let child = Command::new("redis-server")
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--cluster-port", &self.cluster_port.to_string()])
+            .args(["--logfile", "redis.log", "--save", ""])
+            .args(&self.options)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        self.child = Some(child.expect("redis-server is not installed: use tests/run"));
+        for _ in 0..500 {
+            if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
+                self.child = None;
+                return false;
+            }
+            // Another one may have been quicker to take the port, and would answer.
+            let told = std::fs::read_to_string(&log).unwrap_or_default();
+            if told.contains("Ready to accept connections") {
+                return true;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        false
+    }
+}
+
+/// A sentinel that watches one master, alone.
+pub struct Sentinel {
+    port: u16,
+    _folder: TempDir,
+    child: Child,
+}
+
+impl Sentinel {
+    pub fn start(master: &RedisServer) -> Self {
+        let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+        let file = folder.path().join("sentinel.conf");
+        let config = format!(
+            "port {port}\nbind 127.0.0.1\nlogfile sentinel.log\ndir {}\n\
+             sentinel monitor the-master 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds the-master 300\n\
+             sentinel failover-timeout the-master 2000\n",
+            folder.path().display(),
+            master.port,
+        );
+        std::fs::write(&file, config).unwrap();
+        let child = Command::new("redis-server")
+            .arg(&file)
+            .arg("--sentinel")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        Self {
+            port,
+            _folder: folder,
+            child: child.expect("redis-server is not installed: use tests/run"),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Keys as they are now.
+pub async fn dump(server: &RedisServer, keys: &[&str]) -> Vec<(String, Vec<u8>)> {
+    let mut dumped = vec![];
+    for key in keys {
+        match server.command(&["DUMP", key]).await {
+            redis::Value::BulkString(bytes) => dumped.push(((*key).to_owned(), bytes)),
+            other => panic!("{key}: {other:?}"),
+        }
+    }
+    dumped
+}
+
+/// Puts keys back as they were, each for a minute at least.
+pub async fn restore(server: &RedisServer, dumped: &[(String, Vec<u8>)]) {
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    for (key, bytes) in dumped {
+        let ms = if key.ends_with("clock") { 0 } else { 60_000 };
+        let mut restore = redis::cmd("RESTORE");
+        restore.arg(key).arg(ms).arg(bytes).arg("REPLACE");
+        let restored: redis::RedisResult<()> = restore.query_async(&mut connection).await;
+        restored.unwrap();
+    }
+}

@@ -1,0 +1,91 @@
+//! A standby of a Postgres server, which is promoted when the server is lost.
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+
+use crate::{
+    eventually,
+    postgres::PostgresServer,
+    proxy::{Link, Proxy},
+};
+
+/// What a server waits for before it confirms a COMMIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replication {
+    /// Its own disk.
+    Asynchronous,
+    /// The standby, too.
+    Synchronous,
+}
+
+/// A server that repeats what another one has written, and can be read meanwhile.
+pub struct Standby {
+    pub server: PostgresServer,
+    /// On which it receives.
+    link: Proxy,
+}
+
+impl Standby {
+    /// Makes a standby of a server that runs, and has it catch up.
+    pub async fn of(primary: &PostgresServer, replication: Replication) -> Self {
+        let link = Proxy::to(primary.addr()).await;
+        let server = primary.copy(link.addr, &["--write-recovery-conf"]).await;
+        let server = server.start_on_a_free_port().await;
+        let standby = Self { server, link };
+        if replication == Replication::Synchronous {
+            execute(primary, "ALTER SYSTEM SET synchronous_standby_names = '*'").await;
+            execute(primary, "SELECT pg_reload_conf()").await;
+            eventually("the primary waits for its standby", async || {
+                let waits = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+                number(primary, waits).await == 1
+            })
+            .await;
+        }
+        standby.catch_up(primary).await;
+        standby
+    }
+
+    /// Waits until all is there that the server has written by now.
+    pub async fn catch_up(&self, primary: &PostgresServer) {
+        let mark = "SELECT (pg_logical_emit_message(true, 'tests', '') - '0/0')::bigint";
+        let mark = number(primary, mark).await;
+        let replayed = "SELECT (pg_last_wal_replay_lsn() - '0/0')::bigint";
+        eventually("the standby catches up", async || {
+            number(&self.server, replayed).await >= mark
+        })
+        .await;
+    }
+
+    /// Nothing arrives any more.
+    pub fn hold_back(&self) {
+        self.link.set(Link::Silent);
+    }
+
+    /// Makes it a server of its own: what was held back is lost.
+    pub async fn promote(self) -> PostgresServer {
+        self.link.set(Link::Cut);
+        let promoted = "SELECT pg_promote(true, 60)::int::bigint";
+        assert_eq!(number(&self.server, promoted).await, 1);
+        self.server
+    }
+}
+
+/// Runs a statement on the database `postgres`.
+pub async fn execute(server: &PostgresServer, sql: &str) {
+    let mut conn = PgConnection::connect(&server.url("postgres"))
+        .await
+        .unwrap();
+    let sql = AssertSqlSafe(sql.to_owned());
+    sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
+    conn.close().await.unwrap();
+}
+
+/// Reads a number from the database `postgres`.
+pub async fn number(server: &PostgresServer, sql: &str) -> i64 {
+    let mut conn = PgConnection::connect(&server.url("postgres"))
+        .await
+        .unwrap();
+    let sql = AssertSqlSafe(sql.to_owned());
+    let row = sqlx::raw_sql(sql).fetch_one(&mut conn).await.unwrap();
+    conn.close().await.unwrap();
+    row.get(0)
+}
