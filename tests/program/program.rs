@@ -16,7 +16,7 @@ use tempfile::NamedTempFile;
 use tokio::net::TcpStream;
 
 use crate::support::{
-    http::Answer,
+    http::{Answer, client_builder},
     process::{Process, built},
 };
 
@@ -139,7 +139,7 @@ impl Served {
         let (_, url) = stdout.split_once("listens on ").unwrap();
         Self {
             url: url.trim().to_owned(),
-            client: Client::builder()
+            client: client_builder()
                 .timeout(Duration::from_secs(45))
                 .build()
                 .unwrap(),

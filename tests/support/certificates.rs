@@ -54,8 +54,7 @@ impl Certificates {
     pub fn client(&self) -> reqwest::Client {
         let authority = std::fs::read(self.path("authority.pem")).unwrap();
         let authority = reqwest::Certificate::from_pem(&authority).unwrap();
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let builder = reqwest::Client::builder().tls_certs_only([authority]);
+        let builder = crate::http::client_builder().tls_certs_only([authority]);
         builder.build().unwrap()
     }
 

@@ -3,17 +3,20 @@
 use std::net::SocketAddr;
 
 use axum::Router;
-use reqwest::{Client, RequestBuilder, Response};
+use reqwest::{Client, ClientBuilder, RequestBuilder, Response};
 use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tower_fence::{issuer, lease::Operate, problem::ProblemType};
 
-/// A client that trusts no certificate. Where the program is built along, reqwest has TLS, and expects that somebody has
-/// chosen who computes it.
-pub fn client() -> Client {
+/// Builds a client. In the tests of the program reqwest has TLS, and expects that a provider of it was chosen.
+pub fn client_builder() -> ClientBuilder {
     #[cfg(feature = "program")]
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Client::new()
+    Client::builder()
+}
+
+pub fn client() -> Client {
+    client_builder().build().unwrap()
 }
 
 /// An axum server in this process, until it is dropped.
