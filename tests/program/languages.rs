@@ -116,7 +116,8 @@ async fn sea_orm_tells_of_the_paused_holder() {
 /// Python's own hmac signs the tokens as this crate does.
 #[test]
 fn another_implementation_makes_the_same_vectors() {
-    let made = python("tests/vectors/signed_tokens.py").output().unwrap();
+    let mut python = python("tests/vectors/signed_tokens.py");
+    let made = python.current_dir(repository()).output().unwrap();
     assert!(
         made.status.success(),
         "{}",
