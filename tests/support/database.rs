@@ -9,7 +9,7 @@ use sqlx::{
 };
 use tower_fence::{Fence, fence::FenceDatabase};
 
-use super::{proxy::Proxy, variant::Variant};
+use super::{proxy::Proxy, template, variant::Variant};
 
 /// A database that the suites run over.
 pub trait TestDatabase: FenceDatabase {
@@ -89,12 +89,6 @@ impl<DB: TestDatabase> Fresh<DB> {
     /// How many entries the ledger has.
     pub async fn entries(&self) -> i64 {
         self.number("SELECT count(*) FROM ledger").await
-    }
-
-    async fn prepare(self) -> Self {
-        self.fence().migrate().await.unwrap();
-        self.execute(TABLES).await;
-        self
     }
 }
 
@@ -202,12 +196,7 @@ impl TestDatabase for Postgres {
     async fn fresh(max_connections: u32) -> Fresh<Self> {
         let server = super::variable("TEST_DATABASE_URL");
         let name = format!("tower_fence_test_{:016x}", rand::random::<u64>());
-        let mut conn = PgConnection::connect(&server).await.unwrap();
-        let create = format!("CREATE DATABASE {name}");
-        sqlx::raw_sql(AssertSqlSafe(create))
-            .execute(&mut conn)
-            .await
-            .unwrap();
+        template::copy(&server, &name).await;
         let mut url = reqwest::Url::parse(&server).unwrap();
         url.set_path(&name);
         let pool = PgPoolOptions::new()
@@ -222,7 +211,6 @@ impl TestDatabase for Postgres {
             _proxy: None,
             _guard: Guard::Postgres { name },
         };
-        let fresh = fresh.prepare().await;
         let fresh = fresh.into_variant(Variant::here(), max_connections).await;
         match std::env::var("TEST_PGBOUNCER_PORT") {
             Ok(port) => {
@@ -258,7 +246,9 @@ impl TestDatabase for Sqlite {
             _proxy: None,
             _guard: Guard::Sqlite { _folder: folder },
         };
-        fresh.prepare().await
+        fresh.fence().migrate().await.unwrap();
+        fresh.execute(TABLES).await;
+        fresh
     }
 
     statements!();

@@ -18,6 +18,7 @@ pub mod proxy;
 pub mod redis;
 pub mod standby;
 pub mod store;
+pub mod template;
 pub mod variant;
 pub mod wall_clock;
 

@@ -1,4 +1,4 @@
-//! All checks of schemathesis against the release of the example: requests by its document, wrong ones, and sequences by
+//! All checks of schemathesis against the example: requests by its document, wrong ones, and sequences by
 //! its links.
 
 use std::{env, fs};
