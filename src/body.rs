@@ -1,4 +1,7 @@
 //! Reading a request's body before anything is held for it: bounded in size and in time.
+//!
+//! A refusal that leaves with the body unread closes the connection, and a client that writes all of its request before it
+//! reads gets a broken pipe instead of the answer. So the rest of a refused body is read as well, beside the answer ([`discard`]).
 
 use std::time::Duration;
 
@@ -9,9 +12,9 @@ use http_body_util::{BodyExt, Collected, LengthLimitError, Limited};
 
 use crate::problem::{Problem, ProblemType};
 
-/// Reads the whole body, trailers included.
+/// Reads the whole body, trailers included. Where it is refused, there may be a rest.
 pub(crate) async fn read(
-    body: Body,
+    body: &mut Body,
     limit_bytes: usize,
     within: Duration,
 ) -> Result<Collected<Bytes>, BodyError> {
@@ -26,6 +29,31 @@ pub(crate) async fn read(
         Ok(Err(_)) => Err(BodyError::Malformed),
         Err(_) => Err(BodyError::TimedOut { within }),
     }
+}
+
+/// How much of a refused body is read, as a multiple of its limit.
+#[cfg(feature = "_fence")]
+const DISCARDED_LIMITS: u64 = 4;
+
+/// Reads the rest of a refused body, and keeps nothing of it: to its end, as far as four times the limit, or for so
+/// long. A body of which it is known that it is longer is left alone.
+#[cfg(feature = "_fence")]
+pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration) {
+    let mut left = DISCARDED_LIMITS.saturating_mul(limit_bytes as u64);
+    if body.size_hint().lower() > left {
+        return;
+    }
+    let to_the_end = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+            if bytes > left {
+                return;
+            }
+            left -= bytes;
+        }
+    };
+    // Nothing is owed to a client that is too slow.
+    let _ = tokio::time::timeout(within, to_the_end).await;
 }
 
 /// Why a request's body was refused.
@@ -85,7 +113,8 @@ mod tests {
     }
 
     async fn read_4(body: Body) -> Result<Bytes, BodyError> {
-        let read = read(body, 4, Duration::from_secs(60)).await;
+        let mut body = body;
+        let read = read(&mut body, 4, Duration::from_secs(60)).await;
         read.map(Collected::to_bytes)
     }
 

@@ -5,6 +5,8 @@ use std::{error::Error, pin::Pin, time::Duration};
 
 use sqlx::postgres::{PgConnectOptions, PgRow};
 
+use crate::token::Resource;
+
 /// A database that has the functions of the leases: [`Fence<Postgres>`](crate::Fence). It cannot be implemented
 /// elsewhere.
 #[expect(private_bounds, reason = "sealed")]
@@ -49,12 +51,16 @@ pub(crate) struct FunctionCall<'a> {
     pub(crate) columns: &'static str,
     /// Whether its COMMIT need not wait for the disk.
     pub(crate) lazily: bool,
+    /// The resource whose rows it locks. Of the calls of one function for one resource, at most one waits for a lock for
+    /// longer than a moment; the others wait in the process, without a connection.
+    pub(crate) resource: Option<&'a Resource>,
 }
 
 /// An argument of a function.
 #[derive(Clone, Copy)]
 pub(crate) enum Argument<'a> {
     Text(Option<&'a str>),
+    Texts(&'a [String]),
     Bytes(Option<&'a [u8]>),
     Integer(Option<i64>),
     Truth(bool),
@@ -65,6 +71,10 @@ impl Argument<'_> {
     pub(crate) fn literal(self) -> String {
         match self {
             Self::Text(Some(text)) => literal_text(text),
+            Self::Texts(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| literal_text(text)).collect();
+                format!("ARRAY[{}]::text[]", texts.join(", "))
+            }
             Self::Bytes(Some(bytes)) => literal_bytes(bytes),
             Self::Integer(Some(integer)) => integer.to_string(),
             Self::Truth(truth) => truth.to_string(),
@@ -90,5 +100,5 @@ pub(crate) type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallEr
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub(crate) struct CallError(#[from] pub(crate) Box<dyn Error + Send + Sync>);
+#[error("the call failed")]
+pub(crate) struct CallError(#[source] pub(crate) Box<dyn Error + Send + Sync>);

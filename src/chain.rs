@@ -1,18 +1,28 @@
 //! Errors in logs.
 
+#[cfg(feature = "postgres")]
+use std::iter;
 use std::{error::Error, fmt};
 
+#[cfg(feature = "postgres")]
+use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
+
 /// An error with all its causes, one behind the other. A cause whose text the error before it has
-/// repeated already is left out.
+/// repeated already is left out, and so is the line of Postgres' source code that sqlx adds to its errors.
 pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut written = self.0.to_string();
+        let line = source_line(self.0);
+        let text_of = |error: &dyn Error| match &line {
+            Some(line) => error.to_string().replace(line, ""),
+            None => error.to_string(),
+        };
+        let mut written = text_of(self.0);
         f.write_str(&written)?;
         let mut source = self.0.source();
         while let Some(cause) = source {
-            let text = cause.to_string();
+            let text = text_of(cause);
             if !written.ends_with(&text) {
                 write!(f, ": {text}")?;
             }
@@ -21,6 +31,20 @@ impl fmt::Display for Chain<'_> {
         }
         Ok(())
     }
+}
+
+/// What sqlx puts behind the message of an error of Postgres: ` at line 2939`, of the server's source code.
+#[cfg(feature = "postgres")]
+fn source_line(error: &dyn Error) -> Option<String> {
+    let mut causes = iter::successors(error.source(), |&cause| cause.source());
+    let error = causes.find_map(|cause| cause.downcast_ref::<Box<dyn DatabaseError>>())?;
+    let error: &PgDatabaseError = error.try_downcast_ref()?;
+    error.line().map(|line| format!(" at line {line}"))
+}
+
+#[cfg(not(feature = "postgres"))]
+const fn source_line(_: &dyn Error) -> Option<String> {
+    None
 }
 
 #[cfg(test)]

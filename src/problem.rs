@@ -126,9 +126,12 @@ table! {
     TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
     /// 500: a protected table was written without an admission. Nothing was written.
     UnfencedWrite = INTERNAL_SERVER_ERROR, "unfenced-write", "A protected table was written without an admission";
+    /// 500: the rows that a statement has written could not be read. The write stays, unless the request has an
+    /// idempotency key: then it was rolled back.
+    RowsUnreadable = INTERNAL_SERVER_ERROR, "rows-unreadable", "The rows of a write could not be read";
     /// 500: the handler let the transaction outlive its response. Nothing was written.
     TransactionEscaped = INTERNAL_SERVER_ERROR, "transaction-escaped", "The transaction escaped";
-    /// 500: a layer or a path parameter is missing. Nothing was written.
+    /// 500: a layer, a path parameter, a table or a right is missing. Nothing was written.
     Misconfigured = INTERNAL_SERVER_ERROR, "misconfigured", "The service is misconfigured";
 }
 

@@ -28,9 +28,12 @@
 //!    order: whoever remembered the highest id would miss some, so a relay deletes what it has sent.
 //! 3. **A relay that was paused sends nothing more**, once its successor has begun: the successor's first request kills
 //!    all older tokens at the subscriber, before it looks at what is left to send.
-//! 4. **The last event may be heard once more** (at least once): where a relay dies or is paused between sending an
-//!    event and deleting it, or does not get the answer. Nothing else was heard in between, so that whoever remembers
-//!    the last id can tell. What a subscriber does outside of its transaction (a mail, a call) it may do again.
+//! 4. **The last event of a SKU may be heard once more** (at least once): where a relay dies or is paused between sending
+//!    an event and deleting it, or does not get the answer. No other event of that SKU was heard in between, so a subscriber
+//!    that keeps the last id of each SKU can tell. What a subscriber does outside of its transaction (a mail, a call) it
+//!    may do again.
+//! 5. **An event that the subscriber refuses** delays the events of its SKU and no others. The relay logs the event and
+//!    retries it after a pause, which grows from 0.25 s to a minute.
 
 mod relay;
 mod shop;

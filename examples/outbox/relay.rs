@@ -1,11 +1,11 @@
 //! The relay: sends the events, oldest first, while it has the lease.
 
-use std::{error::Error, time::Duration};
+use std::{collections::HashMap, error::Error, time::Duration};
 
 use axum::http::StatusCode;
 use serde_json::json;
 use sqlx::{PgPool, Postgres};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_fence::{
     Fence,
     client::{Holder, LeaseGuard},
@@ -19,6 +19,10 @@ const BATCH: i64 = 20;
 
 /// How long nobody looks, where there was nothing to send.
 const IDLE: Duration = Duration::from_millis(50);
+
+/// The pauses before the next try, after a refusal or a failure: from this, each twice as long as the one before.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 pub async fn run(
     fence: Fence<Postgres>,
@@ -39,15 +43,21 @@ pub async fn run(
     let holder = Holder::new(PostgresLeases::new(fence))
         .ttl(ttl)
         .wait(Duration::from_secs(30));
+    let mut pause = SHORTEST_PAUSE;
     loop {
         relay.say("waits for the lease");
+        let mut sent = 0;
         let outcome = match holder.acquire(STREAM).await {
-            Ok(lease) => relay.work(lease).await,
+            Ok(lease) => relay.work(lease, &mut sent).await,
             Err(error) => Err(error.into()),
         };
         if let Err(error) = outcome {
             relay.say(format!("stops: {error}"));
-            sleep(IDLE).await;
+            if sent > 0 {
+                pause = SHORTEST_PAUSE;
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
 }
@@ -61,29 +71,61 @@ struct Relay {
 
 type Lease = LeaseGuard<PostgresLeases>;
 
+/// What the relay knows of a SKU whose event was refused.
+struct Refused {
+    pause: Duration,
+    until: Instant,
+}
+
 impl Relay {
     /// Sends until the lease is lost, or something fails.
-    async fn work(&self, lease: Lease) -> Result<(), Box<dyn Error>> {
+    async fn work(&self, lease: Lease, sent: &mut u64) -> Result<(), Box<dyn Error>> {
         self.say(format!("has the lease, with token {}", lease.token()));
         // A fenced read: from its answer on, nobody older is heard. Only then is it known what is left to send.
         let hello = self.client.get(&self.url).headers(lease.headers());
         let (status, body) = answer(hello).await?;
         lease.observe(status, body.as_bytes())?;
+        let mut refused: HashMap<String, Refused> = HashMap::new();
         loop {
-            let events: Vec<(i64, String, i64)> =
-                sqlx::query_as("SELECT id, sku, cents FROM outbox ORDER BY id LIMIT $1")
-                    .bind(BATCH)
-                    .fetch_all(&self.pool)
-                    .await?;
+            let now = Instant::now();
+            let delayed = refused.iter().filter(|(_, refused)| refused.until > now);
+            let delayed: Vec<_> = delayed.map(|(sku, _)| sku.clone()).collect();
+            let events: Vec<(i64, String, i64)> = sqlx::query_as(
+                "SELECT id, sku, cents FROM outbox WHERE sku <> ALL ($1) ORDER BY id LIMIT $2",
+            )
+            .bind(delayed)
+            .bind(BATCH)
+            .fetch_all(&self.pool)
+            .await?;
             if events.is_empty() {
                 lease.check()?;
                 sleep(IDLE).await;
             }
             for (id, sku, cents) in events {
+                // Behind an event of its SKU that was refused just now.
+                if refused
+                    .get(&sku)
+                    .is_some_and(|refused| refused.until > Instant::now())
+                {
+                    continue;
+                }
                 sleep(self.pace).await;
-                self.send(&lease, id, &sku, cents).await?;
-                let sent = sqlx::query("DELETE FROM outbox WHERE id = $1");
-                sent.bind(id).execute(&self.pool).await?;
+                let status = self.send(&lease, id, &sku, cents).await?;
+                if status.is_success() {
+                    let delete = sqlx::query("DELETE FROM outbox WHERE id = $1");
+                    delete.bind(id).execute(&self.pool).await?;
+                    refused.remove(&sku);
+                    *sent += 1;
+                } else {
+                    let before = refused.get(&sku).map(|refused| refused.pause);
+                    let pause = before.map_or(SHORTEST_PAUSE, |before| 2 * before);
+                    let pause = pause.min(LONGEST_PAUSE);
+                    self.say(format!(
+                        "event {id} of {sku} is refused: {status}; retries it in {pause:?}"
+                    ));
+                    let until = Instant::now() + pause;
+                    refused.insert(sku, Refused { pause, until });
+                }
             }
         }
     }
@@ -94,17 +136,14 @@ impl Relay {
         id: i64,
         sku: &str,
         cents: i64,
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Result<StatusCode, Box<dyn Error>> {
         let event = json!({ "id": id, "sku": sku, "cents": cents });
         // It does not ask whether its lease stands: the answer might be old when the event arrives.
         let post = self.client.post(&self.url).headers(lease.headers());
         let (status, body) = answer(post.json(&event)).await?;
         self.say(format!("sends event {id}: {status}"));
         lease.observe(status, body.as_bytes())?;
-        if !status.is_success() {
-            return Err(format!("event {id} was not heard: {status}").into());
-        }
-        Ok(())
+        Ok(status)
     }
 
     fn say(&self, what: impl AsRef<str>) {

@@ -38,7 +38,11 @@ DECLARE
 BEGIN
     BEGIN
         EXECUTE time_line INTO here;
-    EXCEPTION WHEN OTHERS THEN
+    -- The functions are missing, or the server refuses them as not supported. Any other error ends the migration.
+    EXCEPTION WHEN undefined_function OR feature_not_supported THEN
+        RAISE WARNING USING
+            MESSAGE = concat('tower-fence: no failover of this server will be noticed: ', SQLERRM),
+            HINT = 'Call fence_after_failover after each promotion and each restore.';
         here := '';
         time_line := 'SELECT pg_catalog.text '''' ';
     END;
@@ -136,10 +140,21 @@ $fence$;
 CREATE FUNCTION fence_refuse_incomplete(partition smallint)
 RETURNS void LANGUAGE plpgsql AS $fence$
 BEGIN
+    IF row_security_active('fence_floors') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = 'row-level security hides rows of fence_floors from the fence',
+            HINT = 'Disable row-level security on the tables of the fence.';
+    END IF;
     RAISE EXCEPTION USING
         ERRCODE = 'object_not_in_prerequisite_state',
-        MESSAGE = concat('fence_floors has no row for partition ', fence_refuse_incomplete.partition),
-        HINT = 'The tables of the fence were emptied, or restored in part.';
+        MESSAGE = concat(
+            'fence_floors shows no row for partition ', fence_refuse_incomplete.partition,
+            CASE WHEN row_security_active('fence_floors')
+                THEN ': row-level security hides it'
+                ELSE ': the tables of the fence were emptied, or restored in part'
+            END
+        );
 END
 $fence$;
 
@@ -282,13 +297,39 @@ BEGIN
 END
 $fence$;
 
+-- Warns where a call is a transaction of its own: its effect ends with the statement, before any write. The caller is not
+-- another function. In the simple protocol such a statement begins its transaction, and its message has no other statement
+-- in it; in the extended protocol its portal does, unless the statement is parsed in the same batch, which leaves no trace.
+CREATE FUNCTION fence_warn_alone(name text)
+RETURNS void LANGUAGE plpgsql AS $fence$
+BEGIN
+    IF (CASE WHEN statement_timestamp() = transaction_timestamp()
+        THEN position(';' IN rtrim(current_query(), E'; \t\r\n')) = 0
+        ELSE EXISTS (
+            SELECT FROM pg_cursors AS c WHERE c.name = '' AND c.creation_time = transaction_timestamp()
+        )
+    END) THEN
+        RAISE WARNING USING
+            ERRCODE = 'no_active_sql_transaction',
+            MESSAGE = concat(fence_warn_alone.name, ' has no effect on later statements: it is a transaction of its own'),
+            HINT = 'Call it in the transaction that writes: BEGIN, this call, the writes, COMMIT.';
+    END IF;
+END
+$fence$;
+
 CREATE OR REPLACE FUNCTION fence_admit(resource text, token bigint, reusable boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 DECLARE
     dead bigint;
     found_token bigint;
+    context text;
 BEGIN
+    -- One line where no other function calls this one.
+    GET DIAGNOSTICS context = PG_CONTEXT;
+    IF position(E'\n' IN context) = 0 THEN
+        PERFORM fence_warn_alone('fence_admit');
+    END IF;
     IF (fence_admit.token BETWEEN 1 AND 999999999999999) IS NOT TRUE THEN
         PERFORM fence_check_token(fence_admit.token);
     END IF;
@@ -426,5 +467,7 @@ BEGIN
         );
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
     END LOOP;
+    -- It has its path from its callers. A setting of its own would cost more than what it does.
+    REVOKE ALL ON FUNCTION fence_warn_alone(text) FROM PUBLIC;
 END
 $fence$;

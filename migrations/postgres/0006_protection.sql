@@ -17,9 +17,15 @@ CREATE TABLE fence_bypasses (
 -- Lets this transaction write to protected tables without an admission, until it ends or goes back to a
 -- savepoint before. The reason goes to the server's log; what is older than a year is forgotten here.
 CREATE FUNCTION fence_bypass(reason text)
-RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
+DECLARE
+    context text;
 BEGIN
+    GET DIAGNOSTICS context = PG_CONTEXT;
+    IF position(E'\n' IN context) = 0 THEN
+        PERFORM fence_warn_alone('fence_bypass');
+    END IF;
     IF (octet_length(fence_bypass.reason) BETWEEN 1 AND 1000) IS NOT TRUE
         OR fence_bypass.reason !~ '[^[:space:]]' OR fence_bypass.reason ~ '[[:cntrl:]]'
     THEN
@@ -39,6 +45,7 @@ BEGIN
     RAISE LOG USING MESSAGE = concat(
         'tower-fence: ', session_user, ' goes past protected tables: ', fence_bypass.reason
     );
+    RETURN true;
 END
 $fence$;
 
@@ -130,6 +137,15 @@ BEGIN
             MESSAGE = 'the text of a row''s resource must not depend on the settings of a session',
             DETAIL = 'floating-point numbers, bytea, and literals with a backslash do';
     END IF;
+    -- A trigger does not see their values. No version before 18 has them.
+    IF EXISTS (
+        SELECT FROM pg_attribute AS a
+        WHERE a.attrelid = fence_columns_of.relation AND a.attname = ANY (columns) AND a.attgenerated = 'v'
+    ) THEN
+        RAISE invalid_column_reference USING
+            MESSAGE = 'the resource of a row must not use a virtual generated column',
+            HINT = 'Use the columns that it is generated from, or a stored generated column.';
+    END IF;
     -- An index takes what depends on nothing but the row. The label of an enumeration is one.
     IF NOT EXISTS (
         SELECT FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
@@ -181,6 +197,12 @@ DECLARE
     is_unfenced boolean;
     unfenced text;
 BEGIN
+    IF current_setting('timezone_abbreviations') <> 'Default' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = concat('timezone_abbreviations must be Default in a session that writes to ',
+                TG_RELID::regclass, ', which is protected');
+    END IF;
     IF TG_OP = 'INSERT' THEN%1$s
     ELSIF TG_OP = 'UPDATE' THEN%2$s
     ELSIF TG_OP = 'DELETE' THEN%3$s
@@ -238,7 +260,7 @@ $fence$;
 -- resource is a column or an expression over the row, as text, behind the prefix. The caller has to own the
 -- table. Called again it replaces, and gives new partitions what they do not inherit.
 CREATE FUNCTION fence_protect(relation regclass, resource text, prefix text DEFAULT '')
-RETURNS void LANGUAGE plpgsql AS $fence$
+RETURNS boolean LANGUAGE plpgsql AS $fence$
 DECLARE
     protected pg_class;
     table_schema name;
@@ -250,6 +272,11 @@ DECLARE
     expression text;
     columns name[];
     sources text[];
+    settings CONSTANT text := (
+        SELECT string_agg(format('SET %I = %L', split_part(s, '=', 1), substr(s, position('=' IN s) + 1)), ' ')
+        FROM pg_proc AS p, unnest(p.proconfig) AS s
+        WHERE p.oid = 'fence_columns_of(regclass, text)'::regprocedure AND s NOT LIKE 'search_path=%'
+    );
     guard_function text;
     number integer;
     made record;
@@ -314,8 +341,9 @@ BEGIN
     END LOOP;
     EXECUTE format(
         'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
-        'SET search_path = pg_catalog, pg_temp AS %L',
+        'SET search_path = pg_catalog, pg_temp %s AS %L',
         guard_function,
+        settings,
         fence_guard_text(
             expression,
             format('%s AS %I', sources[1], protected.relname),
@@ -358,12 +386,13 @@ BEGIN
         );
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fence_guard_%s', made.relation, made.name);
     END LOOP;
+    RETURN true;
 END
 $fence$;
 
--- Takes back what fence_protect has made. A table that is not protected stays as it is.
+-- Takes back what fence_protect has made. A table that is not protected stays as it is: false.
 CREATE FUNCTION fence_unprotect(relation regclass)
-RETURNS void LANGUAGE plpgsql AS $fence$
+RETURNS boolean LANGUAGE plpgsql AS $fence$
 DECLARE
     guard_function regproc := (
         SELECT DISTINCT g.function FROM fence_protected AS g WHERE g.relation = fence_unprotect.relation
@@ -389,6 +418,7 @@ BEGIN
     IF guard_function IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = guard_function) THEN
         EXECUTE format('DROP FUNCTION %s()', guard_function);
     END IF;
+    RETURN guard_function IS NOT NULL;
 END
 $fence$;
 
@@ -411,6 +441,32 @@ BEGIN
     END LOOP;
     -- As the guard looks names up, and no other schema.
     ALTER FUNCTION fence_columns_of(regclass, text) SET search_path = pg_catalog, pg_temp;
+    -- The settings on which the text of an expression can depend. fence_protect and fence_columns_of read expressions
+    -- under them, and each guard copies them. timezone_abbreviations is missing: to set it, the server reads a file.
+    FOREACH made IN ARRAY ARRAY[
+        'fence_columns_of(regclass, text)',
+        'fence_protect(regclass, text, text)'
+    ]::regprocedure[] LOOP
+        EXECUTE format(
+            'ALTER FUNCTION %s '
+            'SET "TimeZone" = ''UTC'' '
+            'SET "DateStyle" = ''ISO, MDY'' '
+            'SET "IntervalStyle" = ''postgres'' '
+            'SET extra_float_digits = 1 '
+            'SET bytea_output = ''hex'' '
+            'SET quote_all_identifiers = off '
+            'SET array_nulls = on '
+            'SET transform_null_equals = off '
+            'SET xmlbinary = ''base64'' '
+            'SET xmloption = ''content'' '
+            'SET lc_monetary = ''C'' '
+            'SET lc_numeric = ''C'' '
+            'SET lc_time = ''C'' '
+            'SET default_text_search_config = ''pg_catalog.simple'' '
+            'SET backslash_quote = ''safe_encoding'' '
+            'SET standard_conforming_strings = on', made
+        );
+    END LOOP;
     REVOKE ALL ON FUNCTION fence_columns_of(regclass, text) FROM PUBLIC;
 END
 $fence$;

@@ -19,11 +19,26 @@ CREATE TABLE fence_leases (
     owner text,
     -- When the lease ends, or has ended. The resource stays closed for the lock delay after that.
     expires_at timestamptz NOT NULL,
-    lock_delay interval NOT NULL
+    lock_delay interval NOT NULL,
+    -- The time that was granted last. If more is left, the wall clock was put back.
+    ttl interval
 ) WITH (fillfactor = 50);
 
--- The requests that wait in line. A listener is the session on which an issuer hears of its turns: it holds an
--- advisory lock with this number for as long as it lives.
+-- One row per resource that was ever leased, which is locked and never changed: it guards the queue of the resource. A
+-- request that joins the queue locks it FOR SHARE while it reads the lease, and a transaction that ends the lease locks it
+-- FOR UPDATE while it reads the queue. So one of the two sees the other. A row, since any role may take an advisory lock.
+CREATE TABLE fence_lines (
+    resource text COLLATE "C" PRIMARY KEY
+);
+
+-- The sessions on which issuers hear of their turns. The number is a part of the name of the session's channel and is
+-- random: a role that cannot read this table can neither listen on that channel nor flood it.
+CREATE TABLE fence_listeners (
+    listener bigint PRIMARY KEY,
+    pid integer NOT NULL
+);
+
+-- The requests that wait in line, each with the listener of its issuer.
 CREATE TABLE fence_waiters (
     resource text COLLATE "C" NOT NULL,
     ticket bigint NOT NULL,
@@ -38,7 +53,8 @@ CREATE INDEX fence_waiters_place ON fence_waiters (resource, place, ticket);
 
 -- What is held, without the secrets.
 CREATE VIEW fence_held_leases AS
-SELECT l.resource, l.token, l.owner, l.expires_at, l.expires_at - pg_catalog.clock_timestamp() AS expires_in,
+SELECT l.resource, l.token, l.owner, l.expires_at,
+    least(l.expires_at - pg_catalog.clock_timestamp(), l.ttl) AS expires_in,
     (SELECT pg_catalog.count(*) FROM fence_waiters AS w WHERE w.resource = l.resource) AS waiters
 FROM fence_leases AS l
 WHERE l.lease IS NOT NULL AND l.expires_at > pg_catalog.clock_timestamp();
@@ -105,12 +121,26 @@ $fence$;
 CREATE FUNCTION fence_lease_ms(field text, length interval, shortest bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 DECLARE
-    ms bigint := ceil(extract(epoch FROM least(length, interval '101 years')) * 1000);
+    -- Since version 17 an interval may be infinite, which is no number.
+    ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '101 years'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
         PERFORM fence_refuse_invalid(field, concat('a time from ', shortest, ' ms to 100 years'));
     END IF;
     RETURN ms;
+END
+$fence$;
+
+-- The time of a lease in milliseconds, which is given in one of two ways.
+CREATE FUNCTION fence_lease_ttl_ms(ttl interval, ttl_ms bigint)
+RETURNS bigint LANGUAGE plpgsql AS $fence$
+BEGIN
+    IF ttl_ms IS NULL THEN
+        RETURN fence_lease_ms('ttl', ttl, 1);
+    ELSIF ttl IS NOT NULL THEN
+        PERFORM fence_refuse_invalid('ttl_ms', 'give the time of the lease as ttl or as ttl_ms, not as both');
+    END IF;
+    RETURN fence_lease_ms('ttl_ms', least(greatest(ttl_ms, 0), 3155760000001) * interval '1 ms', 1);
 END
 $fence$;
 
@@ -200,6 +230,7 @@ BEGIN
             owner = CASE WHEN l.lease = fence_grant.lease AND seen.expires_at > granted_at
                 THEN coalesce(l.owner, fence_grant.owner) ELSE fence_grant.owner END,
             expires_at = granted_at + fence_grant.ttl_ms * interval '1 ms',
+            ttl = fence_grant.ttl_ms * interval '1 ms',
             lock_delay = fence_grant.lock_delay_ms * interval '1 ms'
         WHERE l.resource = fence_grant.resource;
     ELSE
@@ -210,22 +241,44 @@ BEGIN
         IF EXISTS (SELECT FROM fence_leases AS l WHERE l.resource = fence_grant.resource) THEN
             RETURN NULL;
         END IF;
-        INSERT INTO fence_leases (resource, token, lease, ticket, owner, expires_at, lock_delay)
+        INSERT INTO fence_leases (resource, token, lease, ticket, owner, expires_at, lock_delay, ttl)
         VALUES (
             fence_grant.resource, next_token, fence_grant.lease, fence_grant.ticket, fence_grant.owner,
-            granted_at + fence_grant.ttl_ms * interval '1 ms', fence_grant.lock_delay_ms * interval '1 ms'
+            granted_at + fence_grant.ttl_ms * interval '1 ms', fence_grant.lock_delay_ms * interval '1 ms',
+            fence_grant.ttl_ms * interval '1 ms'
         );
+        INSERT INTO fence_lines (resource) VALUES (fence_grant.resource) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM fence_announce(fence_grant.resource, next_token, fence_grant.lease);
     RETURN next_token;
 END
 $fence$;
 
--- Guards the line of a resource: who joins it has this lock shared while looking at the lease, and who ends
--- the lease has it alone while looking at the line. So one of the two sees the other.
-CREATE FUNCTION fence_line_lock(resource text)
-RETURNS bigint LANGUAGE sql IMMUTABLE AS $fence$
-    SELECT hashtextextended(fence_line_lock.resource, 7463876215)
+-- The application name of a listener's session. Every role can read it, so it does not reveal the number.
+CREATE FUNCTION fence_listener_name(listener bigint)
+RETURNS text LANGUAGE sql IMMUTABLE AS $fence$
+    SELECT 'tower-fence ' || encode(substr(sha256(int8send(fence_listener_name.listener)), 1, 8), 'hex')
+$fence$;
+
+-- Registers the session that calls it as a listener, for as long as the session lives and keeps its application name.
+CREATE FUNCTION fence_lease_listen(listener bigint)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+BEGIN
+    PERFORM set_config('application_name', fence_listener_name(fence_lease_listen.listener), false);
+    INSERT INTO fence_listeners (listener, pid) VALUES (fence_lease_listen.listener, pg_backend_pid());
+    RETURN true;
+END
+$fence$;
+
+-- Whether the session of a listener lives. A pooler may have given its server connection to another client since, and
+-- another session may have its process id: neither has its application name.
+CREATE FUNCTION fence_listener_lives(listener bigint)
+RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
+    SELECT EXISTS (
+        SELECT FROM fence_listeners AS n, pg_stat_get_activity(n.pid) AS a
+        WHERE n.listener = fence_listener_lives.listener
+            AND a.application_name = fence_listener_name(fence_listener_lives.listener)
+    )
 $fence$;
 
 -- Removes from a line those who hear by this listener, and returns how many. Each is told to ask again, for a
@@ -249,7 +302,8 @@ BEGIN
     SELECT count(pg_notify(
         'tower_fence_' || to_hex(fence_pass_over.listener), concat(g.ticket, ' 0')
     )) INTO removed FROM gone AS g;
-    UPDATE fence_leases AS l SET expires_at = clock_timestamp(), lock_delay = interval '0', lease = NULL
+    UPDATE fence_leases AS l
+    SET expires_at = clock_timestamp(), lock_delay = interval '0', ttl = interval '0', lease = NULL
     FROM (
         SELECT o.resource FROM fence_leases AS o
         WHERE o.resource = fence_pass_over.resource AND o.expires_at + o.lock_delay <= clock_timestamp()
@@ -269,20 +323,20 @@ DECLARE
     first record;
     closed_ms bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(fence_line_lock(fence_tell_first.resource));
+    PERFORM FROM fence_lines AS n WHERE n.resource = fence_tell_first.resource FOR UPDATE;
     LOOP
         SELECT w.ticket, w.listener, w.lease INTO first FROM fence_waiters AS w
         WHERE w.resource = fence_tell_first.resource ORDER BY w.place, w.ticket LIMIT 1;
         IF NOT FOUND THEN
             RETURN false;
         END IF;
-        EXIT WHEN NOT pg_try_advisory_xact_lock_shared(first.listener);
+        EXIT WHEN fence_listener_lives(first.listener);
         IF fence_pass_over(fence_tell_first.resource, first.listener) = 0 THEN
             RETURN true;
         END IF;
     END LOOP;
     closed_ms := (
-        SELECT ceil(extract(epoch FROM l.expires_at + l.lock_delay - clock_timestamp()) * 1000)
+        SELECT ceil(extract(epoch FROM least(l.expires_at - clock_timestamp(), l.ttl) + l.lock_delay) * 1000)
         FROM fence_leases AS l
         WHERE l.resource = fence_tell_first.resource AND l.lease IS DISTINCT FROM first.lease
     );
@@ -353,9 +407,20 @@ BEGIN
         PERFORM fence_catch_up(fence_lease_ask.resource);
     END IF;
     LOOP
-        SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at INTO seen
+        SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at, l.ttl INTO seen
         FROM fence_leases AS l WHERE l.resource = fence_lease_ask.resource;
         looked_at := clock_timestamp();
+        -- The wall clock was put back, by an unknown time: what was granted counts from now.
+        IF seen.expires_at > looked_at + seen.ttl THEN
+            UPDATE fence_leases AS l SET expires_at = looked_at + l.ttl
+            FROM (
+                SELECT o.resource FROM fence_leases AS o
+                WHERE o.resource = fence_lease_ask.resource AND o.expires_at = seen.expires_at AND o.ttl = seen.ttl
+                FOR UPDATE SKIP LOCKED
+            ) AS s
+            WHERE l.resource = s.resource;
+            CONTINUE WHEN FOUND;
+        END IF;
         IF seen.lease = fence_lease_ask.lease AND seen.expires_at > looked_at THEN
             used_up := coalesce((
                 SELECT f.max_token >= seen.token FROM fence_resources AS f
@@ -364,6 +429,7 @@ BEGIN
             IF NOT used_up THEN
                 UPDATE fence_leases AS l SET
                     expires_at = clock_timestamp() + fence_lease_ask.ttl_ms * interval '1 ms',
+                    ttl = fence_lease_ask.ttl_ms * interval '1 ms',
                     lock_delay = fence_lease_ask.lock_delay_ms * interval '1 ms',
                     owner = coalesce(l.owner, fence_lease_ask.owner),
                     ticket = CASE WHEN l.ticket = fence_lease_ask.ticket THEN l.ticket END
@@ -383,8 +449,7 @@ BEGIN
                 AND first.lease <> fence_lease_ask.lease
             THEN
                 -- It is somebody else's turn, while that one lives and answers.
-                EXIT WHEN NOT pg_try_advisory_xact_lock_shared(first.listener)
-                    AND seen.opens_at + turn > looked_at;
+                EXIT WHEN seen.opens_at + turn > looked_at AND fence_listener_lives(first.listener);
                 EXIT WHEN fence_pass_over(fence_lease_ask.resource, first.listener) = 0;
                 PERFORM fence_tell_first(fence_lease_ask.resource);
                 CONTINUE;
@@ -409,7 +474,8 @@ BEGIN
     END LOOP;
 
     IF outcome IS NULL AND fence_lease_ask.listener IS NOT NULL THEN
-        IF NOT pg_try_advisory_xact_lock_shared(fence_line_lock(fence_lease_ask.resource)) THEN
+        PERFORM FROM fence_lines AS n WHERE n.resource = fence_lease_ask.resource FOR SHARE SKIP LOCKED;
+        IF NOT FOUND THEN
             outcome := 'again';
             closed_ms := 0;
             RETURN;
@@ -465,16 +531,20 @@ END
 $fence$;
 
 -- Ends a lease: it is free from now on, without a lock delay, and the first in line is told. False where there
--- was none. Without a digest it ends whatever keeps the resource closed; with a ticket too, only what was granted
--- to that request.
-CREATE FUNCTION fence_lease_end(resource text, lease bytea, ticket bigint DEFAULT NULL)
+-- was none. Without a digest it ends whatever keeps the resource closed, where that has the token that was seen; with a
+-- ticket too, only what was granted to that request.
+CREATE FUNCTION fence_lease_end(
+    resource text, lease bytea, ticket bigint DEFAULT NULL, seen bigint DEFAULT NULL
+)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 BEGIN
     UPDATE fence_leases AS l SET
-        lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0'
+        lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
+        ttl = interval '0'
     WHERE l.resource = fence_lease_end.resource AND CASE
         WHEN fence_lease_end.lease IS NULL THEN l.expires_at + l.lock_delay > clock_timestamp()
+            AND (fence_lease_end.seen IS NULL OR l.token = fence_lease_end.seen)
         ELSE l.lease = fence_lease_end.lease AND l.expires_at > clock_timestamp()
             AND (fence_lease_end.ticket IS NULL OR l.ticket = fence_lease_end.ticket)
     END;
@@ -576,6 +646,7 @@ BEGIN
     before := seen.expires_at;
     UPDATE fence_leases AS l SET
         expires_at = clock_timestamp() + fence_lease_renew.ttl_ms * interval '1 ms',
+        ttl = fence_lease_renew.ttl_ms * interval '1 ms',
         token = coalesce(next_token, l.token)
     WHERE l.resource = fence_lease_renew.resource AND l.lease = fence_lease_renew.lease
         AND l.expires_at > clock_timestamp()
@@ -597,12 +668,20 @@ BEGIN
 END
 $fence$;
 
--- Which of these resources are open. For issuers, to look now and then whether a line stands still.
-CREATE FUNCTION fence_lease_open(resources text[])
-RETURNS SETOF text LANGUAGE sql STABLE SECURITY DEFINER AS $fence$
-    SELECT n.name FROM unnest(fence_lease_open.resources) AS n (name)
+-- An empty text, and which of these resources are open, or leased by a wall clock that was put back since. For issuers, to
+-- look now and then whether a line stands still. The listener is sent an empty notification, by which its issuer notices
+-- that it still hears.
+CREATE FUNCTION fence_lease_open(resources text[], listener bigint DEFAULT NULL)
+RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+BEGIN
+    IF fence_lease_open.listener IS NOT NULL THEN
+        PERFORM pg_notify('tower_fence_' || to_hex(fence_lease_open.listener), '');
+    END IF;
+    RETURN NEXT '';
+    RETURN QUERY SELECT n.name FROM unnest(fence_lease_open.resources) AS n (name)
     LEFT JOIN fence_leases AS l ON l.resource = n.name
-    WHERE coalesce(l.expires_at + l.lock_delay <= clock_timestamp(), true)
+    WHERE coalesce(l.expires_at + l.lock_delay <= clock_timestamp(), true) OR l.expires_at > clock_timestamp() + l.ttl;
+END
 $fence$;
 
 -- Removes what waits in line by listeners that have died, and returns how many. Whoever is first behind them is told: the
@@ -616,9 +695,9 @@ DECLARE
     removed bigint := 0;
 BEGIN
     FOR line IN SELECT DISTINCT w.resource, w.listener FROM fence_waiters AS w LOOP
-        IF pg_try_advisory_xact_lock_shared(line.listener)
-            AND pg_try_advisory_xact_lock(fence_line_lock(line.resource))
-        THEN
+        CONTINUE WHEN fence_listener_lives(line.listener);
+        PERFORM FROM fence_lines AS n WHERE n.resource = line.resource FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
             of_line := fence_pass_over(line.resource, line.listener);
             IF of_line > 0 THEN
                 PERFORM fence_tell_first(line.resource);
@@ -626,6 +705,11 @@ BEGIN
             removed := removed + of_line;
         END IF;
     END LOOP;
+    DELETE FROM fence_listeners AS n USING (
+        SELECT o.listener FROM fence_listeners AS o
+        WHERE NOT fence_listener_lives(o.listener) FOR UPDATE SKIP LOCKED
+    ) AS s
+    WHERE n.listener = s.listener;
     RETURN removed;
 END
 $fence$;
@@ -634,10 +718,11 @@ $fence$;
 -- drawn: 128 random bits. Asked again with the same id while the lease is held, it returns the same token.
 -- The token counts once the transaction has committed: acquire in one of its own, at READ COMMITTED.
 --
--- Bind the lease id, rather than to write it into the statement: statements are logged.
+-- Bind the lease id, rather than to write it into the statement: statements are logged. Drivers that bind no interval
+-- leave out ttl, and bind its milliseconds: fence_acquire($1, ttl_ms => $2).
 CREATE FUNCTION fence_acquire(
-    resource text, ttl interval, INOUT lease_id text DEFAULT NULL, owner text DEFAULT NULL,
-    lock_delay interval DEFAULT '0', OUT token bigint
+    resource text, ttl interval DEFAULT NULL, INOUT lease_id text DEFAULT NULL, owner text DEFAULT NULL,
+    lock_delay interval DEFAULT '0', ttl_ms bigint DEFAULT NULL, OUT token bigint
 )
 LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
@@ -655,7 +740,7 @@ BEGIN
     ));
     SELECT a.* INTO answer FROM fence_lease_ask(
         fence_acquire.resource, fence_lease_digest(fence_acquire.lease_id),
-        fence_lease_ms('ttl', fence_acquire.ttl, 1),
+        fence_lease_ttl_ms(fence_acquire.ttl, fence_acquire.ttl_ms),
         fence_lease_ms('lock_delay', fence_acquire.lock_delay, 0),
         nullif(fence_acquire.owner, ''), NULL, false, NULL, 0
     ) AS a;
@@ -677,7 +762,9 @@ $fence$;
 
 -- Starts the time of a held lease anew, and returns its token: the same, or a new one for another
 -- single-use write under the same lease.
-CREATE FUNCTION fence_renew(resource text, lease_id text, ttl interval, new_token boolean DEFAULT false)
+CREATE FUNCTION fence_renew(
+    resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
+)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 #variable_conflict use_column
 DECLARE
@@ -685,7 +772,7 @@ DECLARE
 BEGIN
     SELECT a.* INTO answer FROM fence_lease_renew(
         fence_renew.resource, fence_lease_digest(fence_renew.lease_id),
-        fence_lease_ms('ttl', fence_renew.ttl, 1), fence_renew.new_token, NULL
+        fence_lease_ttl_ms(fence_renew.ttl, fence_renew.ttl_ms), fence_renew.new_token, NULL
     ) AS a;
     IF answer.outcome = 'lost' THEN
         PERFORM fence_refuse_lost(fence_renew.resource);
@@ -702,19 +789,21 @@ $fence$;
 
 -- Ends a held lease.
 CREATE FUNCTION fence_release(resource text, lease_id text)
-RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 BEGIN
     IF NOT fence_lease_end(fence_release.resource, fence_lease_digest(fence_release.lease_id)) THEN
         PERFORM fence_refuse_lost(fence_release.resource);
     END IF;
+    RETURN true;
 END
 $fence$;
 
--- Ends the lease on a resource without its id, and its lock delay, for operators. False where there was none.
-CREATE FUNCTION fence_break(resource text)
+-- Ends the lease on a resource without its id, and its lock delay, for operators. With a token, only the lease that has
+-- it. False where there was none.
+CREATE FUNCTION fence_break(resource text, token bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 BEGIN
-    RETURN fence_lease_end(fence_break.resource, NULL);
+    RETURN fence_lease_end(fence_break.resource, NULL, NULL, fence_break.token);
 END
 $fence$;
 
@@ -729,17 +818,19 @@ BEGIN
         'fence_refuse_invalid(text, text)',
         'fence_lease_digest(text)',
         'fence_lease_ms(text, interval, bigint)',
+        'fence_lease_ttl_ms(interval, bigint)',
+        'fence_lease_listen(bigint)',
         'fence_lease_call(text)',
         'fence_lease_ask(text, bytea, bigint, bigint, text, bigint, boolean, bigint, bigint)',
-        'fence_lease_end(text, bytea, bigint)',
+        'fence_lease_end(text, bytea, bigint, bigint)',
         'fence_lease_abandon(text, bytea, bigint)',
         'fence_lease_renew(text, bytea, bigint, boolean, bigint)',
-        'fence_lease_open(text[])',
+        'fence_lease_open(text[], bigint)',
         'fence_lease_sweep()',
-        'fence_acquire(text, interval, text, text, interval)',
-        'fence_renew(text, text, interval, boolean)',
+        'fence_acquire(text, interval, text, text, interval, bigint)',
+        'fence_renew(text, text, interval, boolean, bigint)',
         'fence_release(text, text)',
-        'fence_break(text)'
+        'fence_break(text, bigint)'
     ]::regprocedure[] LOOP
         EXECUTE format(
             'ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp', made, current_schema()
@@ -751,7 +842,8 @@ BEGIN
         'fence_next_token(text)',
         'fence_announce(text, bigint, bytea)',
         'fence_grant(text, bytea, bigint, bigint, text, bigint)',
-        'fence_line_lock(text)',
+        'fence_listener_name(bigint)',
+        'fence_listener_lives(bigint)',
         'fence_pass_over(text, bigint)',
         'fence_tell_first(text)',
         'fence_end_outranked(text)'

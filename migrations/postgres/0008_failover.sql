@@ -43,11 +43,12 @@ $fence$;
 
 -- The same for all partitions, each of which has to be done before anything is admitted there again.
 CREATE FUNCTION fence_after_failover()
-RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 BEGIN
     FOR number IN 0 .. 255 LOOP
         PERFORM fence_after_failover_of(number::smallint);
     END LOOP;
+    RETURN true;
 END
 $fence$;
 
@@ -55,7 +56,7 @@ $fence$;
 -- promotes a server that may have lost something has to call fence_after_failover before it is written to. What has
 -- happened before this call is treated as it would have been without it.
 CREATE FUNCTION fence_notice_failover(enabled boolean)
-RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 BEGIN
     PERFORM fence_wait_for_disk();
     PERFORM FROM fence_epoch_source FOR UPDATE;
@@ -64,6 +65,7 @@ BEGIN
     END LOOP;
     UPDATE fence_epoch_source AS s SET notices_failover = fence_notice_failover.enabled
     WHERE fence_notice_failover.enabled IS NOT NULL;
+    RETURN (SELECT s.notices_failover FROM fence_epoch_source AS s);
 END
 $fence$;
 

@@ -13,7 +13,7 @@ CREATE TABLE fence_token_keys (
 -- Verifies with one more key from now on. A server that logs statements logs the secret, also where it is bound, and it logs those
 -- that fail: to be called in a session that does neither (log_statement, log_min_duration_statement, log_min_error_statement).
 CREATE FUNCTION fence_add_token_key(id text, secret bytea, audience text DEFAULT '')
-RETURNS void LANGUAGE plpgsql AS $fence$
+RETURNS boolean LANGUAGE plpgsql AS $fence$
 DECLARE
     -- 64 bytes of zero.
     inner_block bytea := decode(repeat('00', 64), 'hex');
@@ -51,6 +51,7 @@ BEGIN
             ERRCODE = 'unique_violation',
             MESSAGE = concat('there is a key ', fence_add_token_key.id, ' already');
     END IF;
+    RETURN true;
 END
 $fence$;
 
@@ -138,7 +139,12 @@ CREATE FUNCTION fence_admit_signed(field text, reusable boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $fence$
 DECLARE
     signed record := fence_verify(fence_admit_signed.field);
+    context text;
 BEGIN
+    GET DIAGNOSTICS context = PG_CONTEXT;
+    IF position(E'\n' IN context) = 0 THEN
+        PERFORM fence_warn_alone('fence_admit_signed');
+    END IF;
     RETURN fence_admit(signed.resource, signed.token, fence_admit_signed.reusable);
 END
 $fence$;

@@ -92,6 +92,8 @@ BEGIN
         RETURNING l.token
     )
     SELECT max(g.token) INTO dead_by_lease FROM gone AS g;
+    DELETE FROM fence_lines AS n WHERE n.resource = ANY (idle)
+        AND NOT EXISTS (SELECT FROM fence_leases AS l WHERE l.resource = n.resource);
     WITH gone AS (
         DELETE FROM fence_resources AS f WHERE f.resource = ANY (idle)
             AND NOT EXISTS (SELECT FROM fence_leases AS l WHERE l.resource = f.resource)
@@ -179,7 +181,7 @@ BEGIN
             SELECT format('TABLE %s', c.oid::regclass), c.relacl, c.relowner FROM pg_class AS c
             WHERE c.oid IN (
                 'fence_bypasses'::regclass, 'fence_leases'::regclass, 'fence_waiters'::regclass,
-                'fence_token_keys'::regclass
+                'fence_lines'::regclass, 'fence_listeners'::regclass, 'fence_token_keys'::regclass
             )
         ) AS o (object, rights, owner), aclexplode(o.rights) AS r
         WHERE r.grantee <> o.owner

@@ -174,7 +174,9 @@ impl<L: Leases> LeaseGuard<L> {
                         self.held.renewed_with_new_token(&lease, asked_at);
                         return Ok(lease.fencing_token());
                     }
-                    Err(LeaseError::Unavailable(_)) if again_at < deadline => {
+                    Err(LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))
+                        if again_at < deadline =>
+                    {
                         sleep_until(again_at).await;
                     }
                     Err(error) => return Err(error),
@@ -235,6 +237,15 @@ impl<L: Leases> LeaseGuard<L> {
             Some(release) => release.release().await,
             None => Ok(()),
         }
+    }
+
+    /// Ends the renewals and keeps the lease, for a program that renews or releases it by its lease id from now on.
+    /// Otherwise it ends by its time.
+    pub fn detach(mut self) -> LeaseId {
+        if let Some(release) = &mut self.release {
+            release.keep();
+        }
+        self.id.clone()
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, io, sync::Arc, time::Duration};
 use http::HeaderName;
 use tokio::time::{Instant, sleep_until};
 
-use super::{guard::LeaseGuard, renewal::pauses};
+use super::{guard::LeaseGuard, http_error::HttpError, renewal::pauses};
 use crate::{
     header::FENCING_TOKEN,
     lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, Renew, time::after},
@@ -102,16 +102,51 @@ impl<L: Leases> Holder<L> {
         let id = LeaseId::random();
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
-        let (lease, asked_at) = self.ask(&resource, &id).await.inspect_err(|error| {
-            if !matches!(error, LeaseError::Unavailable(_)) {
+        let asked = self.ask(&resource, &id).await.inspect_err(|error| {
+            // It may have been granted all the same.
+            if !matches!(
+                error,
+                LeaseError::Unavailable(_) | LeaseError::Misconfigured(_)
+            ) {
                 release.keep();
             }
         })?;
+        Ok(self.guard(asked, release))
+    }
+
+    /// Like [`acquire`](Self::acquire), under a lease id that the caller has chosen. The caller can
+    /// repeat the call under the same id, and one wait is then one acquisition, however many calls it
+    /// takes. Choose a new id for each acquisition, and never one for each host: two calls under one
+    /// id get the same lease.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire). After [`LeaseError::Unavailable`] the lease may have been
+    /// granted: repeat the call, or release the lease under `id`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves the queue, and the lease may have been granted: release it under `id`.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub async fn acquire_as(
+        &self,
+        resource: impl AsRef<str>,
+        id: LeaseId,
+    ) -> Result<LeaseGuard<L>, AcquireError> {
+        let resource = Resource::new(resource)?;
+        let asked = self.ask(&resource, &id).await?;
+        let leases = Arc::clone(&self.leases);
+        Ok(self.guard(asked, ReleaseGuard::new(leases, resource, id)))
+    }
+
+    fn guard(&self, asked: (Lease, Instant), release: ReleaseGuard<L>) -> LeaseGuard<L> {
+        let (lease, asked_at) = asked;
         let leases = Arc::clone(&self.leases);
         let header = self.header.clone();
-        Ok(LeaseGuard::new(
-            leases, lease, asked_at, self.ttl, header, release,
-        ))
+        LeaseGuard::new(leases, lease, asked_at, self.ttl, header, release)
     }
 
     /// Asks until there is a lease with most of its time left, or the wait is over.
@@ -137,13 +172,17 @@ impl<L: Leases> Holder<L> {
                 },
                 Err(error) => error,
             };
-            let may_pass = matches!(
-                error,
-                LeaseError::Unavailable(_)
-                    | LeaseError::Lost { .. }
-                    | LeaseError::Held { .. }
-                    | LeaseError::TooManyWaiters { .. }
-            );
+            let may_pass = match &error {
+                LeaseError::Unavailable(cause) => {
+                    !matches!(cause.downcast_ref(), Some(HttpError::OtherResource { .. }))
+                }
+                error => matches!(
+                    error,
+                    LeaseError::Lost { .. }
+                        | LeaseError::Held { .. }
+                        | LeaseError::TooManyWaiters { .. }
+                ),
+            };
             let again_at = Instant::now() + pauses.next().unwrap_or(LONGEST_PAUSE);
             if !may_pass || again_at >= deadline {
                 return Err(match error {

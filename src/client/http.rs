@@ -14,8 +14,8 @@ use crate::{
         Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page,
         ReleaseGuard, Renew,
     },
-    token::Resource,
-    wire::{AcquireBody, LEASE_ID, LeaseBody, PageBody, RenewBody, StateBody, refusal},
+    token::{Resource, Token},
+    wire::{AcquireBody, BreakBody, LEASE_ID, LeaseBody, PageBody, RenewBody, StateBody, refusal},
 };
 
 /// The leases of an [issuer](crate::issuer) elsewhere. Cheap to clone.
@@ -132,7 +132,10 @@ impl Leases for HttpLeases {
         }
         let answer = self.send(sent, request.wait).await?;
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
-        if !matches!(granted, Err(LeaseError::Unavailable(_))) {
+        if !matches!(
+            granted,
+            Err(LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))
+        ) {
             unheard.keep();
         }
         granted
@@ -194,9 +197,14 @@ impl Operate for HttpLeases {
         }
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
         let url = self.url(&[segment(resource)?, "break"])?;
-        let answer = self.send(self.0.client.post(url), Duration::ZERO).await?;
+        let request = self.0.client.post(url).json(&BreakBody { token: seen });
+        let answer = self.send(request, Duration::ZERO).await?;
         match succeeded(Some(resource), StatusCode::NO_CONTENT, &answer) {
             Ok(()) => Ok(true),
             Err(LeaseError::Lost { .. }) => Ok(false),
@@ -254,6 +262,10 @@ fn granted(
     answer: &Answer,
 ) -> Result<Lease, LeaseError> {
     let lease: LeaseBody = read(Some(resource), expected, answer)?;
+    if lease.resource != *resource {
+        let answered = lease.resource;
+        return Err(HttpError::OtherResource { answered }.into());
+    }
     // Nothing but the very lease that was asked for makes a holder.
     let lease = lease.into_lease(resource, id);
     lease.ok_or_else(|| HttpError::Unexpected(answer.status).into())

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use reqwest::Url;
 
-use crate::lease::LeaseError;
+use crate::{lease::LeaseError, token::Resource};
 
 /// Why an issuer could not be asked. The cause of a [`LeaseError::Unavailable`].
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,15 @@ pub enum HttpError {
     NoAnswer {
         /// The issuer's host and port.
         address: String,
+    },
+    /// The issuer granted or renewed the lease on another resource than the request named. A proxy in
+    /// between has decoded or rewritten the path.
+    #[error(
+        "the issuer answered for the resource {answered}: a proxy in between changes the path of requests"
+    )]
+    OtherResource {
+        /// The resource of the lease in the answer.
+        answered: Resource,
     },
     /// The answer is none of an issuer's: another service, a proxy, a store that is unavailable.
     #[error("the issuer answered with status {0}")]

@@ -109,10 +109,7 @@ pub(super) async fn break_lease<DB: FenceDatabase, L: Operate>(
     State(console): State<Arc<Console<DB, L>>>,
     Json(Break { resource, token }): Json<Break>,
 ) -> Result<Response, Rejection> {
-    let held = console.leases.inspect(&resource).await?;
-    // Whoever has it now is not the one that the operator has decided about.
-    let is_same = held.is_some_and(|held| held.token == token);
-    if !is_same || !console.leases.break_lease(&resource).await? {
+    if !console.leases.break_lease(&resource, Some(token)).await? {
         return Err(LeaseError::Lost { resource }.into());
     }
     metrics::count("tower_fence_leases_broken_total");

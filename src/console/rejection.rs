@@ -121,7 +121,7 @@ impl From<Rejection> for Problem {
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         match &self {
-            Self::Lease(error @ LeaseError::Unavailable(_)) => {
+            Self::Lease(error @ (LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))) => {
                 tracing::error!(error = %Chain(error), "the console cannot reach the lease store");
             }
             Self::Fence(error) => {

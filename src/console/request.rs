@@ -36,11 +36,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Rejection> {
-        let (parts, body): (_, Body) = request.into_parts();
+        let (parts, mut body): (_, Body) = request.into_parts();
         if !is_json(&parts.headers) {
             return Err(Rejection::NoJson);
         }
-        let body = body::read(body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
+        let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
         let read = serde_json::from_slice(&body.to_bytes());
         read.map(Self)
             .map_err(|error| Rejection::invalid("body", error))

@@ -23,13 +23,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// How long a transaction may hold the row lock. Default: 10 s. At least 1 ms.
+    /// How long a transaction may hold its row locks once it has all of them. Default: 10 s. At least 1 ms.
     ///
-    /// `FenceLayer` ends a handler that takes longer. On Postgres the server does so as well,
-    /// so that a process that is frozen loses its transaction: it ends one that is idle for a second
-    /// longer than this, and a statement that takes longer than this and
-    /// [`lock_wait`](Self::lock_wait) together; from Postgres 17 on, any transaction that takes longer
-    /// than both together.
+    /// It bounds the whole: the hooks at BEGIN and the handler together. `FenceLayer` ends a handler that takes
+    /// longer. On Postgres the server does so as well, so that a process that is frozen loses its transaction: it ends
+    /// one that is idle for a second longer than this, and a statement that takes longer than this and
+    /// [`lock_wait`](Self::lock_wait) together. From Postgres 17 on, it also ends a transaction that takes a second
+    /// longer than all of its waits may: [`lock_wait`](Self::lock_wait) and [`answer_wait`](Self::answer_wait) for each
+    /// resource and for the idempotency key, this limit, and [`answer_wait`](Self::answer_wait) for COMMIT.
     #[must_use]
     pub const fn hold_limit(mut self, limit: Duration) -> Self {
         self.limits.hold = limit;

@@ -1,6 +1,6 @@
 //! What can go wrong at the fence, one type for each of its two moments: admission and COMMIT.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::fault::{Failure, Fault};
 pub use crate::stale::StaleToken;
@@ -26,8 +26,23 @@ pub enum AdmitError {
     #[error("the fence's database is unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
     /// The tables of the fence are missing or of an older version.
-    #[error("the tables of the fence are not there: call `Fence::migrate`")]
+    #[error("the fence is not set up in the database: call `Fence::migrate`")]
     NotMigrated(#[source] Arc<sqlx::Error>),
+    /// The database is not set up for the fence: the role lacks a right, `PUBLIC` may execute the fence's functions, row-level
+    /// security hides rows of the fence, or rows are missing that [`Fence::migrate`](super::Fence::migrate) has made. The cause names it, and
+    /// it does not pass by itself.
+    #[error("the fence's database is misconfigured")]
+    Misconfigured(#[source] Arc<sqlx::Error>),
+    /// The application's hook at BEGIN took longer than [`Fence::hold_limit`](super::Fence::hold_limit).
+    #[error("the hook at BEGIN took longer than {0:?}")]
+    HookTimeout(Duration),
+}
+
+impl AdmitError {
+    /// Whether it does not pass by itself: the database has to be set up first.
+    pub(crate) const fn is_misconfigured(&self) -> bool {
+        matches!(self, Self::NotMigrated(_) | Self::Misconfigured(_))
+    }
 }
 
 /// What a failed statement of the fence means to the one who wanted to write.
@@ -36,7 +51,9 @@ impl From<Failure> for AdmitError {
         match fault {
             Fault::Contention | Fault::Collision => Self::Busy(cause),
             Fault::Missing => Self::NotMigrated(cause),
-            Fault::Unsupported
+            Fault::Misconfigured => Self::Misconfigured(cause),
+            Fault::Unusable
+            | Fault::Unsupported
             | Fault::Unfenced
             | Fault::Refused
             | Fault::Ended
@@ -63,7 +80,7 @@ pub enum CommitError {
     /// COMMIT collided with another transaction. Nothing was written.
     #[error("the database was busy at COMMIT")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// The connection was lost before COMMIT was sent. Nothing was written.
+    /// The connection was lost before COMMIT was sent, or its session was of no use. Nothing was written.
     #[error("the database became unavailable before COMMIT")]
     Unavailable(#[source] Arc<sqlx::Error>),
     /// The handler tried to commit by itself, in a request whose response must be stored together
@@ -84,9 +101,12 @@ impl CommitError {
         match fault {
             Fault::Contention | Fault::Collision => Self::Busy(cause),
             Fault::Unfenced => Self::Unfenced(cause),
-            Fault::Unsupported | Fault::Missing | Fault::Refused | Fault::Ended => {
-                Self::Aborted(cause)
-            }
+            Fault::Unsupported
+            | Fault::Missing
+            | Fault::Misconfigured
+            | Fault::Refused
+            | Fault::Ended => Self::Aborted(cause),
+            Fault::Unusable => Self::Unavailable(cause),
             Fault::Lost | Fault::Silent => Self::OutcomeUnknown(cause),
         }
     }
@@ -114,11 +134,12 @@ pub enum WriteError {
     /// example. Nothing was written. A [`FencedTx`](super::FencedTx) can.
     #[error("the database cannot run this statement together with its admission: use a `FencedTx`")]
     Unsupported(#[source] Arc<sqlx::Error>),
-    /// The statement does not depend on `fence`: it would write whether its token was admitted or
-    /// not. It was not run.
+    /// The statement does not name `fence`, so it cannot depend on whether its token is admitted. It was not
+    /// run.
     #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]
     Independent,
-    /// The rows are not of the type that was asked for. They were written.
+    /// The rows are not of the type that was asked for. They were written; under an idempotency key of a
+    /// `FenceLayer` they are rolled back unless the handler answers a success.
     #[error("the rows that were written are of another type")]
     Rows(#[source] Arc<sqlx::Error>),
     /// The transaction was not committed, or is not known to be.
@@ -136,10 +157,12 @@ impl WriteError {
         match fault {
             Fault::Contention | Fault::Collision => AdmitError::Busy(cause).into(),
             Fault::Unsupported => Self::Unsupported(cause),
-            Fault::Unfenced | Fault::Missing | Fault::Refused | Fault::Ended => {
-                Self::Statement(cause)
-            }
-            Fault::Lost | Fault::Silent => AdmitError::Unavailable(cause).into(),
+            Fault::Unfenced
+            | Fault::Missing
+            | Fault::Misconfigured
+            | Fault::Refused
+            | Fault::Ended => Self::Statement(cause),
+            Fault::Unusable | Fault::Lost | Fault::Silent => AdmitError::Unavailable(cause).into(),
         }
     }
 

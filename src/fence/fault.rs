@@ -24,6 +24,12 @@ pub(crate) enum Fault {
     Unsupported,
     /// A table, a column or a function is not there. It had no effect.
     Missing,
+    /// A right is missing, row-level security is in the way, or a row that the migrations have made. It had no
+    /// effect, and does not pass by itself.
+    Misconfigured,
+    /// The session is of no use: it is read-only, or its server is going away. It had no effect. Another
+    /// session may be of use.
+    Unusable,
     /// It writes to a protected table what its transaction has not admitted. It had no effect.
     Unfenced,
     /// It had no effect, for any other reason.
@@ -59,6 +65,7 @@ impl Fault {
             | sqlx::Error::Protocol(_)
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Lost,
+            sqlx::Error::Configuration(_) => Self::Misconfigured,
             // Noticed before the statement was sent: a type that the database does not know, an
             // argument that cannot be encoded. Or behind its answer.
             _ => Self::Refused,
@@ -77,10 +84,15 @@ impl Fault {
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function
             "42P01" | "42703" | "42883" => Self::Missing,
+            // insufficient_privilege, as of a missing right or of row-level security
+            "42501" => Self::Misconfigured,
+            // object_not_in_prerequisite_state, from `fence_refuse_incomplete`
+            "55000" if error.message().starts_with("fence_floors") => Self::Misconfigured,
             "TF428" => Self::Unfenced,
             // idle_in_transaction_session_timeout, transaction_timeout
             "25P03" | "25P04" => Self::Ended,
             _ if matches!(error.severity(), Fatal | Panic) => Self::Lost,
+            code if is_unusable(code) => Self::Unusable,
             _ => Self::Refused,
         }
     }
@@ -107,7 +119,20 @@ impl Fault {
     /// Whether the connection is gone. Where it was only silent, waiting for another one would take
     /// as long again.
     pub(super) const fn is_gone(self) -> bool {
-        matches!(self, Self::Ended | Self::Lost)
+        matches!(self, Self::Ended | Self::Lost | Self::Unusable)
+    }
+}
+
+/// Whether this SQLSTATE of an error, which has rolled its transaction back, says that the session is of no use.
+#[cfg(feature = "postgres")]
+fn is_unusable(code: &str) -> bool {
+    match code {
+        // protocol_violation, with which the server answers a statement with too many or too few arguments
+        "08P01" => false,
+        // read_only_sql_transaction, admin_shutdown, crash_shutdown, cannot_connect_now
+        "25006" | "57P01" | "57P02" | "57P03" => true,
+        // connection_exception
+        _ => code.starts_with("08"),
     }
 }
 
@@ -128,9 +153,13 @@ impl Fault {
     pub(crate) const fn of_handler(self) -> HandlerFault {
         match self {
             Self::Contention | Self::Collision => HandlerFault::Busy,
-            Self::Lost | Self::Silent => HandlerFault::Unavailable,
+            Self::Lost | Self::Silent | Self::Unusable => HandlerFault::Unavailable,
             Self::Unfenced => HandlerFault::Unfenced,
-            Self::Unsupported | Self::Missing | Self::Refused | Self::Ended => HandlerFault::Own,
+            Self::Unsupported
+            | Self::Missing
+            | Self::Misconfigured
+            | Self::Refused
+            | Self::Ended => HandlerFault::Own,
         }
     }
 }
@@ -170,6 +199,15 @@ impl Failure {
         }
     }
 
+    /// The role may not use a schema that has such tables.
+    pub(super) fn no_usage(schema: &str) -> Self {
+        let denied = format!(
+            "the tables are in no schema of the search path that the role may use: it lacks USAGE on the schema \
+             {schema}, which has tables of a fence"
+        );
+        sqlx::Error::Configuration(denied.into()).into()
+    }
+
     /// The same, for the reason that the pool had no connection to give.
     pub(super) fn with_fault(self, fault: Fault) -> Self {
         Self { fault, ..self }
@@ -200,14 +238,29 @@ mod tests {
             (sqlx::Error::PoolClosed, Fault::Lost),
             (sqlx::Error::WorkerCrashed, Fault::Lost),
             (sqlx::Error::RowNotFound, Fault::Refused),
+            (
+                sqlx::Error::Configuration("odd".into()),
+                Fault::Misconfigured,
+            ),
         ] {
             assert_eq!(Fault::of(&error), fault, "{error}");
         }
-        for fault in [Fault::Ended, Fault::Lost] {
+        for fault in [Fault::Ended, Fault::Lost, Fault::Unusable] {
             assert!(fault.is_gone());
         }
         for fault in [Fault::Silent, Fault::Contention, Fault::Refused] {
             assert!(!fault.is_gone());
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_statement_with_wrong_arguments_keeps_its_session() {
+        for code in ["25006", "57P01", "57P02", "57P03", "08000", "08006"] {
+            assert!(is_unusable(code), "{code}");
+        }
+        for code in ["08P01", "57014", "57P04", "25001", "42501"] {
+            assert!(!is_unusable(code), "{code}");
         }
     }
 }

@@ -41,7 +41,8 @@
 //!
 //! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
 //!   writers wait without a connection of the pool, and the memory of what is dead, from which
-//!   stale writers are refused without asking the database (for ten seconds at a time).
+//!   stale writers are refused without asking the database (for ten seconds at a time). A clone with
+//!   another [`schema`](Fence::schema) has its own.
 //! - Each use takes a connection from the pool in the task that asks, and gives it back: the pool's
 //!   `before_acquire` and `after_release` see all of them, with the task-locals of the request. To
 //!   pass connections from write to write without them is a choice:
@@ -52,7 +53,7 @@
 //!   by an advisory lock with a random number, which each admission on Postgres takes.
 //! - [`migrate`](Fence::migrate) makes the tables where the search path does not have them yet, in its
 //!   first schema: `fence_resources`, `fence_floors`, `fence_epochs`, `fence_epoch_source` and
-//!   `fence_idempotency_keys`, on Postgres also `fence_leases` and `fence_waiters`, with a migration history of their own, `_tower_fence_migrations`. On
+//!   `fence_idempotency_keys`, on Postgres also those of the [leases](crate::deployment#postgres), with a migration history of their own, `_tower_fence_migrations`. On
 //!   Postgres it also makes functions, by which
 //!   [other programs](crate::guide#16-seaorm-diesel-and-other-languages) write under a token. A fence
 //!   looks once where they are, and names that schema from then on: what a session or a transaction
@@ -90,6 +91,7 @@ use std::{
 };
 
 use sqlx::Pool;
+use tokio::sync::Semaphore;
 
 pub use self::{
     claims::{Admitted, AllAdmitted, Claim, Claims},
@@ -128,6 +130,8 @@ pub struct Fence<DB: FenceDatabase> {
     connections: Connections<DB>,
     limits: Limits,
     queues: Arc<Queues>,
+    /// A permit for each call of a function that may wait for a lock: those of half of the pool.
+    blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
     /// Where the tables are to be, if somebody has said so.
     schema: Option<Arc<str>>,
@@ -140,16 +144,23 @@ pub struct Fence<DB: FenceDatabase> {
 impl<DB: FenceDatabase> Fence<DB> {
     /// A fence over a pool, `Pool<Postgres>` or `Pool<Sqlite>`, with the default limits.
     pub fn new(pool: Pool<DB>) -> Self {
+        let half_of_pool = (pool.options().get_max_connections() as usize / 2).max(1);
         Self {
             connections: Connections::new(pool),
             limits: Limits::default(),
             queues: Arc::default(),
+            blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
             stale: Arc::default(),
             schema: None,
             tables: Arc::default(),
             hook: Hook::default(),
             handed_out: Arc::default(),
         }
+    }
+
+    /// Whether a hook runs in each of its transactions.
+    pub(crate) const fn has_hook(&self) -> bool {
+        self.hook.is_set()
     }
 
     /// The pool that it was made with.
@@ -164,6 +175,7 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             connections: self.connections.clone(),
             limits: self.limits,
             queues: Arc::clone(&self.queues),
+            blocked_calls: Arc::clone(&self.blocked_calls),
             stale: Arc::clone(&self.stale),
             schema: self.schema.clone(),
             tables: Arc::clone(&self.tables),

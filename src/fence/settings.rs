@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::claims::Claims;
+
 /// The time limits of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -11,6 +13,8 @@ pub(crate) struct Limits {
     pub(crate) lock_wait: Duration,
     pub(crate) hold: Duration,
     pub(crate) answer_wait: Duration,
+    /// How many row locks a transaction takes, each with a wait of its own.
+    pub(super) locks: u32,
 }
 
 impl Limits {
@@ -19,13 +23,35 @@ impl Limits {
         self.lock_wait.saturating_add(self.answer_wait)
     }
 
+    /// The same, for transactions that take the row locks of these.
+    pub(super) fn locking(self, claims: &Claims) -> Self {
+        Self {
+            locks: u32::try_from(claims.iter().count()).unwrap_or(u32::MAX),
+            ..self
+        }
+    }
+
     /// What bounds a transaction.
     pub(super) const fn transaction(self, key_wait: Option<Duration>) -> TransactionLimits {
         TransactionLimits {
             lock_wait: self.lock_wait,
             hold: self.hold,
             key_wait,
+            whole: self.whole(key_wait),
         }
+    }
+
+    /// The longest that a transaction takes whose waits all stay within their limits: the claim of a key, an admission for
+    /// each lock, the hooks and the handler, and COMMIT.
+    const fn whole(self, key_wait: Option<Duration>) -> Duration {
+        let claim = match key_wait {
+            Some(key_wait) => key_wait.saturating_add(self.answer_wait),
+            None => Duration::ZERO,
+        };
+        claim
+            .saturating_add(self.statement().saturating_mul(self.locks))
+            .saturating_add(self.hold)
+            .saturating_add(self.answer_wait)
     }
 }
 
@@ -36,6 +62,8 @@ pub(crate) struct TransactionLimits {
     pub(super) hold: Duration,
     /// How long to wait for the first lock, where that is one of an idempotency key.
     pub(super) key_wait: Option<Duration>,
+    /// How long all of it may take.
+    pub(super) whole: Duration,
 }
 
 impl Default for Limits {
@@ -45,6 +73,7 @@ impl Default for Limits {
             lock_wait: Duration::from_secs(5),
             hold: Duration::from_secs(10),
             answer_wait: Duration::from_secs(5),
+            locks: 1,
         }
     }
 }
@@ -53,4 +82,36 @@ impl Default for Limits {
 pub(super) fn deadline(within: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     Instant::now() + within.min(FAR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_may_take_the_sum_of_its_waits() {
+        let secs = Duration::from_secs;
+        let limits = Limits {
+            pool_wait: secs(100_000),
+            lock_wait: secs(1_000),
+            hold: secs(100),
+            answer_wait: secs(1),
+            locks: 1,
+        };
+        let several = Limits { locks: 3, ..limits };
+        for (limits, key_wait, whole) in [
+            // Admission, hooks and handler, COMMIT.
+            (limits, None, 1_001 + 100 + 1),
+            (several, None, 3 * 1_001 + 100 + 1),
+            (limits, Some(secs(10_000)), 10_001 + 1_001 + 100 + 1),
+            (several, Some(secs(0)), 1 + 3 * 1_001 + 100 + 1),
+        ] {
+            assert_eq!(limits.transaction(key_wait).whole, secs(whole));
+        }
+        let longest = Limits {
+            lock_wait: Duration::MAX,
+            ..several
+        };
+        assert_eq!(longest.transaction(None).whole, Duration::MAX);
+    }
 }

@@ -83,6 +83,9 @@ fn refusal(bytes: &[u8]) {
     if let LeaseError::Invalid { detail, .. } = &error {
         problem = problem.detail(detail);
     }
+    if let LeaseError::Misconfigured(cause) = &error {
+        problem = problem.detail(cause.to_string());
+    }
     let again = read(
         &to_vec(&describe(problem, &error)).unwrap(),
         Some(&resource),

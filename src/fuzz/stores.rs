@@ -6,12 +6,7 @@ use crate::lease::fuzz;
 /// A cursor, for each store that has one of several parts.
 pub fn cursor(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        for again in [
-            fuzz::redis::cursor,
-            fuzz::quorum::cursor,
-            fuzz::embedded::cursor,
-            fuzz::etcd::cursor,
-        ] {
+        for again in [fuzz::embedded::cursor, fuzz::etcd::cursor] {
             if let Some(written) = again(text) {
                 assert_eq!(again(&written).as_ref(), Some(&written));
             }

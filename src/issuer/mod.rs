@@ -15,7 +15,7 @@
 //! | call | success | body |
 //! |---|---|---|
 //! | `GET /?limit=100&cursor=` | 200 | `{"leases": [{"resource", "token", "owner", "ttl_ms", "waiters"}], "cursor"}`; `cursor` is null on the last page |
-//! | `POST /{resource}/break` | 204 | |
+//! | `POST /{resource}/break` with `{"token"}` | 204 | |
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write, [signed](Issuer::sign_with) where keys are
 //! given, `token` the bare integer. A renewal answers the token that the lease has: where it is not the holder's, and no
@@ -29,7 +29,7 @@
 //! Refusals are problem+json: 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409
 //! `lease-lost`, 409 `fence-exhausted` (with `max_token`), 422 `invalid-request` (with `field`), 415
 //! `unsupported-media-type`, 413, 408 and 400 for the body, 503 `too-many-waiters` and
-//! `store-unavailable` (with `Retry-After`).
+//! `store-unavailable` (with `Retry-After`), 500 `misconfigured` where a table or a right is missing.
 //!
 //! # Example
 //!
@@ -87,7 +87,7 @@ use tracing::Instrument;
 
 #[cfg(feature = "console")]
 pub(crate) use self::request::is_json;
-use self::request::{ResourcePath, body_bytes, invalid, lease_id};
+use self::request::{ResourcePath, body_bytes, invalid, lease_id, no_members};
 pub use self::response::Rejection;
 #[cfg(feature = "openapi")]
 use crate::wire::{LeaseBody, StateBody};
@@ -333,8 +333,10 @@ async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
+    body: Body,
 ) -> Result<Response, Rejection> {
     let id = lease_id(&headers)?;
+    no_members(body).await?;
     let span = tracing::info_span!("release_lease", %resource);
     let releasing = issuer.leases.release(&resource, &id);
     releasing.instrument(span).await?;

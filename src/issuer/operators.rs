@@ -3,6 +3,7 @@
 use std::{ops::RangeInclusive, sync::Arc};
 
 use axum::{
+    body::Body,
     extract::{Query, State, rejection::QueryRejection},
     response::Response,
 };
@@ -10,7 +11,7 @@ use http::HeaderMap;
 use serde::Deserialize;
 
 use super::{
-    request::{ResourcePath, invalid, refuse_foreign_pages},
+    request::{ResourcePath, body_bytes, invalid},
     response::{self, Rejection},
 };
 #[cfg(feature = "openapi")]
@@ -19,6 +20,8 @@ use crate::{
     feed,
     lease::{LeaseError, ListError, Operate},
     metrics,
+    token::Token,
+    wire::BreakBody,
 };
 
 /// How many leases a page has at most.
@@ -27,6 +30,7 @@ pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
 pub(super) const LIMIT: usize = 100;
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Paging {
     limit: Option<usize>,
     cursor: Option<String>,
@@ -63,24 +67,26 @@ pub(super) async fn list<L: Operate>(
     }
 }
 
-/// Ends a lease by force, and its lock delay. The next grant outranks it.
+/// Ends a lease by force, and its lock delay. The next grant outranks it. With a token, it ends that lease alone.
 #[cfg_attr(feature = "openapi", utoipa::path(
     post,
     path = "/{resource}/break",
     operation_id = "break_lease",
     tag = "operators",
+    request_body = BreakBody,
     responses((status = NO_CONTENT, description = "The lease has ended.")),
 ))]
 pub(super) async fn break_lease<L: Operate>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,
     headers: HeaderMap,
+    body: Body,
 ) -> Result<Response, Rejection> {
-    refuse_foreign_pages(&headers)?;
-    if leases.break_lease(&resource).await? {
+    let body = BreakBody::read(&body_bytes(&headers, body).await?)?;
+    if leases.break_lease(&resource, body.token).await? {
         metrics::count("tower_fence_leases_broken_total");
         feed::broken(&resource);
-        tracing::warn!(%resource, "ended a lease by force");
+        tracing::warn!(%resource, token = body.token.map(Token::get), "ended a lease by force");
         return Ok(response::released());
     }
     Err(LeaseError::Lost { resource }.into())

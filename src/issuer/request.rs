@@ -18,7 +18,7 @@ use crate::{
     body,
     lease::LeaseId,
     token::{InvalidResource, Resource},
-    wire::LEASE_ID,
+    wire::{LEASE_ID, read_nothing},
 };
 
 /// The greatest length of a request's body.
@@ -78,17 +78,23 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
 
 /// Refuses what a page of another site could have a browser send without asking here first. Such a
 /// request has an `Origin`, and is never marked as JSON.
-pub(super) fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
+fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     if headers.contains_key(ORIGIN) && !is_json(headers) {
         return Err(Rejection::UnsupportedMediaType);
     }
     Ok(())
 }
 
+/// Reads the body of a request that has none: a member that nobody reads must not pass for one that counts.
+pub(super) async fn no_members(mut body: Body) -> Result<(), Rejection> {
+    let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
+    Ok(read_nothing(&body.to_bytes())?)
+}
+
 /// Reads the body, which must be marked as JSON.
-pub(super) async fn body_bytes(headers: &HeaderMap, body: Body) -> Result<Bytes, Rejection> {
+pub(super) async fn body_bytes(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Rejection> {
     refuse_foreign_pages(headers)?;
-    let bytes = body::read(body, BODY_LIMIT_BYTES, BODY_WAIT)
+    let bytes = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT)
         .await?
         .to_bytes();
     if !bytes.trim_ascii().is_empty() && !is_json(headers) {

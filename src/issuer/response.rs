@@ -111,8 +111,14 @@ impl From<&Rejection> for Problem {
 
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        if let Self::Lease(LeaseError::Unavailable(cause)) = &self {
-            tracing::error!(error = %Chain(&**cause), "the lease store is unavailable");
+        match &self {
+            Self::Lease(LeaseError::Unavailable(cause)) => {
+                tracing::error!(error = %Chain(&**cause), "the lease store is unavailable");
+            }
+            Self::Lease(LeaseError::Misconfigured(cause)) => {
+                tracing::error!(error = %Chain(&**cause), "the lease store is misconfigured");
+            }
+            _ => {}
         }
         let problem = self.problem_type().name();
         metrics::count_by("tower_fence_lease_refused_total", "problem", problem);

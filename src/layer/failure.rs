@@ -39,14 +39,19 @@ impl IntoResponse for DatabaseError {
 }
 
 /// A [`PendingWrite`](super::PendingWrite) that failed: what was not admitted, or not committed, is
-/// answered as by the layer itself, and a failed statement as a [`DatabaseError`].
+/// answered as by the layer itself, and a failed statement as a [`DatabaseError`]. Rows of another type than the handler
+/// asked for are 500 `rows-unreadable`: they were written.
 impl IntoResponse for WriteError {
     fn into_response(self) -> Response {
         match self {
             Self::Admit(error) => Rejection::from(error).into_response(),
             Self::Commit(error) => Rejection::from(error).into_response(),
             Self::Statement(error) => failed(&error),
-            Self::Independent | Self::Rows(_) | Self::Unsupported(_) => {
+            Self::Rows(_) => {
+                tracing::error!(error = %Chain(&self), "the rows of a handler's write could not be read");
+                Problem::new(ProblemType::RowsUnreadable).into_response()
+            }
+            Self::Independent | Self::Unsupported(_) => {
                 tracing::error!(error = %Chain(&self), "a handler's statement cannot be fenced");
                 Problem::new(ProblemType::Misconfigured).into_response()
             }

@@ -18,10 +18,7 @@ use tower_service::Service;
 use super::{
     admitted, rejection::Rejection, resource::ResourceFrom, service::Config, verdict::turns_away,
 };
-use crate::{
-    body,
-    fence::{AllAdmitted, Claims, FenceDatabase, ToRaise},
-};
+use crate::fence::{AllAdmitted, Claims, FenceDatabase, ToRaise};
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// Answers a fenced read.
@@ -36,7 +33,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         S: Service<Request<Body>> + Clone,
         S::Response: IntoResponse,
     {
-        let (body, admitted, to_raise) = match self.prepare(&claims, body).await {
+        let (body, admitted, to_raise) = match self.prepare(&parts, &claims, body).await {
             Ok(prepared) => prepared,
             Err(rejection) => return Ok(rejection.into_response()),
         };
@@ -71,10 +68,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// Reads the body, which may be needed twice; then looks at the fence.
     async fn prepare(
         &self,
+        parts: &Parts,
         claims: &Claims,
         body: Body,
     ) -> Result<(Bytes, AllAdmitted, Option<ToRaise>), Rejection> {
-        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
+        let body = self.read_body(parts, body).await?;
         if let Some(unknown) = self.never_granted(claims).await? {
             return Err(unknown);
         }

@@ -6,7 +6,9 @@
 //!    read*, below). OPTIONS and TRACE pass, whatever they bring, and so does a preflight.
 //!    Where the layer [verifies](FenceLayer::verify_with), a token that the issuer has not signed is refused before anything else.
 //! 2. The body is read first, bounded in size and time, so that a slow client holds neither a
-//!    connection nor a row lock.
+//!    connection nor a row lock. A request that is refused before that is answered at once, and the rest of its body is
+//!    read beside the answer, as far as four times the limit: a client that writes all of its request before it reads would
+//!    not see the answer otherwise.
 //! 3. The token is admitted in a transaction (of several tokens all, or none), which the handler gets from the extractor
 //!    [`FencedTx`](crate::FencedTx). A handler that does not ask for it is protected all the same.
 //! 4. A status below 400 commits. Anything else, a panic and a timeout too, rolls back: the token
@@ -217,7 +219,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// [`FencedTx`](crate::FencedTx). Default: the layer admits before the handler runs.
     ///
     /// A handler that validates first costs the database nothing when it refuses, and a handler of
-    /// a single statement needs a single round trip. What this process knows to be stale is refused
+    /// a single statement needs no transaction around it. What this process knows to be stale is refused
     /// before the handler, all the same.
     #[must_use]
     pub const fn deferred(mut self) -> Self {
@@ -310,12 +312,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// ```
     ///
     /// Its failure is answered as that of a handler's statement ([`DatabaseError`]); nothing is
-    /// written, the token stays usable, and the fence stays where it was. It has as long as the
-    /// handler, the fence's [`hold_limit`](Fence::hold_limit).
+    /// written, the token stays usable, and the fence stays where it was. The fence's
+    /// [`hold_limit`](Fence::hold_limit) bounds the whole: the hook of the [fence](Fence::on_begin), this one, and the
+    /// handler. Over it, the answer is 503 `handler-timeout`.
     ///
     /// It runs in each mode of the layer. Behind a [`deferred`](Self::deferred) one it runs when the
     /// handler begins, and [`PendingWrite::write`] takes an open transaction instead of a single
-    /// round trip. It does not run for what has no transaction: a read, fenced or not, and the
+    /// statement. It does not run for what has no transaction: a read, fenced or not, and the
     /// answer to a repetition under an idempotency key.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self

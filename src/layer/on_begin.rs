@@ -7,7 +7,7 @@ use http::request::Parts;
 use tokio::time::timeout;
 
 use super::rejection::Rejection;
-use crate::fence::{FenceDatabase, FencedTx};
+use crate::fence::{AdmitError, FenceDatabase, FencedTx};
 
 /// A function of the request and the connection.
 pub(super) type Hook<DB> = Arc<
@@ -36,9 +36,9 @@ impl<DB: FenceDatabase> OnBegin<DB> {
     pub(super) async fn run(
         &self,
         tx: FencedTx<DB>,
-        within: Duration,
+        hold: Duration,
     ) -> Result<FencedTx<DB>, Rejection> {
-        run(&self.hook, &self.parts, tx, within).await
+        run(&self.hook, &self.parts, tx, hold).await
     }
 }
 
@@ -57,11 +57,13 @@ pub(super) async fn run<DB: FenceDatabase>(
     hook: &Hook<DB>,
     parts: &Parts,
     mut tx: FencedTx<DB>,
-    within: Duration,
+    hold: Duration,
 ) -> Result<FencedTx<DB>, Rejection> {
+    // The hook of the fence has taken its part.
+    let within = tx.left_of(hold);
     match timeout(within, hook(parts, tx.connection_mut())).await {
         Ok(Ok(())) => Ok(tx),
         Ok(Err(error)) => Err(Rejection::OnBegin(Arc::new(error))),
-        Err(_) => Err(Rejection::HandlerTimeout(within)),
+        Err(_) => Err(AdmitError::HookTimeout(hold).into()),
     }
 }

@@ -79,6 +79,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
             ProblemType::TransactionAborted,
             ProblemType::TransactionEscaped,
             ProblemType::UnfencedWrite,
+            ProblemType::RowsUnreadable,
             ProblemType::HandlerTimeout,
             ProblemType::OutcomeUnknown,
         ]);

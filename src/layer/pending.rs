@@ -118,7 +118,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// Runs a single statement together with its admission: on Postgres in one round trip, which is
+    /// Runs a single statement together with its admission: on Postgres as one statement, which is
     /// also the COMMIT. What the statement must look like, and why this is safe: see
     /// [`Fence::write`].
     ///
@@ -147,21 +147,24 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         if let Some(mut tx) = FencedTx::borrow(&self.slot) {
             return typed(tx.write(&mut statement).await?);
         }
-        if !self.slot.start_write() {
-            return Err(CommitError::Escaped.into());
-        }
-        let written = match self.on_begin {
-            Some(_) => {
-                let opened = self.open().await;
-                let opened = opened.inspect_err(|error| self.refused(error));
-                let tx = opened.map_err(not_opened)?;
-                tx.write_and_commit(statement).await
+        let written = if self.on_begin.is_some() || self.fence.has_hook() {
+            if !self.slot.start_begin() {
+                return Err(CommitError::Escaped.into());
             }
-            None => {
-                let claims = self.slot.claims().clone();
-                let written = self.fence.write_admitted(claims, self.token_use, statement);
-                written.await
+            let opened = self.open().await;
+            let opened = opened.inspect_err(|error| self.refused(error));
+            let tx = opened.map_err(not_opened)?;
+            if !self.slot.start_write_begun() {
+                return Err(CommitError::Escaped.into());
             }
+            tx.write_and_commit(statement).await
+        } else {
+            if !self.slot.start_write() {
+                return Err(CommitError::Escaped.into());
+            }
+            let claims = self.slot.claims().clone();
+            let written = self.fence.write_admitted(claims, self.token_use, statement);
+            written.await
         };
         let written = written.inspect_err(|error| self.failed(error))?;
         admitted::for_write(self.slot.claims());

@@ -157,7 +157,10 @@ impl Rejection {
                 AdmitError::Busy(_) => ProblemType::FenceBusy,
                 AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
                 AdmitError::Hook(error) => of_statement(error),
-                AdmitError::NoResource | AdmitError::NotMigrated(_) => ProblemType::Misconfigured,
+                AdmitError::HookTimeout(_) => ProblemType::HandlerTimeout,
+                AdmitError::NoResource
+                | AdmitError::NotMigrated(_)
+                | AdmitError::Misconfigured(_) => ProblemType::Misconfigured,
             },
             Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
             Self::Commit(error) => match error {

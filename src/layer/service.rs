@@ -14,8 +14,9 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
-use http::{HeaderName, Method, Request, request::Parts};
-use http_body_util::{BodyExt, Full};
+use http::{HeaderName, Method, Request, header::EXPECT, request::Parts};
+use http_body::Body as _;
+use http_body_util::{BodyExt, Collected, Full};
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
@@ -35,8 +36,8 @@ use super::{
     verification::Verification,
 };
 use crate::{
-    body,
-    fence::{AdmitError, Claims, Fence, FenceDatabase, FencedTx, Once, Slot, TokenUse},
+    body::{self, BodyError},
+    fence::{AdmitError, Claims, Fence, FenceDatabase, FencedTx, Once, RecordId, Slot, TokenUse},
     header, metrics,
 };
 
@@ -158,7 +159,10 @@ where
                     parts.extensions.insert(PlainRead);
                     return unfenced(inner, Request::from_parts(parts, body)).await;
                 }
-                Err(rejection) => return Ok(rejection.into_response()),
+                Err(rejection) => {
+                    config.discard(&parts, body);
+                    return Ok(rejection.into_response());
+                }
             };
             if parts.method.is_safe() {
                 return config.read(inner, parts, claims, body).await;
@@ -204,6 +208,45 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         claims(tokens, resources).map(Some)
     }
 
+    /// Reads the rest of a body whose request is refused, beside the answer: so the client sees that whether it
+    /// reads at once or only after it has sent everything.
+    fn discard(&self, parts: &Parts, body: Body) {
+        // A client that waits for `100 Continue` sends no body before it, and does not have to.
+        if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
+            let discarding = body::discard(body, self.body_limit_bytes, self.body_wait);
+            tokio::spawn(discarding);
+        }
+    }
+
+    /// Reads the body, or the rest of it where it is refused.
+    pub(super) async fn read_body(
+        &self,
+        parts: &Parts,
+        mut body: Body,
+    ) -> Result<Collected<Bytes>, Rejection> {
+        let read = body::read(&mut body, self.body_limit_bytes, self.body_wait).await;
+        if let Err(BodyError::TooLarge { .. }) = read {
+            self.discard(parts, body);
+        }
+        Ok(read?)
+    }
+
+    /// What is known of a request before its body is read: the record of its key, if it has one.
+    async fn look_up(
+        &self,
+        parts: &mut Parts,
+        claims: &Claims,
+    ) -> Result<Option<(&Idempotency, RecordId)>, Rejection> {
+        if let Some(keys) = &self.idempotency
+            && let Some(id) = keys.record_of(parts, claims).await?
+        {
+            // It may have been answered before, whatever became of its token.
+            return Ok(Some((keys, id)));
+        }
+        self.fence.check_stale(claims).map_err(AdmitError::from)?;
+        Ok(None)
+    }
+
     /// Reads the body, while nothing is held for it yet; then admits what was claims, unless the
     /// request was answered before.
     async fn admit(
@@ -212,15 +255,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         claims: Claims,
         body: Body,
     ) -> Result<Entry<DB>, Rejection> {
-        let record = match &self.idempotency {
-            Some(keys) => keys.record_of(parts, &claims).await?.map(|id| (keys, id)),
-            None => None,
+        let record = match self.look_up(parts, &claims).await {
+            Ok(record) => record,
+            Err(rejection) => {
+                self.discard(parts, body);
+                return Err(rejection);
+            }
         };
-        // A key may have been answered before, whatever became of its token.
-        if record.is_none() {
-            self.fence.check_stale(&claims).map_err(AdmitError::from)?;
-        }
-        let body = body::read(body, self.body_limit_bytes, self.body_wait).await?;
+        let body = self.read_body(parts, body).await?;
         let began = Instant::now();
         let unknown = self.never_granted(&claims).await?;
         let Some((keys, id)) = record else {

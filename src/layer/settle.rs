@@ -82,10 +82,11 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     slot: Slot<DB>,
     handler: impl Future<Output = Ended<E>>,
 ) -> Result<Response, E> {
-    let hold = fence.limits().hold;
+    // What the hooks have left of the limit.
+    let within = slot.left_of(fence.limits().hold);
     // Where the client goes away, this future is dropped, and the slot is closed.
     let slot = CloseOnDrop(slot);
-    let Ok(ended) = timeout(hold, handler).await else {
+    let Ok(ended) = timeout(within, handler).await else {
         return Ok(too_late(fence, &slot.0).await.into_response());
     };
     let (status, stored) = match &ended {

@@ -306,8 +306,12 @@ impl<L: Operate, A: Announce + 'static> Operate for Announced<L, A> {
         self.leases.list(limit, cursor).await
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.leases.break_lease(resource).await
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        self.leases.break_lease(resource, seen).await
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
+#[cfg(feature = "_fence")]
+use crate::fence::AdmitError;
 use crate::token::Resource;
 
 /// Why a store did not do what it was asked.
@@ -48,11 +50,23 @@ pub enum LeaseError {
     /// The store, or the source of its epochs, cannot be reached.
     #[error("the lease store is unavailable")]
     Unavailable(#[source] Arc<dyn Error + Send + Sync>),
+    /// The store, or the source of its epochs, is not set up: a table or a right is missing, for example. It does
+    /// not pass by itself.
+    #[error("the lease store is misconfigured")]
+    Misconfigured(#[source] Arc<dyn Error + Send + Sync>),
 }
 
 impl LeaseError {
+    /// Why a store could not do its work: [`Misconfigured`](Self::Misconfigured) where the cause is a fence whose
+    /// database is not set up, else [`Unavailable`](Self::Unavailable).
     pub(crate) fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
-        Self::Unavailable(Arc::new(cause))
+        let misconfigured = is_misconfigured(&cause);
+        let cause = Arc::new(cause);
+        if misconfigured {
+            Self::Misconfigured(cause)
+        } else {
+            Self::Unavailable(cause)
+        }
     }
 
     #[cfg(any(
@@ -78,4 +92,20 @@ impl LeaseError {
             resource: resource.clone(),
         }
     }
+}
+
+/// Whether an error of a fence stands in the chain of causes that does not pass by itself.
+#[cfg(feature = "_fence")]
+fn is_misconfigured(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.any(|cause| {
+        cause
+            .downcast_ref()
+            .is_some_and(AdmitError::is_misconfigured)
+    })
+}
+
+#[cfg(not(feature = "_fence"))]
+const fn is_misconfigured(_: &(dyn Error + 'static)) -> bool {
+    false
 }

@@ -1,14 +1,18 @@
 //! What operators need beside the holders: who holds what, and an end by force.
 
 use super::{Held, LeaseError, Leases};
-use crate::{live_tokens::LiveTokens, token::Resource};
+use crate::{
+    live_tokens::LiveTokens,
+    token::{Resource, Token},
+};
 
 /// A store that lists its leases and ends them by force.
 pub trait Operate: Leases {
     /// Lists held leases, at most `limit` of them, from where the last page ended.
     ///
     /// A lease that is held all the while is on one of the pages; one that comes or goes meanwhile
-    /// may be. On Redis a page may be short, or empty, without being the last.
+    /// may be. On Redis a page may be short, or empty, without being the last, and each page scans all keys of the
+    /// database.
     ///
     /// # Errors
     ///
@@ -23,12 +27,16 @@ pub trait Operate: Leases {
     /// Ends the lease on a resource without its id, and its lock delay. The next grant outranks
     /// it. False when there was none.
     ///
+    /// With the token that was `seen`, it ends that lease alone: false when another lease holds the resource by then, or
+    /// when the lease has another token since. The store decides this in the step that ends the lease.
+    ///
     /// # Errors
     ///
     /// [`LeaseError::Unavailable`] when the store cannot be reached.
     fn break_lease(
         &self,
         resource: &Resource,
+        seen: Option<Token>,
     ) -> impl Future<Output = Result<bool, LeaseError>> + Send;
 
     /// Looks through all leases for the lowest token of each partition: what

@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew};
-use crate::{token::Resource, token_keys::TokenKeys};
+use crate::{
+    token::{Resource, Token},
+    token_keys::TokenKeys,
+};
 
 /// Leases of the store `L`, with each token signed. Cheap to clone.
 ///
@@ -83,8 +86,12 @@ impl<L: Operate> Operate for Signed<L> {
         self.leases.list(limit, cursor).await
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.leases.break_lease(resource).await
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        self.leases.break_lease(resource, seen).await
     }
 }
 

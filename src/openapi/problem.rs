@@ -57,6 +57,7 @@ pub(super) const fn members(kind: ProblemType) -> &'static [(&'static str, bool)
         | ProblemType::OutcomeUnknown
         | ProblemType::TransactionAborted
         | ProblemType::UnfencedWrite
+        | ProblemType::RowsUnreadable
         | ProblemType::TransactionEscaped
         | ProblemType::Misconfigured => &[],
     }

@@ -23,7 +23,7 @@ pub(crate) struct LeaseBody {
     #[cfg_attr(feature = "openapi", schema(inline, value_type = crate::lease::LeaseId))]
     lease_id: String,
     #[cfg_attr(feature = "openapi", schema(inline))]
-    resource: Resource,
+    pub(crate) resource: Resource,
     #[cfg_attr(feature = "openapi", schema(inline))]
     token: Token,
     /// How long the lease lasts from the moment of the answer, in milliseconds.

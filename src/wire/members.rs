@@ -4,6 +4,8 @@ use std::{fmt::Display, str::FromStr};
 
 use serde_json::{Map, Value};
 
+use crate::token::Token;
+
 /// A member of a body without a valid value.
 #[derive(Debug)]
 pub(crate) struct InvalidMember {
@@ -55,6 +57,20 @@ impl Members {
                 .as_u64()
                 .or_else(|| whole(value.as_f64()?))
                 .ok_or_else(|| format!("`{name}` is a whole number of milliseconds"))
+        })
+    }
+
+    /// A token.
+    pub(super) fn take_token(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<Token>, InvalidMember> {
+        self.take(name, |value| {
+            let number = value.as_u64().or_else(|| whole(value.as_f64()?));
+            number
+                .and_then(|number| i64::try_from(number).ok())
+                .and_then(|number| Token::new(number).ok())
+                .ok_or_else(|| format!("`{name}` is a token"))
         })
     }
 

@@ -16,12 +16,12 @@ mod schema;
 
 use http::HeaderName;
 
-#[cfg(feature = "issuer")]
-pub(crate) use self::members::InvalidMember;
 pub(crate) use self::{
     answer::{LeaseBody, PageBody, StateBody},
-    request::{AcquireBody, RenewBody},
+    request::{AcquireBody, BreakBody, RenewBody},
 };
+#[cfg(feature = "issuer")]
+pub(crate) use self::{members::InvalidMember, request::read_nothing};
 
 /// The header that carries a lease id.
 pub(crate) const LEASE_ID: HeaderName = HeaderName::from_static("lease-id");

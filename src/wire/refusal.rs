@@ -1,5 +1,7 @@
 //! An error of the lease store as a problem document, and back.
 
+#[cfg(feature = "client")]
+use std::sync::Arc;
 #[cfg(feature = "issuer")]
 use std::time::Duration;
 
@@ -25,6 +27,7 @@ pub(crate) const fn problem_type(error: &LeaseError) -> ProblemType {
         LeaseError::Exhausted { .. } => ProblemType::FenceExhausted,
         LeaseError::Invalid { .. } => ProblemType::InvalidRequest,
         LeaseError::Unavailable(_) => ProblemType::StoreUnavailable,
+        LeaseError::Misconfigured(_) => ProblemType::Misconfigured,
     }
 }
 
@@ -55,6 +58,7 @@ pub(crate) fn describe(problem: Problem, error: &LeaseError) -> Problem {
             .retry_after(RETRY_AFTER),
         LeaseError::Invalid { field, .. } => invalid(problem, field),
         LeaseError::Unavailable(_) => problem.retry_after(RETRY_AFTER),
+        LeaseError::Misconfigured(_) => problem,
     }
 }
 
@@ -87,6 +91,10 @@ pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseErro
             field: problem.field.unwrap_or_default(),
             detail: problem.detail.unwrap_or_default(),
         });
+    }
+    if is(ProblemType::Misconfigured) {
+        let detail = problem.detail.unwrap_or_default();
+        return Some(LeaseError::Misconfigured(Arc::from(Box::from(detail))));
     }
     let resource = resource?.clone();
     if is(ProblemType::LockHeld) {
@@ -134,11 +142,15 @@ mod tests {
                 field: "ttl_ms".into(),
                 detail: "too long".into(),
             },
+            LeaseError::Misconfigured(Arc::from(Box::from("a table is missing"))),
         ];
         for error in errors {
             let mut problem = Problem::new(problem_type(&error));
             if let LeaseError::Invalid { detail, .. } = &error {
                 problem = problem.detail(detail);
+            }
+            if let LeaseError::Misconfigured(cause) = &error {
+                problem = problem.detail(cause.to_string());
             }
             let body = serde_json::to_vec(&describe(problem, &error)).unwrap();
             let read = read(&body, Some(&resource)).unwrap();

@@ -4,9 +4,12 @@ use serde::{Serialize, Serializer};
 
 #[cfg(feature = "issuer")]
 use super::members::{InvalidMember, Members};
-use crate::lease::{
-    Acquire, LeaseId, Owner, Renew,
-    time::{at_least_1_ms, whole_ms},
+use crate::{
+    lease::{
+        Acquire, LeaseId, Owner, Renew,
+        time::{at_least_1_ms, whole_ms},
+    },
+    token::Token,
 };
 
 /// What is asked for. All members are optional, and null counts as absent.
@@ -39,6 +42,39 @@ pub(crate) struct RenewBody {
     /// Whether the lease gets a higher token, for another single-use write.
     #[cfg_attr(feature = "openapi", schema(default = false))]
     pub(crate) new_token: Option<bool>,
+}
+
+/// Which lease is to end. The member is optional, and null counts as absent.
+#[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = BreakLease))]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BreakBody {
+    /// The token of the lease that was seen. The lease of another holder goes on.
+    #[cfg_attr(feature = "openapi", schema(inline))]
+    pub(crate) token: Option<Token>,
+}
+
+#[cfg(feature = "issuer")]
+impl BreakBody {
+    /// Reads a body; none at all is an empty object.
+    ///
+    /// # Errors
+    ///
+    /// As [`AcquireBody::read`].
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
+        let mut members = Members::parse(bytes)?;
+        let body = Self {
+            token: members.take_token("token")?,
+        };
+        members.finish()?;
+        Ok(body)
+    }
+}
+
+/// Reads the body of a request that has no members.
+#[cfg(feature = "issuer")]
+pub(crate) fn read_nothing(bytes: &[u8]) -> Result<(), InvalidMember> {
+    Members::parse(bytes)?.finish()
 }
 
 #[cfg(feature = "issuer")]
@@ -134,6 +170,11 @@ mod tests {
         ] {
             let sent = RenewBody::from(&request);
             let read = RenewBody::read(&serde_json::to_vec(&sent).unwrap());
+            assert_eq!(read.ok().unwrap(), sent);
+        }
+        for token in [None, Some(Token::MAX)] {
+            let sent = BreakBody { token };
+            let read = BreakBody::read(&serde_json::to_vec(&sent).unwrap());
             assert_eq!(read.ok().unwrap(), sent);
         }
     }

@@ -1,23 +1,75 @@
 //! An end by force says whether there was something to end.
 
-use tower_fence::lease::{Acquire, Leases, Operate};
+use axum::Router;
+use serde_json::{Value, json};
+use tower_fence::{
+    issuer::Issuer,
+    lease::{Acquire, Leases, Operate},
+};
 
 use crate::support::{
+    http::{Answer, Server},
     lease::{LONG, grant, is_lost, sku},
     store::TestStore,
 };
 
-on_every_store!(a_break_tells_whether_the_resource_was_closed);
+on_every_store!(
+    a_break_tells_whether_the_resource_was_closed,
+    a_break_spares_the_lease_of_a_later_holder,
+);
+
+/// The operator has seen the lease of the first holder, and breaks it when the second one holds.
+async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
+    let (leases, _, _db) = S::fresh().await;
+    let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());
+    let server = Server::start(app).await;
+    let seen = server.acquire("/locks/a", json!({})).await.json();
+    let release = server.client.delete(server.url("/locks/a"));
+    let release = release.header("Lease-Id", seen["lease_id"].as_str().unwrap());
+    assert_eq!(Answer::to(release).await.status, 204);
+    let held = server.acquire("/locks/a", json!({})).await.json();
+    let end = |body: Value| Answer::to(server.post("/locks/a/break").json(&body));
+    let refused = end(json!({ "token": seen["token"] })).await;
+    assert_eq!(refused.is_problem(409, "lease-lost")["resource"], "a");
+    for (body, field) in [
+        (json!({ "tokn": held["token"] }), "tokn"),
+        (json!({ "token": "1" }), "token"),
+        (json!({ "token": 0 }), "token"),
+        (json!([]), "body"),
+    ] {
+        let problem = end(body).await.is_problem(422, "invalid-request");
+        assert_eq!(problem["field"], field);
+    }
+    // No request has a member that nobody reads.
+    let release = server.client.delete(server.url("/locks/a"));
+    let release = release.header("Lease-Id", held["lease_id"].as_str().unwrap());
+    let refused = Answer::to(release.json(&json!({ "token": 1 }))).await;
+    assert_eq!(refused.is_problem(422, "invalid-request")["field"], "token");
+    let list = server.get("/locks?limit=1&owner=a");
+    Answer::to(list).await.is_problem(422, "invalid-request");
+    assert_eq!(server.inspect("/locks/a").await["token"], held["token"]);
+    assert_eq!(end(json!({ "token": held["token"] })).await.status, 204);
+    assert_eq!(server.inspect("/locks/a").await["held"], false);
+}
 
 async fn a_break_tells_whether_the_resource_was_closed<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    assert!(!two.break_lease(&sku()).await.unwrap(), "nobody had it yet");
+    assert!(
+        !two.break_lease(&sku(), None).await.unwrap(),
+        "nobody had it yet"
+    );
     let lease = grant(&one, &sku(), LONG).await;
-    assert!(two.break_lease(&sku()).await.unwrap());
-    assert!(!two.break_lease(&sku()).await.unwrap(), "it has ended");
+    assert!(two.break_lease(&sku(), None).await.unwrap());
+    assert!(
+        !two.break_lease(&sku(), None).await.unwrap(),
+        "it has ended"
+    );
     is_lost(one.release(&sku(), &lease.id).await);
     let next = two.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
     assert!(next.token > lease.token);
     two.release(&sku(), &next.id).await.unwrap();
-    assert!(!one.break_lease(&sku()).await.unwrap(), "it was released");
+    assert!(
+        !one.break_lease(&sku(), None).await.unwrap(),
+        "it was released"
+    );
 }

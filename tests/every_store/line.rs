@@ -183,22 +183,22 @@ async fn a_thousand_waiters_are_served_in_order_though_half_of_them_go_away<S: T
 
 async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
-    assert!(!one.break_lease(&sku()).await.unwrap());
+    assert!(!one.break_lease(&sku(), None).await.unwrap());
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
-    assert!(two.break_lease(&sku()).await.unwrap());
+    assert!(two.break_lease(&sku(), None).await.unwrap());
     let second = granted(waiting).await;
     assert!(second.token > first.token);
     is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
     // Force ends a lock delay as well.
-    assert!(one.break_lease(&sku()).await.unwrap());
+    assert!(one.break_lease(&sku(), None).await.unwrap());
     let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
     let third = one.acquire(&sku(), delayed).await.unwrap();
     eventually("the lease ends", async || {
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
-    assert!(one.break_lease(&sku()).await.unwrap());
+    assert!(one.break_lease(&sku(), None).await.unwrap());
     assert!(grant(&two, &sku(), LONG).await.token > third.token);
 }
 

@@ -188,6 +188,46 @@ async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_event_delays_those_of_its_resource_alone() {
+    let outbox = Outbox::start().await;
+    outbox
+        .listener
+        .execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ \
+                 BEGIN RAISE EXCEPTION 'refused'; END $$; \
+             CREATE TRIGGER refuse BEFORE INSERT ON price_list \
+                 FOR EACH ROW WHEN (NEW.sku = 'sku-2') EXECUTE FUNCTION refuse()",
+        )
+        .await;
+    outbox.change_prices().await;
+    let relay = outbox.process("relay", "1");
+    let left = "SELECT count(*) FROM outbox WHERE sku";
+    eventually("the others are heard", async || {
+        outbox.shop.number(&format!("{left} <> 'sku-2'")).await == 0
+    })
+    .await;
+    let refused = "SELECT min(id) FROM outbox";
+    let refused = outbox.shop.number(refused).await;
+    let refused = format!("event {refused} of sku-2 is refused");
+    eventually("it is tried again", async || count(&relay, &refused) >= 3).await;
+    assert_eq!(outbox.shop.number(&format!("{left} = 'sku-2'")).await, 3);
+    assert_eq!(count(&relay, "has the lease"), 1, "{}", relay.log());
+    outbox
+        .listener
+        .execute("DROP TRIGGER refuse ON price_list")
+        .await;
+    eventually("all are heard", async || {
+        outbox.shop.number("SELECT count(*) FROM outbox").await == 0
+    })
+    .await;
+    let heard = outbox.heard().await;
+    assert!(
+        late(&heard).is_empty() && heard.len() == CHANGES,
+        "{heard:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_subscriber_without_a_fence_hears_the_frozen_relay_late() {
     let outbox = Outbox::start().await;
     outbox.listener.execute(NO_FENCE).await;

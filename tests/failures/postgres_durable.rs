@@ -65,7 +65,7 @@ async fn a_grant_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk(
             .await
             .unwrap();
         assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
-        after.break_lease(&sku()).await.unwrap();
+        after.break_lease(&sku(), None).await.unwrap();
         assert!(grant(&after, &sku(), LONG).await.token > last.token);
     }
 }

@@ -24,9 +24,25 @@ pub fn start(server: &Served, options: &[&str], script: &str) -> Process {
 }
 
 pub fn start_on(resource: &str, server: &Served, options: &[&str], script: &str) -> Process {
-    let mut command = under(&["env", "--default-signal"]);
+    start_at(&server.url, resource, options, script)
+}
+
+/// The same with the server behind a proxy.
+pub fn start_at(url: &str, resource: &str, options: &[&str], script: &str) -> Process {
+    start_under(&["env", "--default-signal"], url, resource, options, script)
+}
+
+/// The same, started by another program that becomes it.
+pub fn start_under(
+    starter: &[&str],
+    url: &str,
+    resource: &str,
+    options: &[&str],
+    script: &str,
+) -> Process {
+    let mut command = under(starter);
     command
-        .env("TOWER_FENCE_URL", &server.url)
+        .env("TOWER_FENCE_URL", url)
         .args(["run", "--resource", resource])
         .args(options)
         .args(["--", "sh", "-c", script]);
@@ -62,6 +78,11 @@ impl Notes {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
+    /// What a script waits for.
+    pub fn note(&self, name: &str) {
+        fs::write(self.path(name), "").unwrap();
+    }
+
     pub async fn has(&self, name: &str) -> String {
         eventually("it is noted", async || self.text(name).ends_with('\n')).await;
         self.text(name).trim().to_owned()
@@ -69,9 +90,12 @@ impl Notes {
 }
 
 pub fn lives(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat
-        .rsplit_once(") ")
-        .map(|(_, behind)| behind.chars().next());
-    !matches!(state, None | Some(Some('Z' | 'X')))
+    !matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+/// The state of a process, as `ps` shows it.
+pub fn state(pid: &str) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, behind) = stat.rsplit_once(") ")?;
+    behind.chars().next()
 }

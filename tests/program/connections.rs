@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use serde_json::json;
 use sqlx::Postgres;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    task::JoinHandle,
 };
 
-use super::program::Served;
+use super::program::{HOLDER, Served, file, path};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -71,29 +73,75 @@ async fn what_is_too_large_is_refused() {
     assert_eq!(server.get("/locks/sku-1").await.json()["held"], false);
 }
 
-#[tokio::test]
-async fn more_requests_than_the_limit_are_sent_away() {
-    let (db, server) = serving(&["--max-requests", "2"]).await;
-    server.post("/locks/sku-1", &json!({})).await;
-    let wait = json!({"wait_ms": 60_000});
-    let waiters = [1, 2].map(|_| {
-        let request = server.request(reqwest::Method::POST, "/locks/sku-1");
-        tokio::spawn(request.json(&wait).send())
-    });
-    eventually("both wait", async || {
-        db.number("SELECT count(*) FROM fence_waiters").await == 2
+/// A request that waits for `sku-1`.
+fn waiter(server: &Served) -> JoinHandle<reqwest::Result<reqwest::Response>> {
+    let request = server.request(Method::POST, "/locks/sku-1");
+    tokio::spawn(request.json(&json!({"wait_ms": 60_000})).send())
+}
+
+async fn waiting(db: &Fresh<Postgres>, count: i64) {
+    eventually("they wait", async || {
+        db.number("SELECT count(*) FROM fence_waiters").await == count
     })
     .await;
-    let refused = server.get("/locks/sku-2").await;
+}
+
+#[tokio::test]
+async fn waiters_do_not_keep_out_other_requests() {
+    let (db, server) = serving(&["--max-requests", "2"]).await;
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
+    let waiters = [1, 2, 3].map(|_| waiter(&server));
+    waiting(&db, 3).await;
+    let renew = server.request(Method::PUT, "/locks/sku-1");
+    let renew = renew.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    let renewed = Answer::to(renew.json(&json!({}))).await;
+    assert_eq!(renewed.status, 200, "{renewed:?}");
+    assert_eq!(server.get("/locks/sku-1").await.status, 200);
+    let broken = server.post("/locks/sku-1/break", &json!({})).await;
+    assert_eq!(broken.status, 204, "{broken:?}");
+    waiters.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn waiters_above_the_limit_are_refused() {
+    let limits = ["--max-waiting", "2", "--max-waiting-per-caller", "2"];
+    let (db, server) = serving(&limits).await;
+    server.post("/locks/sku-1", &json!({})).await;
+    let waiters = [1, 2].map(|_| waiter(&server));
+    waiting(&db, 2).await;
+    let refused = server
+        .post("/locks/sku-1", &json!({"wait_ms": 1_000}))
+        .await;
     refused.is_problem(503, "server-busy");
     assert_eq!(refused.headers["retry-after"], "1");
-    // What looks after the server is served all the same.
-    assert_eq!(server.get("/readyz").await.status, 200);
-    waiters.iter().for_each(tokio::task::JoinHandle::abort);
-    eventually("they have left", async || {
-        server.get("/locks/sku-2").await.status == 200
+    waiters.iter().for_each(JoinHandle::abort);
+    eventually("there is room again", async || {
+        server.post("/locks/sku-2", &json!({})).await.status != 503
     })
     .await;
+}
+
+#[tokio::test]
+async fn waiters_of_one_caller_leave_room_for_others() {
+    let db = Postgres::fresh(2).await;
+    let holders = file(&format!("{HOLDER}\nanother-{HOLDER}\n"));
+    let arguments = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--max-waiting",
+        "4",
+    ];
+    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    server.post("/locks/sku-1", &json!({})).await;
+    let waiters = [1, 2].map(|_| waiter(&server));
+    waiting(&db, 2).await;
+    let refused = server
+        .post("/locks/sku-1", &json!({"wait_ms": 1_000}))
+        .await;
+    refused.is_problem(503, "server-busy");
+    let server = server.with_secret(&format!("another-{HOLDER}"));
+    assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
+    waiters.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test]
@@ -116,12 +164,46 @@ async fn a_thousand_idle_connections_keep_nobody_out() {
     .await;
 }
 
-/// With as many as there may be, the next one waits for the end of one.
 #[tokio::test]
-async fn connections_above_the_limit_wait() {
-    let (_db, server) = serving(&["--max-connections", "1", "--client-timeout", "500ms"]).await;
-    let _idle = server.connect().await;
-    assert_eq!(server.get("/healthz").await.status, 200);
+async fn a_silent_connection_gives_its_place_to_a_new_one() {
+    let (db, server) = serving(&["--max-connections", "3", "--client-timeout", "10m"]).await;
+    server.post("/locks/sku-1", &json!({})).await;
+    let waiter = waiter(&server);
+    waiting(&db, 1).await;
+    let mut silent = vec![];
+    for _ in 0..10 {
+        silent.push(server.connect().await);
+    }
+    assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
+    // The connection with a request has kept its place.
+    server.post("/locks/sku-1/break", &json!({})).await;
+    assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
+}
+
+#[tokio::test]
+async fn a_new_connection_waits_while_each_has_a_request() {
+    let (db, server) = serving(&["--max-connections", "1"]).await;
+    server.post("/locks/sku-1", &json!({})).await;
+    let waiter = waiter(&server);
+    waiting(&db, 1).await;
+    let next = tokio::spawn(Answer::to(server.request(Method::GET, "/healthz")));
+    db.number("SELECT count(fence_break('sku-1'))").await;
+    assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
+    assert_eq!(next.await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn a_connection_may_idle_for_longer_than_a_head_may_take() {
+    let (_db, server) = serving(&["--client-timeout", "200ms"]).await;
+    let mut idle = server.connect().await;
+    let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    idle.write_all(request).await.unwrap();
+    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
+    // A silent connection that begins later ends in the meantime.
+    let mut silent = server.connect().await;
+    exchanged(&mut silent, "").await;
+    idle.write_all(request).await.unwrap();
+    assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
 }
 
 #[tokio::test]

@@ -183,19 +183,39 @@ async fn without_secrets_it_says_that_names_of_others_are_refused() {
 #[tokio::test]
 async fn it_says_that_the_server_may_be_busy() {
     let db = Postgres::fresh(2).await;
-    let server = Served::start(&db.url, &["--max-requests", "1"]).await;
+    let limits = [
+        "--max-requests",
+        "1",
+        "--max-waiting",
+        "1",
+        "--max-waiting-per-caller",
+        "1",
+    ];
+    let server = Served::start(&db.url, &limits).await;
     let description = Description::of(&server).await;
-    assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let request = server.request(Method::POST, "/locks/sku-1");
     let waiter = tokio::spawn(Answer::to(request.json(&json!({"wait_ms": 40_000}))));
     eventually("it waits", async || {
         db.number("SELECT count(*) FROM fence_waiters").await == 1
     })
     .await;
+    // A renewal that waits for the rows of its resource is under way, too.
+    let mut conn = db.pool.acquire().await.unwrap();
+    Postgres::execute(&mut conn, "BEGIN; SELECT FROM fence_leases FOR UPDATE")
+        .await
+        .unwrap();
+    let renewal = server.request(Method::PUT, "/locks/sku-1");
+    let renewal = renewal.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    let renewal = tokio::spawn(Answer::to(renewal.json(&json!({}))));
+    let blocked = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    eventually("it is under way", async || db.number(blocked).await > 0).await;
     for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
         let refused = asked(&server, operation, &[]).await;
         refused.is_problem(503, "server-busy");
         description.has(operation, &refused);
     }
     waiter.abort();
+    renewal.abort();
 }

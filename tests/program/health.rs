@@ -1,7 +1,8 @@
 //! What the server says of itself.
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
-use sqlx::Postgres;
+use sqlx::{Connection, PgConnection, Postgres};
 
 use super::program::{Served, run};
 use crate::support::{
@@ -32,9 +33,10 @@ async fn it_is_ready_while_its_postgres_answers() {
     assert_eq!(ready.headers["cache-control"], "no-store");
     postgres.crash().await;
     let down = becomes(&server, 503).await.json();
-    let expected =
-        json!({"status": "unavailable", "database": "unavailable", "leases": "unavailable"});
-    assert_eq!(down, expected);
+    for store in ["database", "leases"] {
+        assert_eq!(down[store], "unavailable", "{down}");
+        assert!(down["reasons"][store].is_string(), "{down}");
+    }
     assert_eq!(
         server.get("/healthz").await.json(),
         json!({"status": "alive"})
@@ -54,10 +56,141 @@ async fn it_is_ready_while_its_redis_answers() {
     becomes(&server, 200).await;
     redis.kill();
     let down = becomes(&server, 503).await.json();
-    let expected = json!({"status": "unavailable", "database": "ok", "leases": "unavailable"});
-    assert_eq!(down, expected);
+    assert_eq!(
+        (&down["database"], &down["leases"]),
+        (&json!("ok"), &json!("unavailable"))
+    );
+    assert_eq!(down["reasons"].as_object().unwrap().len(), 1, "{down}");
     redis.start_again().await;
     becomes(&server, 200).await;
+}
+
+/// Waits until it is not ready for this reason.
+async fn names(server: &Served, store: &str, reason: &str) {
+    eventually("it names the reason", async || {
+        let answer = server.get("/readyz").await;
+        let named = answer.json()["reasons"][store].to_string().contains(reason);
+        answer.status == 503 && named
+    })
+    .await;
+    assert!(server.log().contains(reason), "{}", server.log());
+}
+
+#[tokio::test]
+async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
+    let postgres = PostgresServer::start(&[]).await;
+    let url = postgres.url("postgres");
+    run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
+        .await
+        .is(0);
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    sql("CREATE ROLE shop LOGIN PASSWORD 'pw'; \
+         GRANT USAGE ON SCHEMA public TO shop; \
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO shop; \
+         GRANT SELECT ON _tower_fence_migrations, fence_held_leases TO shop; \
+         REVOKE EXECUTE ON FUNCTION fence_lease_ask FROM shop")
+    .await;
+    let mut shop = reqwest::Url::parse(&url).unwrap();
+    shop.set_username("shop").unwrap();
+    shop.set_password(Some("pw")).unwrap();
+    let server = Served::start(shop.as_str(), &[]).await;
+    names(
+        &server,
+        "leases",
+        "permission denied for function fence_lease_ask",
+    )
+    .await;
+    sql("GRANT EXECUTE ON FUNCTION fence_lease_ask TO shop").await;
+    becomes(&server, 200).await;
+    sql("ALTER SYSTEM SET default_transaction_read_only = on").await;
+    sql("SELECT pg_reload_conf()").await;
+    names(&server, "leases", "read-only transaction").await;
+    sql("SET default_transaction_read_only = off").await;
+    sql("ALTER SYSTEM RESET default_transaction_read_only").await;
+    sql("SELECT pg_reload_conf()").await;
+    becomes(&server, 200).await;
+    // A look grants nothing.
+    let sql = "SELECT (SELECT count(*) FROM fence_leases) + (SELECT count(*) FROM fence_resources)";
+    assert_eq!(Postgres::number(&mut conn, sql).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn it_is_not_ready_while_its_grants_fail() {
+    let postgres = PostgresServer::start(&[]).await;
+    let url = postgres.url("postgres");
+    let server = Served::start(&url, &["--migrate"]).await;
+    becomes(&server, 200).await;
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    // Grants that wait for a transaction on their own resource say nothing about others.
+    sql("INSERT INTO fence_resources (resource, max_token) VALUES ('hot', 1)").await;
+    sql("BEGIN; SELECT FROM fence_resources WHERE resource = 'hot' FOR UPDATE").await;
+    let grant = async |resource: &str| server.post(resource, &json!({})).await;
+    for refused in join_all([
+        grant("/locks/hot"),
+        grant("/locks/hot"),
+        grant("/locks/hot"),
+    ])
+    .await
+    {
+        refused.is_problem(503, "store-unavailable");
+    }
+    assert_eq!(server.get("/readyz").await.status, 200);
+    sql("COMMIT").await;
+    // A standby that is away: a COMMIT waits for it, which no look finds.
+    sql("ALTER SYSTEM SET synchronous_standby_names = 'away'").await;
+    sql("SELECT pg_reload_conf()").await;
+    let grants = join_all(["/locks/a", "/locks/b", "/locks/c"].map(grant)).await;
+    for refused in grants {
+        refused.is_problem(503, "store-unavailable");
+    }
+    names(&server, "leases", "the last 3 grants have failed").await;
+    sql("ALTER SYSTEM RESET synchronous_standby_names").await;
+    sql("SELECT pg_reload_conf()").await;
+    eventually("a grant succeeds", async || {
+        grant("/locks/d").await.status == 201
+    })
+    .await;
+    becomes(&server, 200).await;
+}
+
+#[tokio::test]
+async fn it_is_not_ready_while_its_redis_takes_no_grant() {
+    let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
+    let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
+    becomes(&server, 200).await;
+    let tell = async |command: &str| redis.command(&command.split(' ').collect::<Vec<_>>()).await;
+    for (fault, reason, end) in [
+        ("CONFIG SET maxmemory 1", "OOM", "CONFIG SET maxmemory 0"),
+        (
+            "CONFIG SET min-replicas-to-write 1",
+            "NOREPLICAS",
+            "CONFIG SET min-replicas-to-write 0",
+        ),
+        (
+            "REPLICAOF 127.0.0.1 1",
+            "read only replica",
+            "REPLICAOF NO ONE",
+        ),
+        (
+            "ACL SETUSER default -set",
+            "script",
+            "ACL SETUSER default +set",
+        ),
+    ] {
+        tell(fault).await;
+        names(&server, "leases", reason).await;
+        tell(end).await;
+        becomes(&server, 200).await;
+    }
+    // The epochs of these leases are in the database.
+    let read_only = "DO 'BEGIN EXECUTE format(''ALTER DATABASE %I SET default_transaction_read_only = on'', \
+                     current_database()); END'";
+    let mut conn = PgConnection::connect(&db.url).await.unwrap();
+    Postgres::execute(&mut conn, read_only).await.unwrap();
+    let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
+    names(&server, "database", "read-only transaction").await;
 }
 
 /// It starts, says what is missing, and needs no restart once that is there.
@@ -83,12 +216,12 @@ async fn it_starts_before_its_database_and_its_tables() {
         server.log()
     );
     let database = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
-    for command in [
-        &["reset", "sku-1", "--to", "5", "--yes"][..],
-        &["run", "--direct", "--", "true"],
+    for (command, status) in [
+        (&["reset", "sku-1", "--to", "5", "--yes"][..], 69),
+        (&["run", "--direct", "--", "true"], 78),
     ] {
         let refused = run(command, &database).await;
-        refused.is(69).says("run `tower-fence migrate`");
+        refused.is(status).says("run `tower-fence migrate`");
     }
     run(&["migrate"], &database).await.is(0);
     becomes(&server, 200).await;
@@ -130,7 +263,10 @@ async fn each_line_of_a_json_log_is_an_object() {
     let arguments = ["--log-format", "json", "--log", "info,tower_fence=debug"];
     let mut server = Served::start(&db.url, &arguments).await;
     server.post("/locks/sku-1", &json!({})).await;
-    eventually("it is ready", async || server.log().contains("ready")).await;
+    eventually("it is ready", async || {
+        server.log().contains(r#""message":"ready""#)
+    })
+    .await;
     server.signal("-TERM");
     assert!(server.exit().await.success());
     let log = server.log();

@@ -40,8 +40,14 @@ async fn statuses_are_as_documented() {
     let server_url = [("TOWER_FENCE_URL", server.url.as_str())];
     let cases: [(&[&str], i32); 6] = [
         (&["run", "true"], 0),
-        (&["run", "--", "sh", "-c", "exit 255"], 255),
-        (&["run", "--", "sh", "-c", "kill -9 $$"], 137),
+        (
+            &["run", "--resource", "a", "--", "sh", "-c", "exit 255"],
+            255,
+        ),
+        (
+            &["run", "--resource", "a", "--", "sh", "-c", "kill -9 $$"],
+            137,
+        ),
         (&["run", "--", "/nowhere/command"], 127),
         (&["run", "--", "/etc/passwd"], 126),
         (&["run"], 64),
@@ -83,6 +89,27 @@ async fn statuses_are_as_documented() {
     run(&["run", "--resource", "a", "true"], &with_secret)
         .await
         .is(0);
+}
+
+#[tokio::test]
+async fn an_interpreter_or_an_empty_name_names_no_resource() {
+    let (_db, server) = serving().await;
+    let url = ("TOWER_FENCE_URL", server.url.as_str());
+    let empty = ("TOWER_FENCE_RESOURCE", "");
+    for command in [
+        &["sh", "-c", "true"][..],
+        &["/usr/bin/env", "true"],
+        &["python3.12"],
+    ] {
+        let arguments = [&["run", "--"], command].concat();
+        run(&arguments, &[url]).await.is(64).says("--resource");
+    }
+    let named = ["run", "--resource", "", "true"];
+    run(&named, &[url]).await.is(64).says("is empty");
+    run(&["run", "true"], &[url, empty])
+        .await
+        .is(64)
+        .says("is empty");
 }
 
 #[tokio::test]
@@ -246,9 +273,15 @@ async fn signals_that_are_ignored_stay_ignored() {
     let (_db, server) = serving().await;
     let mut command = under(&["env", "--default-signal", "--ignore-signal=HUP"]);
     let script = "echo ready; while :; do sleep 0.01; done";
-    command
-        .env("TOWER_FENCE_URL", &server.url)
-        .args(["run", "--", "sh", "-c", script]);
+    command.env("TOWER_FENCE_URL", &server.url).args([
+        "run",
+        "--resource",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
     let mut running = Process::run(command);
     running.prints("ready", 1).await;
     running.signal("-HUP");

@@ -1,15 +1,30 @@
 //! How the server ends.
 
-use reqwest::Response;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use reqwest::{Method, Response};
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
-use tokio::{io::AsyncReadExt, net::TcpStream, task::JoinHandle};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::{JoinHandle, JoinSet},
+    time::timeout,
+};
 
-use super::program::Served;
+use super::program::{Served, name, program};
 use crate::support::{
+    certificates::Certificates,
     database::{Fresh, TestDatabase},
     eventually,
     http::Answer,
+    process::Process,
 };
 
 async fn waits(server: &Served, line: u64) {
@@ -29,6 +44,16 @@ async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
     conn
 }
 
+/// Waits until a call of the server waits for a lock.
+async fn waits_for_a_lock(db: &Fresh<Postgres>) {
+    eventually("it waits for a lock", async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                   AND datname = current_database()";
+        db.number(sql).await > 0
+    })
+    .await;
+}
+
 /// A renewal that waits for the row of `sku-1`.
 struct Renewal {
     row: PgConnection,
@@ -46,12 +71,7 @@ impl Renewal {
             .header("Lease-Id", lease["lease_id"].as_str().unwrap())
             .json(&json!({"new_token": true}));
         let answer = tokio::spawn(renewal.send());
-        eventually("it waits for the row", async || {
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                       AND datname = current_database()";
-            db.number(sql).await > 0
-        })
-        .await;
+        waits_for_a_lock(db).await;
         Self { row, answer }
     }
 
@@ -126,4 +146,165 @@ async fn a_second_signal_ends_it_at_once() {
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
     assert!(renewal.answer.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn a_signal_ends_a_migration_that_waits() {
+    let db = Postgres::fresh(4).await;
+    let mut other = PgConnection::connect(&db.url).await.unwrap();
+    let pid = Postgres::number(&mut other, "SELECT pg_backend_pid()::bigint")
+        .await
+        .unwrap();
+    Postgres::execute(&mut other, "BEGIN; LOCK TABLE _tower_fence_migrations")
+        .await
+        .unwrap();
+    for (arguments, status) in [
+        (&["serve", "--migrate", "--listen", "127.0.0.1:0"][..], 0),
+        (&["migrate"], 143),
+    ] {
+        let mut command = program();
+        command
+            .args(arguments)
+            .env("TOWER_FENCE_DATABASE_URL", &db.url);
+        let mut process = Process::run(command);
+        eventually("it says what it waits for", async || {
+            process.log().contains(&format!("lock of process {pid} "))
+        })
+        .await;
+        process.signal("-TERM");
+        assert_eq!(
+            process.exit().await.code(),
+            Some(status),
+            "{}",
+            process.log()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_waits_for_the_database_is_answered_when_it_stops() {
+    let db = Postgres::fresh(4).await;
+    let mut server = Served::start(&db.url, &[]).await;
+    let mut row = blocked(&db).await;
+    let request = server
+        .request(Method::POST, "/locks/sku-1")
+        .json(&json!({}));
+    let mut answer = tokio::spawn(Answer::to(request));
+    waits_for_a_lock(&db).await;
+    server.signal("-TERM");
+    // As long as a request that waits in the queue would have.
+    let early = timeout(Duration::from_millis(1_500), &mut answer).await;
+    assert!(early.is_err(), "{early:?}");
+    Postgres::execute(&mut row, "COMMIT").await.unwrap();
+    let granted = answer.await.unwrap();
+    assert_eq!(granted.status, 201, "{granted:?}");
+    assert!(server.exit().await.success());
+}
+
+#[tokio::test]
+async fn unfinished_requests_do_not_delay_the_stop() {
+    let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
+    let [cert, key] = ["server.pem", "server.key"].map(|file| certificates.path(file));
+    let times = ["--drain", "10m", "--client-timeout", "10m"];
+    let tls = ["--tls-cert-file", name(&cert), "--tls-key-file", name(&key)];
+    for (arguments, bytes) in [
+        (
+            times.to_vec(),
+            &b"POST /locks/sku-1 HTTP/1.1\r\nHost: local"[..],
+        ),
+        (times.to_vec(), b""),
+        ([times, tls].concat(), b""),
+        ([times, tls].concat(), b"\x16\x03\x01"),
+    ] {
+        let mut server = Served::start(&db.url, &arguments).await;
+        let mut unfinished = server.connect().await;
+        unfinished.write_all(bytes).await.unwrap();
+        if !server.url.starts_with("https") {
+            // The connection was accepted by then.
+            assert_eq!(server.get("/healthz").await.status, 200);
+        }
+        server.signal("-TERM");
+        assert!(server.exit().await.success(), "{}", server.log());
+    }
+}
+
+#[tokio::test]
+async fn requests_are_served_until_the_drain_delay_is_over() {
+    let db = Postgres::fresh(4).await;
+    let mut server = Served::start(&db.url, &["--drain-delay", "10m"]).await;
+    eventually("it is ready", async || {
+        server.get("/readyz").await.status == 200
+    })
+    .await;
+    server.signal("-TERM");
+    eventually("it says that it stops", async || {
+        server.get("/readyz").await.text.contains("stopping")
+    })
+    .await;
+    let granted = server.post("/locks/sku-1", &json!({})).await;
+    assert_eq!(granted.status, 201, "{granted:?}");
+    assert_eq!(granted.headers["connection"], "close");
+    // A second signal is not held up.
+    server.signal("-TERM");
+    assert_eq!(server.exit().await.code(), Some(1));
+}
+
+/// Sends a request, and returns whether the answer asks to close the connection. `None` for a connection that the
+/// server refused, an error for a request that it did not answer.
+async fn requested(
+    stream: &mut Option<TcpStream>,
+    addr: std::net::SocketAddr,
+) -> Result<Option<bool>, String> {
+    let conn = match stream {
+        Some(conn) => conn,
+        None => match TcpStream::connect(addr).await {
+            Ok(conn) => stream.insert(conn),
+            Err(_) => return Ok(None),
+        },
+    };
+    let failed = |error: std::io::Error| error.to_string();
+    let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    conn.write_all(request).await.map_err(failed)?;
+    let mut answer = vec![];
+    // An object.
+    while !answer.ends_with(b"}") {
+        if conn.read_buf(&mut answer).await.map_err(failed)? == 0 {
+            return Err(format!(
+                "closed after {:?}",
+                String::from_utf8_lossy(&answer)
+            ));
+        }
+    }
+    let text = String::from_utf8_lossy(&answer).to_lowercase();
+    Ok(Some(text.contains("connection: close")))
+}
+
+#[tokio::test]
+async fn no_request_under_load_is_reset_by_a_stop() {
+    let db = Postgres::fresh(4).await;
+    let mut server = Served::start(&db.url, &[]).await;
+    let (addr, answered) = (server.addr(), Arc::new(AtomicU32::new(0)));
+    let mut clients = JoinSet::new();
+    for client in 0..16 {
+        let answered = Arc::clone(&answered);
+        clients.spawn(async move {
+            let mut stream = None;
+            loop {
+                let closes = match requested(&mut stream, addr).await? {
+                    Some(closes) => closes,
+                    None => return Ok::<_, String>(()),
+                };
+                answered.fetch_add(1, Relaxed);
+                if closes || client % 2 == 0 {
+                    stream = None;
+                }
+            }
+        });
+    }
+    eventually("there is load", async || answered.load(Relaxed) > 200).await;
+    server.signal("-TERM");
+    while let Some(client) = clients.join_next().await {
+        assert_eq!(client.unwrap(), Ok(()));
+    }
+    assert!(server.exit().await.success());
 }

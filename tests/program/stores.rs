@@ -151,7 +151,7 @@ async fn what_no_server_can_be_is_refused_before_it_listens() {
             vec![],
             vec![("TOWER_FENCE_DATABASE_URL", "postgres://a:b:c/d")],
             78,
-            "the URL of the database is none",
+            "invalid database URL",
         ),
         (
             vec!["--redis-mode", "cluster"],

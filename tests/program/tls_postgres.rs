@@ -87,8 +87,11 @@ async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
     // The certificate is one for the address alone.
     let of_the_name = url(&postgres, "localhost", "verify-full", &certificates);
     let of_others = url(&postgres, "127.0.0.1", "verify-full", &others);
+    // A mode that asks for no certificate, with an authority: libpq verifies it.
+    let require_of_others = url(&postgres, "127.0.0.1", "require", &others);
     for (url, why) in [
         (&of_others, "invalid peer certificate"),
+        (&require_of_others, "invalid peer certificate"),
         (&of_the_name, "localhost"),
     ] {
         with_database(&["migrate"], url).await.is(69).says(why);
@@ -100,9 +103,11 @@ async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
         refused.is_problem(503, "store-unavailable");
         assert!(!server.log().contains(&password(url)), "{}", server.log());
     }
-    // Who does not look at the name is let in under it.
-    let any_name = url(&postgres, "localhost", "verify-ca", &certificates);
-    with_database(&["migrate"], &any_name).await.is(0);
+    // These modes do not compare the name.
+    for mode in ["verify-ca", "require"] {
+        let any_name = url(&postgres, "localhost", mode, &certificates);
+        with_database(&["migrate"], &any_name).await.is(0);
+    }
 }
 
 #[tokio::test]

@@ -60,6 +60,27 @@ async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
 }
 
 #[tokio::test]
+async fn check_refuses_functions_that_public_may_execute() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    run(&["check"], &variables).await.is(0);
+    // As a dump without rights leaves it.
+    db.execute("GRANT EXECUTE ON FUNCTION fence_admit, fence_bypass TO PUBLIC")
+        .await;
+    let refused = run(&["check"], &variables).await;
+    refused
+        .is(78)
+        .says("PUBLIC may execute fence_admit, fence_bypass,")
+        .says("run `tower-fence migrate`");
+    // It grants nothing until then.
+    let server = Served::start(&db.url, &[]).await;
+    assert_ne!(server.post("/locks/sku-1", &json!({})).await.status, 201);
+    run(&["migrate"], &variables).await.is(0);
+    run(&["check"], &variables).await.is(0);
+    assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
+}
+
+#[tokio::test]
 async fn what_schema_prints_makes_a_fence_that_works() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
@@ -162,6 +183,12 @@ async fn operators_list_look_at_and_break_leases() {
             .is(77)
             .says("TOWER_FENCE_SECRET_FILE");
     }
+    // Of a lease that somebody has seen before.
+    let token = lease["token"].as_i64().unwrap();
+    let seen = (token - 1).to_string();
+    run(&["break", "sku-1", "--token", &seen], &operator)
+        .await
+        .is(1);
     let broken = run(&["break", "sku-1"], &operator).await;
     assert_eq!(broken.is(0).stdout, "the lease on sku-1 has ended\n");
     run(&["break", "sku-1"], &operator)
@@ -256,7 +283,7 @@ async fn without_a_command_it_says_what_it_can() {
     let ended = ended(program()).await;
     let help = ended.is(64).stderr.clone() + &ended.stdout;
     for command in [
-        "serve", "run", "leases", "inspect", "break", "reset", "migrate", "schema",
+        "serve", "run", "leases", "inspect", "break", "reset", "migrate", "check", "schema",
     ] {
         assert!(
             help.contains(&format!("\n  {command} ")),

@@ -7,7 +7,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::{
     operate::{BreakArgs, InspectArgs, LeasesArgs},
     run::RunArgs,
-    schema::{MigrateArgs, ResetArgs},
+    schema::{CheckArgs, MigrateArgs, ResetArgs},
     serve::ServeArgs,
 };
 
@@ -41,12 +41,13 @@ Secrets come from files or the environment, never from the command line, which e
 #[derive(Subcommand)]
 pub enum Command {
     Serve(Box<ServeArgs>),
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     Leases(LeasesArgs),
     Inspect(InspectArgs),
     Break(BreakArgs),
     Reset(ResetArgs),
     Migrate(MigrateArgs),
+    Check(CheckArgs),
     /// Prints the tables and functions as SQL.
     ///
     /// For those who let another tool or person migrate: `tower-fence schema | psql shop`. One transaction, for a

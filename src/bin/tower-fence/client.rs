@@ -18,6 +18,10 @@ use crate::{
     secrets::{self, Secret},
 };
 
+/// How long a connection is kept without a request: less than any usual server or proxy keeps it, since a request on a
+/// connection that was just closed fails.
+const IDLE: Duration = Duration::from_secs(15);
+
 #[derive(Args)]
 pub struct ClientArgs {
     /// The server. Without a path, /locks is meant.
@@ -65,7 +69,8 @@ impl ClientArgs {
         }
         let mut builder = reqwest::Client::builder()
             .redirect(Policy::none())
-            .connect_timeout(Duration::from_secs(2));
+            .connect_timeout(Duration::from_secs(2))
+            .pool_idle_timeout(IDLE);
         if is_this_machine(&url) {
             // Nobody between here and there.
             builder = builder.no_proxy();
@@ -118,6 +123,9 @@ pub fn failure(error: &LeaseError) -> Failure {
     let status = match error {
         LeaseError::Unavailable(cause) => match cause.downcast_ref() {
             Some(HttpError::Unexpected(status)) => status.as_u16(),
+            Some(HttpError::OtherResource { .. }) => {
+                return Failure::configuration(chain(error));
+            }
             _ => return Failure::unavailable("no answer", error),
         },
         LeaseError::Held { .. } => return Failure::new(failure::HELD, error.to_string()),
@@ -130,6 +138,7 @@ pub fn failure(error: &LeaseError) -> Failure {
             };
             return Failure::usage(format!("{option} is refused: {detail}"));
         }
+        LeaseError::Misconfigured(_) => return Failure::configuration(chain(error)),
         _ => return Failure::other(error.to_string()),
     };
     match status {

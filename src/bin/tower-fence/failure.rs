@@ -12,8 +12,12 @@ pub const HELD: u8 = 75;
 pub const REFUSED: u8 = 77;
 /// A file or a variable is wrong (`EX_CONFIG`).
 pub const CONFIGURATION: u8 = 78;
+/// The command ran for longer than it may, and was stopped.
+pub const TIME_UP: u8 = 123;
 /// The lease was lost, as `timeout` says that the time was up.
 pub const LOST: u8 = 124;
+/// The lease was lost, and processes of the command are still running.
+pub const STILL_RUNNING: u8 = 125;
 /// The command cannot be run, as shells say it.
 pub const NOT_EXECUTABLE: u8 = 126;
 /// There is no such command, as shells say it.

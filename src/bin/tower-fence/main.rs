@@ -17,7 +17,10 @@ mod serve;
 use std::{env, process::ExitCode};
 
 use clap::error::ErrorKind;
-use tokio::runtime::Builder;
+use tokio::{
+    runtime::Builder,
+    signal::unix::{SignalKind, signal},
+};
 
 use self::{
     args::{Cli, Command},
@@ -56,25 +59,45 @@ fn main() -> ExitCode {
 
 /// Runs a command, and returns the exit status.
 fn start(command: Command) -> Result<u8, Failure> {
-    let mut runtime = match command {
+    let mut builder = match command {
         Command::Serve(_) => Builder::new_multi_thread(),
         _ => Builder::new_current_thread(),
     };
-    let runtime = runtime.enable_all().build();
+    let runtime = builder.enable_all().build();
     let runtime = runtime.map_err(|error| Failure::other(format!("no runtime: {error}")))?;
     if !matches!(command, Command::Serve(_)) {
         logs::start_for_tools()?;
     }
-    runtime.block_on(async {
+    let status = runtime.block_on(async {
         match command {
             Command::Serve(args) => serve::serve(*args).await,
-            Command::Run(args) => run::run(args).await,
-            Command::Leases(args) => operate::leases(args).await,
-            Command::Inspect(args) => operate::inspect(args).await,
-            Command::Break(args) => operate::break_lease(args).await,
+            Command::Run(args) => run::run(*args).await,
+            // Asks a person at the terminal, and ends by the default of a signal.
             Command::Reset(args) => schema::reset(args).await,
-            Command::Migrate(args) => schema::migrate(args).await,
             Command::Schema => schema::print(),
+            Command::Leases(args) => until_signal(operate::leases(args)).await,
+            Command::Inspect(args) => until_signal(operate::inspect(args)).await,
+            Command::Break(args) => until_signal(operate::break_lease(args)).await,
+            Command::Migrate(args) => until_signal(schema::migrate(args)).await,
+            Command::Check(args) => until_signal(schema::check(args)).await,
         }
-    })
+    });
+    // A look-up of a name may go on for long in a thread, and is not waited for.
+    runtime.shutdown_background();
+    status
+}
+
+/// Runs a command until it ends, or until SIGTERM or SIGINT, which process 1 ignores without a handler.
+async fn until_signal(command: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    let failed = |error| Failure::unavailable("no signals", &error);
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let by = |name: &str, kind: SignalKind| {
+        Failure::new(128 + kind.as_raw_value() as u8, format!("ended by {name}"))
+    };
+    tokio::select! {
+        status = command => status,
+        _ = interrupt.recv() => Err(by("SIGINT", SignalKind::interrupt())),
+        _ = terminate.recv() => Err(by("SIGTERM", SignalKind::terminate())),
+    }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::{Value, json};
 use tower_fence::{
-    Resource,
+    Resource, Token,
     lease::{Held, Leases, ListError, Operate},
 };
 
@@ -45,11 +45,15 @@ pub struct InspectArgs {
 ///
 /// The next in line gets it at once, with a higher token. Whoever held it hears of that at its next renewal, and may
 /// write until the fence has seen the next token. Needs an operator's secret where the server has secrets.
-/// The exit status is 1 where there was no lease.
+/// The exit status is 1 where there was no lease, or where another one holds by then.
 #[derive(Args)]
 pub struct BreakArgs {
     /// The resource.
     resource: String,
+    /// The token of the lease that is to end, as `leases` and `inspect` show it. Default: that of the lease that holds when
+    /// the command starts.
+    #[arg(long, value_parser = token)]
+    token: Option<Token>,
     #[command(flatten)]
     server: ClientArgs,
 }
@@ -115,9 +119,22 @@ pub async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
 
 pub async fn break_lease(args: BreakArgs) -> Result<u8, Failure> {
     let resource = resource(&args.resource)?;
-    let ended = args.server.leases()?.break_lease(&resource).await;
+    let server = args.server.leases()?;
+    let seen = match args.token {
+        Some(token) => Some(token),
+        None => {
+            let held = server.inspect(&resource).await;
+            let held = held.map_err(|error| failure(&error))?;
+            held.map(|held| held.token)
+        }
+    };
+    let not_held = || Failure::other(format!("{resource} is not held"));
+    let seen = seen.ok_or_else(not_held)?;
+    let ended = server.break_lease(&resource, Some(seen)).await;
     if !ended.map_err(|error| failure(&error))? {
-        return Err(Failure::other(format!("{resource} is not held")));
+        return Err(Failure::other(format!(
+            "{resource} is not held with token {seen}"
+        )));
     }
     print(&format!("the lease on {resource} has ended\n"))
 }
@@ -125,6 +142,11 @@ pub async fn break_lease(args: BreakArgs) -> Result<u8, Failure> {
 /// A resource that somebody has typed.
 pub fn resource(name: &str) -> Result<Resource, Failure> {
     Resource::new(name).map_err(|error| Failure::usage(format!("no resource: {error}")))
+}
+
+fn token(text: &str) -> Result<Token, String> {
+    let number = text.parse().map_err(|_| "a token is a whole number")?;
+    Token::new(number).map_err(|error| error.to_string())
 }
 
 fn object(resource: &Resource, held: &Held) -> Value {

@@ -1,14 +1,14 @@
-//! What is done in the database: `migrate`, `schema` and `reset`.
+//! What is done in the database: `migrate`, `check`, `schema` and `reset`.
 
 use std::io::{self, IsTerminal, Write};
 
 use clap::Args;
 use sqlx::Postgres;
-use tower_fence::{Fence, Token, fence::ResetError};
+use tower_fence::{AdmitError, Fence, Token, fence::ResetError};
 
 use crate::{
-    database::DatabaseArgs,
-    failure::Failure,
+    database::{self, DatabaseArgs},
+    failure::{Failure, chain},
     logs,
     operate::{print as print_text, resource},
 };
@@ -19,6 +19,16 @@ use crate::{
 /// does not.
 #[derive(Args)]
 pub struct MigrateArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+/// Checks that the fence in the database is fit for use.
+///
+/// Its tables are those of this version, PUBLIC may execute no function that has the rights of its owner, and no
+/// row-level security hides rows of its tables. The exit status is 78 where that is not so. Only reads.
+#[derive(Args)]
+pub struct CheckArgs {
     #[command(flatten)]
     database: DatabaseArgs,
 }
@@ -52,11 +62,21 @@ checked: below that, the reset is refused and says what was granted.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached().await?;
-    let migrated = fence.migrate().await;
-    migrated.map_err(|error| Failure::unavailable(&format!("no migration of {place}"), &error))?;
+    database::migrate(&fence, &place).await?;
     print_text(&format!(
         "the tables and functions in {place} are up to date\n"
     ))
+}
+
+pub async fn check(args: CheckArgs) -> Result<u8, Failure> {
+    let (fence, place) = args.database.reached().await?;
+    fence.check().await.map_err(|error| match error {
+        AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
+            Failure::configuration(format!("{place}: {}", chain(&cause)))
+        }
+        error => Failure::unavailable(&format!("cannot read {place}"), &error),
+    })?;
+    print_text(&format!("the fence in {place} is fit for use\n"))
 }
 
 pub fn print() -> Result<u8, Failure> {

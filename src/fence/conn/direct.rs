@@ -11,7 +11,7 @@ use std::{
     io::{Error as IoError, ErrorKind},
     pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     task::{Context, Poll, Wake, Waker},
@@ -20,7 +20,7 @@ use std::{
 
 use futures_util::{future::BoxFuture, task::AtomicWaker};
 use sqlx::{Pool, pool::PoolConnection};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::fence::{
     fault::{Failure, Fault},
@@ -30,10 +30,15 @@ use crate::fence::{
 /// How long a connection goes on being tested or opened that nobody waits for.
 pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
 
+/// How often the idle connections of the pool are closed at most, because one of its sessions was of no use.
+const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
+
 /// The pool, and how many acquisitions of this fence may be opening a connection.
 pub(super) struct Direct<DB: Backend> {
     pub(super) pool: Pool<DB>,
     opening: Arc<AtomicU32>,
+    /// When the idle connections were last closed.
+    closed: Mutex<Option<Instant>>,
 }
 
 impl<DB: Backend> Direct<DB> {
@@ -41,6 +46,25 @@ impl<DB: Backend> Direct<DB> {
         Self {
             pool,
             opening: Arc::default(),
+            closed: Mutex::default(),
+        }
+    }
+
+    /// Closes the idle connections, after a session has turned out to be of no use: those that were opened before are
+    /// mostly like it, read-only for example since the database was. The pool opens others when they are needed.
+    pub(super) fn close_idle(&self) {
+        // Nothing panics while the lock is held.
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if closed.is_some_and(|closed| closed.elapsed() < BETWEEN_CLOSINGS) {
+            return;
+        }
+        *closed = Some(Instant::now());
+        drop(closed);
+        for _ in 0..self.pool.num_idle() {
+            match self.pool.try_acquire() {
+                Some(mut conn) => conn.close_on_drop(),
+                None => return,
+            }
         }
     }
 

@@ -77,7 +77,8 @@ impl<DB: Backend> Connections<DB> {
     pub(super) fn next_transaction(&self, limits: Limits) -> Option<TransactionLimits> {
         // With a pooler in between, an open transaction keeps a server from others.
         let begins = self.reuse.is_some() && !self.transaction_pooling;
-        begins.then(|| limits.transaction(None))
+        // Mostly it is for one resource; a write to several begins one of its own.
+        begins.then(|| Limits { locks: 1, ..limits }.transaction(None))
     }
 
     /// Takes a connection that is at hand, or waits for one.
@@ -116,6 +117,11 @@ impl<DB: Backend> Connections<DB> {
             let within = limits.answer_wait;
             self.terminations.terminate(self.pool(), lock, within).await;
         }
+    }
+
+    /// Closes the idle connections of the pool, after one of its sessions has turned out to be of no use.
+    pub(super) fn close_idle(&self) {
+        self.direct.close_idle();
     }
 
     /// Ends no session from now on: the server knows no way.

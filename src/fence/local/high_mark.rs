@@ -3,7 +3,8 @@
 //! 1. It only grows, so what is not above it needs no look at the source.
 //! 2. What is above it is judged by a look that began after the request came, which all who wait share.
 //! 3. After a look in vain the next one begins a second later: a flood of forged tokens is no flood of looks, and
-//!    nobody is refused for a number that was handed out just before.
+//!    nobody is refused for a number that was handed out just before. A look whose request disconnects counts as one
+//!    in vain, and refuses nobody.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -16,7 +17,7 @@ use tokio::{
 };
 
 /// The time from a look in vain to the next one.
-pub(in crate::fence) const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 pub(crate) struct HighMark<E> {
     /// 0 before the first look.
@@ -27,7 +28,8 @@ pub(crate) struct HighMark<E> {
 
 struct Look<E> {
     began: Instant,
-    outcome: Result<(), E>,
+    /// `None` until it has ended; it was dropped, then, if another request sees that.
+    outcome: Option<Result<(), E>>,
     /// It has failed, or not found what was asked for.
     in_vain: bool,
 }
@@ -54,24 +56,26 @@ impl<E: Clone> HighMark<E> {
         }
         let arrived = Instant::now();
         let mut last = self.last.lock().await;
-        if !known() && last.as_ref().is_none_or(|look| look.began <= arrived) {
+        let is_judged = |look: &Look<E>| look.began > arrived && look.outcome.is_some();
+        if !known() && !last.as_ref().is_some_and(is_judged) {
             if let Some(before) = last.as_ref().filter(|look| look.in_vain) {
                 sleep_until(before.began + BETWEEN_LOOKS).await;
             }
-            let began = Instant::now();
+            let this = last.insert(Look {
+                began: Instant::now(),
+                outcome: None,
+                in_vain: true,
+            });
             let outcome = look().await.map(|highest| {
                 self.highest.fetch_max(highest, Relaxed);
             });
-            *last = Some(Look {
-                began,
-                outcome,
-                in_vain: !known(),
-            });
+            this.outcome = Some(outcome);
+            this.in_vain = !known();
         }
         match &*last {
             _ if known() => Ok(true),
             Some(Look {
-                outcome: Err(error),
+                outcome: Some(Err(error)),
                 ..
             }) => Err(error.clone()),
             _ => Ok(false),
@@ -128,6 +132,29 @@ mod tests {
         assert!(!mark.has(101, async || Ok(100)).await.unwrap());
         assert!(mark.has(101, async || Ok(101)).await.unwrap());
         assert_eq!(began.elapsed(), BETWEEN_LOOKS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_disconnect_cause_one_look_a_second() {
+        let mark = Arc::new(HighMark::<()>::default());
+        let looks = Arc::new(AtomicI64::new(0));
+        let began = Instant::now();
+        for _ in 0..100 {
+            let (mark, looks) = (mark.clone(), looks.clone());
+            let request = tokio::spawn(async move {
+                let look = async || {
+                    looks.fetch_add(1, Relaxed);
+                    std::future::pending::<Result<i64, ()>>().await
+                };
+                mark.has(1, look).await
+            });
+            tokio::time::sleep(BETWEEN_LOOKS / 10).await;
+            request.abort();
+        }
+        assert_eq!(began.elapsed(), 10 * BETWEEN_LOOKS);
+        assert!((5..=11).contains(&looks.load(Relaxed)), "{looks:?}");
+        // The look that nobody has seen to its end refuses nobody.
+        assert_eq!(mark.has(1, async || Ok(1)).await, Ok(true));
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,6 @@ mod stale;
 
 pub(super) use self::{
     epochs::HandedOutEpochs,
-    high_mark::BETWEEN_LOOKS,
     queue::{QueueKey, Queues},
     stale::StaleTokens,
 };

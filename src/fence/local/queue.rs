@@ -22,6 +22,9 @@ pub(in crate::fence) enum QueueKey {
     Resource(Resource),
     /// An idempotency key, and the digest of its scope.
     Key([u8; 32], String),
+    /// A function, called for a resource whose rows are locked.
+    #[cfg(feature = "postgres")]
+    Call(&'static str, Resource),
 }
 
 /// The queues of all that is in use or waited for. First come, first served.

@@ -175,7 +175,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         permits: Vec<Permit>,
         limits: Limits,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        let mut tries = Tries::new(limits);
+        let mut tries = Tries::new(limits.locking(&claims));
         loop {
             let transaction = Transaction::begin(&self.connections, tries.limits()).await?;
             let admitted = self.admit_all(transaction, &claims, token_use, &mut tries);
@@ -211,8 +211,9 @@ impl<DB: FenceDatabase> Fence<DB> {
                 // It had died since it was used last, and nothing was written.
                 Err(failure) if failure.fault.is_gone() => {
                     transaction.discard();
+                    let limits = self.limits.locking(claims);
                     transaction =
-                        Transaction::begin_tested(&self.connections, self.limits, None).await?;
+                        Transaction::begin_tested(&self.connections, limits, None).await?;
                 }
                 Err(failure) => return Err(failure.into()),
             }

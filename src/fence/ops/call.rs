@@ -6,54 +6,47 @@ use sqlx::{
     AssertSqlSafe, Postgres,
     postgres::{PgConnectOptions, PgRow},
 };
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     calls::{Argument, CallError, CallFuture, Calls, FunctionCall, Statements},
-    fence::{Fence, error::AdmitError, tx::StandaloneStatement},
+    fence::{
+        Fence, error::AdmitError, fault::Failure, local::QueueKey, settings::deadline,
+        tx::StandaloneStatement,
+    },
 };
 
 impl Calls for Fence<Postgres> {
     fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>> {
         Box::pin(async move {
-            let tables = self.known_tables().await.map_err(failed)?;
-            let sql = format!(
-                "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; {}",
-                self.lock_ms(),
-                statements(tables.schema())
-            );
-            let standalone = StandaloneStatement::ready(&self.connections, self.limits).await;
-            // To the end: what comes behind the last row is the answer to the COMMIT of all of them.
-            let rows = standalone
-                .map_err(failed)?
-                .run(async |conn, _| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
-                .await
-                .map_err(failed)?;
-            Ok(rows)
+            let lock_wait = self.limits.lock_wait;
+            Ok(self.call_statements(statements, lock_wait).await?)
         })
     }
 
     fn call_function<'a>(&'a self, call: FunctionCall<'a>) -> CallFuture<'a, Vec<PgRow>> {
         Box::pin(async move {
-            if !self.connections.transaction_pooling && !call.arguments.is_empty() {
-                let rows = self.call_prepared(&call).await?;
-                if !rows.is_empty() {
-                    return Ok(rows);
-                }
+            let lock_wait = self.limits.lock_wait;
+            let Some(resource) = call.resource.filter(|_| lock_wait > MOMENT) else {
+                return Ok(self.call_within(&call, lock_wait).await?);
+            };
+            let until = deadline(lock_wait);
+            match self.call_within(&call, MOMENT).await {
+                Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
+                outcome => return Ok(outcome?),
             }
-            self.call(Box::new(|schema| in_literals(&call, schema)))
-                .await
+            // A transaction has locked the rows, and may keep them for long. The wait takes a connection, which others need.
+            let queue = QueueKey::Call(call.function, resource.clone());
+            let _turn = self.queues.wait(queue, until).await.ok_or_else(in_use)?;
+            let permit = timeout_at(until, self.blocked_calls.acquire()).await;
+            let _permit = permit.map_err(|_| in_use())?;
+            let left = until.saturating_duration_since(Instant::now());
+            Ok(self.call_within(&call, left).await?)
         })
     }
 
     fn schema(&self) -> CallFuture<'_, String> {
-        Box::pin(async {
-            Ok(self
-                .known_tables()
-                .await
-                .map_err(failed)?
-                .schema()
-                .to_owned())
-        })
+        Box::pin(async { Ok(self.known_tables().await?.schema().to_owned()) })
     }
 
     fn session_options(&self) -> Option<PgConnectOptions> {
@@ -66,21 +59,62 @@ impl Calls for Fence<Postgres> {
     }
 }
 
+/// How long a call of a function may wait for a lock before it has to wait for its turn.
+const MOMENT: Duration = Duration::from_millis(50);
+
 impl Fence<Postgres> {
+    async fn call_within(
+        &self,
+        call: &FunctionCall<'_>,
+        lock_wait: Duration,
+    ) -> Result<Vec<PgRow>, AdmitError> {
+        if !self.connections.transaction_pooling && !call.arguments.is_empty() {
+            let rows = self.call_prepared(call, lock_wait).await?;
+            if !rows.is_empty() {
+                return Ok(rows);
+            }
+        }
+        let statements = Box::new(|schema: &str| in_literals(call, schema));
+        self.call_statements(statements, lock_wait).await
+    }
+
+    async fn call_statements(
+        &self,
+        statements: Statements<'_>,
+        lock_wait: Duration,
+    ) -> Result<Vec<PgRow>, AdmitError> {
+        let tables = self.known_tables().await?;
+        let sql = format!(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; {}",
+            lock_ms(lock_wait),
+            statements(tables.schema())
+        );
+        // To the end: what comes behind the last row is the answer to the COMMIT of all of them.
+        let rows = StandaloneStatement::ready(&self.connections, self.limits)
+            .await?
+            .run(async |conn, _| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
+            .await?;
+        Ok(rows)
+    }
+
     /// No row, where the function was not called: the session is stricter than READ COMMITTED, or a pooler in
     /// between has prepared the statement on one server and executed it on another.
-    async fn call_prepared(&self, call: &FunctionCall<'_>) -> Result<Vec<PgRow>, CallError> {
-        let tables = self.known_tables().await.map_err(failed)?;
+    async fn call_prepared(
+        &self,
+        call: &FunctionCall<'_>,
+        lock_wait: Duration,
+    ) -> Result<Vec<PgRow>, AdmitError> {
+        let tables = self.known_tables().await?;
         let sql = prepared(call, tables.schema());
-        let lock_ms = self.lock_ms().to_string();
-        let standalone = StandaloneStatement::ready(&self.connections, self.limits).await;
-        let called = standalone
-            .map_err(failed)?
+        let lock_ms = lock_ms(lock_wait).to_string();
+        let called = StandaloneStatement::ready(&self.connections, self.limits)
+            .await?
             .run(async |conn, _| {
                 let mut query = sqlx::query(AssertSqlSafe(sql)).bind(lock_ms);
                 for argument in call.arguments {
                     query = match *argument {
                         Argument::Text(text) => query.bind(text),
+                        Argument::Texts(texts) => query.bind(texts),
                         Argument::Bytes(bytes) => query.bind(bytes),
                         Argument::Integer(integer) => query.bind(integer),
                         Argument::Truth(truth) => query.bind(truth),
@@ -97,12 +131,23 @@ impl Fence<Postgres> {
                 }
             })
             .await;
-        called.map_err(failed)
+        Ok(called?)
     }
+}
 
-    fn lock_ms(&self) -> u128 {
-        self.limits.lock_wait.as_millis().clamp(1, i32::MAX as u128)
-    }
+fn lock_ms(lock_wait: Duration) -> u128 {
+    lock_wait.as_millis().clamp(1, i32::MAX as u128)
+}
+
+/// Whether a lock was waited for in vain.
+fn is_locked(cause: &sqlx::Error) -> bool {
+    let code = cause.as_database_error().and_then(|error| error.code());
+    // lock_not_available
+    code.as_deref() == Some("55P03")
+}
+
+fn in_use() -> AdmitError {
+    Failure::in_use().into()
 }
 
 const LAZILY: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";
@@ -155,6 +200,8 @@ fn row(call: &FunctionCall<'_>) -> &'static str {
     }
 }
 
-fn failed(error: impl Into<AdmitError>) -> CallError {
-    CallError(Box::new(error.into()))
+impl From<AdmitError> for CallError {
+    fn from(error: AdmitError) -> Self {
+        Self(Box::new(error))
+    }
 }

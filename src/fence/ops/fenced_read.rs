@@ -37,7 +37,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<(AllAdmitted, Option<ToRaise>), AdmitError> {
         self.check_stale(claims)?;
         // In a transaction, since a pooler in between gives each one a server of its own.
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let limits = self.limits.locking(claims);
+        let mut transaction = Transaction::begin(&self.connections, limits).await?;
         let tables = self.tables(&mut transaction).await?;
         let (mut to_raise, mut may_be_lost) = (Vec::new(), None);
         for one in claims.in_lock_order() {
@@ -85,7 +86,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         to_raise: ToRaise,
     ) -> Result<bool, AdmitError> {
         let _permits = self.wait_in_queues(claims).await?;
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let limits = self.limits.locking(claims);
+        let mut transaction = Transaction::begin(&self.connections, limits).await?;
         let tables = self.tables(&mut transaction).await?;
         let unwritten = transaction
             .run(async |conn| {
@@ -107,7 +109,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 return Ok(true);
             }
             Ok(false) => {
-                let mut tries = Tries::new(self.limits);
+                let mut tries = Tries::new(limits);
                 if self.raise_on(transaction, claims, &mut tries).await? {
                     return Ok(false);
                 }

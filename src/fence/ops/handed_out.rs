@@ -1,12 +1,11 @@
 //! Whether a token can have been handed out by an issuer on this database.
 
-use tokio::time::Instant;
+use std::sync::Arc;
 
 use crate::{
     epochs::{Epoch, partition_of},
-    fence::{
-        AdmitError, Claim, Claims, Fence, FenceDatabase, local::BETWEEN_LOOKS, tx::Transaction,
-    },
+    fence::{AdmitError, Claim, Claims, Fence, FenceDatabase, tx::Transaction},
+    token::Resource,
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -39,25 +38,19 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Whether an issuer of this database has announced a token as high as this one: where the fence
-    /// outranked a grant, that got a token above its clock's, perhaps above all epochs. What was found
-    /// is good for as long as a look at the epochs.
+    /// outranked a grant, that got a token above its clock's, perhaps above all epochs.
     async fn is_announced(&self, one: &Claim) -> Result<bool, AdmitError> {
-        let known = self.handed_out.announced.get(&one.resource);
-        if let Some((announced, looked)) = known
-            && (announced >= one.token.get() || looked.elapsed() < BETWEEN_LOOKS)
-        {
-            return Ok(announced >= one.token.get());
-        }
-        let looked = Instant::now();
+        let known = &self.handed_out.announced;
+        let announced =
+            known.get_or_insert_with(&one.resource, || Ok::<_, AdmitError>(Arc::default()))?;
+        let look = async || self.highest_announced(&one.resource).await;
+        announced.has(one.token.get(), look).await
+    }
+
+    async fn highest_announced(&self, resource: &Resource) -> Result<i64, AdmitError> {
         let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
         let tables = self.tables(&mut transaction).await?;
-        let announced =
-            transaction.run(async |conn| DB::announced(conn, &tables, &one.resource).await);
-        let announced = announced.await?.unwrap_or_default();
-        let found = (announced, looked);
-        self.handed_out
-            .announced
-            .insert(one.resource.clone(), found);
-        Ok(announced >= one.token.get())
+        let announced = transaction.run(async |conn| DB::announced(conn, &tables, resource).await);
+        Ok(announced.await?.unwrap_or_default())
     }
 }

@@ -3,6 +3,7 @@
 use std::{fmt, pin::Pin, sync::Arc};
 
 use sqlx::Database;
+use tokio::time::Instant;
 
 use crate::fence::{Fence, error::AdmitError, fault::Fault, sql::FenceDatabase, tx::Transaction};
 
@@ -21,12 +22,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// It runs for [`begin`](Self::begin) and [`begin_all`](Self::begin_all), in every mode of
     /// `FenceLayer`, and for [`write`](Self::write), which then needs a transaction instead of a
-    /// single round trip. It does not run for [`admit`](Self::admit), in a transaction of the
+    /// single statement. It does not run for [`admit`](Self::admit), in a transaction of the
     /// caller's. What depends on the request is a hook of the layer.
     ///
     /// Where it fails the transaction is rolled back and the token stays usable: the answer is
     /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`] where the database was, else
-    /// [`AdmitError::Hook`].
+    /// [`AdmitError::Hook`]. It has as long as the [hold limit](Self::hold_limit), what it takes of that is the
+    /// handler's no more, and its end is [`AdmitError::HookTimeout`].
     ///
     /// ```
     /// # fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> tower_fence::Fence<sqlx::Postgres> {
@@ -47,26 +49,31 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// Runs the hook in a transaction whose tokens are admitted.
+    /// Runs the hook in a transaction whose tokens were just admitted.
     pub(super) async fn run_hook(
         &self,
         transaction: &mut Transaction<DB>,
     ) -> Result<(), AdmitError> {
+        transaction.held_since = Instant::now();
         let Some(hook) = &self.hook.0 else {
             return Ok(());
         };
-        let ran = transaction.run(async |conn| hook(conn).await).await;
-        ran.map_err(|failure| match failure.fault {
-            Fault::Refused | Fault::Unfenced | Fault::Missing | Fault::Unsupported => {
-                AdmitError::Hook(failure.cause)
-            }
+        let limit = self.limits.hold;
+        let ran = transaction.run_within(limit, async |conn| hook(conn).await);
+        ran.await.map_err(|failure| match failure.fault {
+            Fault::Silent => AdmitError::HookTimeout(limit),
+            Fault::Refused
+            | Fault::Unfenced
+            | Fault::Missing
+            | Fault::Misconfigured
+            | Fault::Unsupported => AdmitError::Hook(failure.cause),
             _ => failure.into(),
         })
     }
 }
 
 impl<DB: Database> Hook<DB> {
-    pub(super) const fn is_set(&self) -> bool {
+    pub(in crate::fence) const fn is_set(&self) -> bool {
         self.0.is_some()
     }
 }

@@ -117,7 +117,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
         let lock_wait = self.limits.lock_wait;
         let within = wait.saturating_add(self.limits.answer_wait);
-        let mut tries = Tries::new(self.limits);
+        let mut tries = Tries::new(self.limits.locking(&claims));
         loop {
             let limits = tries.limits();
             let mut transaction =

@@ -39,7 +39,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &Claims,
     ) -> Result<(), AdmitError> {
         if transaction.restart().await.is_ok() {
-            let mut tries = Tries::new(self.limits);
+            let mut tries = Tries::new(self.limits.locking(claims));
             match self.raise_on(transaction, claims, &mut tries).await {
                 Ok(false) => {}
                 raised => return outranked_or(raised.map(drop)),

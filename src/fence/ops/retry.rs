@@ -12,9 +12,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::fence::{
-    fault::{Failure, Fault},
-    settings::{Limits, deadline},
+use crate::{
+    chain::Chain,
+    fence::{
+        fault::{Failure, Fault},
+        settings::{Limits, deadline},
+    },
 };
 
 /// How often the fence catches up for one request: each time after the first means that the database has failed
@@ -69,7 +72,7 @@ impl Tries {
         if failure.fault != Fault::Collision || Instant::now() + pause >= self.until {
             return Err(failure);
         }
-        tracing::debug!(error = %failure.cause, "another transaction went first: once more");
+        tracing::debug!(error = %Chain(&failure.cause), "another transaction went first: once more");
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         sleep(pause).await;
         Ok(())

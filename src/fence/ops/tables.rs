@@ -17,14 +17,17 @@ use crate::{
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// Brings the fence's own tables up to date. Safe to call at each start: where they are current,
-    /// it only reads, and needs no right to create anything.
+    /// it only reads, and needs no right to create anything. On Postgres each call also revokes what `PUBLIC` may do
+    /// with the fence's functions and tables, if the role owns them: a dump without rights opens them to everybody.
+    /// It waits at most 10 s for a lock.
     ///
     /// They are those of the [`schema`](Self::schema) that was named; otherwise the first ones that the
     /// search path has; otherwise they are made in its first schema.
     ///
     /// # Errors
     ///
-    /// sqlx's error, when the database cannot be reached or refuses.
+    /// sqlx's error, when the database cannot be reached or refuses, or when the fence is unfit for use afterwards: see
+    /// [`check`](Self::check).
     pub async fn migrate(&self) -> Result<(), MigrateError> {
         let mut conn = self.get_pool().acquire().await?;
         if DB::HAS_SERVER {
@@ -40,11 +43,31 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         };
         DB::migrate(&mut conn, schema.as_deref()).await?;
-        if self.tables.get().is_none()
-            && let Some(found) = DB::find_tables(&mut conn, self.schema.as_deref()).await?
-        {
-            self.found(found);
+        match DB::find_tables(&mut conn, self.schema.as_deref()).await? {
+            Some(Found {
+                flaw: Some(flaw), ..
+            }) => Err(sqlx::Error::Configuration(flaw.into()).into()),
+            found => {
+                // Another schema than the one that was migrated may be the first one of the search path.
+                _ = self.found(found);
+                Ok(())
+            }
         }
+    }
+
+    /// Checks that the fence in the database is fit for use: its tables are those of this version, `PUBLIC` may execute
+    /// no function that has the rights of its owner, and no row-level security hides rows of its tables. The first
+    /// use of a fence checks the same.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Misconfigured`] says what makes it unfit, [`AdmitError::NotMigrated`] that tables are missing; otherwise
+    /// as [`inspect`](Self::inspect).
+    pub async fn check(&self) -> Result<(), AdmitError> {
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let schema = self.schema.as_deref();
+        let found = transaction.run(async |conn| DB::find_tables(conn, schema).await);
+        self.found(found.await?)?;
         Ok(())
     }
 
@@ -70,11 +93,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// has them, as [`migrate`](Self::migrate) or the first use finds it.
     ///
     /// A fence has one schema. Where each tenant has a schema with tables of its own, each needs a
-    /// fence of its own, too.
+    /// fence of its own, too: a clone for which this is called shares the pool with the others, and nothing that was
+    /// learned from the tables of another schema.
     #[must_use]
     pub fn schema(mut self, name: &str) -> Self {
         self.schema = Some(name.into());
         self.tables = Arc::default();
+        self.queues = Arc::default();
+        self.stale = Arc::default();
+        self.handed_out = Arc::default();
         self
     }
 
@@ -101,13 +128,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         if let Some(tables) = self.tables.get() {
             return Ok(Arc::clone(tables));
         }
-        let schema = self.schema.as_deref();
-        let found = transaction.run(async |conn| DB::find_tables(conn, schema).await);
-        let found = found.await?.and_then(|found| self.found(found));
-        found.ok_or_else(Failure::not_migrated)
+        let find = async |conn: &mut DB::Connection| Ok(self.find_tables(conn).await);
+        transaction.run(find).await?
     }
 
-    /// The same on a connection of the caller's.
+    /// The same on a connection, the caller's for example.
     pub(super) async fn find_tables(
         &self,
         conn: &mut DB::Connection,
@@ -115,9 +140,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         if let Some(tables) = self.tables.get() {
             return Ok(Arc::clone(tables));
         }
-        let found = DB::find_tables(conn, self.schema.as_deref()).await?;
-        let found = found.and_then(|found| self.found(found));
-        found.ok_or_else(Failure::not_migrated)
+        let schema = self.schema.as_deref();
+        let found = DB::find_tables(conn, schema).await?;
+        if found.is_none()
+            && let Some(denied) = DB::find_denied(conn, schema).await?
+        {
+            return Err(Failure::no_usage(&denied));
+        }
+        self.found(found)
     }
 
     /// The same without a transaction.
@@ -129,16 +159,20 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(self.tables(&mut transaction).await?)
     }
 
-    /// Keeps what was found, unless the tables are those of an older version: what they lack now says nothing
-    /// about what they will have.
-    fn found(
-        &self,
-        Found {
+    /// Keeps what was found, unless the fence is unfit for use. Tables of an older version are not kept either: what they
+    /// lack now says nothing about what they will have.
+    fn found(&self, found: Option<Found>) -> Result<Arc<Tables>, Failure> {
+        let Some(Found {
             schema,
-            capabilities,
-        }: Found,
-    ) -> Option<Arc<Tables>> {
-        let capabilities = capabilities?;
+            capabilities: Some(capabilities),
+            flaw,
+        }) = found
+        else {
+            return Err(Failure::not_migrated());
+        };
+        if let Some(flaw) = flaw {
+            return Err(sqlx::Error::Configuration(flaw.into()).into());
+        }
         let tables = self.tables.get_or_init(|| {
             if DB::HAS_SERVER && capabilities != Capabilities::ALL {
                 tracing::warn!(%schema, "the database is not Postgres in full: {capabilities}");
@@ -148,7 +182,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
             Arc::new(Tables::new(&schema, capabilities))
         });
-        Some(Arc::clone(tables))
+        Ok(Arc::clone(tables))
     }
 
     /// Ends a transaction that is out of reach.

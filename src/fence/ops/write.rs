@@ -1,7 +1,7 @@
 //! One statement, together with its admission: [`Fence::write`].
 //!
-//! 1. Where the database can, check and write are one statement, and so one round trip. It is a
-//!    transaction of its own: all of it commits, or nothing.
+//! 1. Where the database can, check and write are one statement, and so one round trip behind the test of its
+//!    connection. It is a transaction of its own: all of it commits, or nothing.
 //! 2. Its snapshot may be older than the last write to the resource, which it would not see. So it
 //!    also demands that the row of the fence is the version that its snapshot sees.
 //! 3. Where that is not so, where the token is stale, or where it finds nothing to write, it fails,
@@ -30,8 +30,9 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Admits `token` and runs one statement, at once: on Postgres in a single round trip, which is
-    /// also the COMMIT.
+    /// Admits `token` and runs one statement, at once: on Postgres as a single statement, which is
+    /// also the COMMIT. On a connection that the fence has not used a moment ago another round trip comes before it, to find
+    /// out whether the application has left it in a transaction; and so does the pool's own test.
     ///
     /// `query` is an `INSERT`, `UPDATE` or `DELETE` of sqlx's with `RETURNING`. It sees a relation
     /// `fence`, which has one row when the token is admitted and none otherwise, and must depend on
@@ -97,8 +98,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable. Busy, too, where it has collided with
     ///   other transactions (40001, or a deadlock) for the whole [`lock_wait`](Self::lock_wait): it is repeated until
     ///   then, unless there is a hook.
-    /// - [`WriteError::Statement`] when the statement failed, or has an argument of a type that the
-    ///   database does not know. Nothing was written.
+    /// - [`WriteError::Statement`] when the statement failed, has an argument of a type that the
+    ///   database does not know, or a `$` with a number higher than that of its arguments. Nothing was written.
     /// - [`WriteError::Unsupported`] when the database cannot run it together with its admission.
     ///   Nothing was written.
     /// - [`WriteError::Commit`] when the connection was lost meanwhile: the outcome is unknown.

@@ -84,12 +84,36 @@ pub(crate) trait Backend: Database {
         limits: TransactionLimits,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Reads what [`Backend::begin`] changes on the connection beyond its transaction, if anything: how long the pool's
+    /// own statements wait for a lock, in milliseconds.
+    fn lock_wait_of_pool(
+        _: &mut Self::Connection,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send {
+        async { Ok(None) }
+    }
+
+    /// Puts that back.
+    fn restore_lock_wait(
+        _: &mut Self::Connection,
+        _: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+        async { Ok(()) }
+    }
+
     /// Finds the fence's tables, in this schema or else in the first one of the search path that has them, and
     /// what the server can do; `None` where there are none.
     fn find_tables(
         conn: &mut Self::Connection,
         schema: Option<&str>,
     ) -> impl Future<Output = sqlx::Result<Option<Found>>> + Send;
+
+    /// Finds a schema with such tables that the role may not use, where no schema was found.
+    fn find_denied(
+        _: &mut Self::Connection,
+        _: Option<&str>,
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send {
+        async { Ok(None) }
+    }
 
     /// Makes sure that the connection answers, and is outside of any transaction. sqlx leaves one open, and does not
     /// count it, where a `begin` of the application was dropped: a statement in there would not commit by itself.

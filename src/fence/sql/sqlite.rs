@@ -41,6 +41,17 @@ impl Backend for Sqlite {
         SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
     }
 
+    async fn lock_wait_of_pool(conn: &mut SqliteConnection) -> sqlx::Result<Option<i64>> {
+        let busy_timeout = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn);
+        busy_timeout.await.map(Some)
+    }
+
+    async fn restore_lock_wait(conn: &mut SqliteConnection, ms: i64) -> sqlx::Result<()> {
+        let restore = format!("PRAGMA busy_timeout = {ms}");
+        conn.execute(AssertSqlSafe(restore)).await?;
+        Ok(())
+    }
+
     async fn find_tables(
         _: &mut SqliteConnection,
         schema: Option<&str>,
@@ -49,6 +60,7 @@ impl Backend for Sqlite {
         Ok(Some(Found {
             schema: schema.unwrap_or("main").into(),
             capabilities: Some(Capabilities::ALL),
+            flaw: None,
         }))
     }
 

@@ -29,7 +29,7 @@ impl<DB: Database> Statement<DB> {
         if named > bound {
             let missing =
                 format!("the statement has ${named}, but only {bound} arguments are bound");
-            return Err(WriteError::statement(sqlx::Error::Protocol(missing)));
+            return Err(WriteError::statement(sqlx::Error::Encode(missing.into())));
         }
         Ok(Self { sql, arguments })
     }

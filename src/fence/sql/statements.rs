@@ -188,10 +188,17 @@ macro_rules! statements {
             partition: u8,
         ) -> sqlx::Result<i64> {
             const FLOOR: &str = "SELECT floor FROM {schema}.fence_floors WHERE partition = $1";
-            sqlx::query_scalar(tables.sql(FLOOR))
+            let floor = sqlx::query_scalar(tables.sql(FLOOR))
                 .bind(i16::from(partition))
-                .fetch_one(conn)
-                .await
+                .fetch_optional(conn);
+            // The migrations have made a row for each partition.
+            floor.await?.ok_or_else(|| {
+                let hidden = format!(
+                    "fence_floors shows no row for partition {partition}: row-level security hides it, or the tables \
+                     of the fence were emptied, or restored in part"
+                );
+                sqlx::Error::Configuration(hidden.into())
+            })
         }
 
         async fn announced(

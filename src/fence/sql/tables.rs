@@ -19,6 +19,8 @@ pub(crate) struct Found {
     pub(in crate::fence) schema: String,
     /// Nothing where the tables are those of an older version.
     pub(in crate::fence) capabilities: Option<Capabilities>,
+    /// What makes the fence unfit for use, and what to do about it.
+    pub(in crate::fence) flaw: Option<String>,
 }
 
 /// The schema of the fence's tables, and the texts of the statements on them.

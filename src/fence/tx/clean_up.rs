@@ -21,6 +21,8 @@ pub(super) struct CleanUp<DB: Backend> {
     pub(super) limits: Limits,
     /// The lock by which its transaction is found on the server, where it may have one.
     pub(super) lock: Option<AdvisoryLock>,
+    /// What BEGIN has changed on the connection.
+    pub(super) pool_lock_wait: Option<i64>,
     /// Whether BEGIN may have been sent without sqlx having counted it.
     pub(super) beginning: bool,
 }
@@ -41,7 +43,7 @@ impl<DB: Backend> CleanUp<DB> {
             if self.beginning {
                 DB::abandon_begin(conn).await?;
             }
-            conn.ping().await
+            settle::<DB>(conn, self.pool_lock_wait).await
         };
         let mut outcome = timeout(GRACE, rolled_back).await;
         // Where no session can be ended, the connection is closed at once.
@@ -50,7 +52,8 @@ impl<DB: Backend> CleanUp<DB> {
             // without, it waits for that lock, no longer than for its limit. The pool would wait for
             // its answer without a limit.
             self.connections.terminate(self.lock, self.limits).await;
-            outcome = timeout(self.limits.statement(), conn.ping()).await;
+            let settled = settle::<DB>(conn, self.pool_lock_wait);
+            outcome = timeout(self.limits.statement(), settled).await;
         }
         // SQLite: where the handler had ended the transaction by hand, the rollback failed and was
         // not counted.
@@ -58,5 +61,17 @@ impl<DB: Backend> CleanUp<DB> {
         if !matches!(outcome, Ok(Ok(()))) || depth > 0 {
             conn.close_on_drop();
         }
+    }
+}
+
+/// Sees the queued rollbacks through, and puts back what BEGIN has changed.
+async fn settle<DB: Backend>(
+    conn: &mut DB::Connection,
+    pool_lock_wait: Option<i64>,
+) -> sqlx::Result<()> {
+    conn.ping().await?;
+    match pool_lock_wait {
+        Some(ms) => DB::restore_lock_wait(conn, ms).await,
+        None => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use std::{
     fmt, mem,
     ops::{Deref, DerefMut},
     sync::OnceLock,
+    time::Duration,
 };
 
 use super::{slot::Slot, transaction::Transaction};
@@ -134,6 +135,12 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     #[must_use]
     pub fn all_admitted(&self) -> &AllAdmitted {
         self.admitted.get_or_init(|| AllAdmitted::of(&self.claims))
+    }
+
+    /// How much is left of this time since its row locks were taken.
+    pub(crate) fn left_of(&self, hold: Duration) -> Duration {
+        let transaction = self.transaction.as_ref().expect(HELD);
+        hold.saturating_sub(transaction.held_since.elapsed())
     }
 
     /// The connection, for statements that are not the borrower's own.

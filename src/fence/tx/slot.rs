@@ -7,7 +7,10 @@
 use std::{
     mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
+
+use tokio::time::Instant;
 
 use super::transaction::Transaction;
 use crate::fence::{
@@ -22,6 +25,7 @@ pub(crate) struct Slot<DB: FenceDatabase> {
     state: Arc<Mutex<State<DB>>>,
     claims: Claims,
     has_key: bool,
+    held_since: Instant,
 }
 
 struct State<DB: FenceDatabase> {
@@ -82,6 +86,9 @@ impl<DB: FenceDatabase> Slot<DB> {
         let advisory = transaction
             .as_ref()
             .and_then(|transaction| transaction.lock);
+        let held_since = transaction
+            .as_ref()
+            .map_or_else(Instant::now, |transaction| transaction.held_since);
         let content = transaction.map_or(Content::Closed, Content::Home);
         let state = State {
             content,
@@ -92,6 +99,7 @@ impl<DB: FenceDatabase> Slot<DB> {
             state: Arc::new(Mutex::new(state)),
             claims,
             has_key,
+            held_since,
         }
     }
 
@@ -106,7 +114,13 @@ impl<DB: FenceDatabase> Slot<DB> {
             state: Arc::new(Mutex::new(state)),
             claims,
             has_key: false,
+            held_since: Instant::now(),
         }
+    }
+
+    /// How much is left of this time since the row locks were taken, or since the handler could have begun.
+    pub(crate) fn left_of(&self, hold: Duration) -> Duration {
+        hold.saturating_sub(self.held_since.elapsed())
     }
 
     /// Whether nothing was admitted yet.
@@ -180,6 +194,15 @@ impl<DB: FenceDatabase> Slot<DB> {
     pub(crate) fn start_write(&self) -> bool {
         self.replace(
             |content| matches!(content, Content::Pending),
+            Content::Committing,
+        )
+    }
+
+    /// Says that the transaction which the handler has begun runs a statement and commits by itself; false when the
+    /// slot was closed meanwhile.
+    pub(crate) fn start_write_begun(&self) -> bool {
+        self.replace(
+            |content| matches!(content, Content::Beginning),
             Content::Committing,
         )
     }

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use super::clean_up::CleanUp;
 use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
-    fault::Failure,
+    fault::{Failure, Fault},
     settings::Limits,
     sql::{AdvisoryLock, Backend},
 };
@@ -82,7 +82,12 @@ impl<DB: Backend> StandaloneStatement<DB> {
         };
         let outcome = outcome.map_err(Failure::from);
         self.phase = match &outcome {
-            Err(failure) if failure.fault.is_gone() => Phase::Broken,
+            Err(failure) if failure.fault.is_gone() => {
+                if failure.fault == Fault::Unusable {
+                    self.connections.close_idle();
+                }
+                Phase::Broken
+            }
             _ => Phase::Clean,
         };
         outcome
@@ -114,6 +119,7 @@ impl<DB: Backend> Drop for StandaloneStatement<DB> {
                 connections: self.connections.clone(),
                 limits: self.limits,
                 lock: Some(self.lock),
+                pool_lock_wait: None,
                 beginning: false,
             }
             .spawn(),

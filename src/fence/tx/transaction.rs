@@ -15,7 +15,7 @@ use super::clean_up::{CleanUp, GRACE};
 use crate::fence::{
     conn::{CheckedOut, Connections, EarlyTransaction, Origin},
     error::CommitError,
-    fault::Failure,
+    fault::{Failure, Fault},
     settings::Limits,
     sql::{AdvisoryLock, Backend, Claimed, Committed, TransactionManager},
 };
@@ -33,6 +33,10 @@ pub(crate) struct Transaction<DB: Backend> {
     pub(in crate::fence) claimed: Option<Box<Claimed>>,
     /// Whether a borrower has had its connection for a statement.
     pub(crate) used: bool,
+    /// What BEGIN has changed on the connection, to be restored before the pool has it back.
+    pool_lock_wait: Option<i64>,
+    /// When it got the last of its row locks: from then on it may hold them as long as the limit allows.
+    pub(in crate::fence) held_since: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -99,6 +103,8 @@ impl<DB: Backend> Transaction<DB> {
             lock: None,
             claimed: None,
             used: false,
+            pool_lock_wait: None,
+            held_since: Instant::now(),
         }
     }
 
@@ -139,7 +145,13 @@ impl<DB: Backend> Transaction<DB> {
         self.lock = None;
         self.phase = Phase::Beginning;
         let within = self.limits.statement();
-        match timeout(within, DB::begin(self.connection_mut(), limits)).await {
+        let begin = async {
+            if self.pool_lock_wait.is_none() {
+                self.pool_lock_wait = DB::lock_wait_of_pool(self.connection_mut()).await?;
+            }
+            DB::begin(self.connection_mut(), limits).await
+        };
+        match timeout(within, begin).await {
             Ok(begun) => {
                 begun?;
                 self.phase = Phase::Open;
@@ -173,7 +185,14 @@ impl<DB: Backend> Transaction<DB> {
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         match timeout(within, statements(self.connection_mut())).await {
-            Ok(outcome) => outcome.map_err(Failure::from),
+            Ok(outcome) => outcome.map_err(|error| {
+                let failure = Failure::from(error);
+                if failure.fault == Fault::Unusable {
+                    self.phase = Phase::Broken;
+                    self.connections.close_idle();
+                }
+                failure
+            }),
             Err(_) => {
                 self.phase = Phase::Broken;
                 // What it has locked must not stay so until its statement ends by itself.
@@ -199,7 +218,7 @@ impl<DB: Backend> Transaction<DB> {
             Err(_) => Err(Failure::silent()),
         };
         match committed {
-            Ok(Committed::Clean) => self.phase = Phase::Committed,
+            Ok(Committed::Clean) => self.phase = self.restored().await,
             Ok(Committed::Broken) => self.phase = Phase::Broken,
             Ok(Committed::Begun) => {
                 self.phase = Phase::Continued;
@@ -215,6 +234,19 @@ impl<DB: Backend> Transaction<DB> {
             }
         }
         Ok(())
+    }
+
+    /// Puts back what BEGIN has changed on the connection, after COMMIT.
+    async fn restored(&mut self) -> Phase {
+        let Some(ms) = self.pool_lock_wait else {
+            return Phase::Committed;
+        };
+        let within = self.limits.answer_wait;
+        let restore = DB::restore_lock_wait(self.connection_mut(), ms);
+        match timeout(within, restore).await {
+            Ok(Ok(())) => Phase::Committed,
+            _ => Phase::Broken,
+        }
     }
 
     /// Rolls back by closing the connection: nobody gets it again.
@@ -263,6 +295,7 @@ impl<DB: Backend> Drop for Transaction<DB> {
                 connections: self.connections.clone(),
                 limits: self.limits,
                 lock: self.lock,
+                pool_lock_wait: self.pool_lock_wait,
                 beginning: phase == Phase::Beginning,
             }
             .spawn(),

@@ -62,6 +62,7 @@ fn problems(id: &str) -> &'static [ProblemType] {
             ProblemType::InvalidRequest,
             ProblemType::TooManyWaiters,
             ProblemType::StoreUnavailable,
+            ProblemType::Misconfigured,
         ],
         "renew_lease" => &[
             ProblemType::MalformedBody,
@@ -72,19 +73,32 @@ fn problems(id: &str) -> &'static [ProblemType] {
             ProblemType::UnsupportedMediaType,
             ProblemType::InvalidRequest,
             ProblemType::StoreUnavailable,
+            ProblemType::Misconfigured,
         ],
         "release_lease" => &[
+            ProblemType::MalformedBody,
+            ProblemType::BodyTimeout,
             ProblemType::LeaseLost,
+            ProblemType::BodyTooLarge,
             ProblemType::InvalidRequest,
             ProblemType::StoreUnavailable,
+            ProblemType::Misconfigured,
         ],
         "break_lease" => &[
+            ProblemType::MalformedBody,
+            ProblemType::BodyTimeout,
             ProblemType::LeaseLost,
+            ProblemType::BodyTooLarge,
             ProblemType::UnsupportedMediaType,
             ProblemType::InvalidRequest,
             ProblemType::StoreUnavailable,
+            ProblemType::Misconfigured,
         ],
-        _ => &[ProblemType::InvalidRequest, ProblemType::StoreUnavailable],
+        _ => &[
+            ProblemType::InvalidRequest,
+            ProblemType::StoreUnavailable,
+            ProblemType::Misconfigured,
+        ],
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
     announce::Announce,
     epochs::{Epochs, partition_of},
     metrics,
-    token::Resource,
+    token::{Resource, Token},
 };
 
 /// Leases in the memory of this process, with tokens that go on increasing after a restart. Cheap
@@ -223,8 +223,12 @@ impl Operate for EmbeddedLeases {
         Ok(page)
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        Ok(self.partition(resource).end(resource))
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        Ok(self.partition(resource).break_lease(resource, seen))
     }
 }
 
@@ -257,10 +261,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{
-        epochs::{Epoch, EpochFuture, SourceId},
-        token::Token,
-    };
+    use crate::epochs::{Epoch, EpochFuture, SourceId};
 
     struct Counter(std::sync::atomic::AtomicI64);
 

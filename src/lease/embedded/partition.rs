@@ -169,8 +169,14 @@ impl Partition {
         Ok(())
     }
 
+    /// Ends the lease that has this token, or any; then the next in line has it.
+    pub(super) fn break_lease(&mut self, resource: &Resource, seen: Option<Token>) -> bool {
+        let token = self.current(resource).map(|grant| grant.token);
+        (seen.is_none() || token == seen) && self.end(resource)
+    }
+
     /// Ends whatever lease there is; then the next in line has it.
-    pub(super) fn end(&mut self, resource: &Resource) -> bool {
+    fn end(&mut self, resource: &Resource) -> bool {
         let ended = self.current(resource).is_some();
         self.grants.remove(resource);
         if self.used_up().is_none() {

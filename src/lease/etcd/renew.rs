@@ -135,15 +135,18 @@ impl Etcd {
         Ok(Some((lease.token, ttl, Some(now))))
     }
 
-    /// Ends the lease under this id, or any where there is no id. False where there is none.
+    /// Ends the lease under this id, or any where there is no id, if it has the token that was seen. False where there is
+    /// none.
     pub(super) async fn end(
         &self,
         resource: &Resource,
         id: Option<&LeaseId>,
+        seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
         let id = id.map(StoredId::of);
         let key = self.keys().lease(resource);
         let mut has_tried = false;
+        let mut tried = 0;
         for _ in 0..ATTEMPTS {
             let look = self.transact_to_end(resource, vec![], vec![]).await?;
             let Some(closed_by) = look.closed_by else {
@@ -159,7 +162,13 @@ impl Etcd {
                     return Ok(has_tried);
                 }
             }
+            let token = look.lease.as_ref().map(|lease| lease.token);
+            if seen.is_some() && token != seen {
+                // Another lease by now, or this one with another token.
+                return Ok(has_tried && tried != closed_by.create_revision);
+            }
             has_tried = true;
+            tried = closed_by.create_revision;
             let compare = vec![written_at(&key, closed_by.mod_revision)];
             let now = self
                 .transact_to_end(resource, compare, vec![delete(&key)])

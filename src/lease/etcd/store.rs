@@ -11,7 +11,7 @@ use crate::{
         Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page,
         Renew, WaiterLimits, time::after,
     },
-    token::Resource,
+    token::{Resource, Token},
 };
 
 /// Leases in etcd, over its own HTTP gateway: no gRPC. Cheap to clone; clones share their connections.
@@ -117,7 +117,7 @@ impl Leases for EtcdLeases {
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
-        let released = self.etcd.end(resource, Some(id)).await?;
+        let released = self.etcd.end(resource, Some(id), None).await?;
         released
             .then_some(())
             .ok_or_else(|| LeaseError::lost(resource))
@@ -133,8 +133,12 @@ impl Operate for EtcdLeases {
         self.etcd.list(limit, cursor).await
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.etcd.end(resource, None).await
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        self.etcd.end(resource, None, seen).await
     }
 }
 

@@ -8,9 +8,10 @@ use crate::{
     announce::LeaseDigest,
     calls::{
         Argument,
-        Argument::{Bytes, Integer, Text, Truth},
+        Argument::{Bytes, Integer, Text, Texts, Truth},
         Calls, FunctionCall, literal_text,
     },
+    chain::Chain,
     lease::{
         Acquire, Held, LeaseError, LeaseId, ListError, Owner, Page, Renew,
         time::{at_least_1_ms, whole_ms},
@@ -119,6 +120,7 @@ impl Functions {
                     durable_if!("granted")
                 ),
                 lazily: false,
+                resource: Some(&request.resource),
             })
             .await?;
         let closed = || unsigned(&row, "closed_ms").map(Duration::from_millis);
@@ -155,6 +157,7 @@ impl Functions {
                 ],
                 columns: concat!("a.outcome, a.token, ", durable_if!("renewed")),
                 lazily: false,
+                resource: Some(resource),
             })
             .await?;
         Ok(match row.try_get("outcome").map_err(unavailable)? {
@@ -165,18 +168,26 @@ impl Functions {
         })
     }
 
-    /// Ends the lease that is held under an id; without one, whatever keeps the resource closed.
+    /// Ends the lease that is held under an id; without one, whatever keeps the resource closed, where that has the token
+    /// that was seen.
     pub(super) async fn end(
         &self,
         resource: &Resource,
         id: Option<&LeaseId>,
+        seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
         let lease = id.map(|id| LeaseDigest::of(id.expose()));
         let lease = lease.as_ref().map(|lease| &lease.as_bytes()[..]);
         let ended = self
             .lazily(
                 "fence_lease_end",
-                &[Text(Some(resource.as_str())), Bytes(lease), Integer(None)],
+                Some(resource),
+                &[
+                    Text(Some(resource.as_str())),
+                    Bytes(lease),
+                    Integer(None),
+                    Integer(seen.map(Token::get)),
+                ],
             )
             .await?;
         ended.try_get("answer").map_err(unavailable)
@@ -189,14 +200,17 @@ impl Functions {
             Bytes(Some(request.lease.as_bytes())),
             Integer(Some(request.ticket)),
         ];
-        self.lazily("fence_lease_abandon", &arguments).await?;
+        let resource = Some(&request.resource);
+        self.lazily("fence_lease_abandon", resource, &arguments)
+            .await?;
         Ok(())
     }
 
     /// Tells the first in line how long the resource stays closed.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
-        let resource = Text(Some(resource.as_str()));
-        self.lazily("fence_lease_call", &[resource]).await?;
+        let arguments = [Text(Some(resource.as_str()))];
+        self.lazily("fence_lease_call", Some(resource), &arguments)
+            .await?;
         Ok(())
     }
 
@@ -204,10 +218,29 @@ impl Functions {
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = functions.lazily("fence_lease_sweep", &[]).await {
-                tracing::debug!(%error, "the lines of waiters were not swept");
+            if let Err(error) = functions.lazily("fence_lease_sweep", None, &[]).await {
+                tracing::debug!(error = %Chain(&error), "the lines of waiters were not swept");
             }
         });
+    }
+
+    /// Which of these resources are open. The listener is sent an empty notification.
+    pub(super) async fn open(
+        &self,
+        resources: &[String],
+        listener: i64,
+    ) -> Result<Vec<String>, LeaseError> {
+        let call = FunctionCall {
+            function: "fence_lease_open",
+            arguments: &[Texts(resources), Integer(Some(listener))],
+            columns: "a.answer",
+            lazily: true,
+            resource: None,
+        };
+        let rows = self.database.call_function(call).await;
+        let rows = rows.map_err(LeaseError::unavailable)?;
+        let names = rows.iter().map(|row| row.try_get("answer"));
+        names.collect::<Result<_, _>>().map_err(unavailable)
     }
 
     pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
@@ -253,6 +286,7 @@ impl Functions {
     async fn lazily(
         &self,
         function: &'static str,
+        resource: Option<&Resource>,
         arguments: &[Argument<'_>],
     ) -> Result<PgRow, LeaseError> {
         self.one(FunctionCall {
@@ -260,6 +294,7 @@ impl Functions {
             arguments,
             columns: "a.answer",
             lazily: true,
+            resource,
         })
         .await
     }

@@ -1,11 +1,15 @@
 //! The connection on which a process hears of its turns: one for all its waiters, beside the pool.
 //!
-//! 1. Its session holds an advisory lock with the number of the listener. While that is held, the process lives;
-//!    whoever finds it free passes over all that wait by it. The session itself never asks for such a lock.
-//! 2. Every two seconds it looks which of the resources that are waited for are open. So a line goes on whose
-//!    first has died or was frozen, and a connection that has died in silence is noticed.
-//! 3. When it is lost, it is made again with a number of its own, and every waiter asks again.
-//! 4. The task that listens is one of the runtime in which somebody has waited first. Where that ends, those who wait in
+//! 1. Its session is registered in `fence_listeners`, under a random number that is also a part of the channel's name: a
+//!    role that cannot read the table can neither learn the channel nor flood it. When the session has ended, every
+//!    waiter with its number is passed over.
+//! 2. Every two seconds the process looks which of the resources that are waited for are open, on a connection of the
+//!    pool, and has the look send a notification. So a line goes on whose first has died or was frozen, and a connection
+//!    that has died in silence is noticed.
+//! 3. A notification is a hint: it wakes a waiter, which asks the database. After each one the task gives way, so that
+//!    a flood of them stops no other task.
+//! 4. When it is lost, it is made again with a number of its own, and every waiter asks again.
+//! 5. The task that listens is one of the runtime in which somebody has waited first. Where that ends, those who wait in
 //!    another one ask again, and begin it there.
 
 use std::{
@@ -14,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use sqlx::{
     AssertSqlSafe, Executor,
     postgres::{PgConnectOptions, PgListener, PgPoolOptions},
@@ -172,8 +177,10 @@ impl Task {
         let mut connection = PgListener::connect_with(&pool).await?;
         connection.eager_reconnect(false);
         let number: i64 = rand::random();
-        let lock = format!("SELECT pg_catalog.pg_advisory_lock({number})");
-        connection.execute(AssertSqlSafe(lock)).await?;
+        let schema = self.functions.database.schema().await;
+        let schema = schema.map_err(|error| sqlx::Error::Configuration(error.0))?;
+        let register = format!("SELECT {schema}.fence_lease_listen({number})");
+        connection.execute(AssertSqlSafe(register)).await?;
         connection
             .listen(&format!("tower_fence_{number:x}"))
             .await?;
@@ -183,6 +190,9 @@ impl Task {
     /// Hands on what is notified, until the connection is lost; false where no waiter can come any more.
     async fn hear(&mut self, mut session: Session) -> bool {
         let mut next_look = Instant::now() + LOOK_INTERVAL;
+        let silence = LOOK_INTERVAL + 2 * self.within;
+        let mut heard_at = Instant::now();
+        let mut looking: Option<BoxFuture<'_, Result<Vec<String>, LeaseError>>> = None;
         // What processes have left that died is swept by the next one that comes.
         self.functions.sweep_in_background();
         loop {
@@ -195,44 +205,44 @@ impl Task {
                         return false;
                     };
                     waiters.deliver(notified.payload());
+                    drop(waiters);
+                    heard_at = Instant::now();
+                    // The next one may have been read already, and then nothing else gives way.
+                    yield_now().await;
                 }
                 request = self.requests.recv() => match request {
                     Some(answer) => drop(answer.send(Ok(session.number))),
                     None => return false,
                 },
-                () = sleep_until(next_look) => {
-                    if let Err(error) = self.look(&mut session).await {
-                        tracing::warn!(error = %Chain(&error), "the connection that listens is lost");
-                        return true;
+                Some(open) = async { Some(looking.as_mut()?.await) } => {
+                    looking = None;
+                    match (open, self.waiters.upgrade()) {
+                        (Ok(open), Some(waiters)) => {
+                            open.iter().for_each(|resource| waiters.wake_first(resource));
+                        }
+                        // The next look tells whether the connection is lost.
+                        (Err(error), _) => tracing::warn!(error = %Chain(&error), "no look at the queues"),
+                        (Ok(_), None) => {}
                     }
+                }
+                () = sleep_until(next_look) => {
                     next_look = Instant::now() + LOOK_INTERVAL;
+                    let Some(waiters) = self.waiters.upgrade() else {
+                        return false;
+                    };
+                    let resources = waiters.resources();
+                    if resources.is_empty() {
+                        heard_at = Instant::now();
+                    } else if heard_at.elapsed() > silence {
+                        tracing::warn!("the connection that listens is lost: it has heard nothing");
+                        return true;
+                    } else if looking.is_none() {
+                        let (functions, number) = (self.functions.clone(), session.number);
+                        looking = Some(Box::pin(async move { functions.open(&resources, number).await }));
+                    }
                 }
             }
         }
-    }
-
-    /// Wakes the first waiter for each resource that is open.
-    async fn look(&self, session: &mut Session) -> sqlx::Result<()> {
-        let Some(waiters) = self.waiters.upgrade() else {
-            return Ok(());
-        };
-        let resources = waiters.resources();
-        if resources.is_empty() {
-            return Ok(());
-        }
-        let schema = match self.functions.database.schema().await {
-            Ok(schema) => schema,
-            Err(error) => return Err(sqlx::Error::Configuration(error.0)),
-        };
-        let sql = format!("SELECT {schema}.fence_lease_open($1)");
-        let look = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql))
-            .bind(resources)
-            .fetch_all(&mut session.connection);
-        let open = timeout(self.within, look).await.map_err(|_| silent())??;
-        for resource in open {
-            waiters.wake_first(&resource);
-        }
-        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
         Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
         WaiterLimits, time::after,
     },
-    token::Resource,
+    token::{Resource, Token},
 };
 
 /// Leases in the database of a fence, and on its own rows. Cheap to clone; clones share a connection.
@@ -252,7 +252,7 @@ impl Leases for PostgresLeases {
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
-        let released = self.functions.end(resource, Some(id)).await?;
+        let released = self.functions.end(resource, Some(id), None).await?;
         released
             .then_some(())
             .ok_or_else(|| LeaseError::lost(resource))
@@ -294,8 +294,12 @@ impl Operate for PostgresLeases {
         self.functions.list(limit, cursor).await
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.functions.end(resource, None).await
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        self.functions.end(resource, None, seen).await
     }
 }
 

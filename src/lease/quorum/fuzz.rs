@@ -1,12 +1,6 @@
 //! What the fuzz targets reach of this store.
 
-use std::time::Duration;
-
-use super::{
-    answer::{Answer, Clock, Taken},
-    list::Cursor,
-    nodes::Nodes,
-};
+use super::answer::{Answer, Clock, Taken};
 use crate::{epochs::Epoch, lease::redis::unexpected};
 
 /// Reads an answer of a script.
@@ -20,16 +14,4 @@ pub(crate) fn answer(words: Vec<String>) {
         // It quotes nothing.
         Err(error) => assert_eq!(format!("{error:?}"), format!("{:?}", unexpected())),
     }
-}
-
-/// Reads a cursor, and writes what was read.
-pub(crate) fn cursor(text: &str) -> Option<String> {
-    let urls = [
-        "redis://127.0.0.1",
-        "redis://127.0.0.2",
-        "redis://127.0.0.3",
-    ];
-    let nodes = Nodes::new(&urls, Duration::from_secs(1), "tower-fence").ok()?;
-    let cursor = Cursor::parse(text, &nodes).ok()?;
-    Some(cursor.to_string())
 }

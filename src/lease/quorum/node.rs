@@ -89,14 +89,12 @@ impl Node {
         Ok(answer)
     }
 
-    /// Runs a script, within the node's time limit. A script whose answer is lost is not repeated.
+    /// Runs a script, within the node's time limit.
     pub(super) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
-        let call = &call;
-        let invoke = |mut connection| async move { call.invoke_async(&mut connection).await };
-        let words: RedisResult<Vec<String>> = self.server.run(invoke).await;
+        let words: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
         let away = |error: &RedisError| error.is_timeout() || error.is_io_error();
         self.late.store(words.as_ref().is_err_and(away), SeqCst);
-        let answer = words.map_err(|error| self.server.unavailable(error))?;
+        let (answer, _) = words.map_err(|error| self.server.unavailable(error))?;
         match Answer::parse(answer)? {
             Answer::Unfit(Unfit::NoHistory) => Err(self.unfit(
                 "it does not tell its master_replid (INFO replication), without which tokens would not survive a \

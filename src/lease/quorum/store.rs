@@ -26,7 +26,7 @@ use crate::{
         Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Owner,
         Page, Renew, memory::Memory, redis::unexpected, stored_id::StoredId, time::after,
     },
-    token::Resource,
+    token::{Resource, Token},
 };
 
 /// Leases on a majority of Redis servers that stand alone, three or five of them. Cheap to clone; clones share their
@@ -232,7 +232,14 @@ impl Operate for QuorumLeases {
         list(&self.quorum, limit, cursor).await
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        if let Some(seen) = seen {
+            return self.break_seen(resource, seen).await;
+        }
         let id = |answer: &Answer| match answer {
             Answer::Found(found) => Some(found.id.clone()),
             _ => None,
@@ -250,6 +257,36 @@ impl Operate for QuorumLeases {
             // A renewal with a new token may have come in between.
             if ends.count(|answer| matches!(answer, Answer::Ended)) == found {
                 return Ok(was_held);
+            }
+        }
+        Err(LeaseError::unavailable(Contended))
+    }
+}
+
+impl QuorumLeases {
+    /// Ends the lease that a majority has with this token, on every node that has it.
+    async fn break_seen(&self, resource: &Resource, seen: Token) -> Result<bool, LeaseError> {
+        let id = |answer: &Answer| match answer {
+            Answer::Found(found) if found.token == Some(seen) => Some(found.id.clone()),
+            _ => None,
+        };
+        let mut has_ended = false;
+        for _ in 0..BREAKS {
+            let looks = self.quorum.look(resource).await?;
+            if !looks.are_enough() {
+                return Err(looks.no_majority());
+            }
+            let Some(id) = looks.majority(id) else {
+                return Ok(has_ended);
+            };
+            // Each node ends the very value that was found there.
+            let is_one = |found: &Found| found.id == id;
+            let ends = self.quorum.end(resource, &looks, is_one).await?;
+            let found = looks.count(|answer| matches!(answer, Answer::Found(one) if is_one(one)));
+            let ended = ends.count(|answer| matches!(answer, Answer::Ended));
+            has_ended |= ended > 0;
+            if ended == found {
+                return Ok(true);
             }
         }
         Err(LeaseError::unavailable(Contended))

@@ -3,8 +3,26 @@
 use futures_util::future::BoxFuture;
 use redis::{RedisError, Script};
 
-use super::scripts::Scripts;
+use super::{scripts::Scripts, store::RedisLeases};
 use crate::lease::LeaseError;
+
+impl RedisLeases {
+    /// Checks that the server takes writes, by one that changes nothing: not on a replica, not without memory, and not
+    /// while it stops writes because of its disk or its replicas. For `/readyz` of the program.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Unavailable`] with the reason.
+    #[doc(hidden)]
+    pub async fn check_writes(&self) -> Result<(), LeaseError> {
+        let scripts = self.scripts();
+        scripts.check_once().await?;
+        // The key is never there.
+        let script = Script::new("redis.call('SET', KEYS[1], '', 'XX') return 1");
+        let key = format!("{}:{{0}}:readyz", scripts.key_prefix());
+        scripts.run::<i64>(&script.key(key)).await.map(drop)
+    }
+}
 
 impl Scripts {
     /// Checks the server at the first contact, and again until that has succeeded once.

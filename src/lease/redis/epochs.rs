@@ -90,16 +90,16 @@ impl Scripts {
         Err(fail(flight, unexpected()))
     }
 
-    /// Runs a script that ends a lease. It is not repeated where the answer is lost: the second
-    /// one would say "lost".
+    /// Runs a script that ends a lease. Where it may have run twice, and the second run finds no lease, the first one has
+    /// ended it, unless it was over before.
     pub(super) async fn ending(
         &self,
         script: &ScriptInvocation<'_>,
         resource: &Resource,
     ) -> Result<bool, LeaseError> {
         self.check_once().await?;
-        let answer = self.once(script).await;
-        let answer = answer.map_err(|error| self.server().unavailable(error))?;
+        let answer = self.server().call(script).await;
+        let (answer, again) = answer.map_err(|error| self.server().unavailable(error))?;
         match Answer::parse(answer)? {
             Answer::NeedsEpoch(_) | Answer::Behind | Answer::OtherSource(_) => {
                 // The lease has ended; the next in line needs an epoch first. Where that fails,
@@ -107,6 +107,7 @@ impl Scripts {
                 let _ = self.tick(resource, None).await;
                 Ok(true)
             }
+            Answer::Lost => Ok(again),
             answer => Ok(matches!(answer, Answer::Released)),
         }
     }

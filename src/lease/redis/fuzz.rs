@@ -2,7 +2,7 @@
 
 use super::{
     answer::{Answer, Granted, unexpected},
-    list::{Cursor, resource_of_key},
+    list::resource_of_key,
 };
 use crate::epochs::{Epoch, partition_of};
 
@@ -16,11 +16,6 @@ pub(crate) fn answer(words: Vec<String>) {
         // It quotes nothing.
         Err(error) => assert_eq!(format!("{error:?}"), format!("{:?}", unexpected())),
     }
-}
-
-/// Reads a cursor, and writes what was read.
-pub(crate) fn cursor(text: &str) -> Option<String> {
-    Cursor::parse(text).ok().map(|cursor| cursor.to_string())
 }
 
 /// Reads a key that a SCAN has found.

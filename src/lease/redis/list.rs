@@ -1,6 +1,11 @@
-//! Listing, by SCAN over the lease keys; in a cluster, on one master after the other.
+//! Listing, in the order of the names, by SCAN over the lease keys; in a cluster, on one master after the other.
+//!
+//! Each page scans all keys and takes the first names behind its cursor. SCAN returns every key that is there during the
+//! whole scan, and a name has one place in the order. So a lease that is held during the whole listing is on a page, and on
+//! one alone, whatever ends meanwhile. The cursor of a SCAN cannot begin a page in the middle of what one call has found:
+//! asked again, it may find more, or less.
 
-use std::fmt;
+use std::collections::BTreeSet;
 
 use super::{connection::Connection, scripts::Scripts};
 use crate::{
@@ -9,109 +14,121 @@ use crate::{
     token::Resource,
 };
 
-/// Where a page begins: at a shard, the cursor of a SCAN there, and the name that was listed last of
-/// what it finds. One SCAN may find more than a page holds.
-#[derive(Default)]
-pub(super) struct Cursor {
-    shard: usize,
-    scan: u64,
-    after: String,
+/// What the cursor of a page begins with; the name that was listed last follows.
+const CURSOR: &str = "after:";
+/// About how many keys one SCAN visits.
+pub(in crate::lease) const SCAN_SIZE: usize = 1_000;
+
+/// The first names behind a cursor: those of a page, and one more.
+pub(in crate::lease) struct FirstNames<'a> {
+    after: &'a str,
+    limit: usize,
+    names: BTreeSet<String>,
 }
 
-impl Cursor {
-    pub(super) fn parse(text: &str) -> Result<Self, ListError> {
-        let mut parts = text.splitn(3, '-');
-        let mut next = || parts.next().ok_or(ListError::Cursor);
+impl<'a> FirstNames<'a> {
+    pub(in crate::lease) fn after(
+        cursor: Option<&'a str>,
+        limit: usize,
+    ) -> Result<Self, ListError> {
+        let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
         Ok(Self {
-            shard: next()?.parse().map_err(|_| ListError::Cursor)?,
-            scan: next()?.parse().map_err(|_| ListError::Cursor)?,
-            after: next()?.to_owned(),
+            after: after.ok_or(ListError::Cursor)?,
+            limit: limit.max(1),
+            names: BTreeSet::new(),
         })
     }
-}
 
-/// As [`Cursor::parse`] reads it.
-impl fmt::Display for Cursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}-{}", self.shard, self.scan, self.after)
+    /// Adds the resources of lease keys.
+    pub(in crate::lease) fn add(&mut self, begin: &str, keys: Vec<Vec<u8>>) {
+        for key in keys {
+            let Some(resource) = resource_of_key(begin, key) else {
+                continue;
+            };
+            if resource.as_str() > self.after {
+                self.names.insert(resource.to_string());
+            }
+            if self.names.len() > self.limit + 1 {
+                self.names.pop_last();
+            }
+        }
+    }
+
+    /// Adds what another scan has found.
+    pub(in crate::lease) fn merge(&mut self, mut other: Self) {
+        self.names.append(&mut other.names);
+        while self.names.len() > self.limit + 1 {
+            self.names.pop_last();
+        }
+    }
+
+    /// The resources of the page, and the cursor of the next one.
+    pub(in crate::lease) fn page(mut self) -> (Vec<Resource>, Option<String>) {
+        let mut cursor = None;
+        if self.names.len() > self.limit {
+            self.names.pop_last();
+            cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
+        }
+        let resources = self.names.into_iter();
+        // Each was one before.
+        let resources = resources.filter_map(|name| Resource::new(name).ok());
+        (resources.collect(), cursor)
     }
 }
-
-/// How many times to look on while a page is empty: other keys may lie between the leases.
-const SCANS_PER_PAGE: usize = 100;
 
 impl Scripts {
     /// Lists held leases, as [`Operate::list`](crate::lease::Operate::list) does.
     pub(super) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        let limit = limit.max(1);
-        let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
-        let mut page = Page::default();
-        for _ in 0..SCANS_PER_PAGE {
-            let (next, mut names) = self.scan(&at, limit).await?;
-            names.sort_unstable();
-            names.retain(|name| *name > at.after);
-            let rest = names.split_off(names.len().min(limit));
-            for name in &names {
-                // A lease may have ended since, or be in its lock delay.
-                if let Ok(resource) = Resource::new(name)
-                    && let Some(held) = self.inspect(&resource).await?
-                {
-                    page.leases.push((resource, held));
-                }
-            }
-            at = match names.pop().filter(|_| !rest.is_empty()) {
-                Some(after) => Cursor { after, ..at },
-                None => next.unwrap_or_default(),
-            };
-            let last = at.shard == 0 && at.scan == 0 && at.after.is_empty();
-            page.cursor = (!last).then(|| at.to_string());
-            if last || !page.leases.is_empty() {
+        let mut names = FirstNames::after(cursor, limit)?;
+        self.check_once().await?;
+        let begin = format!("{}:{{", self.key_prefix());
+        let (mut shard, mut scan) = (0, 0);
+        loop {
+            let (shards, next, keys) = self.scan(&begin, shard, scan).await?;
+            names.add(&begin, keys);
+            scan = next;
+            shard += usize::from(scan == 0);
+            if shard >= shards {
                 break;
             }
         }
-        Ok(page)
+        let (resources, cursor) = names.page();
+        let mut leases = vec![];
+        for resource in resources {
+            // A lease may have ended since, or be in its lock delay.
+            if let Some(held) = self.inspect(&resource).await? {
+                leases.push((resource, held));
+            }
+        }
+        Ok(Page { leases, cursor })
     }
 
-    /// The names of some resources whose leases have keys, and where to go on.
+    /// How many shards there are, where to go on in this one, and some lease keys of it.
     async fn scan(
         &self,
-        at: &Cursor,
-        count: usize,
-    ) -> Result<(Option<Cursor>, Vec<String>), LeaseError> {
-        self.check_once().await?;
-        let begin = format!("{}:{{", self.key_prefix());
+        begin: &str,
+        shard: usize,
+        scan: u64,
+    ) -> Result<(usize, u64, Vec<Vec<u8>>), LeaseError> {
         let mut command = redis::cmd("SCAN");
         let command = &*command
-            .arg(at.scan)
+            .arg(scan)
             .arg("MATCH")
-            .arg(key_pattern(&begin))
+            .arg(key_pattern(begin))
             .arg("COUNT")
-            .arg(count.max(1));
+            .arg(SCAN_SIZE);
         let scan = |mut connection: Connection| async move {
             let shards = connection.shards().await?;
-            let (next, keys) = match shards.get(at.shard) {
+            let (next, keys) = match shards.get(shard) {
                 Some(slot) => connection.ask_shard(*slot, command).await?,
                 // There were more of them before.
                 None => (0, vec![]),
             };
             Ok((shards.len(), next, keys))
         };
-        let scanned = self.server().run(scan).await;
-        let (shards, scan, keys): (usize, u64, Vec<Vec<u8>>) =
-            scanned.map_err(|error| self.server().unavailable(error))?;
-        let next = match scan {
-            0 => at.shard.saturating_add(1),
-            _ => at.shard,
-        };
-        let next = (next < shards).then_some(Cursor {
-            shard: next,
-            scan,
-            after: String::new(),
-        });
-        let names = keys
-            .into_iter()
-            .filter_map(|key| Some(resource_of_key(&begin, key)?.as_str().to_owned()));
-        Ok((next, names.collect()))
+        let scanned = self.server().run_again(scan).await;
+        let (scanned, _) = scanned.map_err(|error| self.server().unavailable(error))?;
+        Ok(scanned)
     }
 }
 
@@ -135,4 +152,38 @@ pub(in crate::lease) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Res
     // Names may hold anything; a queue of such a name is no lease.
     let resource = Resource::new(name).ok()?;
     (partition_of(&resource).to_string() == partition).then_some(resource)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Vec<u8> {
+        let partition = partition_of(&Resource::new(name).unwrap());
+        format!("x:{{{partition}}}:lease:{name}").into_bytes()
+    }
+
+    #[test]
+    fn each_name_is_on_one_page() {
+        let keys = ["d", "b", "e", "a", "c"].map(key);
+        let (mut cursor, mut pages) = (None, vec![]);
+        loop {
+            let mut names = FirstNames::after(cursor.as_deref(), 2).unwrap();
+            names.add("x:{", keys[..3].to_vec());
+            names.add("x:{", keys.to_vec());
+            let (resources, next) = names.page();
+            pages.push(
+                resources
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect::<String>(),
+            );
+            match next {
+                None => break,
+                next => cursor = next,
+            }
+        }
+        assert_eq!(pages, ["ab", "cd", "e"]);
+        assert!(FirstNames::after(Some("0-0-"), 2).is_err());
+    }
 }

@@ -42,7 +42,7 @@ mod waiters;
 // What the nodes of a quorum have in common with a server that is used alone.
 pub(super) use self::{
     answer::{parse_ms, parse_n, parse_number, parse_token, unexpected},
-    list::{key_pattern, resource_of_key},
+    list::{FirstNames, SCAN_SIZE, key_pattern},
     server::Server,
 };
 pub use self::{builder::RedisLeasesBuilder, store::RedisLeases};

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
+use redis::{FromRedisValue, Script, ScriptInvocation};
 
 use super::{
     answer::{Answer, Granted, parse_ms, parse_token, unexpected},
@@ -189,10 +189,15 @@ impl Scripts {
             .await
     }
 
-    /// Ends the lease without its id; true when it was held.
-    pub(super) async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        let script = self.invoke(&self.break_lease, resource, false);
-        self.ending(&script, resource).await
+    /// Ends the lease without its id, where it has the token that was seen; true when it was held.
+    pub(super) async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        let mut script = self.invoke(&self.break_lease, resource, false);
+        let seen = seen.map_or_else(String::new, |seen| seen.get().to_string());
+        self.ending(script.arg(seen), resource).await
     }
 
     /// Looks whether the lease has ended by itself, and hands it over; and whether a waiter is
@@ -250,27 +255,13 @@ impl Scripts {
         invocation
     }
 
-    /// Runs a script, within the time limit.
-    pub(super) async fn once<T: FromRedisValue>(
-        &self,
-        script: &ScriptInvocation<'_>,
-    ) -> RedisResult<T> {
-        let invoke = |mut connection| async move { script.invoke_async(&mut connection).await };
-        self.server.run(invoke).await
-    }
-
-    /// Runs a script that may run twice: where the answer was lost, and where the connection has
-    /// died in the meantime.
+    /// Runs a script.
     pub(super) async fn run<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
     ) -> Result<T, LeaseError> {
-        let outcome = match self.once(script).await {
-            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
-                self.once(script).await
-            }
-            outcome => outcome,
-        };
-        outcome.map_err(|error| self.server.unavailable(error))
+        let answer = self.server.call(script).await;
+        let (answer, _) = answer.map_err(|error| self.server.unavailable(error))?;
+        Ok(answer)
     }
 }

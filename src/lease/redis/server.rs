@@ -4,8 +4,8 @@ use std::{fmt, future::pending, io, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, RedisError, RedisResult, ServerErrorKind,
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, IntoConnectionInfo,
+    ProtocolVersion, PushInfo, RedisError, RedisResult, ScriptInvocation, ServerErrorKind,
     cluster::{ClusterClient, ClusterClientBuilder},
     sentinel::{SentinelClient, SentinelServerType},
 };
@@ -169,6 +169,32 @@ impl Server {
     {
         let until = self.limit();
         find_server(until, || self.attempt(&command, until)).await
+    }
+
+    /// Runs a command that may run twice, and returns whether it may have. It is repeated where the connection breaks: a
+    /// server closes idle ones, and an answer may be lost.
+    pub(in crate::lease) async fn run_again<T, F>(
+        &self,
+        command: impl Fn(Connection) -> F,
+    ) -> RedisResult<(T, bool)>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        match self.run(&command).await {
+            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
+                Ok((self.run(&command).await?, true))
+            }
+            outcome => Ok((outcome?, false)),
+        }
+    }
+
+    /// Runs a script, each of which may run twice, and returns whether it may have.
+    pub(in crate::lease) async fn call<T: FromRedisValue>(
+        &self,
+        script: &ScriptInvocation<'_>,
+    ) -> RedisResult<(T, bool)> {
+        let invoke = |mut connection| async move { script.invoke_async(&mut connection).await };
+        self.run_again(invoke).await
     }
 
     async fn attempt<T, F>(

@@ -18,7 +18,7 @@ use crate::{
         Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page,
         Renew, WaiterLimits, time::after,
     },
-    token::Resource,
+    token::{Resource, Token},
 };
 
 /// Leases in a Redis server, reconnecting by itself. Cheap to clone; clones share their
@@ -225,8 +225,12 @@ impl Operate for RedisLeases {
         self.scripts.list(limit, cursor).await
     }
 
-    async fn break_lease(&self, resource: &Resource) -> Result<bool, LeaseError> {
-        self.scripts.break_lease(resource).await
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        self.scripts.break_lease(resource, seen).await
     }
 }
 

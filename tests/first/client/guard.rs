@@ -345,7 +345,7 @@ async fn an_end_by_force_reaches_work_and_watchers() {
     let store = Moody::new().await;
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     let watcher = tokio::spawn(lease.lost());
-    store.store.break_lease(&sku()).await.unwrap();
+    store.store.break_lease(&sku(), None).await.unwrap();
     assert!(matches!(
         lease.run(pending::<()>()).await,
         Err(Loss::Refused { .. })

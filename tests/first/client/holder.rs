@@ -48,7 +48,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
         format!("{third};resource=\"sku-1\"")
     );
 
-    issued.store.break_lease(&sku()).await.unwrap();
+    issued.store.break_lease(&sku(), None).await.unwrap();
     let refused = lease.renew_with_new_token().await;
     assert!(
         matches!(refused, Err(LeaseError::Lost { .. })),

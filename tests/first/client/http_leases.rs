@@ -268,9 +268,11 @@ async fn limits_of_the_issuer_are_named() {
         }
     }
     // No routes for operators.
-    cause(leases.break_lease(&sku()).await);
+    cause(leases.break_lease(&sku(), None).await);
     for name in [".", ".."] {
-        let refused = leases.break_lease(&Resource::new(name).unwrap()).await;
+        let refused = leases
+            .break_lease(&Resource::new(name).unwrap(), None)
+            .await;
         assert!(
             matches!(refused, Err(LeaseError::Invalid { .. })),
             "{refused:?}"

@@ -116,7 +116,7 @@ async fn an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up() {
 async fn a_lease_that_was_ended_by_force_is_lost_at_the_next_renewal() {
     let issued = Issued::start().await;
     let lease = issued.holder(900).acquire("sku-1").await.unwrap();
-    issued.store.break_lease(&sku()).await.unwrap();
+    issued.store.break_lease(&sku(), None).await.unwrap();
     let broken_at = Instant::now();
     let loss = lease.run(pending::<()>()).await.unwrap_err();
     assert!(matches!(loss, Loss::Refused { .. }), "{loss:?}");
@@ -217,7 +217,7 @@ async fn a_lease_that_was_granted_again_under_its_id_is_lost() {
     let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
     let token = lease.token();
     let again = Acquire::new(Duration::from_secs(60)).lease_id(lease.lease_id().clone());
-    assert!(issued.store.break_lease(&sku()).await.unwrap());
+    assert!(issued.store.break_lease(&sku(), None).await.unwrap());
     // Somebody else has it for a moment, and then the holder's own request comes once more, late.
     let holder = issued.holder(60_000);
     holder

@@ -5,11 +5,13 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::sleep;
 
+use super::caller::Caller;
 use crate::support::{
     http::Answer,
     process::{Inventory, Process},
 };
 
+const STOCK: i64 = 1_000_000;
 const DONE: &str = "200 OK {\"sku\"";
 
 fn worker(service: &Inventory) -> Process {
@@ -30,6 +32,8 @@ async fn get(service: &Inventory, path: &str) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_worker_sees_its_loss_and_its_successors_writes_stand() {
     let service = Inventory::start(&[]).await;
+    // More than the workers take, however long this takes.
+    Caller::of(&service).set("sku-1", STOCK).await;
     let mut first = worker(&service);
     first.prints(DONE, 3).await;
     let mut second = worker(&service);
@@ -51,7 +55,7 @@ async fn a_stopped_worker_sees_its_loss_and_its_successors_writes_stand() {
     let acknowledged = |worker: &Process| worker.stdout().matches(DONE).count() as i64;
     let acknowledged = acknowledged(&first) + acknowledged(&second);
     // A worker may have been stopped between its write and its print.
-    let fell = 100 - stock.unwrap();
+    let fell = STOCK - stock.unwrap();
     assert!(
         (acknowledged..=acknowledged + 2).contains(&fell),
         "{fell} {acknowledged}"

@@ -580,17 +580,17 @@ async fn tables_that_were_restored_in_part_are_an_error() {
         .acquire(&sku(), Acquire::new(Duration::from_secs(9)))
         .await;
     assert!(
-        matches!(granted, Err(LeaseError::Unavailable(_))),
+        matches!(granted, Err(LeaseError::Misconfigured(_))),
         "{granted:?}"
     );
     let admitted = write(&db.fence(), 5).await;
     assert!(
-        matches!(admitted, Err(AdmitError::Unavailable(_))),
+        matches!(admitted, Err(AdmitError::Misconfigured(_))),
         "{admitted:?}"
     );
     let removed = db.fence().remove_idle(Duration::ZERO, 10).await;
     assert!(
-        matches!(removed, Err(AdmitError::Unavailable(_))),
+        matches!(removed, Err(AdmitError::Misconfigured(_))),
         "{removed:?}"
     );
     let mut conn = db.pool.acquire().await.unwrap();

@@ -250,3 +250,75 @@ async fn functions_work_in_a_schema_of_any_name() {
     }
     assert_eq!(fence_row(&db).await, None);
 }
+
+/// What the server warns of, in all of these statements.
+async fn warnings(url: &str, run: impl AsyncFnOnce(&mut PgConnection)) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let log = std::fs::File::create(&path).unwrap();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_writer(log)
+        .finish();
+    let guard = tracing::subscriber::set_default(subscriber);
+    let mut conn = PgConnection::connect(url).await.unwrap();
+    run(&mut conn).await;
+    drop(guard);
+    let log = std::fs::read_to_string(&path).unwrap();
+    log.matches("has no effect on later statements").count()
+}
+
+#[tokio::test]
+async fn an_admission_that_is_its_own_transaction_is_warned_of() {
+    let db = Postgres::fresh(2).await;
+    db.execute(
+        "CREATE SEQUENCE tokens; CREATE FUNCTION write() RETURNS void LANGUAGE plpgsql AS \
+         'BEGIN PERFORM fence_admit(''a'', nextval(''tokens'')); INSERT INTO ledger DEFAULT VALUES; END'",
+    )
+    .await;
+    const ADMIT: &str = "SELECT fence_admit('a', nextval('tokens'))";
+    const BYPASS: &str = "SELECT fence_bypass('by hand')";
+    const WRITE: &str = "INSERT INTO ledger DEFAULT VALUES";
+    let simple = [
+        (ADMIT.to_owned(), 1),
+        (BYPASS.to_owned(), 1),
+        (format!("{ADMIT};\n"), 1),
+        (format!("BEGIN; {ADMIT}; {WRITE}; COMMIT"), 0),
+        (format!("BEGIN; {BYPASS}; COMMIT"), 0),
+        // An implicit transaction.
+        (format!("{ADMIT}; {WRITE}"), 0),
+        ("SELECT write()".to_owned(), 0),
+        (
+            format!("DO $$ BEGIN PERFORM fence_admit('a', nextval('tokens')); {WRITE}; END $$"),
+            0,
+        ),
+    ];
+    for (message, expected) in simple {
+        let found = warnings(&db.url, async |conn| execute(conn, &message).await.unwrap()).await;
+        assert_eq!(found, expected, "{message}");
+    }
+    // One message after another.
+    let apart = async |conn: &mut PgConnection| {
+        for message in ["BEGIN", ADMIT, BYPASS, WRITE, "COMMIT"] {
+            execute(conn, message).await.unwrap();
+        }
+    };
+    assert_eq!(warnings(&db.url, apart).await, 0);
+    // Prepared, and then bound and executed.
+    for statement in [ADMIT, BYPASS] {
+        let bound = async |conn: &mut PgConnection| {
+            for _ in 0..2 {
+                sqlx::query(statement).execute(&mut *conn).await.unwrap();
+            }
+        };
+        assert_eq!(warnings(&db.url, bound).await, 2, "{statement}");
+        let bound = async |conn: &mut PgConnection| {
+            let mut tx = Connection::begin(&mut *conn).await.unwrap();
+            for _ in 0..2 {
+                sqlx::query(statement).execute(&mut *tx).await.unwrap();
+            }
+            tx.commit().await.unwrap();
+        };
+        assert_eq!(warnings(&db.url, bound).await, 0, "{statement}");
+    }
+}

@@ -4,9 +4,12 @@ use std::process::{Command, Stdio};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgConnectOptions};
 
+use tower_fence::{AdmitError, Fence, Resource, TokenUse};
+
 use super::protection::{admissions, is_unfenced, rows, with_tables};
 use crate::support::{
     database::{Fresh, TestDatabase},
+    fence::token,
     functions::{execute, in_transaction, is_refused},
     postgres::{PostgresServer, programs},
 };
@@ -398,4 +401,110 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_dump_without_rights_opens_no_function() {
+    let db = with_tables().await;
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump.sql");
+    let without = ["--no-acl", "--no-owner"];
+    std::fs::write(&dump, run("pg_dump", &db.url, &without)).unwrap();
+    let restored = Postgres::fresh(2).await;
+    restored.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC").await;
+    let dump = dump.to_str().unwrap();
+    run(
+        "psql",
+        &restored.url,
+        &["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", dump],
+    );
+    let (stranger, mut conn) = role(&restored).await;
+    in_transaction(&mut conn, "SELECT fence_bypass('as anybody may')")
+        .await
+        .unwrap();
+
+    let name = Resource::new("a").unwrap();
+    let begun = restored
+        .fence()
+        .begin(&name, token(1), TokenUse::SingleUse)
+        .await;
+    let Err(AdmitError::Misconfigured(cause)) = begun else {
+        panic!("a fence that is open to everybody admits: {begun:?}");
+    };
+    let cause = cause.to_string();
+    for function in [
+        "fence_admit, ",
+        "fence_bypass, ",
+        "fence_raise, ",
+        "fence_guard_whole, ",
+    ] {
+        assert!(cause.contains(function), "{cause}");
+    }
+    // Another role than the owner is told.
+    restored
+        .execute(&format!(
+            "GRANT SELECT ON _tower_fence_migrations TO {stranger}"
+        ))
+        .await;
+    let options: PgConnectOptions = restored.url.parse().unwrap();
+    let options = options.username(&stranger).password(&stranger);
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1);
+    let pool = pool.connect_with(options).await.unwrap();
+    let refused = Fence::new(pool.clone()).migrate().await.unwrap_err();
+    assert!(
+        refused.to_string().contains("PUBLIC may execute"),
+        "{refused}"
+    );
+    pool.close().await;
+
+    let fence = restored.fence();
+    fence.migrate().await.unwrap();
+    fence.check().await.unwrap();
+    fence
+        .begin(&name, token(1), TokenUse::SingleUse)
+        .await
+        .unwrap();
+    for forbidden in [
+        "SELECT fence_bypass('it would be nice')",
+        "SELECT fence_break('a')",
+        "SELECT fence_raise('a', 999999999999999)",
+        "SELECT fence_notice_failover(false)",
+        "CREATE TEMPORARY TABLE mine (sku text); \
+         CREATE TRIGGER mine AFTER INSERT ON mine REFERENCING NEW TABLE AS fence_new EXECUTE FUNCTION fence_guard_whole()",
+    ] {
+        is_refused(in_transaction(&mut conn, forbidden).await, "42501");
+    }
+    drop_role(&restored, &stranger, conn).await;
+}
+
+#[tokio::test]
+async fn tables_with_policies_are_protected_too() {
+    let db = with_tables().await;
+    let (role, mut conn) = role(&db).await;
+    db.execute(&format!(
+        "ALTER TABLE whole ENABLE ROW LEVEL SECURITY; ALTER TABLE parts ENABLE ROW LEVEL SECURITY; \
+         CREATE POLICY seen ON whole USING (sku <> 'b'); CREATE POLICY seen ON parts USING (sku <> 'b'); \
+         GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON whole, parts TO {role}; \
+         GRANT USAGE ON SEQUENCE tokens TO {role}; GRANT EXECUTE ON FUNCTION fence_admit TO {role}"
+    ))
+    .await;
+    for force in [false, true] {
+        for (table, written) in [("whole", "whole"), ("parts", "part_1")] {
+            if force {
+                db.execute(&format!("ALTER TABLE {table} FORCE ROW LEVEL SECURITY"))
+                    .await;
+            }
+            let write = format!("UPDATE {table} SET n = n + 1 WHERE sku < 'c'");
+            is_unfenced(in_transaction(&mut conn, &write).await, written, "a");
+            // What the policy hides is not written, and needs no admission.
+            let admitted = format!("{}{write}", admissions(["a"]));
+            in_transaction(&mut conn, &admitted).await.unwrap();
+            let hidden = format!("SELECT n::bigint FROM {table} WHERE sku = 'b'");
+            assert_eq!(db.number(&hidden).await, 3);
+            // TRUNCATE knows no policies, so the guard sees each row, or none is taken away.
+            let truncate = format!("{}TRUNCATE {table}", admissions(["a", "c"]));
+            is_refused(in_transaction(&mut conn, &truncate).await, "TF428");
+        }
+    }
+    drop_role(&db, &role, conn).await;
 }

@@ -119,7 +119,7 @@ async fn a_lease_that_is_announced_and_signed_ends_in_its_store() {
     assert_eq!(store.inspect(&sku()).await.unwrap(), None);
     grant(&leases, &sku(), LONG).await;
     assert_eq!(leases.list(9, None).await.unwrap().leases.len(), 1);
-    assert!(leases.break_lease(&sku()).await.unwrap());
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
     assert_eq!(store.inspect(&sku()).await.unwrap(), None);
-    assert!(!leases.break_lease(&sku()).await.unwrap());
+    assert!(!leases.break_lease(&sku(), None).await.unwrap());
 }

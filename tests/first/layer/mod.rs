@@ -3,6 +3,7 @@
 mod deferred;
 mod deferred_escape;
 mod deferred_settings;
+mod early_refusals;
 mod false_success;
 mod fenced_read;
 mod granted;
@@ -12,6 +13,7 @@ mod idempotency_records;
 mod idempotency_scope;
 mod keyed;
 mod known_epochs;
+mod misconfigured;
 mod mounting;
 mod on_begin;
 mod path_names;

@@ -197,7 +197,7 @@ async fn what_was_admitted_is_written_in_each_mode() {
 
 /// Where the log goes.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -211,7 +211,7 @@ impl io::Write for Log {
 }
 
 impl Log {
-    fn take(&self) -> String {
+    pub fn take(&self) -> String {
         String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
     }
 }

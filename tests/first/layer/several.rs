@@ -263,6 +263,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
             let answer = servers[n / 2 % 2].write(path, field(1, 1)).await;
             if answer.status != 200 {
                 // A deadlock, or one who waited too long behind others that were in one.
+                println!("{answer:?}");
                 assert_eq!(answer.status, 503, "{answer:?}");
                 refused_ref.fetch_add(1, Relaxed);
             }

@@ -3,6 +3,7 @@
 use std::{
     io::Write,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use axum::{Router, body::Body, http::Request};
@@ -11,13 +12,14 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgConnec
 use tower::ServiceExt;
 use tower_fence::{
     issuer,
-    lease::{Acquire, LeaseId, Leases, PostgresLeases},
+    lease::{Acquire, LeaseId, Leases, PostgresLeases, Renew},
 };
 
 use crate::{
     contract::json as body_of,
     support::{
         database::TestDatabase,
+        eventually,
         functions::{acquire, acquire_as, admit, is_refused, release, renew},
         lease::{LONG, grant, is_held, sku},
         postgres,
@@ -233,4 +235,115 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
     conn.close().await.unwrap();
     db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
         .await;
+}
+
+#[tokio::test]
+async fn drivers_need_neither_intervals_nor_void() {
+    let db = Postgres::fresh(2).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let mut lease = async |sql: &str| -> Result<(String, i64), String> {
+        let lease = sqlx::query_as(AssertSqlSafe(sql.to_owned()))
+            .bind("sku-1")
+            .bind(60_000_i64)
+            .fetch_one(&mut *conn);
+        let code = |error: sqlx::Error| {
+            error
+                .as_database_error()
+                .unwrap()
+                .code()
+                .unwrap()
+                .into_owned()
+        };
+        lease.await.map_err(code)
+    };
+    let (id, token) = lease("SELECT * FROM fence_acquire($1, ttl_ms => $2)")
+        .await
+        .unwrap();
+    let renew = format!("SELECT '{id}', fence_renew($1, '{id}', ttl_ms => $2)");
+    assert_eq!(lease(&renew).await.unwrap().1, token);
+    for refused in [
+        "SELECT * FROM fence_acquire($1, '1 s', ttl_ms => $2)",
+        "SELECT * FROM fence_acquire($1, ttl_ms => -$2)",
+        "SELECT * FROM fence_acquire($1, ttl_ms => $2 * 1000000000)",
+        "SELECT * FROM fence_acquire($1, CASE WHEN $2 = 0 THEN interval '1 s' END)",
+    ] {
+        assert_eq!(lease(refused).await.unwrap_err(), "TF422", "{refused}");
+    }
+    let release = "SELECT fence_release($1, $2)";
+    let released = sqlx::query_scalar(release)
+        .bind("sku-1")
+        .bind(&id)
+        .fetch_one(&db.pool);
+    let released: bool = released.await.unwrap();
+    assert!(released);
+    let void = "SELECT count(*) FROM pg_proc WHERE prorettype = 'void'::regtype AND proname IN ( \
+         'fence_release', 'fence_bypass', 'fence_protect', 'fence_unprotect', 'fence_after_failover', \
+         'fence_notice_failover', 'fence_add_token_key')";
+    assert_eq!(db.number(void).await, 0);
+}
+
+/// To the database it looks as if the leases were granted an hour later.
+const PUT_BACK: &str = "UPDATE fence_leases SET expires_at = expires_at + interval '1 hour'";
+
+#[tokio::test]
+async fn a_clock_that_is_put_back_lengthens_no_lease() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let short = Duration::from_millis(400);
+    let asked = Acquire::new(LONG).wait(Duration::from_secs(20));
+    // Held, and released.
+    for released in [false, true] {
+        let first = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
+        if released {
+            leases.release(&sku(), &first.id).await.unwrap();
+        }
+        db.execute(PUT_BACK).await;
+        let left = leases.inspect(&sku()).await.unwrap().map(|held| held.ttl);
+        assert!(left <= Some(short), "{left:?}");
+        let next = leases.acquire(&sku(), asked.clone()).await.unwrap();
+        assert!(next.token > first.token);
+        leases.release(&sku(), &next.id).await.unwrap();
+    }
+    // Its holder renews it, and has no more either.
+    let held = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
+    db.execute(PUT_BACK).await;
+    leases
+        .renew(&sku(), &held.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    let left = leases.inspect(&sku()).await.unwrap().unwrap().ttl;
+    assert!(left <= LONG && left > short, "{left:?}");
+    // A request that is in line when it happens.
+    leases
+        .renew(&sku(), &held.id, Renew::new(short))
+        .await
+        .unwrap();
+    let waits = tokio::spawn({
+        let (leases, asked) = (leases.clone(), asked.clone());
+        async move { leases.acquire(&sku(), asked).await }
+    });
+    let in_line = "SELECT count(*) FROM fence_waiters";
+    eventually("the request is in line", async || {
+        db.number(in_line).await == 1
+    })
+    .await;
+    db.execute(PUT_BACK).await;
+    assert!(waits.await.unwrap().unwrap().token > held.token);
+}
+
+#[tokio::test]
+async fn a_break_with_a_token_ends_that_lease_alone() {
+    let db = Postgres::fresh(2).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let seen = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+    release(&mut conn, "sku-1", &seen.lease_id).await.unwrap();
+    let held = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+    for (token, ends) in [(seen.token, 0), (held.token, 1), (held.token, 0)] {
+        let broken = format!("SELECT fence_break('sku-1', {token})::int::bigint");
+        assert_eq!(db.number(&broken).await, ends, "{token}");
+    }
+    is_refused(
+        renew(&mut conn, "sku-1", &held.lease_id, "1 s", false).await,
+        "TF410",
+    );
 }

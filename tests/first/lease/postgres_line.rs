@@ -56,7 +56,7 @@ async fn whoever_is_behind_one_that_is_swept_is_told() {
     let first = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &first.id).await.unwrap();
     let mut alive = PgListener::connect(&db.url).await.unwrap();
-    alive.execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    alive.execute("SELECT fence_lease_listen(7)").await.unwrap();
     alive.listen("tower_fence_7").await.unwrap();
     db.execute(
         "INSERT INTO fence_waiters (resource, ticket, place, lease, listener) VALUES \
@@ -126,10 +126,7 @@ async fn a_connection_that_is_lost_is_made_again() {
     let waiting = wait(&leases, LONG).await;
     let listener = "SELECT listener FROM fence_waiters";
     let before = db.number(listener).await;
-    // Whoever listens holds an advisory lock.
-    let killed = "SELECT count(pg_terminate_backend(l.pid)) FROM pg_locks AS l \
-         JOIN pg_stat_activity AS a USING (pid) \
-         WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database()";
+    let killed = "SELECT count(pg_terminate_backend(pid)) FROM fence_listeners";
     assert_eq!(db.number(killed).await, 1);
     eventually("it is in line by another", async || {
         let now = db

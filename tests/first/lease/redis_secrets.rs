@@ -61,7 +61,7 @@ async fn no_lease_id_reaches_redis_and_what_is_there_is_none() {
     leases.renew(&sku(), &ids[0], renew).await.unwrap();
     leases.release(&sku(), &ids[0]).await.unwrap();
     assert_eq!(granted(waiting).await.id, ids[1]);
-    assert!(leases.break_lease(&sku()).await.unwrap());
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
 
     let heard = monitor.until(&server, "enough").await;
     // It was heard, and under what is stored.

@@ -124,7 +124,7 @@ async fn nothing_is_granted_in_an_epoch_that_is_over() {
     let anew = Renew::new(LONG).with_new_token();
     is_lost(new_process().await.renew(&sku(), &first.id, anew).await);
     let leases = new_process().await;
-    leases.break_lease(&sku()).await.unwrap();
+    leases.break_lease(&sku(), None).await.unwrap();
     let next = granted_and_released(&leases).await;
     assert_eq!(next.token.get() / 1_000_000_000, 5, "{}", next.token);
 }

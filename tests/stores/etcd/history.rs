@@ -134,7 +134,7 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     assert_eq!(after.inspect(&sku()).await.unwrap(), None);
     is_held(after.acquire(&sku(), Acquire::new(LONG)).await);
     is_lost(before.renew(&sku(), &kept.id, Renew::new(LONG)).await);
-    assert!(after.break_lease(&sku()).await.unwrap());
+    assert!(after.break_lease(&sku(), None).await.unwrap());
     let next = grant(&after, &sku(), LONG).await;
     assert!(next.token > highest, "{} {highest}", next.token);
     assert_eq!(highest_epoch(&db).await, epoch + 1);
@@ -217,7 +217,7 @@ async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
         let copy = cluster.copy_data();
         cluster.start_all();
         cluster.is_up().await;
-        leases.break_lease(&sku()).await.unwrap();
+        leases.break_lease(&sku(), None).await.unwrap();
         let last = grant(&leases, &sku(), LONG).await;
         let who = match only_renews {
             true => connect(&cluster).await,
@@ -229,7 +229,7 @@ async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
         cluster.start_all();
         cluster.is_up().await;
         is_lost(who.renew(&sku(), &last.id, Renew::new(LONG)).await);
-        who.break_lease(&sku()).await.unwrap();
+        who.break_lease(&sku(), None).await.unwrap();
         let next = grant(&who, &sku(), LONG).await;
         assert!(next.token > last.token, "only renews: {only_renews}");
         assert_eq!(highest_epoch(&db).await, 1 + n);

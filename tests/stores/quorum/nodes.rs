@@ -210,7 +210,7 @@ async fn a_minority_may_be_away_and_a_majority_may_not() {
         is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         is_unavailable(leases.inspect(&sku()).await);
-        is_unavailable(leases.break_lease(&sku()).await);
+        is_unavailable(leases.break_lease(&sku(), None).await);
         is_unavailable(connect(settings(), &urls).await);
         leases.list(10, None).await.unwrap_err();
         assert!(asked_at.elapsed() < Duration::from_secs(20), "bounded");
@@ -254,7 +254,7 @@ async fn a_node_that_is_silent_is_left_out_until_it_answers() {
     proxy.set(Link::Whole);
     // From some time on it has the leases that are granted.
     eventually("it has leases again", async || {
-        leases.break_lease(&sku()).await.unwrap();
+        leases.break_lease(&sku(), None).await.unwrap();
         grant(&leases, &sku(), LONG).await;
         let client = redis::Client::open(urls[2].as_str()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();

@@ -41,7 +41,7 @@ async fn who_waits_is_granted_when_the_lease_ends() {
     // By force.
     let waiting = waits(&two);
     sleep(SHORT).await;
-    assert!(two.break_lease(&sku()).await.unwrap());
+    assert!(two.break_lease(&sku(), None).await.unwrap());
     assert!(granted(waiting).await.token > third.token);
     is_lost(one.renew(&sku(), &third.id, Renew::new(LONG)).await);
 }
@@ -197,7 +197,7 @@ async fn a_lease_that_changes_meanwhile_is_broken() {
         };
         let breaking = async {
             sleep(Duration::from_millis(3)).await;
-            while two.break_lease(&sku()).await.is_err() {}
+            while two.break_lease(&sku(), None).await.is_err() {}
         };
         let ended = async { tokio::join!(renewing, breaking) };
         let (error, ()) = timeout(LONG, ended).await.expect("the holder goes on");
@@ -205,7 +205,7 @@ async fn a_lease_that_changes_meanwhile_is_broken() {
             matches!(error, LeaseError::Lost { .. } | LeaseError::Unavailable(_)),
             "{error:?}"
         );
-        two.break_lease(&sku()).await.unwrap();
+        two.break_lease(&sku(), None).await.unwrap();
     }
 }
 

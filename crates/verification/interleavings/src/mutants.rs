@@ -145,8 +145,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "high mark: judged by a look from before",
         file: "fence/local/high_mark.rs",
-        code: "look.began <= arrived",
-        broken: "false",
+        code: "look.began > arrived && look.outcome.is_some()",
+        broken: "look.outcome.is_some()",
     },
     Mutant {
         name: "embedded: handed over, and not woken",

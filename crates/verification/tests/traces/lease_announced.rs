@@ -83,7 +83,7 @@ impl<L: Operate> Real<L> {
                 }
             }
             Step::LeaseRunsOut { .. } => {
-                assert!(self.issuers[0].break_lease(&sku()).await.unwrap());
+                assert!(self.issuers[0].break_lease(&sku(), None).await.unwrap());
                 return Answer::Nothing;
             }
             Step::Writes(holder) => {

@@ -1,32 +1,65 @@
-//! The command, as a process group of its own, or in the foreground of a terminal.
+//! The command: a process group of its own, or, in the foreground of a terminal, a process in the group of this one.
 
 use std::{
     ffi::OsString,
-    io::{self, ErrorKind, IsTerminal},
-    os::unix::process::ExitStatusExt,
-    process::ExitStatus,
+    io::{self, ErrorKind},
+    os::unix::process::CommandExt,
+    process::Command,
     time::Duration,
 };
 
-use rustix::process::{
-    Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid,
+use rustix::{
+    process::{
+        Pid, Signal, WaitOptions, WaitStatus, getpgrp, getpid, getsid, kill_process,
+        kill_process_group, wait,
+    },
+    termios::{tcgetpgrp, tcsetpgrp},
 };
-use tokio::{
-    process::{Child, Command},
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
+use super::{group::Alive, signals::Heard};
 use crate::failure::{self, Failure};
 
-/// How often is looked whether a group has ended: nothing tells of it.
-const LOOK: Duration = Duration::from_millis(10);
-/// How long processes may take to go that were killed.
+/// The pauses between two looks at a group: nothing tells of its end.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+const LONGEST_LOOK: Duration = Duration::from_millis(200);
+/// How long killed processes may take to end.
 const KILLED: Duration = Duration::from_secs(2);
+/// How long a command may take to stop after TSTP.
+const STOPPED: Duration = Duration::from_secs(1);
 
 pub struct Process {
-    child: Child,
     id: Pid,
-    in_foreground: bool,
+    place: Place,
+    /// The exit status of the command, once it has ended.
+    status: Option<u8>,
+}
+
+/// Where the command runs.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// In a process group of its own.
+    OwnGroup,
+    /// In a process group of its own, which has the terminal that this process leads: the one of a container.
+    OwnTerminal,
+    /// In the process group of this process, which is in the foreground of a terminal.
+    Foreground,
+}
+
+/// Makes this process the parent of each process of the command whose own parent has ended, so that it can read the
+/// status of each of them. As process 1 it is that anyhow.
+pub fn adopt_orphans() {
+    #[cfg(target_os = "linux")]
+    {
+        _ = rustix::process::set_child_subreaper(Some(getpid()));
+    }
+}
+
+/// Reads the status of each child that has ended or was stopped.
+pub fn reap(mut read: impl FnMut(Pid, WaitStatus)) {
+    while let Ok(Some((id, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+        read(id, status);
+    }
 }
 
 impl Process {
@@ -34,11 +67,10 @@ impl Process {
         let (program, arguments) = command
             .split_first()
             .ok_or_else(|| Failure::usage("no command"))?;
-        // A group in the background could not read from its terminal.
-        let in_foreground = io::stdin().is_terminal();
+        let place = Place::here();
         let mut command = Command::new(program);
-        command.args(arguments).envs(environment).kill_on_drop(true);
-        if !in_foreground {
+        command.args(arguments).envs(environment);
+        if place != Place::Foreground {
             command.process_group(0);
         }
         let child = command.spawn().map_err(|error| {
@@ -48,82 +80,157 @@ impl Process {
             };
             Failure::new(status, format!("{}: {error}", program.to_string_lossy()))
         })?;
-        let id = child.id().and_then(|id| Pid::from_raw(id as i32));
-        let id = id.ok_or_else(|| Failure::other("the command has no process id"))?;
-        Ok(Self {
-            child,
-            id,
-            in_foreground,
-        })
+        let process = Self {
+            id: Pid::from_child(&child),
+            place,
+            status: None,
+        };
+        if place == Place::OwnTerminal {
+            _ = tcsetpgrp(io::stdin(), process.id);
+            // The command may have read from the terminal before, and was stopped for that.
+            process.send(Signal::CONT);
+        }
+        Ok(process)
     }
 
     /// Whether it has no process group of its own.
-    pub const fn is_in_foreground(&self) -> bool {
-        self.in_foreground
+    pub fn is_in_foreground(&self) -> bool {
+        self.place == Place::Foreground
     }
 
-    /// Waits for the end of the command, and returns its exit status as shells do.
-    pub async fn wait(&mut self) -> Result<u8, Failure> {
-        let status = self.child.wait().await;
-        let status = status.map_err(|error| Failure::other(format!("the command: {error}")))?;
-        Ok(number(status))
+    /// The exit status of the command as shells have it, once it has ended. Also reads the status of each orphan.
+    pub fn status(&mut self) -> Option<u8> {
+        reap(|id, status| match status.stopping_signal() {
+            _ if id != self.id || self.status.is_some() => {}
+            None => self.status = Some(number(status)),
+            // Ctrl-Z, and there is no shell which would have the command go on.
+            Some(stopped)
+                if stopped == Signal::TSTP.as_raw() && self.place == Place::OwnTerminal =>
+            {
+                self.send(Signal::CONT);
+            }
+            Some(_) => {}
+        });
+        self.status
     }
 
-    /// Passes a signal on. In the foreground, the terminal has sent some already.
-    pub fn pass_on(&self, signal: Signal) {
-        if !(self.in_foreground && matches!(signal, Signal::INT | Signal::QUIT)) {
-            self.send(signal);
+    /// Passes a signal on, unless the terminal has sent it to the command as well.
+    pub fn pass_on(&self, heard: Heard) {
+        if !(self.has_got(heard)) {
+            self.send(heard.signal);
         }
     }
 
-    /// Ends the command and its group: TERM, and KILL for what is still there after `grace`.
-    pub async fn stop(&mut self, grace: Duration) {
-        if self.is_gone() {
-            return;
+    fn has_got(&self, heard: Heard) -> bool {
+        self.is_in_foreground()
+            && heard.by_terminal
+            && matches!(heard.signal, Signal::INT | Signal::QUIT | Signal::TSTP)
+    }
+
+    /// Ends the command and its group: TERM, and KILL for each process that is alive after `grace`. Returns whether all
+    /// of them have ended.
+    pub async fn stop(&mut self, grace: Duration) -> bool {
+        if self.alive().is_none() {
+            return true;
         }
         self.send(Signal::TERM);
-        // What was stopped has to go on to end.
+        // A stopped process handles the signal once it goes on.
         self.send(Signal::CONT);
-        if !self.is_gone_within(grace).await {
-            self.send(Signal::KILL);
-            self.is_gone_within(KILLED).await;
+        if self.is_gone_within(grace).await {
+            return true;
+        }
+        self.send(Signal::KILL);
+        self.is_gone_within(KILLED).await
+    }
+
+    /// Stops the command and its group with the signal that was heard, and with STOP if that has no effect.
+    pub async fn pause(&mut self, heard: Heard) {
+        self.pass_on(heard);
+        if !self.is_stopped_within(STOPPED).await {
+            self.send(Signal::STOP);
+            self.is_stopped_within(STOPPED).await;
+        }
+    }
+
+    /// Has the command go on after [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.send(Signal::CONT);
+    }
+
+    /// Ends what can be ended, at once.
+    pub fn kill(&self) {
+        self.send(Signal::KILL);
+    }
+
+    /// The processes of the command that are alive; `None` when all have ended.
+    pub fn alive(&mut self) -> Option<Alive> {
+        let has_ended = self.status().is_some();
+        match self.place {
+            Place::Foreground if has_ended => None,
+            Place::Foreground => Some(Alive::process(self.id)),
+            _ => Alive::in_group(self.id),
         }
     }
 
     async fn is_gone_within(&mut self, limit: Duration) -> bool {
+        self.comes_true(limit, |alive| alive.is_none()).await
+    }
+
+    async fn is_stopped_within(&mut self, limit: Duration) -> bool {
+        let is_stopped = |alive: Option<Alive>| alive.is_none_or(|alive| alive.is_stopped());
+        self.comes_true(limit, is_stopped).await
+    }
+
+    async fn comes_true(&mut self, limit: Duration, is_true: fn(Option<Alive>) -> bool) -> bool {
         let began = Instant::now();
-        while !self.is_gone() {
-            if began.elapsed() >= limit {
+        let mut pause = FIRST_LOOK;
+        while !is_true(self.alive()) {
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
                 return false;
             }
-            sleep(LOOK).await;
+            sleep(pause.min(left)).await;
+            pause = (2 * pause).min(LONGEST_LOOK);
         }
         true
     }
 
-    /// Whether the command has ended, and nothing of its group is left.
-    fn is_gone(&mut self) -> bool {
-        let ended = !matches!(self.child.try_wait(), Ok(None));
-        if !ended || self.in_foreground {
-            return ended;
-        }
-        // Where this is the first process of a container, what the command has left becomes its own.
-        while let Ok(Some(_)) = waitpgid(self.id, WaitOptions::NOHANG) {}
-        test_kill_process_group(self.id).is_err()
-    }
-
-    /// Sends a signal. Who is gone does not get it.
+    /// Sends a signal to each process that is alive.
     fn send(&self, signal: Signal) {
-        _ = match self.in_foreground {
-            true => kill_process(self.id, signal),
-            false => kill_process_group(self.id, signal),
+        _ = match self.place {
+            Place::Foreground if self.status.is_some() => Ok(()),
+            Place::Foreground => kill_process(self.id, signal),
+            _ => kill_process_group(self.id, signal),
         };
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.status.is_none() {
+            self.send(Signal::KILL);
+        }
+    }
+}
+
+impl Place {
+    /// Asks the terminal at the standard input, if there is one, which process group is in its foreground. In the
+    /// background the command could not read from it.
+    fn here() -> Self {
+        match tcgetpgrp(io::stdin()) {
+            Ok(group) if group == getpgrp() => match getsid(None) {
+                // No shell is there which would take the terminal back.
+                Ok(leader) if leader == getpid() => Self::OwnTerminal,
+                _ => Self::Foreground,
+            },
+            _ => Self::OwnGroup,
+        }
+    }
+}
+
 /// What a shell makes of the end of a command.
-fn number(status: ExitStatus) -> u8 {
-    match (status.code(), status.signal()) {
+fn number(ended: WaitStatus) -> u8 {
+    match (ended.exit_status(), ended.terminating_signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128 + signal as u8,
         (None, None) => 1,

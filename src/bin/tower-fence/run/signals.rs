@@ -1,53 +1,113 @@
-//! The signals that are passed on. Those that were ignored when the program began, as `nohup` has it, stay ignored, by
+//! The signals that `run` handles. A signal that was ignored when the program began, as under `nohup`, stays ignored, by
 //! the command as well.
 
-use std::{fs, future::poll_fn, task::Poll};
+use std::{fs, thread};
 
-use rustix::process::Signal;
-use tokio::signal::unix::{self, SignalKind, signal};
+use rustix::process::{Signal, getpid, kill_process};
+use signal_hook::iterator::{SignalsInfo, exfiltrator::WithOrigin};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::failure::Failure;
 
-const PASSED_ON: [Signal; 6] = [
+/// The signals that are passed on, and TSTP, which stops the command and then this process.
+const HANDLED: [Signal; 7] = [
     Signal::TERM,
     Signal::INT,
     Signal::HUP,
     Signal::QUIT,
     Signal::USR1,
     Signal::USR2,
+    Signal::TSTP,
 ];
 
-/// Signals to this process, from now on.
-pub struct Signals(Vec<(Signal, unix::Signal)>);
+/// A signal that has arrived.
+#[derive(Clone, Copy)]
+pub struct Heard {
+    pub signal: Signal,
+    /// Whether the kernel has sent it: the terminal, for Ctrl-C. Then every process in the foreground of the terminal has
+    /// got it.
+    pub by_terminal: bool,
+}
+
+impl Heard {
+    /// Whether it asks this process to end.
+    pub fn is_interrupt(self) -> bool {
+        matches!(
+            self.signal,
+            Signal::TERM | Signal::INT | Signal::HUP | Signal::QUIT
+        )
+    }
+}
+
+/// Signals to this process, from now on. CHILD is one of them.
+pub struct Signals(UnboundedReceiver<Heard>);
 
 impl Signals {
     pub fn new() -> Result<Self, Failure> {
         let ignored = ignored();
-        let heard = PASSED_ON.into_iter().filter(|passed| {
-            let bit = 1 << (passed.as_raw() - 1);
-            ignored & bit == 0
+        let is_heeded = |signal: &Signal| ignored & (1 << (signal.as_raw() - 1)) == 0;
+        let handled: Vec<Signal> = HANDLED
+            .into_iter()
+            .filter(is_heeded)
+            .chain([Signal::CHILD])
+            .collect();
+        let numbers = handled.iter().map(|signal| signal.as_raw());
+        let mut arriving = SignalsInfo::<WithOrigin>::new(numbers)
+            .map_err(|error| Failure::unavailable("no signals", &error))?;
+        let (sender, receiver) = mpsc::unbounded_channel();
+        // The thread ends with the process.
+        thread::spawn(move || {
+            for origin in arriving.forever() {
+                let is_this = |signal: &&Signal| signal.as_raw() == origin.signal;
+                let Some(signal) = handled.iter().find(is_this) else {
+                    continue;
+                };
+                let by_terminal = origin.process.is_none();
+                let heard = Heard {
+                    signal: *signal,
+                    by_terminal,
+                };
+                if sender.send(heard).is_err() {
+                    return;
+                }
+            }
         });
-        let listen = |passed: Signal| {
-            let heard = signal(SignalKind::from_raw(passed.as_raw()))?;
-            Ok((passed, heard))
-        };
-        let all: std::io::Result<_> = heard.map(listen).collect();
-        let all = all.map_err(|error| Failure::unavailable("no signals", &error))?;
-        Ok(Self(all))
+        Ok(Self(receiver))
     }
 
     /// Waits for the next one.
-    pub async fn next(&mut self) -> Signal {
-        poll_fn(|cx| {
-            for (passed, heard) in &mut self.0 {
-                if heard.poll_recv(cx).is_ready() {
-                    return Poll::Ready(*passed);
-                }
-            }
-            Poll::Pending
-        })
-        .await
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it has taken none.
+    pub async fn next(&mut self) -> Heard {
+        match self.0.recv().await {
+            Some(heard) => heard,
+            None => std::future::pending().await,
+        }
     }
+
+    /// Waits for a signal that asks this process to end, and drops others.
+    pub async fn interrupt(&mut self) -> Signal {
+        loop {
+            let heard = self.next().await;
+            match heard.signal {
+                Signal::TSTP => stop_this_process(),
+                signal if heard.is_interrupt() => return signal,
+                _ => {}
+            }
+        }
+    }
+
+    /// Drops the signals that have arrived so far.
+    pub fn clear(&mut self) {
+        while self.0.try_recv().is_ok() {}
+    }
+}
+
+/// Stops this process, until another one sends it CONT.
+pub fn stop_this_process() {
+    _ = kill_process(getpid(), Signal::STOP);
 }
 
 /// The signals that are ignored, a bit for each; none where the system does not tell.

@@ -68,6 +68,10 @@ enum Schemes {
     BearerAndBasic,
 }
 
+/// The secret of a request, as its SHA-256.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Caller([u8; 32]);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Holder,
@@ -105,11 +109,15 @@ impl Access {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The role of a request; `None` for a secret that is not known, or missing.
-    fn role(&self, authorization: Option<&HeaderValue>, schemes: Schemes) -> Option<Role> {
+    /// The role of a request, and its caller if there are secrets; `None` for a secret that is not known, or missing.
+    fn role(
+        &self,
+        authorization: Option<&HeaderValue>,
+        schemes: Schemes,
+    ) -> Option<(Role, Option<Caller>)> {
         let known = self.known();
         if known.is_empty() {
-            return Some(Role::Operator);
+            return Some((Role::Operator, None));
         }
         let value = authorization?.as_bytes();
         let digest: [u8; 32] = match (after(value, b"Bearer "), after(value, b"Basic ")) {
@@ -122,11 +130,12 @@ impl Access {
             _ => return None,
         };
         let (operator, holder) = (known.operators.has(&digest), known.holders.has(&digest));
-        match (bool::from(operator), bool::from(holder)) {
-            (true, _) => Some(Role::Operator),
-            (false, true) => Some(Role::Holder),
-            (false, false) => None,
-        }
+        let role = match (bool::from(operator), bool::from(holder)) {
+            (true, _) => Role::Operator,
+            (false, true) => Role::Holder,
+            (false, false) => return None,
+        };
+        Some((role, Some(Caller(digest))))
     }
 
     /// Whether a request came under a name of this machine, or need not.
@@ -251,9 +260,13 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
         _ => Schemes::Bearer,
     };
     match access.role(authorization.as_ref(), schemes) {
-        Some(Role::Operator) => next.run(request).await,
-        Some(Role::Holder) if for_holders => next.run(request).await,
-        Some(Role::Holder) => refuse(Problem::new(ProblemType::OperatorsOnly), None),
+        Some((role, caller)) if role == Role::Operator || for_holders => {
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Some(_) => refuse(Problem::new(ProblemType::OperatorsOnly), None),
         None => {
             let challenge = match (schemes, authorization) {
                 (Schemes::BearerAndBasic, _) => r#"Basic realm="tower-fence operators""#,
@@ -311,7 +324,8 @@ mod tests {
     fn each_secret_has_its_role_and_no_other_text_has_one() {
         let role = |value: String| {
             let value = HeaderValue::try_from(value).unwrap();
-            access().role(Some(&value), Schemes::Bearer)
+            let found = access().role(Some(&value), Schemes::Bearer);
+            found.map(|(role, _)| role)
         };
         for scheme in ["Bearer", "bearer", "BEARER"] {
             assert_eq!(role(format!("{scheme} {HOLDER}")), Some(Role::Holder));
@@ -330,14 +344,15 @@ mod tests {
         ] {
             assert_eq!(role(wrong.clone()), None, "{wrong}");
         }
-        assert_eq!(access().role(None, Schemes::Bearer), None);
+        assert!(access().role(None, Schemes::Bearer).is_none());
     }
 
     #[test]
     fn the_console_takes_a_secret_as_a_password() {
         let role = |pair: &str, schemes| {
             let value = format!("Basic {}", BASE64_STANDARD.encode(pair));
-            access().role(Some(&HeaderValue::try_from(value).unwrap()), schemes)
+            let found = access().role(Some(&HeaderValue::try_from(value).unwrap()), schemes);
+            found.map(|(role, _)| role)
         };
         let both = Schemes::BearerAndBasic;
         assert_eq!(

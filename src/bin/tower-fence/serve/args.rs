@@ -198,19 +198,37 @@ pub struct LeaseArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// The most connections; others wait until one is closed.
+    /// The most connections. Above it, a new one takes the place of one without a request: first of one that has sent
+    /// nothing, then of one that is idle. While each has a request, new ones wait.
     #[arg(long, env = "TOWER_FENCE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,
-    /// The most requests for leases under way, those that wait in line included; others are answered 503.
+    /// The most requests under way, those to take a lease apart; others are answered 503.
     #[arg(long, env = "TOWER_FENCE_MAX_REQUESTS", value_name = "NUMBER", default_value_t = 5_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_requests: u32,
-    /// How long a client may take for its TLS handshake, for the head of a request, and to read an answer; a
-    /// connection without a request is closed after it.
+    /// The most requests to take a lease that are under way, those that wait in the queue included; others are answered
+    /// 503.
+    #[arg(long, env = "TOWER_FENCE_MAX_WAITING", value_name = "NUMBER", default_value_t = 5_000,
+          value_parser = clap::value_parser!(u32).range(1..1_000_000))]
+    pub max_waiting: u32,
+    /// How many of these one caller may have. A caller is a secret, or an address if there are no secrets. Default: half
+    /// of --max-waiting.
+    #[arg(long, env = "TOWER_FENCE_MAX_WAITING_PER_CALLER", value_name = "NUMBER",
+          value_parser = clap::value_parser!(u32).range(1..1_000_000))]
+    pub max_waiting_per_caller: Option<u32>,
+    /// How long a client may take for its TLS handshake, for the head of a request, and to read an answer.
     #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub client_timeout: Duration,
-    /// How long requests under way may take after a signal to stop. Those who wait in line are sent away at once.
+    /// How long a connection stays open after its last request. Longer than a proxy in front keeps its connections: a
+    /// request on a connection that was just closed fails.
+    #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = duration)]
+    pub idle_timeout: Duration,
+    /// How long the server goes on to accept connections after a signal to stop, while /readyz says that it stops: as
+    /// long as a load balancer takes to notice.
+    #[arg(long, env = "TOWER_FENCE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = duration)]
+    pub drain_delay: Duration,
+    /// How long requests under way may take after that. Those that wait in the queue are answered 503 within a second.
     #[arg(long, env = "TOWER_FENCE_DRAIN", value_name = "TIME", default_value = "20s", value_parser = duration)]
     pub drain: Duration,
 }

@@ -1,24 +1,37 @@
 //! Connections: how many there may be, how long a slow client may take, and how they end.
 //!
-//! HTTP/1.1, with keep-alive. The head of a request has 16 KiB at most; the issuer bounds its body, in length and in time.
+//! 1. HTTP/1.1, with keep-alive. The head of a request has 16 KiB at most; the issuer bounds its body, in length and in
+//!    time.
+//! 2. At the limit, a new connection takes the place of one that has sent nothing, of one that is slow to send the head
+//!    of a request, or of one that is idle, in this order. A connection with a request keeps its place.
+//! 3. At the end, each connection that was accepted is served for a while. One on which no request comes in that time is
+//!    closed, however much of a TLS handshake or of a head it has sent.
 
-use std::{sync::Arc, time::Duration};
-
-use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::{GracefulShutdown, Watcher},
-    service::TowerToHyperService,
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
 };
+
+use axum::{Router, body::Body, extract::Request, response::Response};
+use http::{HeaderValue, header::CONNECTION};
+use http_body::{Frame, SizeHint};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    time::{sleep, timeout},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_io_timeout::TimeoutStream;
+use tower_service::Service;
 
 use super::{args::LimitArgs, metrics::Open, stop::Stop, tls::Tls};
 
@@ -26,15 +39,31 @@ use super::{args::LimitArgs, metrics::Open, stop::Stop, tls::Tls};
 const HEAD_LIMIT_BYTES: usize = 16 * 1024;
 /// Files beside the connections: those of the stores, of the log, and of the runtime.
 const OTHER_FILES: u64 = 200;
+/// How long a connection without a request stays open once the server closes: its next request may be on its way.
+const LAST_REQUEST: Duration = Duration::from_secs(1);
+/// The age at which the head of a request is slow.
+const SLOW_HEAD: Duration = Duration::from_secs(1);
+/// How often a new connection looks for one to replace, while each has a request.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub struct Connections {
     free: Arc<Semaphore>,
-    client_timeout: Duration,
+    open: Arc<Places>,
+    shared: Shared,
     tls: Option<Tls>,
 }
 
+/// What each connection has from the server.
+#[derive(Clone)]
+struct Shared {
+    client_timeout: Duration,
+    idle_timeout: Duration,
+    drain: Duration,
+    stop: Stop,
+}
+
 impl Connections {
-    pub fn new(limits: &LimitArgs, tls: Option<Tls>) -> Self {
+    pub fn new(limits: &LimitArgs, tls: Option<Tls>, stop: Stop) -> Self {
         let files = raise_file_limit();
         let wanted = u64::from(limits.max_connections);
         let free = wanted.min(files.saturating_sub(OTHER_FILES).max(1));
@@ -47,56 +76,212 @@ impl Connections {
         }
         Self {
             free: Arc::new(Semaphore::new(free as usize)),
-            client_timeout: limits.client_timeout,
+            open: Arc::default(),
+            shared: Shared {
+                client_timeout: limits.client_timeout,
+                idle_timeout: limits.idle_timeout,
+                drain: limits.drain,
+                stop,
+            },
             tls,
         }
     }
 
-    /// Serves until the signal to stop; then until the requests under way are answered, for `drain` at most.
-    pub async fn serve(self, listener: TcpListener, app: Router, stop: Stop, drain: Duration) {
-        let connections = GracefulShutdown::new();
+    /// Serves until the server closes; then until what was accepted is answered, for the time that `--drain` allows.
+    pub async fn serve(self, listener: TcpListener, app: Router) {
+        let stop = self.shared.stop.clone();
         loop {
             let next = async {
-                let permit = Arc::clone(&self.free).acquire_owned().await;
-                (permit, listener.accept().await)
+                let accepted = listener.accept().await;
+                (accepted, self.place().await)
             };
-            let (permit, accepted) = tokio::select! {
+            let (accepted, permit) = tokio::select! {
                 next = next => next,
-                () = stop.begun() => break,
+                () = stop.closing() => break,
             };
-            let stream = match accepted {
-                Ok((stream, _)) => stream,
+            match accepted {
+                Ok((stream, peer)) => self.begin(stream, peer, permit, &app),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    // Where there are no files left, some have to be closed first.
+                    // If there are no files left, some have to be closed first.
                     sleep(Duration::from_millis(50)).await;
-                    continue;
                 }
-            };
-            let connection = Connection {
-                app: app.clone(),
-                watcher: connections.watcher(),
-                client_timeout: self.client_timeout,
-            };
-            let tls = self.tls.clone();
-            tokio::spawn(async move {
-                let (_permit, _open) = (permit, Open::count());
-                connection.begin(stream, tls).await;
-            });
+            }
         }
-        drop(listener);
-        // What a request was answered at the end of the time has to be sent, too.
-        let limit = drain + Duration::from_secs(1);
-        if timeout(limit, connections.shutdown()).await.is_err() {
+        self.accept_rest(listener, &app);
+        // An answer of the last moment has to be sent as well.
+        let limit = self.shared.drain.max(LAST_REQUEST) + Duration::from_secs(1);
+        if timeout(limit, self.open.empty()).await.is_err() {
             tracing::warn!("some connections did not end in time");
         }
+    }
+
+    /// Accepts the connections that wait in the queue of the system, which would reset them, and closes the listener.
+    fn accept_rest(&self, listener: TcpListener, app: &Router) {
+        // Tokio's `accept` may say that there is none before it has heard of it.
+        let Ok(listener) = listener.into_std() else {
+            return;
+        };
+        while let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+            let Ok((stream, peer)) = listener.accept() else {
+                return;
+            };
+            let stream = stream
+                .set_nonblocking(true)
+                .and_then(|()| TcpStream::from_std(stream));
+            match stream {
+                Ok(stream) => self.begin(stream, peer, permit, app),
+                Err(error) => tracing::warn!(%error, "a connection could not be accepted"),
+            }
+        }
+    }
+
+    /// A place for a connection that has come, that of another one if need be.
+    async fn place(&self) -> OwnedSemaphorePermit {
+        let free = || Arc::clone(&self.free);
+        if let Ok(permit) = free().try_acquire_owned() {
+            return permit;
+        }
+        loop {
+            self.open.give_up_one();
+            if let Ok(Ok(permit)) = timeout(LOOK_AGAIN, free().acquire_owned()).await {
+                return permit;
+            }
+        }
+    }
+
+    fn begin(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        permit: OwnedSemaphorePermit,
+        app: &Router,
+    ) {
+        let (state, place) = self.open.enter();
+        let connection = Connection {
+            app: app.clone(),
+            peer,
+            state,
+            shared: self.shared.clone(),
+        };
+        let tls = self.tls.clone();
+        tokio::spawn(async move {
+            let (_permit, _open, _place) = (permit, Open::count(), place);
+            connection.begin(stream, tls).await;
+        });
+    }
+}
+
+/// What a connection does, and since when.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// It has sent nothing, a TLS handshake apart.
+    Silent(Instant),
+    /// It has sent a part of the head of a request.
+    Head(Instant),
+    /// It has a request, or its answer.
+    Request,
+    /// Its last request is answered.
+    Idle(Instant),
+}
+
+/// The phase of one connection, for all that look at it.
+struct State {
+    phase: Mutex<Phase>,
+    /// Another connection needs the place.
+    give_up: Notify,
+}
+
+impl State {
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How soon its place is given to another connection, if at all: the smallest comes first.
+    fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
+        match *self.phase() {
+            Phase::Silent(since) => Some((0, since)),
+            Phase::Head(since) if now - since >= SLOW_HEAD => Some((1, since)),
+            Phase::Idle(since) => Some((2, since)),
+            Phase::Head(_) | Phase::Request => None,
+        }
+    }
+}
+
+/// The connections that are open.
+#[derive(Default)]
+struct Places {
+    states: Mutex<(u64, HashMap<u64, Arc<State>>)>,
+    left: Notify,
+}
+
+/// The entry of a connection, which leaves when this is dropped.
+struct Place {
+    number: u64,
+    all: Arc<Places>,
+}
+
+impl Places {
+    fn states(&self) -> MutexGuard<'_, (u64, HashMap<u64, Arc<State>>)> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(self: &Arc<Self>) -> (Arc<State>, Place) {
+        let state = Arc::new(State {
+            phase: Mutex::new(Phase::Silent(Instant::now())),
+            give_up: Notify::new(),
+        });
+        let mut states = self.states();
+        states.0 += 1;
+        let number = states.0;
+        states.1.insert(number, Arc::clone(&state));
+        let all = Arc::clone(self);
+        (state, Place { number, all })
+    }
+
+    /// Has a connection that others can do without give up its place.
+    fn give_up_one(&self) {
+        let now = Instant::now();
+        let states = self.states();
+        let ranks = states.1.values();
+        let ranked = ranks.filter_map(|state| Some((state.rank(now)?, state)));
+        if let Some((_, state)) = ranked.min_by_key(|(rank, _)| *rank) {
+            state.give_up.notify_one();
+        }
+    }
+
+    /// Waits until all have left.
+    async fn empty(&self) {
+        loop {
+            let left = self.left.notified();
+            if self.states().1.is_empty() {
+                return;
+            }
+            left.await;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.states().1.remove(&self.number);
+        self.all.left.notify_waiters();
     }
 }
 
 struct Connection {
     app: Router,
-    watcher: Watcher,
-    client_timeout: Duration,
+    peer: SocketAddr,
+    state: Arc<State>,
+    shared: Shared,
+}
+
+/// Why a connection ends.
+enum End {
+    ByItself(hyper::Result<()>),
+    Slow,
+    GaveUp,
+    Closed,
 }
 
 impl Connection {
@@ -105,28 +290,199 @@ impl Connection {
         let Some(tls) = tls else {
             return self.serve(stream).await;
         };
-        match timeout(self.client_timeout, tls.acceptor().accept(stream)).await {
+        let handshake = timeout(self.shared.client_timeout, tls.acceptor().accept(stream));
+        let shaken = tokio::select! {
+            shaken = handshake => shaken,
+            () = self.state.give_up.notified() => return,
+            () = self.last_request() => return,
+        };
+        match shaken {
             Ok(Ok(stream)) => self.serve(stream).await,
             Ok(Err(error)) => tracing::debug!(%error, "no TLS handshake"),
             Err(_) => tracing::debug!("no TLS handshake in time"),
         }
     }
 
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let mut stream = TimeoutStream::new(stream);
-        // Who does not read its answer; who does not write is the business of the lines below.
-        stream.set_write_timeout(Some(self.client_timeout));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.client_timeout)
-            .max_buf_size(HEAD_LIMIT_BYTES)
-            .serve_connection(
-                TokioIo::new(Box::pin(stream)),
-                TowerToHyperService::new(self.app),
-            );
-        if let Err(error) = self.watcher.watch(connection).await {
-            tracing::debug!(%error, "a connection has ended early");
+    /// Waits until a connection without a request is closed.
+    async fn last_request(&self) {
+        self.shared.stop.closing().await;
+        sleep(LAST_REQUEST).await;
+    }
+
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let mut stream = TimeoutStream::new(Watched {
+            stream,
+            state: Arc::clone(&self.state),
+        });
+        // For a client that does not read its answer. The phases bound how long it may take to send.
+        stream.set_write_timeout(Some(self.shared.client_timeout));
+        let service = service_fn(|request: hyper::Request<Incoming>| self.answer(request));
+        let mut connection = pin!(
+            http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(None)
+                .max_buf_size(HEAD_LIMIT_BYTES)
+                .serve_connection(TokioIo::new(Box::pin(stream)), service)
+        );
+        let mut closed = pin!(self.last_request());
+        let end = loop {
+            let end = tokio::select! {
+                end = self.drive(connection.as_mut()) => end,
+                () = self.state.give_up.notified() => End::GaveUp,
+                () = closed.as_mut() => End::Closed,
+            };
+            let has_request = *self.state.phase() == Phase::Request;
+            match end {
+                // A request has come in the same moment.
+                End::GaveUp if has_request => {}
+                End::Closed if has_request => {
+                    connection.as_mut().graceful_shutdown();
+                    // The server waits for it as long as `--drain` allows.
+                    break self.drive(connection).await;
+                }
+                end => break end,
+            }
+        };
+        match end {
+            End::ByItself(Ok(())) => {}
+            End::ByItself(Err(error)) => tracing::debug!(%error, "a connection has ended early"),
+            End::Slow => tracing::debug!("a connection was closed: no request in time"),
+            End::GaveUp => tracing::debug!("a connection was closed: another one needs its place"),
+            End::Closed => tracing::debug!("a connection was closed: the server stops"),
         }
+    }
+
+    /// Serves requests until the connection has ended, or takes too long over the next one.
+    async fn drive(
+        &self,
+        mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
+    ) -> End {
+        let mut slow = pin!(sleep_until(Instant::now()));
+        poll_fn(|cx| {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                return Poll::Ready(End::ByItself(ended));
+            }
+            // The phase changes in the line above only.
+            let limit = match *self.state.phase() {
+                Phase::Silent(since) | Phase::Head(since) => since + self.shared.client_timeout,
+                Phase::Idle(since) => since + self.shared.idle_timeout,
+                Phase::Request => return Poll::Pending,
+            };
+            if slow.deadline() != limit {
+                slow.as_mut().reset(limit);
+            }
+            slow.as_mut().poll(cx).map(|()| End::Slow)
+        })
+        .await
+    }
+
+    async fn answer(
+        &self,
+        request: hyper::Request<Incoming>,
+    ) -> Result<Response, std::convert::Infallible> {
+        *self.state.phase() = Phase::Request;
+        let under_way = UnderWay(Arc::clone(&self.state));
+        let mut request: Request = request.map(Body::new);
+        request.extensions_mut().insert(self.peer);
+        let mut app = self.app.clone();
+        let mut response = app.call(request).await?;
+        if self.shared.stop.has_begun() {
+            let headers = response.headers_mut();
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response.map(|body| {
+            Body::new(Answer {
+                body,
+                _under_way: under_way,
+            })
+        }))
+    }
+}
+
+/// A request, until its answer has been sent or dropped.
+struct UnderWay(Arc<State>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        *self.0.phase() = Phase::Idle(Instant::now());
+    }
+}
+
+/// The body of an answer.
+struct Answer {
+    body: Body,
+    _under_way: UnderWay,
+}
+
+impl http_body::Body for Answer {
+    type Data = bytes::Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<bytes::Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A connection that notices when something comes.
+struct Watched<S> {
+    stream: S,
+    state: Arc<State>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        let mut phase = self.state.phase();
+        if buf.filled().len() > before && matches!(*phase, Phase::Silent(_) | Phase::Idle(_)) {
+            *phase = Phase::Head(Instant::now());
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

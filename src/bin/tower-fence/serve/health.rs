@@ -1,4 +1,4 @@
-//! `/healthz`: the process lives. `/readyz`: its stores answer.
+//! `/healthz`: the process lives. `/readyz`: its stores would take a grant.
 
 use std::{
     sync::Arc,
@@ -6,80 +6,47 @@ use std::{
 };
 
 use axum::{Json, extract::State, response::IntoResponse};
-use futures_util::future::BoxFuture;
 use http::{HeaderValue, StatusCode, header::CACHE_CONTROL};
-use serde_json::json;
-use sqlx::Postgres;
-use tokio::{sync::Mutex, time::timeout};
-use tower_fence::{Fence, Resource, epochs::Epochs, lease::Leases};
-
-use super::stop::Stop;
-use crate::{
-    database::reach,
-    failure::{Failure, UNAVAILABLE, chain},
+use serde_json::{Map, Value, json};
+use tokio::{
+    sync::Mutex,
+    time::{sleep, timeout},
 };
 
-/// How long a store may take.
-const LIMIT: Duration = Duration::from_secs(2);
-/// How long it may take to find out why the database does not answer.
-const WHY: Duration = Duration::from_secs(1);
-/// How long what was found counts: whoever asks all the time costs the stores one look a second.
+use super::{
+    probe::{LIMIT, Probe, Reason, Recent, WHY, root},
+    stop::Stop,
+};
+use crate::failure::{Failure, UNAVAILABLE, chain};
+
+/// How long what was found counts: many requests cost the stores one look a second.
 const FRESH: Duration = Duration::from_secs(1);
 
-type Look = Box<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+/// The time between two looks of the server's own, until it is ready for the first time.
+const AT_START: Duration = Duration::from_secs(5);
 
 /// Looks after the stores.
 pub struct Health {
-    database: Look,
-    leases: Look,
+    database: Probe,
+    leases: Probe,
+    grants: Arc<Recent>,
     found: Mutex<Option<(Instant, Found)>>,
     stop: Option<Stop>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What is wrong with each store.
+#[derive(Clone)]
 struct Found {
-    database: bool,
-    leases: bool,
+    database: Option<String>,
+    leases: Option<String>,
 }
 
 impl Health {
-    /// `in_redis` has its epochs in the database.
-    pub fn of<L: Leases + Clone>(fence: Fence<Postgres>, leases: L, in_redis: bool) -> Self {
-        let database: Look = Box::new(move || {
-            let fence = fence.clone();
-            Box::pin(async move {
-                let asked = async {
-                    if in_redis {
-                        return fence
-                            .source_id()
-                            .await
-                            .map_err(|error| chain(&error))
-                            .map(drop);
-                    }
-                    let asked = sqlx::query("SELECT 1").execute(fence.get_pool()).await;
-                    asked.map(drop).map_err(|error| chain(&error))
-                };
-                match timeout(LIMIT, asked).await {
-                    Ok(Err(error)) => Err(error),
-                    Ok(Ok(())) => Ok(()),
-                    Err(_) => reach(&fence, WHY)
-                        .await
-                        .and(Err("it is slow, or the pool is busy".into())),
-                }
-            })
-        });
-        let leases: Look = Box::new(move || {
-            let leases = leases.clone();
-            Box::pin(async move {
-                // Only looked at: no row is made.
-                let probe = Resource::new("readyz").map_err(|error| chain(&error))?;
-                let found = leases.inspect(&probe).await;
-                found.map(drop).map_err(|error| chain(&error))
-            })
-        });
+    pub fn new(database: Probe, leases: Probe) -> Self {
         Self {
             database,
             leases,
+            grants: Arc::default(),
             found: Mutex::default(),
             stop: None,
         }
@@ -91,46 +58,57 @@ impl Health {
         self
     }
 
-    /// Tells in the log whether the stores answer now.
-    pub async fn tell(&self) {
-        if self.look().await.is_ready() {
-            tracing::info!("ready");
-        }
+    /// Where the outcome of each grant is to be recorded.
+    pub fn grants(&self) -> Arc<Recent> {
+        Arc::clone(&self.grants)
     }
 
-    /// Looks at both stores, unless somebody has just done so.
+    /// Logs what is wrong with the stores at the start, until they would take a grant.
+    pub async fn tell(&self) {
+        while !self.look().await.is_ready() {
+            sleep(AT_START).await;
+        }
+        tracing::info!("ready");
+    }
+
+    /// Looks at both stores, unless that has just been done.
     async fn look(&self) -> Found {
         let mut last = self.found.lock().await;
-        if let Some((at, found)) = *last
+        if let Some((at, found)) = &*last
             && at.elapsed() < FRESH
         {
-            return found;
+            return found.clone();
         }
+        let leases = async {
+            (self.leases)().await?;
+            self.grants.outcome()
+        };
         let (database, leases) = tokio::join!(
-            answers("database", &self.database),
-            answers("lease store", &self.leases)
+            wrong("database", (self.database)()),
+            wrong("lease store", leases)
         );
         let found = Found { database, leases };
-        *last = Some((Instant::now(), found));
+        *last = Some((Instant::now(), found.clone()));
         found
     }
 }
 
 impl Found {
-    const fn is_ready(self) -> bool {
-        self.database && self.leases
+    const fn is_ready(&self) -> bool {
+        self.database.is_none() && self.leases.is_none()
     }
 }
 
-async fn answers(store: &str, look: &Look) -> bool {
-    let error = match timeout(LIMIT + WHY, look()).await {
-        Ok(Ok(())) => return true,
-        Ok(Err(error)) => error,
-        Err(_) => "no answer in time".into(),
+/// What is wrong with a store, for the body; the log has all of it.
+async fn wrong(store: &str, look: impl Future<Output = Result<(), Reason>>) -> Option<String> {
+    let (error, reason) = match timeout(LIMIT + WHY, look).await {
+        Ok(Ok(())) => return None,
+        Ok(Err(error)) => (chain(&*error), root(&*error)),
+        Err(_) => ("no answer in time".into(), "no answer in time".into()),
     };
     let error = Failure::new(UNAVAILABLE, error).for_people();
-    tracing::warn!(store, error, "a store does not answer: not ready");
-    false
+    tracing::warn!(store, error, "a store would take no grant: not ready");
+    Some(reason)
 }
 
 pub async fn alive() -> impl IntoResponse {
@@ -143,19 +121,30 @@ pub async fn ready(State(health): State<Arc<Health>>) -> impl IntoResponse {
         return no_store(unavailable, json!({"status": "stopping"}));
     }
     let found = health.look().await;
-    let text = |answers| if answers { "ok" } else { "unavailable" };
-    let (database, leases) = (text(found.database), text(found.leases));
     let (code, status) = match found.is_ready() {
         true => (StatusCode::OK, "ready"),
         false => (unavailable, "unavailable"),
     };
-    no_store(
-        code,
-        json!({"status": status, "database": database, "leases": leases}),
-    )
+    let mut body = json!({"status": status});
+    let mut reasons = Map::new();
+    for (store, reason) in [("database", found.database), ("leases", found.leases)] {
+        body[store] = if reason.is_none() {
+            "ok"
+        } else {
+            "unavailable"
+        }
+        .into();
+        if let Some(reason) = reason {
+            reasons.insert(store.into(), reason.into());
+        }
+    }
+    if !reasons.is_empty() {
+        body["reasons"] = Value::Object(reasons);
+    }
+    no_store(code, body)
 }
 
-fn no_store(status: StatusCode, body: serde_json::Value) -> impl IntoResponse {
+fn no_store(status: StatusCode, body: Value) -> impl IntoResponse {
     let header = (CACHE_CONTROL, HeaderValue::from_static("no-store"));
     (status, [header], Json(body))
 }

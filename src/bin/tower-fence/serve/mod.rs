@@ -8,6 +8,7 @@ mod connections;
 mod describe;
 mod health;
 mod metrics;
+mod probe;
 mod reload;
 mod stop;
 mod store;
@@ -37,6 +38,7 @@ use self::{
     store::Mounted, tls::Tls, under_way::UnderWay,
 };
 use crate::{
+    database,
     failure::{Failure, chain},
     logs,
     secrets::Secret,
@@ -49,9 +51,13 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     logs::start(args.log_format, &args.log)?;
+    // First of all: process 1 has no other way to end on a signal.
+    let stop = Stop::on_signals(args.limits.drain_delay)?;
     let access = Access::read(&args.access)?;
     let tls = Tls::read(&args.access)?;
     let token_keys = token_keys(&args)?;
+    let reload = Reload::new(&args, access.clone(), tls.clone(), token_keys.clone());
+    reload.on_hangup()?;
     let (fence, database) = args.database.fence(args.database_connections)?;
     let Mounted {
         locks,
@@ -60,21 +66,25 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
         place,
     } = store::mount(&args, fence.clone(), token_keys.clone(), &access)?;
 
-    let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
+    let starting = async {
+        let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
+        if args.migrate {
+            args.database.reached().await?;
+            database::migrate(&fence, &database).await?;
+        }
+        Ok(listener)
+    };
+    let listener = tokio::select! {
+        listener = starting => listener?,
+        () = stop.begun() => {
+            tracing::info!("stopped before it has started");
+            return Ok(0);
+        }
+    };
     let address = listener.local_addr();
     let address = address.map_err(|error| Failure::unavailable("no address", &error))?;
-    if args.migrate {
-        args.database.reached().await?;
-        let migrated = fence.migrate().await;
-        migrated.map_err(|error| {
-            Failure::unavailable(&format!("no migration of {database}"), &error)
-        })?;
-    }
 
-    let stop = Stop::on_signals()?;
-    let reload = Reload::new(&args, access.clone(), tls.clone(), token_keys.clone());
-    reload.on_hangup()?;
-    let under_way = UnderWay::new(&args.limits, stop.clone());
+    let under_way = UnderWay::new(&args.limits, stop.clone(), health.grants());
     let health = Arc::new(health.until(stop.clone()));
     let app = routes(
         locks,
@@ -99,10 +109,8 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
         }
     });
 
-    let connections = Connections::new(&args.limits, tls);
-    connections
-        .serve(listener, app, stop, args.limits.drain)
-        .await;
+    let connections = Connections::new(&args.limits, tls, stop);
+    connections.serve(listener, app).await;
     under_way.settle().await;
     // A database that hangs keeps nobody from going.
     _ = timeout(CLOSING, fence.get_pool().close()).await;

@@ -14,6 +14,7 @@ use super::{
     args::{LeaseArgs, RedisArgs, RedisMode, ServeArgs},
     describe::describe,
     health::Health,
+    probe,
 };
 use crate::{
     failure::{Failure, chain},
@@ -44,32 +45,38 @@ pub fn mount(
         keys,
         access,
     };
+    let schema = args.database.database_schema.as_deref();
     settings.check()?;
     let Some(urls) = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)? else {
         if redis.redis_mode != RedisMode::Single {
             let text = "a mode of Redis is named, and no Redis: set TOWER_FENCE_REDIS_URL";
             return Err(Failure::configuration(text));
         }
-        let leases = PostgresLeases::new(fence);
-        return Ok(settings.mount(leases, None));
+        let leases = PostgresLeases::new(fence.clone());
+        let grants = probe::grants(fence.clone(), leases.clone(), schema);
+        let health = Health::new(probe::answers(fence), grants);
+        return Ok(settings.mount(leases, health, None));
     };
     let mode = redis.redis_mode;
     let place = format!("Redis ({mode:?}) at {}", addresses(&urls)).to_lowercase();
     let urls: Vec<&str> = words(urls.expose()).collect();
+    let epochs = probe::epochs(fence.clone(), schema, redis.announce);
     if mode == RedisMode::Quorum {
         let leases = QuorumLeases::builder(fence.clone())
             .key_prefix(&redis.redis_key_prefix)
             .connect_lazy(&urls)
             .map_err(refused)?;
+        let health = Health::new(epochs, probe::reads(leases.clone()));
         return Ok(match redis.announce {
-            true => settings.mount(leases.announced_to(fence), Some(place)),
-            false => settings.mount(leases, Some(place)),
+            true => settings.mount(leases.announced_to(fence), health, Some(place)),
+            false => settings.mount(leases, health, Some(place)),
         });
     }
     let leases = on_redis(redis, &urls, fence.clone())?;
+    let health = Health::new(epochs, probe::redis(leases.clone()));
     Ok(match redis.announce {
-        true => settings.mount(leases.announced_to(fence), Some(place)),
-        false => settings.mount(leases, Some(place)),
+        true => settings.mount(leases.announced_to(fence), health, Some(place)),
+        false => settings.mount(leases, health, Some(place)),
     })
 }
 
@@ -120,8 +127,12 @@ impl Settings<'_> {
         Ok(())
     }
 
-    fn mount<L: Operate + Clone>(&self, leases: L, redis: Option<String>) -> Mounted {
-        let health = Health::of(self.fence.clone(), leases.clone(), redis.is_some());
+    fn mount<L: Operate + Clone>(
+        &self,
+        leases: L,
+        health: Health,
+        redis: Option<String>,
+    ) -> Mounted {
         let console = Console::new(self.fence.clone(), leases.clone());
         let access = self.access.clone();
         let issuer = Issuer::new(leases)

@@ -28,7 +28,45 @@ pub(super) async fn find_tables(
     Ok(Some(Found {
         schema: row.try_get("schema")?,
         capabilities: is_current.then_some(capabilities),
+        flaw: row.try_get("flaw")?,
     }))
+}
+
+/// What makes a fence unfit for use: functions with the rights of their owner that `PUBLIC` may execute, as a dump
+/// without rights leaves them, and policies that hide rows of the fence's own tables. Null where it is fit.
+const FLAW: &str = "coalesce((\
+        SELECT concat('PUBLIC may execute ', string_agg(p.proname, ', ' ORDER BY p.proname), \
+            ', which have the rights of their owner: call `Fence::migrate` as the owner, which revokes that') \
+        FROM pg_catalog.pg_proc AS p \
+        WHERE p.pronamespace = n.oid AND p.proname LIKE 'fence\\_%' AND p.prosecdef \
+            AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE') \
+        HAVING count(*) > 0\
+    ), (\
+        SELECT concat('row-level security hides rows of ', string_agg(t.relname, ', ' ORDER BY t.relname), \
+            ': disable it on the tables of the fence') \
+        FROM pg_catalog.pg_class AS t \
+        WHERE t.relnamespace = n.oid AND t.relname IN ('fence_resources', 'fence_epochs', 'fence_epoch_source', \
+            'fence_floors', 'fence_idempotency_keys', 'fence_leases', 'fence_waiters', 'fence_token_keys', \
+            'fence_bypasses') \
+            AND t.relrowsecurity AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid)) \
+        HAVING count(*) > 0\
+    ))";
+
+/// As [`Backend::find_denied`](crate::fence::sql::Backend::find_denied). `current_schemas` leaves out what the role may
+/// not use.
+pub(super) async fn find_denied(
+    conn: &mut PgConnection,
+    schema: Option<&str>,
+) -> sqlx::Result<Option<String>> {
+    let name = schema.map_or_else(|| "n.nspname".into(), literal_text);
+    let sql = format!(
+        "SELECT n.nspname::text AS schema FROM pg_catalog.pg_namespace AS n \
+         JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'fence_resources' \
+         WHERE n.nspname = {name} AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') \
+         ORDER BY n.nspname LIMIT 1"
+    );
+    let row = conn.fetch_optional(AssertSqlSafe(sql)).await?;
+    row.map(|row| row.try_get("schema")).transpose()
 }
 
 /// Where the tables are, and what the server can do, by its catalogs: what fails in a transaction ends that.
@@ -64,7 +102,8 @@ fn find_sql(schema: Option<&str>) -> String {
              {advisory_locks} AND {terminates} AS ends_sessions, \
              {transaction_ids} AS transaction_ids, \
              EXISTS (SELECT 1 FROM pg_catalog.pg_proc AS p \
-                 WHERE p.proname = 'fence_history' AND p.pronamespace = n.oid) AS history \
+                 WHERE p.proname = 'fence_history' AND p.pronamespace = n.oid) AS history, \
+             {FLAW} AS flaw \
          FROM unnest({schemas}) WITH ORDINALITY AS o (name, place) \
          JOIN pg_catalog.pg_namespace AS n ON n.nspname = o.name \
          JOIN pg_catalog.pg_class AS c \

@@ -46,6 +46,32 @@ macro_rules! and_durably {
     };
 }
 
+/// Revokes what `PUBLIC` may do with the functions and tables of the fence, and with the guards of protected tables: a
+/// dump without rights (`--no-acl`) restores functions that everybody may execute. It changes what the role owns, and
+/// writes nothing where there is nothing to revoke. Every admission needs `fence_history`, whichever role makes it.
+const REVOKE_FROM_PUBLIC: &str = r"DO $fence$
+DECLARE
+    object text;
+BEGIN
+    FOR object IN
+        SELECT format('FUNCTION %s', p.oid::regprocedure) FROM pg_catalog.pg_proc AS p
+        JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+        WHERE (n.nspname = current_schema() AND p.proname LIKE 'fence\_%' AND p.proname <> 'fence_history'
+                OR p.oid IN (SELECT t.tgfoid FROM pg_catalog.pg_trigger AS t WHERE t.tgname LIKE 'fence\_guard\_%'))
+            AND pg_has_role(p.proowner, 'USAGE') AND has_function_privilege('public', p.oid, 'EXECUTE')
+        UNION ALL
+        SELECT format('TABLE %s', c.oid::regclass) FROM pg_catalog.pg_class AS c
+        JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = current_schema() AND c.relkind IN ('r', 'p', 'v')
+            AND (c.relname LIKE 'fence\_%' OR c.relname = '_tower_fence_migrations')
+            AND pg_has_role(c.relowner, 'USAGE')
+            AND EXISTS (SELECT FROM aclexplode(c.relacl) AS r WHERE r.grantee = 0)
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s FROM PUBLIC', object);
+    END LOOP;
+END
+$fence$";
+
 impl Backend for Postgres {
     fn address(options: &PgConnectOptions) -> String {
         match options.get_socket() {
@@ -63,6 +89,13 @@ impl Backend for Postgres {
         schema: Option<&str>,
     ) -> sqlx::Result<Option<Found>> {
         catalog::find_tables(conn, schema).await
+    }
+
+    async fn find_denied(
+        conn: &mut PgConnection,
+        schema: Option<&str>,
+    ) -> sqlx::Result<Option<String>> {
+        catalog::find_denied(conn, schema).await
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -109,8 +142,12 @@ impl Backend for Postgres {
             let set = format!("SET search_path = {schema}");
             conn.execute(AssertSqlSafe(set)).await?;
         }
+        // For rows and tables, and for the advisory lock under which sqlx migrates: any role can take that.
+        conn.execute("SET lock_timeout = '10s'").await?;
         let has_history = conn.fetch_optional(HISTORY).await?.is_some();
-        migrations::migrate(conn, has_history, migrations::POSTGRES).await
+        migrations::migrate(conn, has_history, migrations::POSTGRES).await?;
+        conn.execute(REVOKE_FROM_PUBLIC).await?;
+        Ok(())
     }
 
     fn schema_sql() -> String {

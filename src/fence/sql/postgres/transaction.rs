@@ -15,7 +15,8 @@ use crate::fence::{
 
 /// As [`Backend::begin`](crate::fence::sql::Backend::begin).
 pub(super) async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
-    let sql = AssertSqlSafe(begin_sql(conn, limits)).into_sql_str();
+    let sql = begin_sql(conn.server_version_num(), limits);
+    let sql = AssertSqlSafe(sql).into_sql_str();
     match PgTransactionManager::begin(conn, Some(sql.clone())).await {
         Err(error) if left_open::is_left_open(&error) => {
             left_open::end(conn).await?;
@@ -25,12 +26,12 @@ pub(super) async fn begin(conn: &mut PgConnection, limits: TransactionLimits) ->
     }
 }
 
-/// How much longer than the process the server waits: it ends the connection as well, which is for
+/// How much longer than the process the server waits for a transaction that is idle or takes too long: it ends the connection as well, which is for
 /// processes that are frozen, and not for each handler that takes too long.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// The start of a transaction with its time limits.
-fn begin_sql(conn: &PgConnection, limits: TransactionLimits) -> String {
+/// The start of a transaction with its time limits, on a server of this version.
+fn begin_sql(version: Option<u32>, limits: TransactionLimits) -> String {
     let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
     let (lock_ms, idle_ms) = (
         millis(first_wait),
@@ -40,15 +41,16 @@ fn begin_sql(conn: &PgConnection, limits: TransactionLimits) -> String {
     let waits = limits
         .lock_wait
         .saturating_add(limits.key_wait.unwrap_or_default());
-    let whole_ms = millis(waits.saturating_add(limits.hold));
+    let statement_ms = millis(waits.saturating_add(limits.hold));
     let mut sql = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; \
          SET LOCAL lock_timeout = {lock_ms}; \
-         SET LOCAL statement_timeout = {whole_ms}; \
+         SET LOCAL statement_timeout = {statement_ms}; \
          SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
     );
     // From Postgres 17 on, the server also bounds a transaction that is never idle.
-    if conn.server_version_num() >= Some(17_00_00) {
+    if version >= Some(17_00_00) {
+        let whole_ms = millis(limits.whole.saturating_add(MARGIN));
         sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
     }
     sql.push_str("; SAVEPOINT ");
@@ -61,8 +63,9 @@ pub(super) async fn commit(
     conn: &mut PgConnection,
     next: Option<TransactionLimits>,
 ) -> sqlx::Result<Committed> {
+    let version = conn.server_version_num();
     let sql = match next {
-        Some(limits) => format!("{}; {}", prove_and_commit(), begin_sql(conn, limits)),
+        Some(limits) => format!("{}; {}", prove_and_commit(), begin_sql(version, limits)),
         None => format!("{} AND CHAIN", prove_and_commit()),
     };
     let mut confirmed = 0;
@@ -106,6 +109,21 @@ pub(super) fn millis(limit: Duration) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fence::settings::Limits;
+
+    #[test]
+    fn the_server_gives_a_transaction_a_second_more_than_its_waits() {
+        let limits = Limits::default().transaction(Some(Duration::from_secs(20)));
+        let whole_ms = limits.whole.as_millis() + 1_000;
+        let timeout = |version| {
+            let sql = begin_sql(version, limits);
+            let set = sql.split_once("transaction_timeout = ")?.1;
+            set.split(';').next()?.parse::<u128>().ok()
+        };
+        assert_eq!(timeout(Some(17_00_04)), Some(whole_ms));
+        assert_eq!(timeout(Some(16_00_09)), None);
+        assert_eq!(timeout(None), None);
+    }
 
     #[test]
     fn a_limit_is_never_none() {

@@ -1,7 +1,8 @@
--- Ends whatever lease there is, by force; then the next in line has it.
--- Answers {'released'}, {'lost'} where there was none, or what needs_epoch does: released, but the
+-- Ends whatever lease there is, or the one with this token, by force; then the next in line has it.
+-- ARGV: …, a token or ''. Answers {'released'}, {'lost'} where there was none, or what needs_epoch does: released, but the
 -- next in line needs an epoch first.
-if redis.call('EXISTS', LEASE) == 0 then
+local held = current()
+if not held or (ARGV[9] ~= '' and held.token ~= ARGV[9]) then
   return {'lost'}
 end
 return end_lease()

@@ -13,7 +13,7 @@ end
 if not counts(held, now) then
   return {'lost'}
 end
-local token, lowest = tonumber(held.token), tonumber(ARGV[12])
+local token, ttl, lowest = tonumber(held.token), tonumber(ARGV[10]), tonumber(ARGV[12])
 if ARGV[11] == '1' then
   lowest = math.max(lowest, token + 1)
 end
@@ -28,6 +28,11 @@ if token < lowest then
   -- The clock does not follow: where the resource has seen a token from elsewhere, this concerns
   -- this lease alone.
   held.token = digits(math.max(lowest, tonumber(held.token)))
+  put(held, ttl)
+else
+  -- The value stays. A full server takes this, and no SET.
+  local ms = digits(ttl + held.delay)
+  redis.call('PEXPIRE', LEASE, ms)
+  publish_end(ms)
 end
-put(held, tonumber(ARGV[10]))
 return granted(held.token, now)

@@ -135,7 +135,11 @@ pub mod scripts {
             Ok(self.redis.run(script).await)
         }
 
-        pub async fn break_lease(&self, _: &Resource) -> Result<bool, LeaseError> {
+        pub async fn break_lease(
+            &self,
+            _: &Resource,
+            _: Option<Token>,
+        ) -> Result<bool, LeaseError> {
             Ok(false)
         }
 

@@ -37,23 +37,6 @@ pub trait Executor {}
 
 pub struct AssertSqlSafe<T>(pub T);
 
-/// A look at the line, for which no time ever comes.
-pub struct Look<DB>(PhantomData<DB>);
-
-pub fn query_scalar<DB, T>(_: AssertSqlSafe<String>) -> Look<DB> {
-    Look(PhantomData)
-}
-
-impl Look<Model> {
-    pub fn bind(self, _: Vec<String>) -> Self {
-        self
-    }
-
-    pub async fn fetch_all(self, _: &mut postgres::PgListener) -> Result<Vec<String>> {
-        Ok(vec![])
-    }
-}
-
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]

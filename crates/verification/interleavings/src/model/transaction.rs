@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use super::{clock::sleep, sqlx::AdvisoryLock};
+use super::{
+    clock::{Instant, sleep},
+    sqlx::AdvisoryLock,
+};
 
 /// What became of the transaction of one request.
 #[derive(Debug, Default)]
@@ -21,6 +24,7 @@ pub struct Fate {
 
 pub struct Transaction<DB> {
     pub claimed: Option<()>,
+    pub held_since: Instant,
     pub lock: Option<AdvisoryLock>,
     fate: Option<Arc<Fate>>,
     database: PhantomData<fn() -> DB>,
@@ -30,6 +34,7 @@ impl<DB> Transaction<DB> {
     pub fn begin(fate: &Arc<Fate>) -> Self {
         Self {
             claimed: None,
+            held_since: Instant::now(),
             lock: Some(AdvisoryLock(1)),
             fate: Some(fate.clone()),
             database: PhantomData,

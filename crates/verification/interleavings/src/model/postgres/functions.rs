@@ -99,7 +99,12 @@ impl Functions {
         Ok(self.run(abandon).await)
     }
 
-    pub async fn end(&self, _: &Resource, id: Option<&LeaseId>) -> Result<bool, LeaseError> {
+    pub async fn end(
+        &self,
+        _: &Resource,
+        id: Option<&LeaseId>,
+        _: Option<Token>,
+    ) -> Result<bool, LeaseError> {
         let lease = id.map(|id| LeaseDigest::of(id.expose()));
         let end = move |line: &mut Line| {
             let held = line
@@ -145,6 +150,11 @@ impl Functions {
             })
         };
         Ok(self.run(inspect).await)
+    }
+
+    /// For which no time ever comes.
+    pub async fn open(&self, _: &[String], _: i64) -> Result<Vec<String>, LeaseError> {
+        Ok(vec![])
     }
 
     pub async fn list(&self, _: usize, _: Option<&str>) -> Result<Page, ListError> {

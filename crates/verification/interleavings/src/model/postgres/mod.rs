@@ -1,4 +1,4 @@
-//! Postgres, as far as the line of waiters uses it: sessions that listen and have locks, and a server that does with one line
+//! Postgres, as far as the line of waiters uses it: sessions that listen, and a server that does with one line
 //! what the functions do.
 //!
 //! No lease of it ends by itself. A statement goes on when its caller has gone away. What is notified may be on its way for
@@ -46,7 +46,7 @@ pub struct Line {
 
 #[derive(Debug)]
 struct Session {
-    lock: Option<i64>,
+    listener: Option<i64>,
     channel: Option<String>,
     notified: mpsc::UnboundedSender<String>,
 }
@@ -96,7 +96,7 @@ impl Line {
     /// Removes those who hear by a listener that is no more; whether it was one.
     pub fn pass_over(&mut self, listener: i64) -> bool {
         let mut sessions = self.sessions.values();
-        if sessions.any(|session| session.lock == Some(listener)) {
+        if sessions.any(|session| session.listener == Some(listener)) {
             return false;
         }
         self.line.retain(|one| one.listener != listener);

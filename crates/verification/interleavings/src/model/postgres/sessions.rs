@@ -57,7 +57,7 @@ impl PgListener {
         let begin = |line: &mut super::Line| {
             line.begun += 1;
             let session = Session {
-                lock: None,
+                listener: None,
                 channel: None,
                 notified: sender,
             };
@@ -73,10 +73,10 @@ impl PgListener {
 
     pub fn eager_reconnect(&mut self, _: bool) {}
 
-    /// `SELECT pg_catalog.pg_advisory_lock(…)`
-    pub async fn execute(&mut self, lock: super::super::sqlx::AssertSqlSafe<String>) -> Result<()> {
-        let number = lock.0.split(['(', ')']).nth(1).unwrap().parse().unwrap();
-        self.change(move |session| session.lock = Some(number))
+    /// `SELECT fence_lease_listen(…)`
+    pub async fn execute(&mut self, call: super::super::sqlx::AssertSqlSafe<String>) -> Result<()> {
+        let number = call.0.split(['(', ')']).nth(1).unwrap().parse().unwrap();
+        self.change(move |session| session.listener = Some(number))
             .await
     }
 

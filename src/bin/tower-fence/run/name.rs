@@ -1,0 +1,152 @@
+//! The default name of a resource: the file name of the command.
+
+use std::{ffi::OsStr, path::Path};
+
+use tower_fence::Resource;
+
+use crate::{failure::Failure, operate::resource};
+
+/// Programs whose file name does not say what they do: they run a script or another program. A version
+/// number at the end of the name is ignored, as in `python3.12`.
+const INTERPRETERS_AND_WRAPPERS: [&str; 79] = [
+    "ash",
+    "bash",
+    "busybox",
+    "csh",
+    "dash",
+    "elvish",
+    "fish",
+    "ksh",
+    "mksh",
+    "nu",
+    "pwsh",
+    "sh",
+    "tcsh",
+    "xonsh",
+    "zsh",
+    // Interpreters.
+    "Rscript",
+    "awk",
+    "bun",
+    "deno",
+    "dotnet",
+    "elixir",
+    "gawk",
+    "java",
+    "julia",
+    "lua",
+    "luajit",
+    "mawk",
+    "node",
+    "nodejs",
+    "perl",
+    "php",
+    "pypy",
+    "python",
+    "ruby",
+    "tclsh",
+    // Programs that run another one.
+    "catchsegv",
+    "chpst",
+    "chroot",
+    "chrt",
+    "choom",
+    "doas",
+    "dumb-init",
+    "env",
+    "flock",
+    "gosu",
+    "ionice",
+    "ltrace",
+    "nice",
+    "nohup",
+    "nsenter",
+    "numactl",
+    "parallel",
+    "pkexec",
+    "prlimit",
+    "runuser",
+    "script",
+    "setarch",
+    "setpriv",
+    "setsid",
+    "softlimit",
+    "ssh",
+    "stdbuf",
+    "strace",
+    "su",
+    "su-exec",
+    "sudo",
+    "systemd-cat",
+    "systemd-run",
+    "taskset",
+    "time",
+    "timeout",
+    "tini",
+    "tower-fence",
+    "unbuffer",
+    "unshare",
+    "watch",
+    "xargs",
+    "xvfb-run",
+    "valgrind",
+];
+
+/// The resource that a command stands for when no name is given.
+///
+/// # Errors
+///
+/// [`Failure::usage`] when the command is an interpreter or a wrapper: two different jobs would have
+/// one name.
+pub fn default_resource(program: &OsStr) -> Result<Resource, Failure> {
+    let name = Path::new(program).file_name().unwrap_or_default();
+    let name = name.to_string_lossy();
+    if runs_something_else(&name) {
+        return Err(Failure::usage(format!(
+            "name the resource with --resource NAME: `{name}` runs another program or a script, and every \
+             job that begins with it would have the same name"
+        )));
+    }
+    resource(&name)
+}
+
+fn runs_something_else(name: &str) -> bool {
+    let versionless = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
+    INTERPRETERS_AND_WRAPPERS.contains(&name) || INTERPRETERS_AND_WRAPPERS.contains(&versionless)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_named_by_its_file_and_never_by_its_interpreter() {
+        for (program, name) in [
+            ("./backup.sh", "backup.sh"),
+            ("/usr/bin/pg_dump", "pg_dump"),
+            ("report2", "report2"),
+            ("shred", "shred"),
+        ] {
+            let resource = default_resource(OsStr::new(program)).unwrap();
+            assert_eq!(resource.as_str(), name);
+        }
+        for program in [
+            "sh",
+            "/bin/bash",
+            "python3",
+            "python3.12",
+            "/opt/perl5.36.0",
+            "node-20",
+            "env",
+            "timeout",
+            "sudo",
+            "xargs",
+            "nice",
+            "..",
+            "",
+        ] {
+            let refused = default_resource(OsStr::new(program)).unwrap_err();
+            assert_eq!(refused.status, crate::failure::USAGE, "{program}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A release that is retried.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower_fence::{
+    Resource,
+    client::HttpError,
+    lease::{LeaseError, LeaseId, Leases},
+};
+
+use super::signals::Signals;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a release is retried.
+#[derive(Clone, Copy)]
+pub struct Schedule {
+    /// No retry begins after this.
+    pub until: Instant,
+    /// Before this, "not held" is no answer: the request that takes the lease may be on its way.
+    pub not_held_until: Instant,
+}
+
+/// What came of a release.
+pub enum Released {
+    /// The lease has ended by this release.
+    Done,
+    /// There was no such lease.
+    NotHeld,
+    /// No answer came. The lease ends by its time.
+    Failed(LeaseError),
+}
+
+/// Releases a lease: one attempt, and retries as `schedule` has it, or until a signal asks this process to end.
+///
+/// "Not held" after an attempt without an answer means that this attempt was executed.
+pub async fn release<L: Leases>(
+    leases: &L,
+    resource: &Resource,
+    id: &LeaseId,
+    schedule: Schedule,
+    signals: &mut Signals,
+) -> Released {
+    let mut may_be_released = false;
+    let mut pause = FIRST_PAUSE;
+    let mut is_first = true;
+    loop {
+        let error = match leases.release(resource, id).await {
+            Ok(()) => return Released::Done,
+            Err(error) => error,
+        };
+        let not_held = matches!(error, LeaseError::Lost { .. });
+        if not_held && may_be_released {
+            return Released::Done;
+        }
+        may_be_released |= may_be_executed(&error);
+        let until = match not_held {
+            true => schedule.not_held_until,
+            false => schedule.until,
+        };
+        if is_first {
+            // Ctrl-C ends the command, and reaches this process as well.
+            signals.clear();
+        }
+        is_first = false;
+        let is_late = Instant::now() + pause >= until;
+        if is_late || is_interrupted(pause, signals).await {
+            return match not_held {
+                true => Released::NotHeld,
+                false => Released::Failed(error),
+            };
+        }
+        if !not_held {
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// Waits for most of this time, a random part; or for a signal.
+async fn is_interrupted(pause: Duration, signals: &mut Signals) -> bool {
+    tokio::select! {
+        () = sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => false,
+        _ = signals.interrupt() => true,
+    }
+}
+
+/// Whether a request with this answer, or without one, may have been executed.
+pub fn may_be_executed(error: &LeaseError) -> bool {
+    let LeaseError::Unavailable(cause) = error else {
+        return false;
+    };
+    match cause.downcast_ref() {
+        Some(HttpError::Request { source, .. }) => !source.is_connect(),
+        Some(HttpError::Unexpected(status)) => !status.is_client_error(),
+        Some(HttpError::Url | HttpError::Client(_)) => false,
+        _ => true,
+    }
+}

@@ -1,0 +1,231 @@
+//! What a grant needs of the stores, without a grant.
+
+use std::{
+    error::Error,
+    io,
+    iter::successors,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use sqlx::{AssertSqlSafe, Postgres, postgres::PgDatabaseError};
+use tokio::time::timeout;
+use tower_fence::{
+    AdmitError, Fence, Resource,
+    lease::{Leases, RedisLeases},
+};
+
+use crate::database::reach;
+
+/// Why a store would grant nothing.
+pub type Reason = Box<dyn Error + Send + Sync>;
+
+/// A look at a store.
+pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Result<(), Reason>> + Send + Sync>;
+
+/// How long a store may take.
+pub const LIMIT: Duration = Duration::from_secs(2);
+/// How long it may take to find out why the database does not answer.
+pub const WHY: Duration = Duration::from_secs(1);
+
+/// What leases in Postgres need: the call of a grant, in a transaction that is rolled back. The resource has a name of its
+/// own, so that no lease is in the way.
+const GRANT: &str = "SELECT FROM {schema}fence_lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL, 1)";
+/// What epochs of leases elsewhere need. No row is written; a missing right, and a database that is read-only, are errors
+/// all the same.
+const EPOCHS: &str = "UPDATE {schema}fence_epochs SET epoch = epoch WHERE false";
+/// What announcements of such leases need beside that.
+const ANNOUNCEMENTS: &str = "; INSERT INTO {schema}fence_resources (resource, max_token) SELECT 'readyz', 1 WHERE false; \
+                             UPDATE {schema}fence_resources SET max_token = max_token WHERE false";
+
+/// The database answers.
+pub fn answers(fence: Fence<Postgres>) -> Probe {
+    in_database(fence, "SELECT".into())
+}
+
+/// The database takes the grants of leases in it.
+pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Option<&str>) -> Probe {
+    // Knows what to do about tables that are missing.
+    let reads = reads(leases);
+    let grants = in_database(fence, in_schema(GRANT, schema));
+    Box::new(move || {
+        let (reads, grants) = (reads(), grants());
+        async move {
+            reads.await?;
+            grants.await
+        }
+        .boxed()
+    })
+}
+
+/// The database takes the epochs of leases elsewhere, and their announcements.
+pub fn epochs(fence: Fence<Postgres>, schema: Option<&str>, announced: bool) -> Probe {
+    let announcements = if announced { ANNOUNCEMENTS } else { "" };
+    in_database(
+        fence,
+        in_schema(&format!("{EPOCHS}{announcements}"), schema),
+    )
+}
+
+/// The Redis takes writes.
+pub fn redis(leases: RedisLeases) -> Probe {
+    Box::new(move || {
+        let leases = leases.clone();
+        async move { Ok(leases.check_writes().await?) }.boxed()
+    })
+}
+
+/// The store answers.
+pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
+    Box::new(move || {
+        let leases = leases.clone();
+        async move {
+            leases.inspect(&Resource::new("readyz")?).await?;
+            Ok(())
+        }
+        .boxed()
+    })
+}
+
+fn in_schema(sql: &str, schema: Option<&str>) -> String {
+    let schema = schema.filter(|schema| !schema.is_empty());
+    let schema = schema.map(|schema| format!("\"{}\".", schema.replace('"', "\"\"")));
+    sql.replace("{schema}", &schema.unwrap_or_default())
+}
+
+fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
+    Box::new(move || {
+        let (fence, sql) = (fence.clone(), sql.clone());
+        async move {
+            match timeout(LIMIT, rolled_back(&fence, &sql)).await {
+                Ok(outcome) => Ok(outcome?),
+                Err(_) => {
+                    reach(&fence, WHY).await?;
+                    Err("it is slow, or all connections are in use".into())
+                }
+            }
+        }
+        .boxed()
+    })
+}
+
+async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
+    let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
+    let mut transaction = fence.get_pool().begin_with(begin).await?;
+    // What is given up here does not go on there.
+    let limits = format!(
+        "SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}",
+        LIMIT.as_millis()
+    );
+    let sql = AssertSqlSafe(format!("{limits}; {sql}"));
+    sqlx::raw_sql(sql).execute(&mut *transaction).await?;
+    transaction.rollback().await
+}
+
+/// How long the outcome of a grant counts.
+const RECENT: Duration = Duration::from_secs(10);
+/// How many grants have to fail.
+const FAILURES: u32 = 3;
+
+/// The outcome of recent grants: of what no look can find, such as a synchronous standby that is away.
+#[derive(Default)]
+pub struct Recent(Mutex<Option<Failures>>);
+
+struct Failures {
+    count: u32,
+    last: Instant,
+    reason: String,
+}
+
+impl Recent {
+    /// A grant was answered by the store, with or without a lease.
+    pub fn answered(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// A grant has failed for this reason.
+    pub fn failed(&self, reason: &(dyn Error + 'static)) {
+        if is_busy(reason) {
+            return;
+        }
+        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = failures
+            .take()
+            .filter(|failures| failures.last.elapsed() < RECENT);
+        *failures = Some(Failures {
+            count: recent.map_or(1, |failures| failures.count.saturating_add(1)),
+            last: Instant::now(),
+            reason: root(reason),
+        });
+    }
+
+    /// An error if all recent grants have failed, and there were several.
+    pub fn outcome(&self) -> Result<(), Reason> {
+        let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*failures {
+            Some(Failures {
+                count,
+                last,
+                reason,
+            }) if *count >= FAILURES && last.elapsed() < RECENT => Err(io::Error::other(format!(
+                "the last {count} grants have failed: {reason}"
+            ))
+            .into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The innermost cause of an error: without the addresses of servers, which stand in front of it, and without the place in
+/// Postgres' source, which stands behind it.
+pub fn root(error: &(dyn Error + 'static)) -> String {
+    match causes(error).last() {
+        Some(error) => match postgres(error) {
+            Some(refused) => refused.message().to_owned(),
+            None => error.to_string(),
+        },
+        None => String::new(),
+    }
+}
+
+/// Whether a grant waited for a transaction on its own resource, in the database or in the queue of those that do. It says
+/// nothing about other resources.
+fn is_busy(error: &(dyn Error + 'static)) -> bool {
+    causes(error).any(|cause| {
+        // lock_not_available
+        postgres(cause).is_some_and(|refused| refused.code() == "55P03")
+            || matches!(cause.downcast_ref(), Some(AdmitError::Busy(_)))
+    })
+}
+
+/// An error and its causes, the innermost one last.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    successors(Some(error), |error| (*error).source())
+}
+
+fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError> {
+    match error.downcast_ref() {
+        Some(sqlx::Error::Database(refused)) => refused.try_downcast_ref(),
+        _ => error.downcast_ref(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grants_that_fail_count_until_one_is_answered() {
+        let (recent, error) = (Recent::default(), io::Error::other("disk full"));
+        for _ in 1..FAILURES {
+            recent.failed(&error);
+            assert!(recent.outcome().is_ok());
+        }
+        recent.failed(&error);
+        let reason = recent.outcome().unwrap_err().to_string();
+        assert!(reason.contains("disk full"), "{reason}");
+        recent.answered();
+        assert!(recent.outcome().is_ok());
+    }
+}

@@ -1,0 +1,67 @@
+//! What clones of a fence share, and what they do not.
+
+use sqlx::{Postgres, postgres::PgPoolOptions};
+use tower_fence::{
+    Fence, FenceLayer, PathParam, Token, TokenUse,
+    epochs::{Epoch, Epochs},
+};
+
+use crate::support::{
+    PATIENCE,
+    database::TestDatabase,
+    fence::{begin, is_stale, sku, token},
+    http::Server,
+};
+
+/// Two tenants, each with a schema of its own, and clones of one fence for them.
+async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
+    let tenants = ["red", "blue"].map(|schema| fence.clone().schema(schema));
+    for tenant in &tenants {
+        tenant.migrate().await.unwrap();
+    }
+    tenants
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clones_with_other_schemas_share_no_refusals() {
+    let db = Postgres::fresh(2).await;
+    db.execute("CREATE SCHEMA red; CREATE SCHEMA blue").await;
+    let pool = PgPoolOptions::new().max_connections(2);
+    let fence = Fence::new(pool.connect(&db.url).await.unwrap()).pool_wait(PATIENCE);
+    let [red, blue] = of_two_tenants(&fence).await;
+    begin(&red, 9).await.commit().await.unwrap();
+    let refused = red.begin(&sku(), token(7), TokenUse::SingleUse).await;
+    is_stale(refused.map(drop), 7, 9);
+    // Another write of the first tenant's is under way.
+    let open = begin(&red, 10).await;
+    let mut tx = begin(&blue, 7).await;
+    sqlx::query("INSERT INTO public.ledger VALUES (7)")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    tx.commit().await.unwrap();
+    drop(open);
+    fence.get_pool().close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clones_with_other_schemas_share_no_epochs() {
+    let db = Postgres::fresh(2).await;
+    db.execute("CREATE SCHEMA red; CREATE SCHEMA blue").await;
+    let pool = PgPoolOptions::new().max_connections(2);
+    let fence = Fence::new(pool.connect(&db.url).await.unwrap()).pool_wait(PATIENCE);
+    let [red, blue] = of_two_tenants(&fence).await;
+    for partition in 0..=u8::MAX {
+        red.next_epoch(partition, Epoch::FIRST).await.unwrap();
+    }
+    let issued: Token = Epoch::FIRST.token(1).unwrap();
+    for (tenant, status) in [(red, 200), (blue, 403)] {
+        let layer = FenceLayer::new(tenant, PathParam("r")).issued_by_this_database();
+        let app = axum::Router::new()
+            .route("/{r}", axum::routing::post(|| async {}))
+            .route_layer(layer);
+        let server = Server::start(app).await;
+        assert_eq!(server.write("/sku-1", issued).await.status, status);
+    }
+    fence.get_pool().close().await;
+}

@@ -1,0 +1,98 @@
+//! Sessions that are of no use are closed, and others are served.
+
+use axum::{Router, routing::post};
+use serde_json::json;
+use sqlx::{Postgres, postgres::PgPoolOptions};
+use tower_fence::{Fence, FenceLayer, PathParam, issuer, lease::PostgresLeases};
+
+use crate::support::{
+    PATIENCE,
+    database::TestDatabase,
+    eventually,
+    http::{Answer, Server},
+};
+
+/// How many connections the pool has, all of them opened while the database was read-only.
+const CONNECTIONS: u32 = 8;
+
+async fn read_only_sessions_are_replaced(reuse: bool) {
+    let db = Postgres::fresh(2).await;
+    let name = db.url.rsplit('/').next().unwrap().to_owned();
+    let set = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+    db.execute(&set).await;
+    let options = PgPoolOptions::new()
+        .min_connections(CONNECTIONS)
+        .max_connections(CONNECTIONS);
+    let pool = options.connect(&db.url).await.unwrap();
+    let open_all = async || {
+        let all = (0..CONNECTIONS).map(|_| pool.acquire());
+        drop(futures_util::future::try_join_all(all).await.unwrap());
+    };
+    let fence = Fence::new(pool.clone())
+        .pool_wait(PATIENCE)
+        .reuse_connections(reuse);
+    let app = Router::new()
+        .route("/write/{r}", post(|| async {}))
+        .route_layer(FenceLayer::new(fence.clone(), PathParam("r")))
+        .nest("/locks", issuer::router(PostgresLeases::new(fence)));
+    let server = Server::start(app).await;
+    let write = async |token: i64| server.write("/write/r", token).await;
+    let grant = async |token: i64| {
+        let request = server.post(&format!("/locks/r-{token}"));
+        Answer::to(request.json(&json!({ "ttl_ms": 30_000 }))).await
+    };
+    for token in 1..=i64::from(CONNECTIONS) {
+        write(token).await.is_problem(503, "store-unavailable");
+        grant(token).await.is_problem(503, "store-unavailable");
+    }
+    open_all().await;
+    let reset = format!("ALTER DATABASE {name} RESET default_transaction_read_only");
+    db.execute(&reset).await;
+    let mut refused = 0;
+    for token in 10..10 + 2 * i64::from(CONNECTIONS) {
+        for answer in [write(token).await, grant(token).await] {
+            refused += u32::from(answer.status == 503);
+        }
+    }
+    // Each one that fails closes its session at least.
+    assert!(refused <= CONNECTIONS, "{refused} were refused");
+    assert_eq!((write(90).await.status, grant(90).await.status), (200, 201));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_only_sessions_leave_the_pool() {
+    read_only_sessions_are_replaced(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_only_sessions_are_not_reused() {
+    read_only_sessions_are_replaced(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
+    let db = Postgres::fresh(2).await;
+    let name = db.url.rsplit('/').next().unwrap().to_owned();
+    let set = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+    db.execute(&set).await;
+    let options = PgPoolOptions::new()
+        .min_connections(CONNECTIONS)
+        .max_connections(CONNECTIONS);
+    let pool = options.connect(&db.url).await.unwrap();
+    eventually("all are open", async || {
+        pool.num_idle() == CONNECTIONS as usize
+    })
+    .await;
+    let reset = format!("ALTER DATABASE {name} RESET default_transaction_read_only");
+    db.execute(&reset).await;
+    let app = Router::new()
+        .route("/{r}", post(|| async {}))
+        .route_layer(FenceLayer::new(
+            Fence::new(pool).pool_wait(PATIENCE),
+            PathParam("r"),
+        ));
+    let server = Server::start(app).await;
+    let refused = server.write("/r", 1).await;
+    refused.is_problem(503, "store-unavailable");
+    assert_eq!(server.write("/r", 2).await.status, 200);
+}

@@ -1,0 +1,227 @@
+//! A database that is not set up for the fence: 500, which no repetition cures, and a log that says what is missing.
+
+use axum::{
+    Router,
+    routing::{get, post},
+};
+use reqwest::Url;
+use serde_json::json;
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use tower_fence::{
+    Fence, FenceLayer, PathParam, PendingWrite, PgFencedTx, PgPendingWrite,
+    fence::WriteError,
+    issuer,
+    layer::DatabaseError,
+    lease::{EmbeddedLeases, PostgresLeases, RedisLeases},
+};
+
+use super::protected::Log;
+use crate::support::{
+    database::{Fresh, TestDatabase, on_both_databases},
+    http::{Answer, Server},
+    redis::{fresh_prefix, shared_url},
+};
+
+/// The database, a role that may do all that the fence does, and connections as that role.
+async fn with_role() -> (Fresh<Postgres>, String, PgPool) {
+    let db = Postgres::fresh(2).await;
+    let role = format!("app_{:016x}", rand::random::<u64>());
+    db.execute(&format!(
+        "REVOKE ALL ON SCHEMA public FROM PUBLIC;
+         CREATE ROLE {role} LOGIN PASSWORD 'of-a-test';
+         GRANT USAGE ON SCHEMA public TO {role};
+         GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {role};"
+    ))
+    .await;
+    let mut url = Url::parse(&db.url).unwrap();
+    url.set_username(&role).unwrap();
+    url.set_password(Some("of-a-test")).unwrap();
+    let options = PgPoolOptions::new().max_connections(2);
+    let pool = options.connect(url.as_str()).await.unwrap();
+    (db, role, pool)
+}
+
+/// The layer, and issuers over three stores whose epochs come from the fence.
+async fn start(pool: PgPool) -> Server {
+    let fence = Fence::new(pool);
+    let redis = RedisLeases::builder(fence.clone()).key_prefix(fresh_prefix());
+    let redis = redis.connect(&shared_url()).await.unwrap();
+    let app = Router::new()
+        .route("/write/{r}", post(|| async {}).get(|| async { "read" }))
+        .route_layer(FenceLayer::new(fence.clone(), PathParam("r")))
+        .route("/", get(|| async {}))
+        .nest(
+            "/postgres",
+            issuer::router(PostgresLeases::new(fence.clone())),
+        )
+        .nest(
+            "/embedded",
+            issuer::router(EmbeddedLeases::new(fence.clone())),
+        )
+        .nest("/redis", issuer::router(redis));
+    Server::start(app).await
+}
+
+const ISSUERS: &[&str] = &["/postgres/r", "/embedded/r", "/redis/r"];
+const EPOCHS: &[&str] = &["/embedded/r", "/redis/r"];
+const LAYER: &[&str] = &["/write/r"];
+const ALL: &[&str] = &["/write/r", "/postgres/r", "/embedded/r", "/redis/r"];
+
+/// What is done to the database, what is misconfigured then, and what the log names.
+const FAULTS: &[(&str, &[&str], &str)] = &[
+    (
+        "REVOKE UPDATE ON fence_resources FROM {role}",
+        LAYER,
+        "table fence_resources",
+    ),
+    (
+        "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM {role}",
+        ISSUERS,
+        "permission denied for function fence_",
+    ),
+    (
+        "REVOKE ALL ON fence_epochs FROM {role}",
+        EPOCHS,
+        "table fence_epochs",
+    ),
+    (
+        "REVOKE USAGE ON SCHEMA public FROM {role}",
+        ALL,
+        "USAGE on the schema public",
+    ),
+    (
+        "DROP TABLE fence_resources CASCADE",
+        ALL,
+        "call `Fence::migrate`",
+    ),
+    (
+        "DROP TABLE fence_leases CASCADE",
+        &["/postgres/r"],
+        "fence_leases",
+    ),
+    ("DROP TABLE fence_epochs CASCADE", EPOCHS, "fence_epochs"),
+    (
+        "ALTER TABLE fence_resources ENABLE ROW LEVEL SECURITY",
+        LAYER,
+        "row-level security",
+    ),
+    (
+        "ALTER TABLE fence_floors ENABLE ROW LEVEL SECURITY",
+        LAYER,
+        "row-level security",
+    ),
+    (
+        // As its owner, whose functions do not see the rows either.
+        "ALTER TABLE fence_floors ENABLE ROW LEVEL SECURITY; ALTER TABLE fence_floors FORCE ROW LEVEL SECURITY; \
+         UPDATE fence_floors SET history = 'another'; ALTER TABLE fence_floors OWNER TO {role}; \
+         DO $$ DECLARE f regprocedure; BEGIN \
+             FOR f IN SELECT oid FROM pg_proc WHERE pronamespace = 'public'::regnamespace LOOP \
+                 EXECUTE format('ALTER FUNCTION %s OWNER TO {role}', f); \
+             END LOOP; \
+         END $$",
+        ALL,
+        "row-level security",
+    ),
+    ("DELETE FROM fence_floors", ALL, "restored in part"),
+];
+
+#[tokio::test]
+async fn missing_rights_and_tables_are_500_and_named_in_the_log() {
+    let log = Log::default();
+    let to_log = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || to_log.clone());
+    // The whole test runs in this thread.
+    let _guard = tracing::subscriber::set_default(subscriber.finish());
+    let mut others = vec![];
+    for (fault, misconfigured, named) in FAULTS {
+        let (db, role, pool) = with_role().await;
+        db.execute(&fault.replace("{role}", &role)).await;
+        let server = start(pool).await;
+        for path in *misconfigured {
+            log.take();
+            let request = server.post(path).header("Fencing-Token", "5");
+            let request = match ISSUERS.contains(path) {
+                true => request.json(&json!({ "ttl_ms": 30_000 })),
+                false => request,
+            };
+            let answer = Answer::to(request).await;
+            let lines = log.take();
+            let errors: String = lines
+                .lines()
+                .filter(|line| line.contains("ERROR"))
+                .collect();
+            if answer.status != 500
+                || !answer.text.contains("#misconfigured")
+                || answer.headers.contains_key("retry-after")
+                || answer.text.contains("fence_")
+                || !errors.contains(named)
+                // A line of the server's C code.
+                || errors.contains(" at line ")
+            {
+                others.push(format!("{fault}: {path}: {answer:?} {lines}"));
+            }
+        }
+        let drop = format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}");
+        db.execute(&drop).await;
+    }
+    assert!(others.is_empty(), "{}", others.join("\n"));
+}
+
+on_both_databases!(a_statement_with_too_few_arguments_is_500);
+
+async fn a_statement_with_too_few_arguments_is_500<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let handler = async |pending: PendingWrite<DB>| -> Result<(), WriteError> {
+        let insert = "INSERT INTO ledger SELECT $1 + $2 FROM fence RETURNING entry";
+        pending.write::<()>(insert).await?;
+        Ok(())
+    };
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
+    let app = Router::new()
+        .route("/{r}", post(handler))
+        .route_layer(layer);
+    let answer = Server::start(app).await.write("/r", 5).await;
+    answer.is_problem(500, "transaction-aborted");
+    assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
+}
+
+/// A number that is asked for as a text. What is written stays, and the answer does not say otherwise.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_another_type_do_not_deny_the_write() {
+    async fn handler(pending: PgPendingWrite) -> Result<(), WriteError> {
+        let insert = sqlx::query("INSERT INTO ledger SELECT 5 FROM fence RETURNING entry");
+        pending.write::<(String,)>(insert).await?;
+        Ok(())
+    }
+    let db = Postgres::fresh(2).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("r")).deferred();
+    let app = Router::new()
+        .route("/{r}", post(handler))
+        .route_layer(layer);
+    let answer = Server::start(app).await.write("/r", 5).await;
+    answer.is_problem(500, "rows-unreadable");
+    assert_eq!(db.entries().await, 1);
+}
+
+/// Wrong arguments are a bug of one statement, and no reason to close its connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_arguments_of_a_handler_keep_its_connection() {
+    async fn handler(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
+        let insert = sqlx::query("INSERT INTO ledger VALUES ($1::bigint + $2::bigint)");
+        insert.bind(5_i64).execute(&mut *tx).await?;
+        Ok(())
+    }
+    let db = Postgres::fresh(1).await;
+    let app = Router::new()
+        .route("/{r}", post(handler))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("r")));
+    let server = Server::start(app).await;
+    let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;
+    let before = backend().await;
+    let answer = server.write("/r", 5).await;
+    answer.is_problem(500, "transaction-aborted");
+    assert_eq!(backend().await, before);
+}

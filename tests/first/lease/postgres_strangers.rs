@@ -1,0 +1,269 @@
+//! Leases in Postgres beside a stranger, a flood of notifications, and a writer that is frozen.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use reqwest::Url;
+use sqlx::{Connection, PgConnection, Postgres, postgres::PgConnectOptions};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases},
+};
+
+use crate::support::{
+    PATIENCE,
+    database::{Fresh, TestDatabase},
+    eventually,
+    functions::{acquire_as, admit},
+    lease::{LONG, grant, granted, sku, wait},
+};
+
+/// A role that may connect, and has no other right.
+struct Stranger<'a> {
+    db: &'a Fresh<Postgres>,
+    name: String,
+}
+
+impl<'a> Stranger<'a> {
+    async fn create(db: &'a Fresh<Postgres>) -> Self {
+        let name = format!("stranger_{:016x}", rand::random::<u64>());
+        db.execute(&format!("CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'"))
+            .await;
+        Self { db, name }
+    }
+
+    async fn connect(&self) -> PgConnection {
+        let mut url = Url::parse(&self.db.url).unwrap();
+        url.set_username(&self.name).unwrap();
+        url.set_password(Some("of-a-test")).unwrap();
+        PgConnection::connect(url.as_str()).await.unwrap()
+    }
+
+    async fn drop(self) {
+        self.db.execute(&format!("DROP ROLE {}", self.name)).await;
+    }
+}
+
+#[tokio::test]
+async fn advisory_locks_of_a_stranger_delay_nobody() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let stranger = Stranger::create(&db).await;
+    let mut locks = stranger.connect().await;
+    // Everything that a hash of the name may yield, and what sessions are seen to hold.
+    let seeds = "SELECT pg_advisory_lock(hashtextextended('sku-1', seed)) FROM unnest(ARRAY[0, 7463876215]) AS seed";
+    Postgres::execute(&mut locks, seeds).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let next = wait(&leases, LONG).await;
+    let seen = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid <> \
+         ALL (SELECT pid FROM pg_stat_activity WHERE usename LIKE 'stranger%') \
+         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    assert_eq!(db.number(seen).await, 0);
+    leases.release(&sku(), &first.id).await.unwrap();
+    granted(next).await;
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
+    drop(locks);
+    stranger.drop().await;
+}
+
+#[tokio::test]
+async fn a_stranger_cannot_learn_the_channel_of_a_listener() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    grant(&leases, &sku(), LONG).await;
+    let _waiting = wait(&leases, LONG).await;
+    let listener = db.number("SELECT listener FROM fence_waiters").await;
+    let stranger = Stranger::create(&db).await;
+    let mut conn = stranger.connect().await;
+    let visible = "SELECT concat((SELECT json_agg(l) FROM pg_locks AS l), (SELECT json_agg(a) FROM pg_stat_activity AS a))";
+    let visible: String = sqlx::query_scalar(visible)
+        .fetch_one(&mut conn)
+        .await
+        .unwrap();
+    let halves = [listener >> 32 & 0xffff_ffff, listener & 0xffff_ffff];
+    for number in [
+        format!("{listener:x}"),
+        listener.to_string(),
+        format!("\"classid\":\"{}\",\"objid\":\"{}\"", halves[0], halves[1]),
+    ] {
+        assert!(!visible.contains(&number), "{number} in {visible}");
+    }
+    drop(conn);
+    stranger.drop().await;
+}
+
+/// Leads to Postgres, and from a moment on sends notifications to the client as fast as it can.
+struct Flood {
+    url: String,
+    begun: Arc<AtomicBool>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Flood {
+    fn towards(db: &Fresh<Postgres>) -> Self {
+        let mut url = Url::parse(&db.url).unwrap();
+        let server = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
+        let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_port(Some(proxy.local_addr().unwrap().port()))
+            .unwrap();
+        let flood = Self {
+            url: format!("{url}?sslmode=disable"),
+            begun: Arc::default(),
+            ended: Arc::default(),
+        };
+        let (begun, ended) = (flood.begun.clone(), flood.ended.clone());
+        thread::spawn(move || {
+            for client in proxy.incoming() {
+                let (client, server) = (client.unwrap(), TcpStream::connect(&server).unwrap());
+                let (mut up, mut down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                thread::spawn(move || std::io::copy(&mut up, &mut down));
+                let (begun, ended) = (begun.clone(), ended.clone());
+                thread::spawn(move || pass_on(server, client, &begun, &ended));
+            }
+        });
+        flood
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+    }
+}
+
+/// Passes on what the server sends, message by message, with notifications in between.
+fn pass_on(mut server: TcpStream, mut client: TcpStream, begun: &AtomicBool, ended: &AtomicBool) {
+    let notification = b"A\0\0\0\x0e\0\0\0\x01channel\0x\0";
+    let mut notification = notification.to_vec();
+    let length = u32::try_from(notification.len() - 1).unwrap();
+    notification[1..5].copy_from_slice(&length.to_be_bytes());
+    let notifications = notification.repeat(4_096);
+    let patience = Duration::from_millis(1);
+    server.set_read_timeout(Some(patience)).unwrap();
+    let mut kind = [0];
+    while !ended.load(Relaxed) {
+        match server.read(&mut kind) {
+            Ok(1) => {
+                server.set_read_timeout(None).unwrap();
+                let mut length = [0; 4];
+                server.read_exact(&mut length).unwrap();
+                let mut rest = vec![0; u32::from_be_bytes(length) as usize - 4];
+                server.read_exact(&mut rest).unwrap();
+                server.set_read_timeout(Some(patience)).unwrap();
+                let message = [&kind[..], &length[..], &rest[..]].concat();
+                if client.write_all(&message).is_err() {
+                    return;
+                }
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            _ => return,
+        }
+        if begun.load(Relaxed) && (0..64).any(|_| client.write_all(&notifications).is_err()) {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_notifications_stops_no_other_request() {
+    let db = Postgres::fresh(4).await;
+    let flood = Flood::towards(&db);
+    let (url, listens_at, begun) = (db.url.clone(), flood.url.clone(), flood.begun.clone());
+    let (served, outcome) = mpsc::channel();
+    // All tasks in one thread: one that does not give way stops the others for good.
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let pool = sqlx::PgPool::connect(&url).await.unwrap();
+            let options: PgConnectOptions = listens_at.parse().unwrap();
+            let leases = PostgresLeases::new(tower_fence::Fence::new(pool)).listen_with(options);
+            let first = grant(&leases, &sku(), LONG).await;
+            let waiting = wait(&leases, LONG).await;
+            begun.store(true, Relaxed);
+            for n in 0..100 {
+                let other = Resource::new(format!("other-{n}")).unwrap();
+                grant(&leases, &other, LONG).await;
+            }
+            // Its turn comes too: the notification is one of many.
+            leases.release(&sku(), &first.id).await.unwrap();
+            granted(waiting).await;
+            let _ = served.send(());
+        });
+    });
+    let outcome = tokio::task::spawn_blocking(move || outcome.recv_timeout(PATIENCE));
+    let outcome = outcome.await.unwrap();
+    drop(flood);
+    outcome.expect("requests are not served beside the flood");
+}
+
+#[tokio::test]
+async fn a_frozen_writer_of_one_resource_stops_no_other() {
+    let db = Postgres::fresh(6).await;
+    // A lock is waited for far longer than a connection.
+    let leases = PostgresLeases::new(db.fence().lock_wait(PATIENCE));
+    let hot = Resource::new("hot").unwrap();
+    let mut writer = PgConnection::connect(&db.url).await.unwrap();
+    let lease = acquire_as(
+        &mut writer,
+        "hot",
+        "50 ms",
+        Some("an-id-that-the-client-chose"),
+    )
+    .await
+    .unwrap();
+    let mut writing = writer.begin().await.unwrap();
+    admit(&mut writing, "hot", lease.token).await.unwrap();
+    eventually("the lease has ended", async || {
+        leases.inspect(&hot).await.unwrap().is_none()
+    })
+    .await;
+    let crowd: Vec<_> = (0..40)
+        .map(|_| {
+            let (leases, hot) = (leases.clone(), hot.clone());
+            tokio::spawn(async move { leases.acquire(&hot, Acquire::new(LONG)).await })
+        })
+        .collect();
+    let mut observer = PgConnection::connect(&db.url).await.unwrap();
+    eventually("the crowd waits for the writer", async || {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+             WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        let waiting: i64 = sqlx::query_scalar(waiting)
+            .fetch_one(&mut observer)
+            .await
+            .unwrap();
+        waiting > 0
+    })
+    .await;
+    for n in 0..20 {
+        let other = Resource::new(format!("other-{n}")).unwrap();
+        let lease = grant(&leases, &other, LONG).await;
+        leases.release(&other, &lease.id).await.unwrap();
+        assert!(
+            crowd.iter().any(|request| !request.is_finished()),
+            "nothing waits for the writer any more"
+        );
+    }
+    writing.commit().await.unwrap();
+    let mut tokens = 0;
+    for request in crowd {
+        match request.await.unwrap() {
+            Ok(_) => tokens += 1,
+            Err(LeaseError::Held { .. } | LeaseError::Unavailable(_)) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    assert_eq!(tokens, 1);
+}

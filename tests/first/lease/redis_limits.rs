@@ -1,0 +1,68 @@
+//! One Redis that closes idle connections, and one that is full.
+
+use sqlx::Sqlite;
+use tower_fence::{
+    Resource,
+    lease::{Acquire, Leases, Operate, Renew},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    lease::{LONG, grant, granted, is_lost, sku, wait},
+    redis::{RedisServer, connect},
+};
+
+/// Waits until the server has closed every connection but the one that asks.
+async fn connections_are_closed(server: &RedisServer) {
+    eventually("idle connections are closed", async || {
+        server.info("CLIENT LIST").await.lines().count() == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_call_survives_a_closed_idle_connection() {
+    let server = RedisServer::start(&["--timeout", "1"]).await;
+    let db = Sqlite::fresh(4).await;
+    let leases = connect(&server, &db).await;
+    let lease = grant(&leases, &sku(), LONG).await;
+    connections_are_closed(&server).await;
+    leases
+        .renew(&sku(), &lease.id, Renew::new(LONG))
+        .await
+        .unwrap();
+    connections_are_closed(&server).await;
+    leases.release(&sku(), &lease.id).await.unwrap();
+    connections_are_closed(&server).await;
+    let lease = grant(&leases, &sku(), LONG).await;
+    connections_are_closed(&server).await;
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
+    connections_are_closed(&server).await;
+    assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
+    connections_are_closed(&server).await;
+    is_lost(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+}
+
+#[tokio::test]
+async fn a_full_server_renews_and_releases() {
+    let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]).await;
+    let db = Sqlite::fresh(4).await;
+    let leases = connect(&server, &db).await;
+    let lease = grant(&leases, &sku(), LONG / 2).await;
+    let waiting = wait(&leases, LONG).await;
+    let other = Resource::new("other").unwrap();
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    leases
+        .acquire(&other, Acquire::new(LONG))
+        .await
+        .expect_err("the server is not full");
+    let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert_eq!(renewed.unwrap().token, lease.token);
+    let held = leases.inspect(&sku()).await.unwrap().unwrap();
+    assert!(held.ttl > LONG / 2 && held.token == lease.token, "{held:?}");
+    // A script that has written may go on: what ends makes room for the next one in line.
+    leases.release(&sku(), &lease.id).await.unwrap();
+    let next = granted(waiting).await;
+    assert!(next.token > lease.token);
+}

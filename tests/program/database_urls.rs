@@ -1,0 +1,74 @@
+//! URLs of the database that psql accepts.
+
+use sqlx::{Connection, PgConnection, Postgres};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+};
+
+use super::program::{Served, run};
+use crate::support::{database::TestDatabase, eventually};
+
+/// The same server under an address of IPv6.
+async fn on_ipv6(url: &str) -> String {
+    let mut url = reqwest::Url::parse(url).unwrap();
+    let (host, port) = (url.host_str().unwrap().to_owned(), url.port().unwrap());
+    let listener = TcpListener::bind("[::1]:0").await.unwrap();
+    url.set_port(Some(listener.local_addr().unwrap().port()))
+        .unwrap();
+    url.set_host(Some("[::1]")).unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut server = TcpStream::connect((host.as_str(), port)).await.unwrap();
+            tokio::spawn(async move { copy_bidirectional(&mut client, &mut server).await });
+        }
+    });
+    url.into()
+}
+
+#[tokio::test]
+async fn a_url_with_harmless_parameters_of_libpq_connects() {
+    let db = Postgres::fresh(4).await;
+    let url = on_ipv6(&db.url).await;
+    let parameters = "connect_timeout=7431&keepalives_idle=7431&target_session_attrs=read-write\
+                      &client_encoding=auto&channel_binding=prefer&application_name=till-3";
+    let server = Served::start(&format!("{url}?{parameters}"), &[]).await;
+    eventually("it is ready", async || {
+        server.get("/readyz").await.status == 200
+    })
+    .await;
+    let mut conn = PgConnection::connect(&db.url).await.unwrap();
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'till-3' \
+               AND datname = current_database()";
+    assert!(Postgres::number(&mut conn, sql).await.unwrap() > 0);
+    let log = server.log();
+    for parameter in parameters.split('&').take(5) {
+        let (name, _) = parameter.split_once('=').unwrap();
+        assert!(log.contains(name), "{name}: {log}");
+    }
+    assert!(
+        !log.contains("7431") && !log.contains("application_name"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn what_a_url_asks_in_vain_is_refused_by_name() {
+    for (rest, text) in [
+        ("db/shop?channel_binding=require", "channel_binding"),
+        ("db/shop?service=x7431", "service"),
+        ("db/shop?passfile=x7431", "PGPASSFILE"),
+        ("db/shop?connection_limit=x7431", "connection_limit"),
+        ("db-1,db-2/shop", "several hosts"),
+        ("db-1:5432,db-2:5433/shop", "several hosts"),
+        ("db/shop?host=db-1,db-2", "several hosts"),
+    ] {
+        let url = format!("postgres://till:hunter2@{rest}");
+        let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
+        let refused = run(&["migrate"], &variables).await;
+        refused.is(78).says(text);
+        let shown = !refused.stderr.contains("hunter2") && !refused.stderr.contains("x7431");
+        assert!(shown, "{refused:?}");
+    }
+}

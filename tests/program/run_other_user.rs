@@ -1,0 +1,64 @@
+//! Processes of another user that a command of `tower-fence run` has started, which `run` may not signal. Only root can start
+//! them.
+
+use reqwest::Method;
+
+use super::{
+    command::{Notes, end, held, lives, serving, start_under},
+    program::Served,
+};
+use crate::support::{
+    eventually,
+    process::{Process, send_signal},
+};
+
+/// A keeper that may not send signals to processes of another user, as an ordinary user may not.
+const WITHOUT_RIGHTS: [&str; 4] = ["env", "--default-signal", "setpriv", "--bounding-set=-kill"];
+
+/// Starts a command that leaves a process of another user in its group, and then ends or waits.
+async fn beside_another_user(server: &Served, notes: &Notes, then: &str) -> (Process, String) {
+    let child = notes.path("child");
+    let script = format!(
+        "setpriv --reuid=65534 --clear-groups sleep 1000 > /dev/null 2>&1 & \
+         until grep -q '^Uid:.65534' /proc/$!/status; do sleep 0.02; done; \
+         echo $! > {}; {then}",
+        child.display()
+    );
+    let options = ["--ttl", "5s", "--wait", "20s", "--grace", "100ms"];
+    let running = start_under(&WITHOUT_RIGHTS, &server.url, "sku-1", &options, &script);
+    let child = notes.has("child").await;
+    (running, child)
+}
+
+#[tokio::test]
+async fn a_lease_is_kept_while_a_process_refuses_to_be_stopped() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let (running, child) = beside_another_user(&server, &notes, "exit 7").await;
+    eventually("it is named", async || {
+        running
+            .log()
+            .contains(&format!("pid {child} (sleep, user nobody)"))
+    })
+    .await;
+    assert!(lives(&child) && held(&server).await);
+    send_signal(child.parse().unwrap(), "-KILL");
+    end(running).await.is(7);
+    assert!(!held(&server).await);
+}
+
+#[tokio::test]
+async fn a_command_that_goes_on_without_its_lease_is_reported() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let (running, child) = beside_another_user(&server, &notes, "sleep 1000").await;
+    let broken = server.request(Method::POST, "/locks/sku-1/break");
+    broken.send().await.unwrap();
+    let ended = end(running).await;
+    ended
+        .is(125)
+        .says("could not be stopped")
+        .says(&format!("pid {child} (sleep, user nobody)"));
+    assert!(lives(&child));
+    send_signal(child.parse().unwrap(), "-KILL");
+}

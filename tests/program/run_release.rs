@@ -1,0 +1,252 @@
+//! What `tower-fence run` leaves behind: no lease that nobody holds.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use serde_json::{Value, json};
+use sqlx::Postgres;
+use tokio::sync::watch;
+
+use super::{
+    command::{Notes, end, held, serving, start_at},
+    program::{Served, program, run},
+};
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    process::Process,
+    proxy::{Link, Passage, Proxy, Sender},
+};
+
+/// A lease that would be left behind is seen for as long.
+const LONG: [&str; 2] = ["--ttl", "5m"];
+
+fn is(message: &[u8], beginning: &str) -> bool {
+    message.starts_with(beginning.as_bytes())
+}
+
+#[tokio::test]
+async fn a_release_is_retried_until_the_server_is_back() {
+    let (_db, server) = serving().await;
+    let (notes, proxy) = (Notes::new(), Proxy::to(server.addr()).await);
+    let script = format!(
+        "until test -e {}; do sleep 0.02; done; exit 7",
+        notes.path("go").display()
+    );
+    let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, &script);
+    eventually("it is held", async || held(&server).await).await;
+    proxy.set(Link::Cut);
+    let before = proxy.connections();
+    notes.note("go");
+    // A renewal, a release, and retries.
+    eventually("it is retried", async || proxy.connections() > before + 3).await;
+    assert!(held(&server).await);
+    proxy.set(Link::Whole);
+    assert_eq!(end(running).await.is(7).stderr, "");
+    assert!(!held(&server).await);
+}
+
+#[tokio::test]
+async fn a_release_in_the_database_itself_is_retried() {
+    let db = Postgres::fresh(2).await;
+    let (notes, proxy) = (Notes::new(), Proxy::to(db.addr()).await);
+    let script = format!(
+        "until test -e {}; do sleep 0.02; done; exit 7",
+        notes.path("go").display()
+    );
+    let mut command = program();
+    command
+        .env("TOWER_FENCE_DATABASE_URL", proxy.url(&db.url))
+        .args(["run", "--direct", "--resource", "sku-1"])
+        .args(LONG)
+        .args(["--", "sh", "-c", &script]);
+    let running = Process::run(command);
+    let leases = "SELECT count(*) FROM fence_held_leases";
+    eventually("it is held", async || db.number(leases).await == 1).await;
+    proxy.set(Link::Cut);
+    let before = proxy.connections();
+    notes.note("go");
+    eventually("it is retried", async || proxy.connections() > before + 3).await;
+    proxy.set(Link::Whole);
+    end(running).await.is(7);
+    assert_eq!(db.number(leases).await, 0);
+}
+
+#[tokio::test]
+async fn a_release_is_given_up_after_its_timeout() {
+    let (_db, server) = serving().await;
+    let (notes, proxy) = (Notes::new(), Proxy::to(server.addr()).await);
+    let script = format!(
+        "until test -e {}; do sleep 0.02; done; exit 7",
+        notes.path("go").display()
+    );
+    let options = [&LONG[..], &["--release-timeout", "1s"]].concat();
+    let running = start_at(&proxy.url(&server.url), "sku-1", &options, &script);
+    eventually("it is held", async || held(&server).await).await;
+    proxy.set(Link::Cut);
+    notes.note("go");
+    end(running).await.is(7).says("ends by its time");
+}
+
+/// The server has executed the release, and a proxy says that it has not, or closes the connection.
+#[tokio::test]
+async fn a_release_whose_answer_is_lost_is_a_success() {
+    let (_db, server) = serving().await;
+    let unavailable = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec();
+    for passage in [Passage::Instead(unavailable), Passage::CutAfter(0)] {
+        let proxy = Proxy::judging(server.addr(), move || {
+            let passage = passage.clone();
+            move |_: Sender, message: &[u8]| match is(message, "HTTP/1.1 204") {
+                true => passage.clone(),
+                false => Passage::Whole,
+            }
+        })
+        .await;
+        let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "exit 7");
+        end(running).await.is(7);
+        assert!(!held(&server).await);
+    }
+}
+
+/// A proxy sends the release again, since the first answer did not reach it.
+#[tokio::test]
+async fn a_release_that_a_proxy_repeats_is_a_success() {
+    let (_db, server) = serving().await;
+    let proxy = Proxy::judging(server.addr(), || {
+        |sender: Sender, message: &[u8]| {
+            let text = String::from_utf8_lossy(message);
+            match sender {
+                Sender::Client if is(message, "DELETE ") => {
+                    Passage::Instead([message, message].concat())
+                }
+                Sender::Server if is(message, "HTTP/1.1 204") => match text.find("HTTP/1.1 409") {
+                    Some(second) => Passage::Instead(message[second..].to_vec()),
+                    None => Passage::Dropped,
+                },
+                _ => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "exit 7");
+    end(running).await.is(7);
+    assert!(!held(&server).await);
+}
+
+#[tokio::test]
+async fn a_signal_during_the_acquire_leaves_no_lease() {
+    let (_db, server) = serving().await;
+    for (signal, status) in [("-TERM", 143), ("-INT", 130)] {
+        let (_hold, held_back) = watch::channel(true);
+        let proxy = Proxy::judging(server.addr(), move || {
+            let held_back = held_back.clone();
+            move |_: Sender, message: &[u8]| match is(message, "HTTP/1.1 201") {
+                true => Passage::Held(held_back.clone()),
+                false => Passage::Whole,
+            }
+        })
+        .await;
+        let url = proxy.url(&server.url);
+        let running = start_at(&url, "sku-1", &LONG, "echo never");
+        eventually("it is held", async || held(&server).await).await;
+        running.signal(signal);
+        assert_eq!(end(running).await.is(status).stdout, "");
+        assert!(!held(&server).await, "{signal}");
+    }
+}
+
+/// A proxy that loses so many answers to requests for a lease.
+async fn losing(server: &Served, answers: usize) -> Proxy {
+    let lost = Arc::<AtomicUsize>::default();
+    Proxy::judging(server.addr(), move || {
+        let lost = Arc::clone(&lost);
+        move |_: Sender, message: &[u8]| {
+            let loses = is(message, "HTTP/1.1 201") && lost.fetch_add(1, Relaxed) < answers;
+            match loses {
+                true => Passage::CutAfter(0),
+                false => Passage::Whole,
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_lost_answer_to_the_acquire_leaves_no_lease() {
+    let (_db, server) = serving().await;
+    // Asked once more, the lease is there.
+    let proxy = losing(&server, 1).await;
+    let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "echo got");
+    assert_eq!(end(running).await.is(0).stdout, "got\n");
+    assert!(!held(&server).await);
+
+    let proxy = losing(&server, usize::MAX).await;
+    let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "echo never");
+    assert_eq!(end(running).await.is(69).stdout, "");
+    assert!(!held(&server).await);
+}
+
+/// A proxy decodes the path and removes its dots.
+#[tokio::test]
+async fn a_lease_on_another_resource_is_released() {
+    let (_db, server) = serving().await;
+    let proxy = Proxy::judging(server.addr(), || {
+        |_: Sender, message: &[u8]| {
+            let text = String::from_utf8_lossy(message);
+            Passage::Instead(text.replace("/a%2F..%2Fsku-1", "/sku-1").into_bytes())
+        }
+    })
+    .await;
+    let url = proxy.url(&server.url);
+    let arguments = [
+        "run",
+        "--url",
+        &url,
+        "--resource",
+        "a/../sku-1",
+        "--wait",
+        "1h",
+        "true",
+    ];
+    run(&arguments, &[])
+        .await
+        .is(78)
+        .says("a proxy in between changes the path");
+    assert!(!held(&server).await);
+}
+
+/// Each request of a long wait is under the same id, so that all of them have one place in the queue.
+#[tokio::test]
+async fn one_wait_has_one_lease_id() {
+    let db = Postgres::fresh(4).await;
+    let server = Served::start(&db.url, &["--max-wait", "500ms"]).await;
+    let asked = Arc::<Mutex<Vec<String>>>::default();
+    let heard = Arc::clone(&asked);
+    let proxy = Proxy::judging(server.addr(), move || {
+        let heard = Arc::clone(&heard);
+        move |_: Sender, message: &[u8]| {
+            let text = String::from_utf8_lossy(message);
+            let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+            if text.starts_with("POST ")
+                && let Ok(body) = serde_json::from_str::<Value>(body)
+            {
+                let id = body["lease_id"].as_str().unwrap();
+                heard.lock().unwrap().push(id.to_owned());
+            }
+            Passage::Whole
+        }
+    })
+    .await;
+    server.post("/locks/sku-1", &json!({"ttl_ms": 4_000})).await;
+    let url = proxy.url(&server.url);
+    let waiting = start_at(&url, "sku-1", &["--wait", "1h"], "echo got");
+    assert_eq!(end(waiting).await.is(0).stdout, "got\n");
+    let asked = asked.lock().unwrap();
+    assert!(asked.len() > 2, "it asks again: {}", asked.len());
+    assert_eq!(asked.iter().collect::<HashSet<_>>().len(), 1);
+}

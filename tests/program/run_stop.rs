@@ -1,0 +1,112 @@
+//! What is alive of a command of `tower-fence run`, what is stopped of it, and what is said of that.
+
+use serde_json::json;
+
+use super::{
+    command::{Notes, end, held, lives, serving, start, start_under, state},
+    program::Served,
+};
+use crate::support::{
+    eventually,
+    process::{Process, send_signal},
+};
+
+/// The keeper is the one to whom orphans go, as process 1 of a container is; or it stands below a process 1 that never
+/// reads the status of an orphan.
+#[tokio::test]
+async fn orphans_are_reaped_while_the_command_runs() {
+    const ADOPT: &str = "import ctypes, os, subprocess, sys\n\
+        ctypes.CDLL(None).prctl(36, 1)\n\
+        if sys.argv[1] == 'below': sys.exit(subprocess.call(sys.argv[2:]))\n\
+        os.execv(sys.argv[2], sys.argv[2:])";
+    let (_db, server) = serving().await;
+    for place in ["as", "below"] {
+        let notes = Notes::new();
+        let orphan = notes.path("orphan");
+        let script = format!(
+            "(sh -c 'echo $$ > {0}' &); until grep -q . {0}; do sleep 0.02; done; \
+             while test -d /proc/$(cat {0}); do sleep 0.02; done; exit 7",
+            orphan.display()
+        );
+        let starter = ["env", "--default-signal", "python3", "-c", ADOPT, place];
+        let running = start_under(&starter, &server.url, "sku-1", &[], &script);
+        end(running).await.is(7);
+    }
+}
+
+/// The end of the command does not wait for a zombie, though nobody reads the status of it.
+#[tokio::test]
+async fn a_zombie_in_the_group_does_not_delay_the_release() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    // A parent in another group, which does not read the status of its child.
+    let parent = "import os, sys, time\n\
+        child = os.fork() or os._exit(0)\n\
+        os.setpgid(0, 0)\n\
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n\
+        open(sys.argv[1], 'w').write(f'{os.getpid()}\\n')\n\
+        time.sleep(1000)";
+    let script = format!(
+        "python3 -c \"$PARENT\" {} > /dev/null 2>&1 & until test -s {0}; do sleep 0.02; done; exit 7",
+        notes.path("parent").display()
+    );
+    let options = ["--grace", "10m"];
+    let starter = format!("PARENT={parent}");
+    let starter = ["env", "--default-signal", &starter];
+    let running = start_under(&starter, &server.url, "sku-1", &options, &script);
+    let parent = notes.has("parent").await;
+    end(running).await.is(7);
+    assert!(lives(&parent), "it has left the group");
+    send_signal(parent.parse().unwrap(), "-KILL");
+}
+
+/// Starts a command that writes all the time, and has it stopped by TSTP, which is sent to its keeper.
+async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String) {
+    let script = format!(
+        "echo $$ > {}; while ! test -e {}; do echo x >> {}; sleep 0.02; done",
+        notes.path("command").display(),
+        notes.path("go").display(),
+        notes.path("log").display()
+    );
+    let running = start(server, &["--ttl", ttl, "--wait", "20s"], &script);
+    let command = notes.has("command").await;
+    running.signal("-TSTP");
+    let keeper = running.id().to_string();
+    eventually("the keeper is stopped", async || {
+        state(&keeper) == Some('T')
+    })
+    .await;
+    assert_eq!(state(&command), Some('T'), "the command is stopped first");
+    (running, command)
+}
+
+#[tokio::test]
+async fn a_stopped_command_goes_on_with_its_keeper() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let (running, command) = stopped(&server, &notes, "5m").await;
+    running.signal("-CONT");
+    eventually("it goes on", async || state(&command) != Some('T')).await;
+    notes.note("go");
+    end(running).await.is(0);
+}
+
+#[tokio::test]
+async fn a_command_that_was_stopped_past_its_lease_writes_no_more() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let (running, _) = stopped(&server, &notes, "5s").await;
+    let written = notes.text("log");
+    eventually("another has it", async || {
+        server
+            .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
+            .await
+            .status
+            == 201
+    })
+    .await;
+    running.signal("-CONT");
+    end(running).await.is(124);
+    assert_eq!(notes.text("log"), written);
+    assert!(held(&server).await, "the other one still has it");
+}

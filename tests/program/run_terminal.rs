@@ -1,0 +1,107 @@
+//! `tower-fence run` with a terminal.
+
+use super::{
+    command::{Notes, end, lives, serving, start_under},
+    program::Served,
+};
+use crate::support::{
+    eventually,
+    process::{Process, send_signal},
+};
+
+/// Starts a command under a terminal. `shell` has it in the foreground or elsewhere, and its keeper notes its process id in
+/// `keeper`. USR1 to the process that is returned types Ctrl-C, and USR2 Ctrl-Z.
+fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -> Process {
+    const TERMINAL: &str = "import os, pty, signal, sys\n\
+        pid, terminal = pty.fork()\n\
+        if pid == 0: os.execvp(sys.argv[1], sys.argv[1:])\n\
+        signal.signal(signal.SIGUSR1, lambda *_: os.write(terminal, b'\\x03'))\n\
+        signal.signal(signal.SIGUSR2, lambda *_: (os.write(terminal, b'\\x1a'), os.write(2, b'typed')))\n\
+        try:\n    while os.read(terminal, 1000): pass\n\
+        except OSError: pass\n\
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
+    let python = ["env", "--default-signal", "python3", "-c", TERMINAL];
+    let starter = [&python, shell].concat();
+    let script = format!("echo $PPID > {}; {script}", notes.path("keeper").display());
+    start_under(&starter, &server.url, "sku-1", &["--grace", "10s"], &script)
+}
+
+/// A shell without job control, which does not become the program that it starts.
+const IN_FOREGROUND: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
+const IN_BACKGROUND: [&str; 3] = ["bash", "-c", "set -m; \"$0\" \"$@\" & wait $!"];
+/// As in a container.
+const AS_LEADER: [&str; 2] = ["env", "--default-signal"];
+
+fn noting_int(notes: &Notes) -> String {
+    format!(
+        "trap 'echo INT >> {}' INT; trap 'exit 9' TERM; echo ready > {}; while :; do sleep 0.02; done",
+        notes.path("log").display(),
+        notes.path("ready").display()
+    )
+}
+
+#[tokio::test]
+async fn a_signal_that_a_process_sends_is_passed_on_in_the_foreground() {
+    let (_db, server) = serving().await;
+    for shell in [&IN_FOREGROUND[..], &AS_LEADER, &IN_BACKGROUND] {
+        let notes = Notes::new();
+        let running = with_terminal(&server, &notes, shell, &noting_int(&notes));
+        notes.has("ready").await;
+        let keeper = notes.text("keeper").trim().parse().unwrap();
+        send_signal(keeper, "-INT");
+        eventually("it is passed on", async || notes.text("log") == "INT\n").await;
+        send_signal(keeper, "-TERM");
+        end(running).await.is(9);
+    }
+}
+
+#[tokio::test]
+async fn what_is_typed_reaches_the_command_once() {
+    let (_db, server) = serving().await;
+    for shell in [&IN_FOREGROUND[..], &AS_LEADER] {
+        let notes = Notes::new();
+        let running = with_terminal(&server, &notes, shell, &noting_int(&notes));
+        notes.has("ready").await;
+        running.signal("-USR1");
+        eventually("it has got it", async || notes.text("log") == "INT\n").await;
+        let keeper = notes.text("keeper").trim().parse().unwrap();
+        send_signal(keeper, "-TERM");
+        end(running).await;
+        assert_eq!(notes.text("log"), "INT\n");
+    }
+}
+
+/// No shell is there to continue it.
+#[tokio::test]
+async fn a_container_is_not_stopped_by_what_is_typed() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!(
+        "echo $$ > {0}; while ! test -e {1}; do sleep 0.02; done; exit 7",
+        notes.path("command").display(),
+        notes.path("go").display()
+    );
+    let running = with_terminal(&server, &notes, &AS_LEADER, &script);
+    notes.has("command").await;
+    running.signal("-USR2");
+    eventually("it is typed", async || running.log().contains("typed")).await;
+    notes.note("go");
+    end(running).await.is(7);
+}
+
+/// Neither a background job nor a container has a shell that stops what the command has started.
+#[tokio::test]
+async fn what_is_not_in_the_foreground_of_a_shell_is_stopped_with_its_group() {
+    let (_db, server) = serving().await;
+    for shell in [&IN_BACKGROUND[..], &AS_LEADER] {
+        let notes = Notes::new();
+        let script = format!(
+            "sleep 1000 > /dev/null 2>&1 & echo $! > {}",
+            notes.path("child").display()
+        );
+        let running = with_terminal(&server, &notes, shell, &script);
+        let child = notes.has("child").await;
+        end(running).await.is(0);
+        assert!(!lives(&child), "{shell:?}");
+    }
+}

@@ -1,0 +1,57 @@
+//! How long `tower-fence run` keeps its lease, and how long its command may run.
+
+use super::{
+    command::{Notes, end, held, serving, start},
+    program::run,
+};
+use crate::support::eventually;
+
+#[tokio::test]
+async fn a_lease_is_kept_at_least_so_long() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!("echo ended > {}; exit 7", notes.path("end").display());
+    let options = ["--at-least", "5m", "--ttl", "5s", "--wait", "20s"];
+    let running = start(&server, &options, &script);
+    notes.has("end").await;
+    // It is renewed beyond its ttl, though the command has failed long since.
+    eventually("it is renewed", async || {
+        server
+            .get("/metrics")
+            .await
+            .text
+            .contains("tower_fence_leases_renewed_total 3")
+    })
+    .await;
+    let variables = [("TOWER_FENCE_URL", server.url.as_str())];
+    let late = ["run", "--resource", "sku-1", "--", "echo", "never"];
+    assert_eq!(run(&late, &variables).await.is(75).stdout, "");
+    // Told to end, it leaves the lease for the rest.
+    running.signal("-TERM");
+    end(running).await.is(7);
+    let state = server.get("/locks/sku-1").await.json();
+    assert!(state["ttl_ms"].as_u64().unwrap() > 60_000, "{state}");
+}
+
+#[tokio::test]
+async fn a_lease_that_was_kept_long_enough_is_released() {
+    let (_db, server) = serving().await;
+    let running = start(&server, &["--at-least", "1s", "--ttl", "5m"], "exit 7");
+    end(running).await.is(7);
+    assert!(!held(&server).await);
+}
+
+#[tokio::test]
+async fn a_command_that_runs_too_long_is_stopped() {
+    let (_db, server) = serving().await;
+    let options = ["--max-time", "300ms", "--grace", "300ms", "--ttl", "5m"];
+    let script = "trap '' TERM; while :; do sleep 0.05; done";
+    end(start(&server, &options, script))
+        .await
+        .is(123)
+        .says("longer than --max-time");
+    assert!(!held(&server).await);
+    end(start(&server, &["--max-time", "1h"], "exit 7"))
+        .await
+        .is(7);
+}
