@@ -78,7 +78,7 @@ impl Worker {
             let headers = lease.headers();
             let step = async {
                 tokio::time::sleep(self.pace).await;
-                self.decrement(headers.clone()).await
+                self.decrement(headers).await
             };
             match lease.run(step).await {
                 Ok(Err(error)) => self.say(format!("gets no answer: {error}")),
@@ -95,17 +95,14 @@ impl Worker {
                         break;
                     }
                 }
-                Err(loss) => {
-                    self.say(format!("lost its lease: {loss}"));
-                    // A good worker stops here. This one tries once more, to show who stands guard.
-                    let (status, body) = self.decrement(headers).await?;
-                    self.say(format!("writes all the same: {status} {}", body["title"]));
-                    return Ok(true);
-                }
+                Err(_) => break,
             }
         }
         if let Err(loss) = lease.check() {
             self.say(format!("lost its lease: {loss}"));
+            // A good worker stops here. This one tries once more, to show who stands guard.
+            let (status, body) = self.decrement(lease.headers()).await?;
+            self.say(format!("writes all the same: {status} {}", body["title"]));
         }
         Ok(true)
     }
