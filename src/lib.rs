@@ -95,6 +95,7 @@
 //! |---|---|---|
 //! | `postgres` | yes | the fence in Postgres, and the lease store beside it |
 //! | `redis` | yes | the lease store in Redis |
+//! | `redis-tls` | | TLS to Redis by rustls, with authorities and client certificates of your own |
 //! | `etcd` | | the lease store in etcd, over its HTTP gateway |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
@@ -109,7 +110,7 @@
 //! no axum, no database and no Redis among its dependencies.
 //!
 //! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …), `redis`
-//! (`tokio-rustls-comp`, …) or `reqwest` (`rustls`, `native-tls`) in your own `Cargo.toml`.
+//! (`tokio-rustls-comp`, …, or `redis-tls` here) or `reqwest` (`rustls`, `native-tls`) in your own `Cargo.toml`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // A link to a part that is switched off is plain text.

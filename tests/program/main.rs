@@ -19,6 +19,7 @@ mod run_release;
 mod run_stop;
 mod run_terminal;
 mod run_time;
+mod redis_secrets;
 mod secrets;
 mod stop;
 mod stores;

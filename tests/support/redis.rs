@@ -183,15 +183,22 @@ pub struct Sentinel {
 
 impl Sentinel {
     pub fn start(master: &RedisServer) -> Self {
-        let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+        let (port, addr) = (free_port(), master.addr());
+        Self::start_with(port, addr, &[&format!("port {port}")])
+    }
+
+    /// A sentinel of the master at this address, which listens on this port as these lines of its configuration say.
+    pub fn start_with(port: u16, master: SocketAddr, lines: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("sentinel.conf");
         let config = format!(
-            "port {port}\nbind 127.0.0.1\nlogfile sentinel.log\ndir {}\n\
+            "bind 127.0.0.1\nlogfile sentinel.log\ndir {}\n\
              sentinel monitor the-master 127.0.0.1 {} 1\n\
              sentinel down-after-milliseconds the-master 300\n\
-             sentinel failover-timeout the-master 2000\n",
+             sentinel failover-timeout the-master 2000\n{}\n",
             folder.path().display(),
-            master.port,
+            master.port(),
+            lines.join("\n"),
         );
         std::fs::write(&file, config).unwrap();
         let child = Command::new("redis-server")

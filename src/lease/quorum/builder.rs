@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{nodes::Nodes, store::QuorumLeases};
 use crate::{
     epochs::Epochs,
-    lease::{LeaseError, memory::Memory},
+    lease::{LeaseError, memory::Memory, redis::Credentials},
 };
 
 /// The most nodes. Each grant asks all of them, twice.
@@ -18,6 +18,7 @@ pub struct QuorumLeasesBuilder {
     node_wait: Duration,
     limit: Duration,
     max_waiters: usize,
+    credentials: Credentials,
 }
 
 impl QuorumLeasesBuilder {
@@ -28,6 +29,7 @@ impl QuorumLeasesBuilder {
             node_wait: Duration::from_millis(50),
             limit: Duration::from_secs(2),
             max_waiters: 1_000,
+            credentials: Credentials::default(),
         }
     }
 
@@ -64,6 +66,28 @@ impl QuorumLeasesBuilder {
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = limit;
+        self
+    }
+
+    /// Sets the authorities (PEM) whose certificates are trusted, instead of those of the system. Each node then needs
+    /// TLS, `rediss://`.
+    #[cfg(feature = "redis-tls")]
+    #[must_use]
+    pub fn certificate_authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.credentials.trust_only(pem.into());
+        self
+    }
+
+    /// Sets the certificate that this client shows, with its chain, and its key (PEM). Default: none. Each node then
+    /// needs TLS, `rediss://`.
+    #[cfg(feature = "redis-tls")]
+    #[must_use]
+    pub fn client_certificate(
+        mut self,
+        pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.credentials.show(pem.into(), key_pem.into());
         self
     }
 
@@ -106,7 +130,7 @@ impl QuorumLeasesBuilder {
                           may fail than with one less";
             return Err(invalid("nodes", detail));
         }
-        let nodes = Nodes::new(nodes, self.node_wait, &self.key_prefix)?;
+        let nodes = Nodes::new(nodes, &self.credentials, self.node_wait, &self.key_prefix)?;
         if nodes.has_twins() {
             return Err(invalid("nodes", "one of the nodes is named twice"));
         }

@@ -257,7 +257,13 @@ mod tests {
 
     fn refused(given: Vec<Answer>) -> Option<(bool, u64)> {
         let urls = ["redis://a", "redis://b", "redis://c"];
-        let nodes = Nodes::new(&urls, Duration::from_secs(1), "tower-fence").unwrap();
+        let nodes = Nodes::new(
+            &urls,
+            &crate::lease::redis::Credentials::default(),
+            Duration::from_secs(1),
+            "tower-fence",
+        )
+        .unwrap();
         match refusal(Answers::of(3, given), &nodes) {
             Ok(Outcome::Held { left }) => Some((true, left.as_secs())),
             Ok(Outcome::Split { left }) => Some((false, left.as_secs())),

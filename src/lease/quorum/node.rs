@@ -15,7 +15,10 @@ use super::{
     answer::{Answer, Unfit},
     scripts::Call,
 };
-use crate::lease::{LeaseError, redis::Server};
+use crate::lease::{
+    LeaseError,
+    redis::{Credentials, Server},
+};
 
 /// A server that stands alone.
 pub(super) struct Node {
@@ -31,9 +34,9 @@ pub(super) struct Node {
 const PROBE_AGAIN: Duration = Duration::from_millis(100);
 
 impl Node {
-    pub(super) fn new(url: &str, wait: Duration) -> RedisResult<Self> {
+    pub(super) fn new(url: &str, credentials: &Credentials, wait: Duration) -> RedisResult<Self> {
         Ok(Self {
-            server: Server::alone(url, wait)?,
+            server: Server::alone(url, credentials, wait)?,
             run_id: OnceLock::new(),
             late: AtomicBool::new(false),
             probing: AtomicBool::new(false),

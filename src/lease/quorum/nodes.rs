@@ -15,7 +15,7 @@ use super::{
     node::{Node, is_unfit},
     scripts::{Call, Scripts},
 };
-use crate::lease::LeaseError;
+use crate::lease::{LeaseError, redis::Credentials};
 
 const TWIN: &str = "another node is the same server";
 
@@ -28,9 +28,14 @@ impl Nodes {
     /// # Errors
     ///
     /// [`LeaseError::Unavailable`] when a URL is not one: it says which.
-    pub(super) fn new(urls: &[&str], wait: Duration, key_prefix: &str) -> Result<Self, LeaseError> {
+    pub(super) fn new(
+        urls: &[&str],
+        credentials: &Credentials,
+        wait: Duration,
+        key_prefix: &str,
+    ) -> Result<Self, LeaseError> {
         let nodes = urls.iter().zip(1..).map(|(url, place)| {
-            let node = Node::new(url, wait).map(Arc::new);
+            let node = Node::new(url, credentials, wait).map(Arc::new);
             node.map_err(|source| {
                 let nodes = urls.len();
                 LeaseError::unavailable(NoUrl {
@@ -308,7 +313,13 @@ mod tests {
             .map(|n| format!("redis://127.0.0.{n}"))
             .collect();
         let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-        Nodes::new(&urls, Duration::from_secs(1), "tower-fence").unwrap()
+        Nodes::new(
+            &urls,
+            &Credentials::default(),
+            Duration::from_secs(1),
+            "tower-fence",
+        )
+        .unwrap()
     }
 
     #[test]

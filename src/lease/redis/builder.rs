@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{scripts::Scripts, server::Server, store::RedisLeases};
+use super::{credentials::Credentials, scripts::Scripts, server::Server, store::RedisLeases};
 use crate::{
     epochs::Epochs,
     lease::{LeaseError, WaiterLimits, memory::Memory},
@@ -14,6 +14,7 @@ pub struct RedisLeasesBuilder {
     key_prefix: String,
     command_wait: Duration,
     waiters: WaiterLimits,
+    credentials: Credentials,
 }
 
 impl RedisLeasesBuilder {
@@ -23,6 +24,7 @@ impl RedisLeasesBuilder {
             key_prefix: "tower-fence".into(),
             command_wait: Duration::from_secs(2),
             waiters: WaiterLimits::default(),
+            credentials: Credentials::default(),
         }
     }
 
@@ -62,6 +64,63 @@ impl RedisLeasesBuilder {
         self
     }
 
+    /// Sets the ACL user of the master that sentinels name. Default: the user `default`.
+    #[must_use]
+    pub fn master_username(mut self, username: &str) -> Self {
+        self.credentials.master = self.credentials.master.set_username(username);
+        self
+    }
+
+    /// Sets the password of the master that sentinels name. Default: none. The passwords of the
+    /// sentinels themselves are in their URLs.
+    #[must_use]
+    pub fn master_password(mut self, password: &str) -> Self {
+        self.credentials.master = self.credentials.master.set_password(password);
+        self
+    }
+
+    /// Sets the number of the database in the master that sentinels name. Default: 0.
+    #[must_use]
+    pub fn master_database(mut self, number: i64) -> Self {
+        self.credentials.master = self.credentials.master.set_db(number);
+        self
+    }
+
+    /// Sets whether the master that sentinels name is reached over TLS. Default: no. The sentinels
+    /// themselves are reached over TLS if their URLs begin with `rediss://`.
+    ///
+    /// The certificate of the master has to be for the address that the sentinels report: an IP
+    /// address, unless they have `resolve-hostnames yes` and `announce-hostnames yes`.
+    #[must_use]
+    pub const fn master_tls(mut self, yes: bool) -> Self {
+        self.credentials.master_tls = yes;
+        self
+    }
+
+    /// Sets the authorities (PEM) whose certificates are trusted, instead of those of the system.
+    ///
+    /// They count for each connection with TLS; without any, connecting is an error.
+    #[cfg(feature = "redis-tls")]
+    #[must_use]
+    pub fn certificate_authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.credentials.trust_only(pem.into());
+        self
+    }
+
+    /// Sets the certificate that this client shows, with its chain, and its key (PEM). Default: none.
+    ///
+    /// It counts for each connection with TLS; without any, connecting is an error.
+    #[cfg(feature = "redis-tls")]
+    #[must_use]
+    pub fn client_certificate(
+        mut self,
+        pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.credentials.show(pem.into(), key_pem.into());
+        self
+    }
+
     /// Connects to a server that stands alone: `redis://127.0.0.1:6379`, for example.
     ///
     /// # Errors
@@ -83,16 +142,33 @@ impl RedisLeasesBuilder {
     /// - [`LeaseError::Invalid`] as [`connect`](Self::connect).
     /// - [`LeaseError::Unavailable`] when the URL is not one.
     pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        let server = Server::alone(url, self.command_wait);
+        let server = Server::alone(url, &self.credentials, self.command_wait);
         self.build(server.map_err(LeaseError::unavailable)?)
     }
 
     /// Connects to the master that sentinels name, and follows it through failovers. `sentinels`
     /// are URLs such as `redis://127.0.0.1:26379`, `service` is the master's name there.
     ///
+    /// The user, the password and the scheme of these URLs are those of the sentinels, the same for
+    /// all of them. Those of the master are settings of this builder.
+    ///
+    /// ```no_run
+    /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tower_fence::lease::RedisLeases;
+    /// let leases = RedisLeases::builder(fence)
+    ///     .master_username("locks")
+    ///     .master_password(&std::env::var("REDIS_PASSWORD")?)
+    ///     .master_database(3)
+    ///     .connect_sentinels(&["redis://sentinel-1:26379"], "mymaster")
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect), and when no sentinel knows a master.
+    /// As [`connect`](Self::connect), when no sentinel knows a master, and when the sentinels differ
+    /// in user, password or TLS.
     pub async fn connect_sentinels(
         self,
         sentinels: &[&str],
@@ -114,7 +190,8 @@ impl RedisLeasesBuilder {
         sentinels: &[&str],
         service: &str,
     ) -> Result<RedisLeases, LeaseError> {
-        let server = Server::behind_sentinels(sentinels, service, self.command_wait);
+        let credentials = &self.credentials;
+        let server = Server::behind_sentinels(sentinels, service, credentials, self.command_wait);
         self.build(server.map_err(LeaseError::unavailable)?)
     }
 
@@ -139,7 +216,7 @@ impl RedisLeasesBuilder {
     ///
     /// As [`connect_lazy`](Self::connect_lazy).
     pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
-        let server = Server::cluster(nodes, self.command_wait);
+        let server = Server::cluster(nodes, self.credentials.clone(), self.command_wait);
         self.build(server.map_err(LeaseError::unavailable)?)
     }
 

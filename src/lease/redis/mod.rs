@@ -27,6 +27,7 @@ mod answer;
 mod builder;
 mod check;
 mod connection;
+mod credentials;
 mod epochs;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -42,6 +43,7 @@ mod waiters;
 // What the nodes of a quorum have in common with a server that is used alone.
 pub(super) use self::{
     answer::{parse_ms, parse_n, parse_number, parse_token, unexpected},
+    credentials::Credentials,
     list::{FirstNames, SCAN_SIZE, key_pattern},
     server::Server,
 };

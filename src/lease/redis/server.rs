@@ -6,8 +6,7 @@ use futures_util::future::BoxFuture;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, IntoConnectionInfo,
     ProtocolVersion, PushInfo, RedisError, RedisResult, ScriptInvocation, ServerErrorKind,
-    cluster::{ClusterClient, ClusterClientBuilder},
-    sentinel::{SentinelClient, SentinelServerType},
+    cluster::ClusterClient, sentinel::SentinelClient,
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
@@ -15,7 +14,10 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use super::connection::{Connection, Subscriber};
+use super::{
+    connection::{Connection, Subscriber},
+    credentials::Credentials,
+};
 use crate::lease::{LeaseError, time::after};
 
 pub(in crate::lease) struct Server {
@@ -44,13 +46,18 @@ impl Drop for Current {
 
 enum Source {
     Alone(Box<Client>),
-    Sentinels(Box<Mutex<SentinelClient>>),
-    Cluster(Vec<ConnectionInfo>),
+    /// With the number of the master's database.
+    Sentinels(Box<Mutex<SentinelClient>>, i64),
+    Cluster(Vec<ConnectionInfo>, Box<Credentials>),
 }
 
 impl Server {
-    pub(in crate::lease) fn alone(url: &str, command_wait: Duration) -> RedisResult<Self> {
-        let client = Client::open(url)?;
+    pub(in crate::lease) fn alone(
+        url: &str,
+        credentials: &Credentials,
+        command_wait: Duration,
+    ) -> RedisResult<Self> {
+        let client = credentials.client(url)?;
         let address = client.get_connection_info().addr().to_string();
         let source = Source::Alone(Box::new(client));
         Ok(Self::new(source, &address, command_wait))
@@ -59,22 +66,28 @@ impl Server {
     pub(super) fn behind_sentinels(
         sentinels: &[&str],
         service: &str,
+        credentials: &Credentials,
         command_wait: Duration,
     ) -> RedisResult<Self> {
-        let master = SentinelServerType::Master;
-        // With TLS, this function of `redis` is another one, which takes any text.
-        #[allow(clippy::unnecessary_to_owned)]
-        let client = SentinelClient::build(sentinels.to_vec(), service.to_owned(), None, master)?;
-        let source = Source::Sentinels(Box::new(Mutex::new(client)));
-        let addresses = addresses(&connection_infos(sentinels)?);
+        let sentinels = connection_infos(sentinels)?;
+        let client = credentials.sentinels(&sentinels, service)?;
+        let client = Box::new(Mutex::new(client));
+        let source = Source::Sentinels(client, credentials.master.db());
+        let addresses = addresses(&sentinels);
         let address = format!("the master {service} of the sentinels {addresses}");
         Ok(Self::new(source, &address, command_wait))
     }
 
-    pub(super) fn cluster(nodes: &[&str], command_wait: Duration) -> RedisResult<Self> {
+    pub(super) fn cluster(
+        nodes: &[&str],
+        credentials: Credentials,
+        command_wait: Duration,
+    ) -> RedisResult<Self> {
         let nodes = connection_infos(nodes)?;
         let address = format!("the cluster {}", addresses(&nodes));
-        Ok(Self::new(Source::Cluster(nodes), &address, command_wait))
+        credentials.cluster(&nodes)?;
+        let source = Source::Cluster(nodes, Box::new(credentials));
+        Ok(Self::new(source, &address, command_wait))
     }
 
     fn new(source: Source, address: &str, command_wait: Duration) -> Self {
@@ -124,17 +137,17 @@ impl Server {
     /// one node only; SPUBLISH stays where the slot is, and so do its listeners.
     pub(super) const fn publish(&self) -> &'static str {
         match self.source {
-            Source::Cluster(_) => "SPUBLISH",
+            Source::Cluster(..) => "SPUBLISH",
             _ => "PUBLISH",
         }
     }
 
-    /// The number of the database, which keys know and channels do not. A cluster has one, and the
-    /// master that sentinels name is talked to in its first.
+    /// The number of the database, which keys know and channels do not. A cluster has one.
     pub(in crate::lease) fn database(&self) -> i64 {
         match &self.source {
             Source::Alone(client) => client.get_connection_info().redis_settings().db(),
-            Source::Sentinels(_) | Source::Cluster(_) => 0,
+            Source::Sentinels(_, database) => *database,
+            Source::Cluster(..) => 0,
         }
     }
 
@@ -228,7 +241,7 @@ impl Server {
     /// falls silent.
     fn is_gone(&self, error: &RedisError) -> bool {
         match self.source {
-            Source::Cluster(_) => error.is_timeout(),
+            Source::Cluster(..) => error.is_timeout(),
             _ => error.is_io_error() || error.is_unrecoverable_error() || is_read_only(error),
         }
     }
@@ -295,11 +308,11 @@ impl Server {
     async fn single(&self) -> RedisResult<Option<Client>> {
         match &self.source {
             Source::Alone(client) => Ok(Some((**client).clone())),
-            Source::Sentinels(sentinels) => {
+            Source::Sentinels(sentinels, _) => {
                 let mut sentinels = sentinels.lock().await;
                 sentinels.async_get_client().await.map(Some)
             }
-            Source::Cluster(_) => Ok(None),
+            Source::Cluster(..) => Ok(None),
         }
     }
 
@@ -313,12 +326,13 @@ impl Server {
         &self,
         pushes: Option<mpsc::UnboundedSender<PushInfo>>,
     ) -> RedisResult<ClusterClient> {
-        let Source::Cluster(nodes) = &self.source else {
+        let Source::Cluster(nodes, credentials) = &self.source else {
             return Err((ErrorKind::InvalidClientConfig, "this is no cluster").into());
         };
         // What may be repeated is known here only, so the client repeats nothing. A node that is
         // silent is waited for twice before the rest of the cluster is found.
-        let mut builder = ClusterClientBuilder::new(nodes.clone())
+        let mut builder = credentials
+            .cluster(nodes)?
             .retries(0)
             .connection_timeout(self.command_wait / 4)
             .response_timeout(self.command_wait / 2);

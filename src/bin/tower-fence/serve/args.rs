@@ -2,8 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, ValueEnum, builder::BoolishValueParser};
+use clap::{Args, builder::BoolishValueParser};
 
+use super::redis::RedisArgs;
 use crate::{database::DatabaseArgs, duration::duration, logs::Format};
 
 /// Grants leases over HTTP.
@@ -113,63 +114,6 @@ pub struct AccessArgs {
         requires = "tls_cert_file"
     )]
     pub tls_key_file: Option<PathBuf>,
-}
-
-/// What the URLs of Redis lead to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RedisMode {
-    /// One server that stands alone.
-    Single,
-    /// Sentinels, which name the master.
-    Sentinel,
-    /// Some nodes of a Redis Cluster.
-    Cluster,
-    /// All nodes of a quorum: three or five servers that know nothing of each other.
-    Quorum,
-}
-
-#[derive(Args)]
-#[command(next_help_heading = "Redis (without it, the leases are in the Postgres)")]
-pub struct RedisArgs {
-    /// The Redis with the leases: redis://host:6379, or rediss:// for TLS; several with blanks or commas between.
-    ///
-    /// With a password they belong into the variable TOWER_FENCE_REDIS_URL, or into a file.
-    #[arg(long, value_name = "URLS")]
-    pub redis_url: Option<String>,
-    /// A file with these URLs.
-    #[arg(long, env = "TOWER_FENCE_REDIS_URL_FILE", value_name = "FILE")]
-    pub redis_url_file: Option<PathBuf>,
-    /// What the URLs lead to.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_REDIS_MODE",
-        value_name = "MODE",
-        default_value = "single"
-    )]
-    pub redis_mode: RedisMode,
-    /// The name of the master, as the sentinels know it.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_REDIS_MASTER",
-        value_name = "NAME",
-        default_value = "mymaster"
-    )]
-    pub redis_master: String,
-    /// What the names of all keys begin with. Servers with another database need another prefix.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_REDIS_KEY_PREFIX",
-        value_name = "TEXT",
-        default_value = "tower-fence"
-    )]
-    pub redis_key_prefix: String,
-    /// Whether a grant makes every older token dead in the database before it is answered.
-    ///
-    /// With it, what a holder reads under a fresh lease is safe to base a write on, where the fence is in the same
-    /// database as what is written. It costs a write there per grant.
-    #[arg(long, env = "TOWER_FENCE_ANNOUNCE", value_name = "YES", default_value = "true",
-          action = clap::ArgAction::Set, value_parser = BoolishValueParser::new())]
-    pub announce: bool,
 }
 
 #[derive(Args, Clone)]

@@ -9,6 +9,7 @@ mod describe;
 mod health;
 mod metrics;
 mod probe;
+mod redis;
 mod reload;
 mod stop;
 mod store;

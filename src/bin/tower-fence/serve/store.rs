@@ -6,18 +6,19 @@ use tower_fence::{
     Fence, TokenKeys,
     console::Console,
     issuer::Issuer,
-    lease::{LeaseError, Operate, PostgresLeases, QuorumLeases, RedisLeases},
+    lease::{Operate, PostgresLeases, QuorumLeases, RedisLeases},
 };
 
 use super::{
     access::Access,
-    args::{LeaseArgs, RedisArgs, RedisMode, ServeArgs},
+    args::{LeaseArgs, ServeArgs},
     describe::describe,
     health::Health,
     probe,
+    redis::{RedisMode, refused},
 };
 use crate::{
-    failure::{Failure, chain},
+    failure::Failure,
     secrets::{Secret, addresses, words},
 };
 
@@ -57,51 +58,26 @@ pub fn mount(
         let health = Health::new(probe::answers(fence), grants);
         return Ok(settings.mount(leases, health, None));
     };
+    redis.check()?;
     let mode = redis.redis_mode;
     let place = format!("Redis ({mode:?}) at {}", addresses(&urls)).to_lowercase();
     let urls: Vec<&str> = words(urls.expose()).collect();
     let epochs = probe::epochs(fence.clone(), schema, redis.announce);
     if mode == RedisMode::Quorum {
-        let leases = QuorumLeases::builder(fence.clone())
-            .key_prefix(&redis.redis_key_prefix)
-            .connect_lazy(&urls)
-            .map_err(refused)?;
+        let builder = redis.quorum(QuorumLeases::builder(fence.clone()))?;
+        let leases = builder.connect_lazy(&urls).map_err(refused)?;
         let health = Health::new(epochs, probe::reads(leases.clone()));
         return Ok(match redis.announce {
             true => settings.mount(leases.announced_to(fence), health, Some(place)),
             false => settings.mount(leases, health, Some(place)),
         });
     }
-    let leases = on_redis(redis, &urls, fence.clone())?;
+    let leases = redis.connect_lazy(RedisLeases::builder(fence.clone()), &urls)?;
     let health = Health::new(epochs, probe::redis(leases.clone()));
     Ok(match redis.announce {
         true => settings.mount(leases.announced_to(fence), health, Some(place)),
         false => settings.mount(leases, health, Some(place)),
     })
-}
-
-fn on_redis(
-    args: &RedisArgs,
-    urls: &[&str],
-    fence: Fence<Postgres>,
-) -> Result<RedisLeases, Failure> {
-    let builder = RedisLeases::builder(fence).key_prefix(&args.redis_key_prefix);
-    let leases = match (args.redis_mode, urls) {
-        (RedisMode::Sentinel, _) => builder.connect_sentinels_lazy(urls, &args.redis_master),
-        (RedisMode::Cluster, _) => builder.connect_cluster_lazy(urls),
-        (_, [url]) => builder.connect_lazy(url),
-        _ => {
-            return Err(Failure::configuration(
-                "several URLs of Redis are given: say in TOWER_FENCE_REDIS_MODE what they lead to, \
-                 sentinel, cluster or quorum",
-            ));
-        }
-    };
-    leases.map_err(refused)
-}
-
-fn refused(error: LeaseError) -> Failure {
-    Failure::configuration(format!("no Redis: {}", chain(&error)))
 }
 
 struct Settings<'a> {

@@ -1,0 +1,370 @@
+//! Redis with passwords, users, databases and certificates: alone, and as the master of sentinels.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+use sqlx::Postgres;
+use tower_fence::lease::{LeaseError, RedisLeases, RedisLeasesBuilder};
+
+use super::program::{Served, file, name, path, run};
+use crate::support::{
+    certificates::Certificates,
+    database::{Fresh, TestDatabase},
+    eventually,
+    lease::{LONG, grant, sku},
+    ports::free_port,
+    redis::{RedisServer, Sentinel, fresh_prefix},
+};
+
+const MASTER: &str = "the-password-of-the-master";
+const SENTINEL: &str = "the-password-of-the-sentinel";
+const WRONG: &str = "a-password-that-is-none";
+
+/// Serves with the leases behind a sentinel at this URL, and with these further arguments.
+async fn serve(db: &Fresh<Postgres>, url: &str, password: &str, more: &[&str]) -> Served {
+    let mut arguments = vec!["--redis-mode", "sentinel", "--redis-master", "the-master"];
+    arguments.extend(["--log", "trace"]);
+    arguments.extend(more);
+    let mut variables = vec![
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_REDIS_URL", url),
+    ];
+    if !password.is_empty() {
+        variables.push(("TOWER_FENCE_REDIS_MASTER_PASSWORD", password));
+    }
+    Served::start_with(&arguments, &variables).await
+}
+
+async fn grants(server: &Served) {
+    eventually("the sentinel knows the master", async || {
+        server.get("/readyz").await.status == 200
+    })
+    .await;
+    let granted = server.post("/locks/sku-1", &json!({})).await;
+    assert_eq!(granted.status, 201, "{granted:?}");
+    shows_no_secret(server);
+}
+
+/// Nothing is granted, and the log has this reason.
+async fn refuses(server: &Served, reason: &str) {
+    // The first call may come before the sentinel knows its master.
+    eventually("the master refuses", async || {
+        let refused = server.post("/locks/sku-1", &json!({})).await;
+        refused.is_problem(503, "store-unavailable");
+        !server.log().contains("MasterNameNotFound") || server.log().contains(reason)
+    })
+    .await;
+    let log = server.log();
+    let told = log.lines().find(|line| line.contains("cannot be used"));
+    assert!(log.contains(reason), "{reason}: {told:?}");
+    assert_eq!(server.get("/readyz").await.status, 503);
+    shows_no_secret(server);
+}
+
+#[track_caller]
+fn shows_no_secret(server: &Served) {
+    let log = server.log();
+    for secret in [MASTER, SENTINEL, WRONG, "PRIVATE KEY"] {
+        assert!(!log.contains(secret), "{secret}: {log}");
+    }
+}
+
+async fn is_granted(builder: RedisLeasesBuilder, sentinel: &str) {
+    let prefix = fresh_prefix();
+    let builder = builder.key_prefix(prefix);
+    let connected = builder.connect_sentinels(&[sentinel], "the-master").await;
+    grant(&connected.unwrap(), &sku(), LONG).await;
+}
+
+/// The names of keys in a database of a Redis.
+async fn keys(redis: &RedisServer, user: &str, database: u8) -> Vec<String> {
+    let url = format!("redis://{user}:{MASTER}@{}/{database}", redis.addr());
+    let client = redis::Client::open(url).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut keys = redis::cmd("KEYS");
+    keys.arg("*").query_async(&mut connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn the_master_of_sentinels_may_have_secrets() {
+    let user = format!("locks on >{MASTER} ~* &* +@all");
+    let user: Vec<&str> = ["--user"].into_iter().chain(user.split(' ')).collect();
+    let as_user = ["--redis-master-username", "locks"];
+    let (for_master, for_user) = (
+        format!("sentinel auth-pass the-master {MASTER}"),
+        "sentinel auth-user the-master locks",
+    );
+    let own = format!("requirepass {SENTINEL}");
+    let third = ["--redis-master-database", "3"];
+    for (redis, lines, has_own, more, database) in [
+        // On the master alone, and on both.
+        (
+            &["--requirepass", MASTER][..],
+            vec![&*for_master],
+            false,
+            vec![],
+            0,
+        ),
+        (
+            &["--requirepass", MASTER],
+            vec![&for_master, &own],
+            true,
+            vec![],
+            0,
+        ),
+        (
+            &user,
+            vec![&for_master, for_user],
+            false,
+            as_user.to_vec(),
+            0,
+        ),
+        (
+            &["--requirepass", MASTER],
+            vec![&for_master, &own],
+            true,
+            third.to_vec(),
+            3,
+        ),
+    ] {
+        let (db, redis) = (Postgres::fresh(4).await, RedisServer::start(redis).await);
+        let port = free_port();
+        let listens = format!("port {port}");
+        let lines: Vec<&str> = lines.into_iter().chain([listens.as_str()]).collect();
+        let _sentinel = Sentinel::start_with(port, redis.addr(), &lines);
+        let url = match has_own {
+            true => format!("redis://:{SENTINEL}@127.0.0.1:{port}"),
+            false => format!("redis://127.0.0.1:{port}"),
+        };
+        grants(&serve(&db, &url, MASTER, &more).await).await;
+        let user = if more.contains(&"locks") { "locks" } else { "" };
+        assert!(!keys(&redis, user, database).await.is_empty());
+        if database > 0 {
+            assert_eq!(keys(&redis, user, 0).await, [""; 0]);
+        }
+        let builder = RedisLeases::builder(db.fence())
+            .master_password(MASTER)
+            .master_database(database.into());
+        let builder = match user {
+            "" => builder,
+            user => builder.master_username(user),
+        };
+        is_granted(builder, &url).await;
+
+        refuses(
+            &serve(&db, &url, WRONG, &more).await,
+            "Password authentication failed",
+        )
+        .await;
+        if user.is_empty() {
+            refuses(
+                &serve(&db, &url, "", &more).await,
+                "Authentication required",
+            )
+            .await;
+        }
+        let wrong = RedisLeases::builder(db.fence()).master_password(WRONG);
+        let refused = wrong.connect_sentinels(&[&url], "the-master").await;
+        let refused = format!("{:?}", refused.unwrap_err());
+        assert!(!refused.contains(WRONG), "{refused}");
+    }
+}
+
+/// What has a Redis speak TLS on this port, with clients that show a certificate.
+fn speaks_tls(certificates: &Certificates, port: u16) -> Vec<String> {
+    let [cert, key, authority] = ["server.pem", "server.key", "authority.pem"]
+        .map(|file| certificates.path(file).display().to_string());
+    [
+        format!("tls-port {port}"),
+        format!("tls-cert-file {cert}"),
+        format!("tls-key-file {key}"),
+        format!("tls-ca-cert-file {authority}"),
+        "tls-auth-clients yes".into(),
+    ]
+    .to_vec()
+}
+
+async fn redis_with_tls(certificates: &Certificates, password: &[&str]) -> (RedisServer, u16) {
+    let port = free_port();
+    let lines = speaks_tls(certificates, port);
+    let words = lines.iter().flat_map(|line| line.split(' '));
+    let options = words.map(|word| match word.starts_with("tls-") {
+        true => format!("--{word}"),
+        false => word.to_owned(),
+    });
+    let options: Vec<String> = options.collect();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    (
+        RedisServer::start(&[&options, password].concat()).await,
+        port,
+    )
+}
+
+#[tokio::test]
+async fn sentinels_and_their_master_may_have_tls() {
+    let (certificates, others) = (Certificates::make(), Certificates::make());
+    let (cert, key) = certificates.another_server();
+    let [authority, other] = [&certificates, &others].map(|made| made.path("authority.pem"));
+    let secret = ["--requirepass", MASTER];
+    let (_redis, master) = redis_with_tls(&certificates, &secret).await;
+    let (db, port) = (Postgres::fresh(4).await, free_port());
+    let mut lines = speaks_tls(&certificates, port);
+    lines.extend([
+        "port 0".to_owned(),
+        "tls-replication yes".into(),
+        format!("requirepass {SENTINEL}"),
+        format!("sentinel auth-pass the-master {MASTER}"),
+    ]);
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let _sentinel = Sentinel::start_with(port, SocketAddr::from(([127, 0, 0, 1], master)), &lines);
+    let url = format!("rediss://:{SENTINEL}@127.0.0.1:{port}");
+    let shown = [
+        "--redis-master-tls",
+        "--redis-cert-file",
+        name(&cert),
+        "--redis-key-file",
+        name(&key),
+    ];
+    let trusting = |file| [&shown[..], &["--redis-ca-file", name(file)]].concat();
+    let right = trusting(&authority);
+    grants(&serve(&db, &url, MASTER, &right).await).await;
+    let pem = |file: &std::path::Path| std::fs::read(file).unwrap();
+    let builder = |authority| {
+        RedisLeases::builder(db.fence())
+            .master_password(MASTER)
+            .master_tls(true)
+            .certificate_authority(pem(authority))
+    };
+    is_granted(
+        builder(&authority).client_certificate(pem(&cert), pem(&key)),
+        &url,
+    )
+    .await;
+
+    // Another authority, that of the system, no certificate, and no TLS to the master.
+    let wrong = trusting(&other);
+    refuses(
+        &serve(&db, &url, MASTER, &wrong).await,
+        "invalid peer certificate",
+    )
+    .await;
+    refuses(
+        &serve(&db, &url, MASTER, &shown).await,
+        "invalid peer certificate",
+    )
+    .await;
+    let without = ["--redis-master-tls", "--redis-ca-file", name(&authority)];
+    refuses(&serve(&db, &url, MASTER, &without).await, "ertificate").await;
+    refuses(&serve(&db, &url, MASTER, &right[1..]).await, "Redis at").await;
+    for builder in [builder(&other), builder(&authority)] {
+        let refused = builder.connect_sentinels(&[&url], "the-master").await;
+        assert!(
+            matches!(refused, Err(LeaseError::Unavailable(_))),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_redis_alone_may_ask_for_a_certificate() {
+    let (certificates, others) = (Certificates::make(), Certificates::make());
+    let (cert, key) = certificates.another_server();
+    let [authority, other] = [&certificates, &others].map(|made| made.path("authority.pem"));
+    let secret = ["--requirepass", MASTER];
+    let (_redis, port) = redis_with_tls(&certificates, &secret).await;
+    let (db, url) = (
+        Postgres::fresh(4).await,
+        format!("rediss://:{MASTER}@127.0.0.1:{port}"),
+    );
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_REDIS_URL", url.as_str()),
+        ("TOWER_FENCE_REDIS_CERT_FILE", name(&cert)),
+        ("TOWER_FENCE_REDIS_KEY_FILE", name(&key)),
+    ];
+    let trusting = |file| [&variables[..], &[("TOWER_FENCE_REDIS_CA_FILE", name(file))]].concat();
+    grants(&Served::start_with(&[], &trusting(&authority)).await).await;
+    refuses(
+        &Served::start_with(&[], &trusting(&other)).await,
+        "invalid peer certificate",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn settings_of_redis_without_effect_are_refused() {
+    let certificates = Certificates::make();
+    let [authority, cert, key] =
+        ["authority.pem", "server.pem", "authority.key"].map(|file| certificates.path(file));
+    let (password, empty) = (file(MASTER), file(""));
+    let url = ("TOWER_FENCE_REDIS_URL", "redis://:hunter2@127.0.0.1:1");
+    let database = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
+    for (arguments, says) in [
+        (
+            vec!["--redis-master-password-file", path(&password)],
+            "for the mode sentinel",
+        ),
+        (
+            vec!["--redis-master-database", "3"],
+            "for the mode sentinel",
+        ),
+        (vec!["--redis-master-tls"], "for the mode sentinel"),
+        (vec!["--redis-ca-file", name(&authority)], "rediss://"),
+        (
+            vec![
+                "--redis-mode",
+                "sentinel",
+                "--redis-ca-file",
+                name(&authority),
+            ],
+            "rediss://",
+        ),
+        (
+            vec![
+                "--redis-mode",
+                "cluster",
+                "--redis-ca-file",
+                name(&authority),
+            ],
+            "rediss://",
+        ),
+        (
+            vec!["--redis-ca-file", path(&empty)],
+            "no certificate in it",
+        ),
+        (vec!["--redis-ca-file", "/none"], "cannot read /none"),
+        (
+            vec![
+                "--redis-mode",
+                "sentinel",
+                "--redis-master-username",
+                "locks",
+            ],
+            "needs a password",
+        ),
+        (
+            vec![
+                "--redis-cert-file",
+                name(&cert),
+                "--redis-key-file",
+                name(&cert),
+            ],
+            "no private key in it",
+        ),
+        (
+            vec![
+                "--redis-cert-file",
+                name(&cert),
+                "--redis-key-file",
+                name(&key),
+            ],
+            "with its key",
+        ),
+    ] {
+        let arguments = [&["serve", "--listen", "127.0.0.1:0"][..], &arguments].concat();
+        let refused = run(&arguments, &[url, database]).await;
+        refused.is(78).says(says);
+        assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
+        assert!(!refused.stderr.contains(MASTER), "{refused:?}");
+    }
+}
