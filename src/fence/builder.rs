@@ -80,11 +80,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// and Postgres, as PgBouncer with `pool_mode = transaction`. Default: no.
     ///
     /// Then no transaction begins before its request, and [`write`](Self::write) runs in an open
-    /// transaction, since its statement could be prepared on one server and executed on another.
+    /// transaction, since its statement could be prepared on one server and executed on another. Each transaction
+    /// begins with `DEALLOCATE ALL`, since other clients may have left statements of the same names.
     /// sqlx's cache of statements has to be off: `PgConnectOptions::statement_cache_capacity(0)`.
     #[must_use]
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
         self.connections.transaction_pooling = yes;
+        self.limits.shared_session = yes;
         self
     }
 

@@ -15,6 +15,8 @@ pub(crate) struct Limits {
     pub(crate) answer_wait: Duration,
     /// How many row locks a transaction takes, each with a wait of its own.
     pub(super) locks: u32,
+    /// Whether the session may have prepared statements of another client, as behind a pooler.
+    pub(super) shared_session: bool,
 }
 
 impl Limits {
@@ -38,6 +40,7 @@ impl Limits {
             hold: self.hold,
             key_wait,
             whole: self.whole(key_wait),
+            shared_session: self.shared_session,
         }
     }
 
@@ -64,6 +67,8 @@ pub(crate) struct TransactionLimits {
     pub(super) key_wait: Option<Duration>,
     /// How long all of it may take.
     pub(super) whole: Duration,
+    /// Whether the session may have prepared statements of another client, as behind a pooler.
+    pub(super) shared_session: bool,
 }
 
 impl Default for Limits {
@@ -74,6 +79,7 @@ impl Default for Limits {
             hold: Duration::from_secs(10),
             answer_wait: Duration::from_secs(5),
             locks: 1,
+            shared_session: false,
         }
     }
 }
@@ -97,6 +103,7 @@ mod tests {
             hold: secs(100),
             answer_wait: secs(1),
             locks: 1,
+            shared_session: false,
         };
         let several = Limits { locks: 3, ..limits };
         for (limits, key_wait, whole) in [

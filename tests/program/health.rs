@@ -1,5 +1,7 @@
 //! What the server says of itself.
 
+use std::cell::Cell;
+
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, Postgres};
@@ -141,6 +143,13 @@ async fn it_is_not_ready_while_its_grants_fail() {
     // A standby that is away: a COMMIT waits for it, which no look finds.
     sql("ALTER SYSTEM SET synchronous_standby_names = 'away'").await;
     sql("SELECT pg_reload_conf()").await;
+    // The server reads its configuration again in its own time.
+    let number = Cell::new(0);
+    eventually("a grant fails", async || {
+        number.set(number.get() + 1);
+        grant(&format!("/locks/{}", number.get())).await.status == 503
+    })
+    .await;
     let grants = join_all(["/locks/a", "/locks/b", "/locks/c"].map(grant)).await;
     for refused in grants {
         refused.is_problem(503, "store-unavailable");
@@ -217,7 +226,8 @@ async fn it_starts_before_its_database_and_its_tables() {
     );
     let database = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
     for (command, status) in [
-        (&["reset", "sku-1", "--to", "5", "--yes"][..], 69),
+        (&["reset", "sku-1", "--to", "5", "--yes"][..], 78),
+        (&["check"], 78),
         (&["run", "--direct", "--", "true"], 78),
     ] {
         let refused = run(command, &database).await;

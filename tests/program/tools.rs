@@ -60,27 +60,6 @@ async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
 }
 
 #[tokio::test]
-async fn check_refuses_functions_that_public_may_execute() {
-    let db = Postgres::fresh(2).await;
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
-    run(&["check"], &variables).await.is(0);
-    // As a dump without rights leaves it.
-    db.execute("GRANT EXECUTE ON FUNCTION fence_admit, fence_bypass TO PUBLIC")
-        .await;
-    let refused = run(&["check"], &variables).await;
-    refused
-        .is(78)
-        .says("PUBLIC may execute fence_admit, fence_bypass,")
-        .says("run `tower-fence migrate`");
-    // It grants nothing until then.
-    let server = Served::start(&db.url, &[]).await;
-    assert_ne!(server.post("/locks/sku-1", &json!({})).await.status, 201);
-    run(&["migrate"], &variables).await.is(0);
-    run(&["check"], &variables).await.is(0);
-    assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
-}
-
-#[tokio::test]
 async fn what_schema_prints_makes_a_fence_that_works() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");

@@ -11,6 +11,7 @@ pub mod http;
 pub mod lease;
 pub mod lock_servers;
 pub mod nodes;
+pub mod pgbouncer;
 pub mod ports;
 pub mod postgres;
 pub mod process;

@@ -2,17 +2,18 @@
 
 use std::{env, path::PathBuf, pin::pin, time::Duration};
 
-use clap::Args;
+use clap::{Args, builder::BoolishValueParser};
 use reqwest::Url;
 use sqlx::{
     Connection, PgConnection, Postgres,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::{sleep, timeout};
-use tower_fence::Fence;
+use tower_fence::{Fence, lease::PostgresLeases};
 
 use crate::{
     failure::{Failure, UNAVAILABLE, chain},
+    pooler,
     secrets::Secret,
 };
 
@@ -41,6 +42,28 @@ pub struct DatabaseArgs {
         help_heading = "Database"
     )]
     pub database_schema: Option<String>,
+    /// Expects a pooler in transaction mode in front of the database, such as PgBouncer with `pool_mode = transaction`.
+    #[arg(
+        long,
+        env = "TOWER_FENCE_TRANSACTION_POOLING",
+        value_parser = BoolishValueParser::new(),
+        help_heading = "Database"
+    )]
+    pub transaction_pooling: bool,
+    /// A URL of the same database that leads past the pooler: for migrations, and for the connection that listens.
+    ///
+    /// With a password it belongs into the variable TOWER_FENCE_LISTEN_URL, or into a file. Without it, waiters poll
+    /// four times a second and are not served in their order.
+    #[arg(long, value_name = "URL", help_heading = "Database")]
+    pub listen_url: Option<String>,
+    /// A file with that URL.
+    #[arg(
+        long,
+        env = "TOWER_FENCE_LISTEN_URL_FILE",
+        value_name = "FILE",
+        help_heading = "Database"
+    )]
+    pub listen_url_file: Option<PathBuf>,
 }
 
 impl DatabaseArgs {
@@ -58,10 +81,77 @@ impl DatabaseArgs {
     /// The fence, once its database has answered; for commands that are no server.
     pub async fn reached(&self) -> Result<(Fence<Postgres>, String), Failure> {
         let (fence, place) = self.fence(2)?;
-        let reached = reach(&fence, Duration::from_secs(10)).await;
-        let failed = |error| Failure::new(UNAVAILABLE, format!("no database {place}: {error}"));
-        reached.map_err(failed)?;
+        self.answers(&fence, &place).await?;
+        self.refuse_poolers(&fence, &place).await?;
         Ok((fence, place))
+    }
+
+    /// The same for a migration, which takes a lock that outlives a transaction: past a pooler.
+    pub async fn reached_directly(&self) -> Result<(Fence<Postgres>, String), Failure> {
+        let Some(options) = self.listen()? else {
+            return match self.transaction_pooling {
+                true => Err(Failure::configuration(
+                    "a migration does not go through a pooler in transaction mode: give in --listen-url \
+                     (TOWER_FENCE_LISTEN_URL) a URL that leads to the Postgres itself",
+                )),
+                false => self.reached().await,
+            };
+        };
+        let place = place(&options);
+        let fence = self.over(options, 2);
+        self.answers(&fence, &place).await?;
+        self.refuse_poolers(&fence, &place).await?;
+        Ok((fence, place))
+    }
+
+    async fn answers(&self, fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
+        let reached = reach(fence, Duration::from_secs(10)).await;
+        let failed = |error| Failure::new(UNAVAILABLE, format!("no database {place}: {error}"));
+        reached.map_err(failed)
+    }
+
+    /// Refuses a pooler in transaction mode where none is expected: in front of the fence, and of what listens.
+    pub async fn refuse_poolers(
+        &self,
+        fence: &Fence<Postgres>,
+        place: &str,
+    ) -> Result<(), Failure> {
+        let direct = self
+            .listen()?
+            .map(|options| (self::place(&options), options));
+        let pooled = (!self.transaction_pooling).then(|| {
+            let options = fence.get_pool().connect_options().as_ref().clone();
+            (place.to_owned(), options)
+        });
+        for (place, options) in pooled.into_iter().chain(direct) {
+            let found = timeout(Duration::from_secs(10), pooler::is_between(&options)).await;
+            let found = found.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut));
+            let failed = |error| Failure::unavailable(&format!("no database {place}"), &error);
+            if found.map_err(failed)? {
+                return Err(Failure::configuration(format!(
+                    "{place}: {}",
+                    pooler::REFUSED
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// How the connection is made that listens, if it is made otherwise than the others.
+    pub fn listen(&self) -> Result<Option<PgConnectOptions>, Failure> {
+        let option = self.listen_url.as_deref();
+        let file = self.listen_url_file.as_ref();
+        let url = Secret::find_urls("TOWER_FENCE_LISTEN_URL", option, file)?;
+        url.map(|url| options(url.expose())).transpose()
+    }
+
+    /// Leases in the database of this fence.
+    pub fn leases(&self, fence: Fence<Postgres>) -> Result<PostgresLeases, Failure> {
+        let leases = PostgresLeases::new(fence);
+        Ok(match self.listen()? {
+            Some(options) => leases.listen_with(options),
+            None => leases,
+        })
     }
 
     /// The fence, over a pool that connects when it is used.
@@ -71,26 +161,39 @@ impl DatabaseArgs {
                 "no database is named: set TOWER_FENCE_DATABASE_URL, to postgres://localhost/shop for example",
             )
         })?;
-        let options = options(url.expose())?;
-        let name = options.get_database().unwrap_or(options.get_username());
-        let place = match options.get_socket() {
-            Some(socket) => format!("{name} in {}", socket.display()),
-            None if options.get_host().contains(':') => {
-                format!("{name} on [{}]:{}", options.get_host(), options.get_port())
-            }
-            None => format!("{name} on {}:{}", options.get_host(), options.get_port()),
-        };
+        let mut options = options(url.expose())?;
+        let place = place(&options);
+        if self.transaction_pooling {
+            // A statement that was prepared on one server is unknown to the next.
+            options = options.statement_cache_capacity(0);
+        }
+        let fence = self.over(options, connections);
+        Ok((fence.transaction_pooling(self.transaction_pooling), place))
+    }
+
+    fn over(&self, options: PgConnectOptions, connections: u32) -> Fence<Postgres> {
         let pool = PgPoolOptions::new()
             .max_connections(connections)
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options);
         let fence = Fence::new(pool);
         let schema = self.database_schema.as_deref();
-        let fence = match schema.filter(|schema| !schema.is_empty()) {
+        match schema.filter(|schema| !schema.is_empty()) {
             Some(schema) => fence.schema(schema),
             None => fence,
-        };
-        Ok((fence, place))
+        }
+    }
+}
+
+/// Where a database is, for people.
+fn place(options: &PgConnectOptions) -> String {
+    let name = options.get_database().unwrap_or(options.get_username());
+    match options.get_socket() {
+        Some(socket) => format!("{name} in {}", socket.display()),
+        None if options.get_host().contains(':') => {
+            format!("{name} on [{}]:{}", options.get_host(), options.get_port())
+        }
+        None => format!("{name} on {}:{}", options.get_host(), options.get_port()),
     }
 }
 
@@ -185,6 +288,8 @@ fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         let host = host.trim_end_matches(']').to_owned();
         options = options.host(&host);
     }
+    // PgBouncer refuses this parameter unless it is told to ignore it, and the fence has no such numbers.
+    options = options.extra_float_digits(None);
     if options.get_application_name().is_none() {
         options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
     }

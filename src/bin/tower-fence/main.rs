@@ -9,6 +9,7 @@ mod duration;
 mod failure;
 mod logs;
 mod operate;
+mod pooler;
 mod run;
 mod schema;
 mod secrets;

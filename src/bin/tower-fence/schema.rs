@@ -61,7 +61,7 @@ holder that was refused writes over its successor. Break the lease first, if the
 checked: below that, the reset is refused and says what was granted.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
-    let (fence, place) = args.database.reached().await?;
+    let (fence, place) = args.database.reached_directly().await?;
     database::migrate(&fence, &place).await?;
     print_text(&format!(
         "the tables and functions in {place} are up to date\n"
@@ -70,13 +70,19 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
 
 pub async fn check(args: CheckArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached().await?;
-    fence.check().await.map_err(|error| match error {
+    let checked = fence.check().await;
+    checked.map_err(|error| unreadable(&place, error))?;
+    print_text(&format!("the fence in {place} is fit for use\n"))
+}
+
+/// Why a fence cannot be read.
+fn unreadable(place: &str, error: AdmitError) -> Failure {
+    match error {
         AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
             Failure::configuration(format!("{place}: {}", chain(&cause)))
         }
         error => Failure::unavailable(&format!("cannot read {place}"), &error),
-    })?;
-    print_text(&format!("the fence in {place} is fit for use\n"))
+    }
 }
 
 pub fn print() -> Result<u8, Failure> {
@@ -89,8 +95,7 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let token = Token::new(args.to).map_err(|error| Failure::usage(error.to_string()))?;
     let (fence, place) = args.database.reached().await?;
     let seen = fence.inspect(&resource).await;
-    let seen =
-        seen.map_err(|error| Failure::unavailable(&format!("cannot read {place}"), &error))?;
+    let seen = seen.map_err(|error| unreadable(&place, error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
     logs::say(format_args!(
         "The highest token that is dead on {resource} is {seen}; it will be {token}.\n\n{CONDITION}\n"

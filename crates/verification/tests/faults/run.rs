@@ -25,10 +25,10 @@ use crate::{
     servers::{
         database::Database,
         leases::{LeaseServers, STORES},
-        pgbouncer::PgBouncer,
         services::{Services, Settings},
     },
     summary::{Phase, Summary},
+    support::pgbouncer::PgBouncer,
 };
 
 /// What is asked for.

@@ -21,7 +21,7 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep, sleep_until};
 use tower_fence::{
     client::{Holder, LeaseGuard, Loss},
-    lease::{LeaseId, Leases, PostgresLeases},
+    lease::{LeaseId, Leases},
 };
 
 pub use self::args::RunArgs;
@@ -41,7 +41,8 @@ pub async fn run(args: RunArgs) -> Result<u8, Failure> {
             reached = args.database.reached() => reached?,
             signal = signals.interrupt() => return Err(claim::interrupted(signal)),
         };
-        return under_lease(PostgresLeases::new(fence), &args, signals).await;
+        let leases = args.database.leases(fence)?;
+        return under_lease(leases, &args, signals).await;
     }
     let leases = args.server.leases()?;
     under_lease(leases, &args, signals).await

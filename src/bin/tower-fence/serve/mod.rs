@@ -6,6 +6,7 @@ mod access;
 mod args;
 mod connections;
 mod describe;
+mod fit;
 mod health;
 mod metrics;
 mod probe;
@@ -35,7 +36,7 @@ use tower_fence::{
 
 pub use self::args::ServeArgs;
 use self::{
-    access::Access, connections::Connections, health::Health, reload::Reload, stop::Stop,
+    access::Access, connections::Connections, fit::Fit, health::Health, reload::Reload, stop::Stop,
     store::Mounted, tls::Tls, under_way::UnderWay,
 };
 use crate::{
@@ -67,16 +68,22 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
         place,
     } = store::mount(&args, fence.clone(), token_keys.clone(), &access)?;
 
+    let fit = Fit {
+        args: &args.database,
+        fence: fence.clone(),
+        place: database.clone(),
+    };
     let starting = async {
         let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
         if args.migrate {
-            args.database.reached().await?;
-            database::migrate(&fence, &database).await?;
+            let (direct, place) = args.database.reached_directly().await?;
+            database::migrate(&direct, &place).await?;
+            direct.get_pool().close().await;
         }
-        Ok(listener)
+        Ok((listener, fit.at_start().await?))
     };
-    let listener = tokio::select! {
-        listener = starting => listener?,
+    let (listener, is_fit) = tokio::select! {
+        started = starting => started?,
         () = stop.begun() => {
             tracing::info!("stopped before it has started");
             return Ok(0);
@@ -111,7 +118,10 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     });
 
     let connections = Connections::new(&args.limits, tls, stop);
-    connections.serve(listener, app).await;
+    tokio::select! {
+        () = connections.serve(listener, app) => {}
+        unfit = fit.until_unfit(is_fit) => return Err(unfit),
+    }
     under_way.settle().await;
     // A database that hangs keeps nobody from going.
     _ = timeout(CLOSING, fence.get_pool().close()).await;

@@ -6,7 +6,7 @@ use tower_fence::{
     Fence, TokenKeys,
     console::Console,
     issuer::Issuer,
-    lease::{Operate, PostgresLeases, QuorumLeases, RedisLeases},
+    lease::{Operate, QuorumLeases, RedisLeases},
 };
 
 use super::{
@@ -53,7 +53,12 @@ pub fn mount(
             let text = "a mode of Redis is named, and no Redis: set TOWER_FENCE_REDIS_URL";
             return Err(Failure::configuration(text));
         }
-        let leases = PostgresLeases::new(fence.clone());
+        if args.database.transaction_pooling && args.database.listen()?.is_none() {
+            tracing::warn!(
+                "without --listen-url, waiters poll four times a second and are not served in their order"
+            );
+        }
+        let leases = args.database.leases(fence.clone())?;
         let grants = probe::grants(fence.clone(), leases.clone(), schema);
         let health = Health::new(probe::answers(fence), grants);
         return Ok(settings.mount(leases, health, None));

@@ -53,6 +53,10 @@ fn begin_sql(version: Option<u32>, limits: TransactionLimits) -> String {
         let whole_ms = millis(limits.whole.saturating_add(MARGIN));
         sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
     }
+    // sqlx numbers the statements of each connection from 1, and here another client may have had the session.
+    if limits.shared_session {
+        sql.push_str("; DEALLOCATE ALL");
+    }
     sql.push_str("; SAVEPOINT ");
     sql.push_str(savepoint());
     sql

@@ -17,8 +17,11 @@ use crate::{
     clients::process::ClientProcess,
     history::Failover,
     plan::{Fault, Planned},
-    servers::{database::Database, leases::LeaseServers, pgbouncer::PgBouncer, services::Services},
-    support::proxy::{Link, Proxy},
+    servers::{database::Database, leases::LeaseServers, services::Services},
+    support::{
+        pgbouncer::PgBouncer,
+        proxy::{Link, Proxy},
+    },
 };
 
 /// All that faults are at.

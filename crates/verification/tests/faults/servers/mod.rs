@@ -3,5 +3,4 @@
 
 pub mod database;
 pub mod leases;
-pub mod pgbouncer;
 pub mod services;

@@ -11,7 +11,7 @@ use std::{
 use reqwest::Url;
 use tempfile::TempDir;
 
-use crate::support::{eventually, ports::free_port, process::send_signal};
+use super::{eventually, ports::free_port, process::send_signal};
 
 pub struct PgBouncer {
     port: u16,
@@ -23,6 +23,17 @@ pub struct PgBouncer {
 impl PgBouncer {
     /// In front of a database under this URL, which has to go on being there.
     pub async fn start(database: &str) -> Self {
+        let settings = [
+            "pool_mode = transaction",
+            "ignore_startup_parameters = extra_float_digits",
+            "server_reset_query = DISCARD ALL",
+            "server_reset_query_always = 1",
+        ];
+        Self::start_with(database, &settings).await
+    }
+
+    /// The same with these lines in its configuration.
+    pub async fn start_with(database: &str, settings: &[&str]) -> Self {
         let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
         let mut url = Url::parse(database).unwrap();
         let (host, server_port) = (url.host_str().unwrap(), url.port().unwrap());
@@ -31,9 +42,8 @@ impl PgBouncer {
         let settings = format!(
             "[databases]\n* = host={host} port={server_port} user={user} password={password}\n\
              [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
-             auth_type = any\npool_mode = transaction\nserver_reset_query = DISCARD ALL\n\
-             server_reset_query_always = 1\nignore_startup_parameters = extra_float_digits\n\
-             max_client_conn = 1000\nserver_login_retry = 1\nquery_wait_timeout = 5\n"
+             auth_type = any\nmax_client_conn = 1000\nserver_login_retry = 1\nquery_wait_timeout = 5\n{}\n",
+            settings.join("\n")
         );
         fs::write(&file, settings).unwrap();
         if let Some((user, group)) = unprivileged() {
