@@ -38,7 +38,7 @@ def set_stock(conn, sku, token, stock):
     """The check and the write are one transaction, which a refusal rolls back."""
     with conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '5s'")
-        conn.execute("SELECT fence_admit(%s, %s)", [sku, token])
+        conn.execute("SELECT tower_fence.admit(%s, %s)", [sku, token])
         conn.execute(
             "INSERT INTO inventory (sku, stock) VALUES (%s, %s)"
             " ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock",

@@ -31,7 +31,7 @@ SELECT :'lease'::json ->> 'token' AS second
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 -- First the admission, in a statement of its own. The row is locked until COMMIT.
-SELECT fence_admit('sku-1', :second) AS max_token
+SELECT tower_fence.admit('sku-1', :second) AS max_token
 \gset
 INSERT INTO inventory (sku, stock) VALUES ('sku-1', 96) ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock;
 COMMIT;
@@ -41,7 +41,7 @@ COMMIT;
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 \set ON_ERROR_STOP off
-SELECT fence_admit('sku-1', :first) AS max_token
+SELECT tower_fence.admit('sku-1', :first) AS max_token
 \gset
 \set ON_ERROR_STOP on
 \if :ERROR

@@ -32,12 +32,12 @@ pub(crate) async fn read(
 }
 
 /// How much of a refused body is read, as a multiple of its limit.
-#[cfg(feature = "_fence")]
+#[cfg(feature = "layer")]
 const DISCARDED_LIMITS: u64 = 4;
 
 /// Reads the rest of a refused body, and keeps nothing of it: to its end, as far as four times the limit, or for so
 /// long. A body of which it is known that it is longer is left alone.
-#[cfg(feature = "_fence")]
+#[cfg(feature = "layer")]
 pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration) {
     let mut left = DISCARDED_LIMITS.saturating_mul(limit_bytes as u64);
     if body.size_hint().lower() > left {

@@ -16,7 +16,7 @@ impl<T: Calls + 'static> LeaseDatabase for T {}
 
 /// What runs the calls.
 pub(crate) trait Calls: Send + Sync {
-    /// Runs the statements that are made for a schema (an identifier, ready to be put into a statement), as one
+    /// Runs the statements that are made for a prefix of all names (`tower_fence.`), as one
     /// transaction at READ COMMITTED, and returns their rows. They are one message, and so one round trip, also
     /// where a pooler stands in between; their arguments are literals.
     ///
@@ -29,8 +29,8 @@ pub(crate) trait Calls: Send + Sync {
     /// Dropped while it is under way, it may have had its effect.
     fn call_function<'a>(&'a self, call: FunctionCall<'a>) -> CallFuture<'a, Vec<PgRow>>;
 
-    /// The schema of the functions, ready to be put into a statement.
-    fn schema(&self) -> CallFuture<'_, String>;
+    /// The prefix of all names, such as `tower_fence.`.
+    fn prefix(&self) -> CallFuture<'_, String>;
 
     /// How to connect for a session that listens; `None` where a pooler in between gives each transaction a
     /// server of its own, so that there can be none.
@@ -40,7 +40,7 @@ pub(crate) trait Calls: Send + Sync {
     fn answer_wait(&self) -> Duration;
 }
 
-/// Makes statements for a schema.
+/// Makes statements for a prefix.
 pub(crate) type Statements<'a> = Box<dyn FnOnce(&str) -> String + Send + 'a>;
 
 /// The call of a function.

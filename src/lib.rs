@@ -97,6 +97,7 @@
 //! | `redis` | yes | the lease store in Redis |
 //! | `redis-tls` | | TLS to Redis by rustls, with authorities and client certificates of your own |
 //! | `etcd` | | the lease store in etcd, over its HTTP gateway |
+//! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; with `postgres` or `sqlite` |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `embedded` | | the lease store in the process, for one process |
@@ -106,6 +107,7 @@
 //! | `metrics` | | counters and histograms, see [`metrics`] |
 //! | `server` | | the program `tower-fence`, for services in other languages, see [`server`] |
 //!
+//! A fence without HTTP needs `default-features = false, features = ["postgres"]`, and has no axum among its dependencies.
 //! A service that only holds leases needs `default-features = false, features = ["client"]`, and has
 //! no axum, no database and no Redis among its dependencies.
 //!
@@ -117,6 +119,7 @@
 #![cfg_attr(
     not(all(
         feature = "_fence",
+        feature = "layer",
         feature = "issuer",
         feature = "client",
         feature = "etcd",
@@ -126,6 +129,9 @@
     allow(rustdoc::broken_intra_doc_links)
 )]
 
+#[cfg(all(feature = "layer", not(feature = "_fence")))]
+compile_error!("the feature `layer` needs a database: `postgres` or `sqlite`");
+
 pub mod announce;
 #[cfg(feature = "_axum")]
 mod body;
@@ -133,6 +139,7 @@ mod body;
 mod calls;
 #[cfg(any(
     feature = "_axum",
+    feature = "_fence",
     feature = "redis",
     feature = "etcd",
     feature = "embedded"
@@ -148,8 +155,16 @@ pub mod deployment {}
 #[doc = include_str!("proof.md")]
 pub mod proof {}
 pub mod epochs;
+#[cfg_attr(
+    not(feature = "layer"),
+    allow(dead_code, reason = "the layer reports most events")
+)]
 mod feed;
 #[cfg(feature = "_fence")]
+#[cfg_attr(
+    not(feature = "layer"),
+    allow(dead_code, unused_imports, reason = "parts serve the layer alone")
+)]
 pub mod fence;
 // For the fuzz targets in `crates/verification/fuzz`, and for tests.
 #[cfg(all(
@@ -169,13 +184,14 @@ pub mod idempotency;
 #[cfg(feature = "issuer")]
 pub mod issuer;
 mod key_id;
-#[cfg(feature = "_fence")]
+#[cfg(feature = "layer")]
 pub mod layer;
 pub mod lease;
 mod live_tokens;
 pub mod metrics;
 #[cfg(feature = "openapi")]
 pub mod openapi;
+mod pattern;
 pub mod problem;
 #[doc = include_str!("server.md")]
 pub mod server {}
@@ -184,26 +200,32 @@ pub mod spec {}
 mod stale;
 mod token;
 pub mod token_keys;
+#[cfg(feature = "_fence")]
+mod token_sql;
 #[cfg(any(feature = "issuer", feature = "client"))]
 mod wire;
 
+#[cfg(feature = "_fence")]
+pub use self::fence::{
+    AdmitError, Admitted, AllAdmitted, Claim, Claims, CommitError, Fence, FenceDatabase, FencedTx,
+    TokenUse,
+};
 pub use self::live_tokens::LiveTokens;
+pub use self::pattern::{FillError, InvalidPattern, ResourcePattern};
 pub use self::stale::StaleToken;
 pub use self::token::{InvalidResource, InvalidToken, InvalidZxid, Resource, Token};
 pub use self::token_keys::{SignedToken, TokenKey, TokenKeys};
-#[cfg(feature = "_fence")]
-pub use self::{
-    fence::{
-        AdmitError, Admitted, AllAdmitted, Claim, Claims, CommitError, Fence, FenceDatabase,
-        FencedTx, TokenUse,
-    },
-    layer::{FenceLayer, HeaderField, Idempotency, PathParam, PendingWrite},
-};
 
 #[cfg(feature = "postgres")]
-pub use self::{fence::PgFencedTx, layer::PgPendingWrite};
+pub use self::fence::PgFencedTx;
 #[cfg(feature = "sqlite")]
-pub use self::{fence::SqliteFencedTx, layer::SqlitePendingWrite};
+pub use self::fence::SqliteFencedTx;
+#[cfg(all(feature = "postgres", feature = "layer"))]
+pub use self::layer::PgPendingWrite;
+#[cfg(all(feature = "sqlite", feature = "layer"))]
+pub use self::layer::SqlitePendingWrite;
+#[cfg(feature = "layer")]
+pub use self::layer::{FenceLayer, Idempotency, PathParam, PendingWrite};
 
 /// The code in the README compiles.
 #[cfg(doctest)]

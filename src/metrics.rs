@@ -7,7 +7,8 @@
 //! | metric | what | when to worry |
 //! |---|---|---|
 //! | `tower_fence_admitted_total{kind}` | tokens admitted: `write`, or `read` for a fenced read | it stops |
-//! | `tower_fence_refused_total{problem}` | requests that the layer refused | `stale-token` rises: holders are paused, or leases too short; `fence-busy`: a hot resource, or a pool that is too small; `store-unavailable`, `outcome-unknown`: the database |
+//! | `tower_fence_refused_total{problem, reason}` | requests that the layer refused; only `stale-token` has a `reason`: `superseded`, `used` (the token has written already) or `floor` (of the partition) | `superseded` rises: holders are paused, or leases too short; `used` rises: holders write twice under one token; `fence-busy`: a hot resource, or a pool that is too small; `store-unavailable`, `outcome-unknown`: the database |
+//! | `tower_fence_missing_layer_total` | requests whose handler needs the fence, and whose route has no layer; the log names the route | any: add the layer |
 //! | `tower_fence_refused_from_memory_total` | of those, stale tokens that never reached the database | never: it is the storm that was kept away |
 //! | `tower_fence_unknown_token_keys_total` | of those refused as `forged-token`, those signed with a key that is not known here | any that is no attack: a [rotation](crate::token_keys#rotation) came to the issuers first, or an old key went too early |
 //! | `tower_fence_unsigned_tokens_total` | tokens without a signature that were accepted, where the layer [still does](crate::layer::Verification::optional) | it does not fall to 0: somebody has tokens from elsewhere |
@@ -24,6 +25,8 @@
 //! | `tower_fence_lease_wait_seconds` | histogram: from a request for a lease to its grant, announcement included | its tail nears what callers are willing to wait |
 //! | `tower_fence_epochs_begun_total` | epochs: Redis has lost its history | more often than Redis restarts or fails over |
 //! | `tower_fence_caught_up_total` | resources that were used for the first time since the database was promoted or restored: what was handed out before is dead | it rises, and nobody knows of a failover |
+//! | `tower_fence_removed_total{kind}` | rows that [`Fence::maintain`](crate::Fence::maintain) has removed: `keys`, `resources` | it stops while the tables grow |
+//! | `tower_fence_maintenance_failures_total{kind}` | turns of that task that failed | it rises: the role lacks a right, or the database is away |
 //! | `tower_fence_server_connections` | gauge, of the program [`tower-fence`](crate::server): open connections | it nears `--max-connections` |
 //! | `tower_fence_server_refused_total{problem}` | requests that it did not let through to the issuer | `unauthorized`: a client has no secret, or an old one; `server-busy`: too many requests |
 //! | `tower_fence_leases_held` | gauge: leases that the guards of this process hold | it stays where work is done |
@@ -45,6 +48,26 @@ pub(crate) fn count(name: &'static str) {
 pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
     #[cfg(feature = "metrics")]
     metrics::counter!(name, label => value).increment(1);
+}
+
+/// Adds to a counter with one label.
+#[cfg(feature = "_fence")]
+pub(crate) fn add(name: &'static str, label: &'static str, value: &'static str, count: u64) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(name, label => value).increment(count);
+}
+
+/// Counts a request that the layer refused, with the reason if the token is stale.
+#[cfg(feature = "layer")]
+pub(crate) fn refused(problem: &'static str, stale: Option<&'static str>) {
+    #[cfg(feature = "metrics")]
+    match stale {
+        Some(reason) => {
+            metrics::counter!("tower_fence_refused_total", "problem" => problem, "reason" => reason)
+        }
+        None => metrics::counter!("tower_fence_refused_total", "problem" => problem),
+    }
+    .increment(1);
 }
 
 /// Records how long something took.

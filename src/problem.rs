@@ -72,7 +72,7 @@ table! {
     /// 403: the token is of an epoch that was never handed out.
     UnknownEpoch = FORBIDDEN, "unknown-epoch", "The fencing token was never handed out";
     /// 412: a newer token was seen, or this one was already used. Members: `resource`,
-    /// `presented_token`, `max_token`; `by_floor` where that is true.
+    /// `presented_token`, `max_token`; `by_floor` and `used` where they are true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
     /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";
@@ -99,6 +99,9 @@ table! {
     IdempotencyKeyRequired = BAD_REQUEST, "idempotency-key-required", "An idempotency key is required";
     /// 400: the idempotency key is malformed.
     MalformedIdempotencyKey = BAD_REQUEST, "malformed-idempotency-key", "The idempotency key is malformed";
+    /// 400: a request with an idempotency key has cookies and no `Authorization`, and the service does not say otherwise
+    /// whose key it is.
+    IdempotencyPrincipalRequired = BAD_REQUEST, "idempotency-principal-required", "The idempotency key needs a principal";
     /// 422: the idempotency key was used for another method, path or body.
     IdempotencyMismatch = UNPROCESSABLE_ENTITY, "idempotency-mismatch", "The idempotency key belongs to another request";
     /// 409: a request with this idempotency key is under way.

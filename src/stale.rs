@@ -8,12 +8,12 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A token that is not newer than what its resource has seen: outranked, or already used.
+/// A token that is not newer than what its resource has seen: superseded, or used already.
 ///
 /// The fence says so in its errors, and a holder reads it from the answer to a write: on the wire
 /// these are the members of a `stale-token` problem.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, thiserror::Error)]
-#[error("token {presented_token} for {resource} is not newer than {max_token}{}", of_floor(*by_floor))]
+#[error("token {presented_token} for {resource} {}", self.why())]
 #[non_exhaustive]
 pub struct StaleToken {
     /// The resource.
@@ -27,29 +27,26 @@ pub struct StaleToken {
     /// holder renews the lease with a new token, and reads again before it writes.
     #[serde(default)]
     pub by_floor: bool,
-}
-
-fn of_floor(by_floor: bool) -> &'static str {
-    if by_floor {
-        ", the floor of its partition"
-    } else {
-        ""
-    }
+    /// Whether the token is a single-use one that has written already. No newer holder needs to exist. To write
+    /// again, the holder renews its lease with a new token; a service whose holders write many times under one
+    /// token admits reusable ones.
+    ///
+    /// The fence says so where the token equals `max_token` and no grant of a newer one was announced. After a raise
+    /// to the very next number, or a write under that as a reusable token, it also says so of a token that has not
+    /// written.
+    #[serde(default)]
+    pub used: bool,
 }
 
 impl StaleToken {
-    #[cfg(feature = "_fence")]
-    pub(crate) const fn new(
-        resource: Resource,
-        presented_token: Token,
-        max_token: i64,
-        by_floor: bool,
-    ) -> Self {
-        Self {
-            resource,
-            presented_token,
-            max_token,
-            by_floor,
+    fn why(&self) -> String {
+        let max_token = self.max_token;
+        if self.by_floor {
+            format!("is not newer than {max_token}, the floor of its partition")
+        } else if self.used {
+            "was used already".to_owned()
+        } else {
+            format!("is not newer than {max_token}")
         }
     }
 
@@ -77,17 +74,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_text_says_when_a_floor_has_refused_it() {
+    fn its_text_says_why_it_was_refused() {
         let mut stale = StaleToken {
             resource: Resource::new("a").unwrap(),
             presented_token: Token::MIN,
             max_token: 4,
             by_floor: false,
+            used: false,
         };
         assert_eq!(stale.to_string(), "token 1 for a is not newer than 4");
         stale.by_floor = true;
         let text = "token 1 for a is not newer than 4, the floor of its partition";
         assert_eq!(stale.to_string(), text);
+        (stale.max_token, stale.by_floor, stale.used) = (1, false, true);
+        assert_eq!(stale.to_string(), "token 1 for a was used already");
     }
 
     #[test]
@@ -96,6 +96,7 @@ mod tests {
                         "resource":"a","presented_token":3,"max_token":4}"##;
         let read = StaleToken::from_response(StatusCode::PRECONDITION_FAILED, body).unwrap();
         assert_eq!((read.presented_token.get(), read.max_token), (3, 4));
+        assert!(!read.by_floor && !read.used);
         assert_eq!(StaleToken::from_response(StatusCode::CONFLICT, body), None);
         for other in [
             &b""[..],

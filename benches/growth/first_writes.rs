@@ -23,7 +23,7 @@ const BASELINE: &str = "no floor";
 /// What both tables have in the beginning.
 const ROWS: usize = 1_000;
 
-/// The same table, as it was before there were floors and as it is.
+/// A table without floors, and that of the fence.
 struct Tables {
     without: Table,
     with: Table,
@@ -66,7 +66,7 @@ pub fn race_all(
             &tables.with,
             Partitions::One,
         ),
-        ("fence_admit", FUNCTION, &tables.with, Partitions::All),
+        ("tower_fence.admit", FUNCTION, &tables.with, Partitions::All),
     ];
     let kinds = kinds.map(|(name, admission, table, partitions)| {
         let pgbench = admission.first_writes(server, table, partitions);

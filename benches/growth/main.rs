@@ -1,9 +1,8 @@
 //! What the fence costs when its table is large, when it is written for a while, when resources are new,
-//! when rows are removed, and when the table is partitioned. See `benches/README.md`.
+//! and when rows are removed. See `benches/README.md`.
 
 mod client;
 mod first_writes;
-mod partitions;
 mod removal;
 mod sizes;
 mod statements;
@@ -28,6 +27,5 @@ fn main() {
     sizes::race_all(&runtime, &server, &options, &mut report);
     first_writes::race_all(&runtime, &server, &options, &mut report);
     removal::race_all(&runtime, &server, &options, &mut report);
-    partitions::race_all(&runtime, &server, &options, &mut report);
     println!("{}", report.folder().display());
 }

@@ -123,8 +123,9 @@ impl<'a> Removal<'a> {
         let from = self.made.get();
         let to = self.removed.get() + self.idle;
         sqlx::query(
-            "INSERT INTO fence_resources (resource, max_token, updated_at, partition) \
-             SELECT name, 1, now() - interval '1 day', fence_partition(name) \
+            "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history) \
+             SELECT name, 1, now() - interval '1 day', tower_fence.partition_of(name), \
+                 tower_fence.current_history() \
              FROM (SELECT 'idle-' || n AS name FROM generate_series($1, $2 - 1) n) AS names",
         )
         .bind(from.cast_signed())
@@ -133,7 +134,7 @@ impl<'a> Removal<'a> {
         .await
         .expect("idle rows");
         self.made.set(to);
-        let vacuumed = sqlx::raw_sql("VACUUM ANALYZE fence_resources");
+        let vacuumed = sqlx::raw_sql("VACUUM ANALYZE tower_fence.resources");
         vacuumed.execute(&self.pool).await.expect("it was vacuumed");
     }
 }

@@ -82,7 +82,7 @@ fn written(title: &str, seconds: u64, runtime: &Runtime, tables: &[Table], repor
     report.table(title, &rows);
     for (file, title, unit, series) in [
         ("writes.svg", "Writes in a second", "writes", writes),
-        ("size.svg", "Size of fence_resources", "MiB", sizes),
+        ("size.svg", "Size of tower_fence.resources", "MiB", sizes),
     ] {
         let file = report.folder().join(file);
         let plotted = plot::curves(&file, title, ["seconds", unit], &series);

@@ -13,41 +13,40 @@ pub struct Admission {
     first: &'static str,
 }
 
-/// What the crate sent before there were floors.
+/// The same check on a table without floors.
 pub const WITHOUT_FLOOR: Admission = Admission {
-    known: "UPDATE fence_resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP \
-         WHERE resource = :name AND max_token < :token::bigint \
-             AND pg_try_advisory_xact_lock_shared(:token::bigint) IS NOT NULL;",
-    first: "INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
+    known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP \
+         WHERE resource = :name AND max_token < :token::bigint;",
+    first: "INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at) \
          SELECT :name, :token::bigint, CURRENT_TIMESTAMP \
-         WHERE pg_try_advisory_xact_lock_shared(:token::bigint) IS NOT NULL \
          ON CONFLICT (resource) DO UPDATE \
          SET max_token = excluded.max_token, updated_at = excluded.updated_at \
-         WHERE f.max_token < :token::bigint;",
+         WHERE r.max_token < :token::bigint;",
 };
 
-/// What the crate sends.
+/// The statements that admit in `tower_fence.try_admit`. The crate sends the first of them by itself.
 pub const WITH_FLOOR: Admission = Admission {
-    known: "UPDATE fence_resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
+    known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_current_xact_id() \
          WHERE resource = :name AND max_token < :token::bigint \
-             AND pg_try_advisory_xact_lock_shared(:token::bigint) IS NOT NULL;",
-    first: "INSERT INTO fence_resources AS f (resource, max_token, updated_at, partition, admitted_by) \
-         SELECT :name, :token::bigint, CURRENT_TIMESTAMP, :partition::smallint, pg_current_xact_id() \
+             AND history = tower_fence.current_history();",
+    first: "INSERT INTO tower_fence.resources AS r \
+             (resource, max_token, updated_at, partition, admitted_by, history) \
+         SELECT :name, :token::bigint, CURRENT_TIMESTAMP, s.partition, pg_current_xact_id(), s.history \
          FROM (\
-             SELECT floor FROM fence_floors WHERE partition = :partition::smallint FOR SHARE\
+             SELECT partition, floor, history FROM tower_fence.floors \
+             WHERE partition = :partition::smallint AND history = tower_fence.current_history() FOR SHARE\
          ) AS s \
          WHERE :token::bigint > s.floor \
-             AND pg_try_advisory_xact_lock_shared(:token::bigint) IS NOT NULL \
          ON CONFLICT (resource) DO UPDATE \
          SET max_token = excluded.max_token, updated_at = excluded.updated_at, \
              admitted_by = excluded.admitted_by \
-         WHERE f.max_token < :token::bigint;",
+         WHERE r.max_token < :token::bigint AND r.history = excluded.history;",
 };
 
 /// As programs do that are not in Rust.
 pub const FUNCTION: Admission = Admission {
-    known: "SELECT fence_admit(:name, :token);",
+    known: "SELECT tower_fence.admit(:name, :token);",
     first: "",
 };
 

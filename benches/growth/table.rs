@@ -1,4 +1,4 @@
-//! Databases whose `fence_resources` has so many rows.
+//! Databases whose `tower_fence.resources` has so many rows.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, postgres::PgPoolOptions};
 use tower_fence::Fence;
@@ -11,6 +11,7 @@ pub struct Table {
     pub name: String,
     pub rows: usize,
     url: String,
+    has_floors: bool,
     test_connections: bool,
 }
 
@@ -67,35 +68,35 @@ impl Table {
         table
     }
 
-    /// The table as it was before there were floors.
+    /// A table without floors, epochs and leases: what a check alone would need.
     pub async fn without_floors(server: &PostgresServer, name: &str, options: &Options) -> Self {
-        const SCHEMA: &str = concat!(
-            include_str!("../../migrations/postgres/0001_fence.sql"),
-            include_str!("../../migrations/postgres/0002_idempotency.sql"),
-            include_str!("../../migrations/postgres/0003_announcements.sql"),
-        );
-        let table = Self::empty(server, name, options).await;
+        const SCHEMA: &str = "CREATE SCHEMA tower_fence; \
+            CREATE TABLE tower_fence.resources (\
+                resource text COLLATE \"C\" PRIMARY KEY CHECK (octet_length(resource) BETWEEN 1 AND 255), \
+                max_token bigint NOT NULL CHECK (max_token BETWEEN 0 AND 999999999999999), \
+                updated_at timestamptz NOT NULL DEFAULT now()\
+            ) WITH (fillfactor = 70)";
+        let mut table = Self::empty(server, name, options).await;
+        table.has_floors = false;
         let pool = table.pool().await;
         let made = sqlx::raw_sql(SCHEMA).execute(&pool).await;
-        made.expect("the fence's tables");
+        made.expect("the table");
         pool.close().await;
         table
     }
 
-    /// Makes so many rows, as if each resource had been written to just now.
+    /// Makes so many rows, as if each resource had been written to just now. Any partition serves.
     pub async fn fill(&mut self, rows: usize) {
-        self.fill_with(rows, ["", ""]).await;
-    }
-
-    /// The same with the partition of each, by which idle rows are found; any does.
-    pub async fn fill_all_partitions(&mut self, rows: usize) {
-        self.fill_with(rows, [", partition", ", n % 256"]).await;
-    }
-
-    async fn fill_with(&mut self, rows: usize, [columns, values]: [&str; 2]) {
+        let [columns, values] = match self.has_floors {
+            true => [
+                ", partition, history",
+                ", n % 256, tower_fence.current_history()",
+            ],
+            false => ["", ""],
+        };
         let pool = self.pool().await;
         sqlx::query(AssertSqlSafe(format!(
-            "INSERT INTO fence_resources (resource, max_token{columns}) \
+            "INSERT INTO tower_fence.resources (resource, max_token{columns}) \
              SELECT 'resource-' || n, 1 + floor(random() * $2)::bigint{values} \
              FROM generate_series(0, $1 - 1) n"
         )))
@@ -105,7 +106,7 @@ impl Table {
         .await
         .expect("the rows");
         self.rows = rows;
-        let vacuumed = sqlx::raw_sql("VACUUM ANALYZE fence_resources");
+        let vacuumed = sqlx::raw_sql("VACUUM ANALYZE tower_fence.resources");
         vacuumed.execute(&pool).await.expect("it was vacuumed");
         pool.close().await;
     }
@@ -121,6 +122,7 @@ impl Table {
             name: name.to_owned(),
             rows: 0,
             url: server.url(name),
+            has_floors: true,
             test_connections: options.test_connections,
         }
     }
@@ -149,8 +151,7 @@ impl Table {
                     sum(pg_indexes_size(relid)) / 1048576.0::float8, \
                     sum(n_dead_tup)::bigint, sum(n_tup_upd)::bigint, sum(n_tup_hot_upd)::bigint, \
                     sum(autovacuum_count)::bigint \
-             FROM pg_stat_user_tables WHERE relname = 'fence_resources' \
-                 OR relid IN (SELECT t.relid FROM pg_partition_tree('fence_resources') AS t)",
+             FROM pg_stat_user_tables WHERE relid = 'tower_fence.resources'::regclass",
         )
         .fetch_one(&mut conn)
         .await
@@ -174,7 +175,7 @@ impl Table {
             .unzip();
         let right: i64 = sqlx::query_scalar(
             "SELECT count(*) FROM unnest($1, $2) AS last (resource, token) \
-             JOIN fence_resources f ON f.resource = last.resource AND f.max_token = last.token",
+             JOIN tower_fence.resources f ON f.resource = last.resource AND f.max_token = last.token",
         )
         .bind(&resources)
         .bind(&tokens)
@@ -182,7 +183,7 @@ impl Table {
         .await
         .expect("a count");
         assert_eq!(usize::try_from(right), Ok(tokens.len()), "a write is lost");
-        let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM fence_resources")
+        let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM tower_fence.resources")
             .fetch_one(&pool)
             .await
             .expect("a count");

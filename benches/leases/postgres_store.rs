@@ -85,7 +85,7 @@ impl PostgresStore {
 
     /// How many leases were granted so far: tokens of a resource go up by one, from the beginning of the first epoch.
     pub fn granted(&self) -> u64 {
-        let granted = "SELECT coalesce(sum(token - 1000000000), 0)::bigint FROM fence_leases";
+        let granted = "SELECT coalesce(sum(token - 1000000000), 0)::bigint FROM tower_fence.leases";
         u64::try_from(self.number(granted)).expect("tokens are above the first epoch")
     }
 
@@ -101,11 +101,11 @@ impl PostgresStore {
     /// Nothing is held, and nobody waits. Each grant was announced to the fence.
     pub fn assert_all_free(&self) {
         for (what, count) in [
-            ("held", "SELECT count(*) FROM fence_held_leases"),
-            ("waits", "SELECT count(*) FROM fence_waiters"),
+            ("held", "SELECT count(*) FROM tower_fence.held_leases"),
+            ("waits", "SELECT count(*) FROM tower_fence.waiters"),
             (
                 "unannounced",
-                "SELECT count(*) FROM fence_leases AS l JOIN fence_resources AS f USING (resource) \
+                "SELECT count(*) FROM tower_fence.leases AS l JOIN tower_fence.resources AS f USING (resource) \
                  WHERE f.announced <> l.token OR f.max_token <> l.token - 1",
             ),
             (

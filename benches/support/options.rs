@@ -13,8 +13,6 @@ pub struct Options {
     pub test_connections: bool,
     /// For a look, not for figures.
     pub quick: bool,
-    /// How many rows a table in partitions has, where not the bench's own number.
-    pub resources: Option<usize>,
     /// What the names of the contenders have in them that are measured. The baseline always is.
     pub only: Option<String>,
     /// What the titles of the tables have in them that are made.
@@ -38,7 +36,6 @@ impl Options {
             },
             test_connections: true,
             quick: false,
-            resources: None,
             only: None,
             table: None,
         };
@@ -51,7 +48,6 @@ impl Options {
                 "--no-test" => options.test_connections = false,
                 "--rounds" => options.rounds = number() as usize,
                 "--seconds" => options.window.measured = Duration::from_secs_f64(number()),
-                "--resources" => options.resources = Some(number() as usize),
                 "--table" => options.table = Some(text()),
                 "--only" => options.only = Some(text()),
                 "--quick" => {
@@ -78,7 +74,6 @@ fn usage(argument: &str) -> ! {
          --quick        short rounds, for a look\n\
          --rounds N     turns of each contender (5)\n\
          --seconds S    what of a turn is measured (1)\n\
-         --resources N  rows of the tables in partitions (growth; 10,000,000)\n\
          --only TEXT    contenders with this in their names, and the baseline\n\
          --table TEXT   tables with this in their titles\n\
          --no-test      the pool hands out connections without testing them"

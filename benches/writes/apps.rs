@@ -12,7 +12,7 @@ use sqlx::{Connection, PgConnection, PgPool, Postgres};
 use tower_fence::{
     Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, TokenKey, TokenKeys,
     fence::WriteError,
-    layer::{DatabaseError, Rejection},
+    layer::{DatabaseError, Refusal},
     problem::{Problem, ProblemType},
 };
 
@@ -47,7 +47,7 @@ pub const HIGHEST: i64 = 900_000_000_000_000;
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
 
 /// The check that one would write by hand.
-pub const ADMIT: &str = "INSERT INTO fence_resources AS f (resource, max_token, updated_at) \
+pub const ADMIT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, updated_at) \
      VALUES ($1, $3, CURRENT_TIMESTAMP) \
      ON CONFLICT (resource) DO UPDATE \
      SET max_token = excluded.max_token, updated_at = excluded.updated_at \
@@ -232,7 +232,7 @@ async fn one_statement(
     })
 }
 
-async fn deferred(pending: PgPendingWrite, Path(sku): Path<String>) -> Result<Answer, Rejection> {
+async fn deferred(pending: PgPendingWrite, Path(sku): Path<String>) -> Result<Answer, Refusal> {
     let mut tx = pending.begin().await?;
     Ok(match decrement(&mut tx, &sku).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),

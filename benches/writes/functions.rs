@@ -14,18 +14,13 @@ use super::{
 
 const CONNECTIONS: usize = 16;
 
-/// The statement that `fence_admit` runs.
-const INLINE: &str = "UPDATE fence_resources SET max_token = :token::bigint, \
-         updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id() \
-     WHERE resource = :sku AND max_token < :token::bigint;";
-
-/// With the lock by which the crate finds its transaction, if that has to be ended.
-const INLINE_WITH_LOCK: &str = "UPDATE fence_resources SET max_token = :token::bigint, \
+/// The statement that `tower_fence.admit` runs, and that the crate sends.
+const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigint, \
          updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id() \
      WHERE resource = :sku AND max_token < :token::bigint \
-         AND pg_try_advisory_xact_lock_shared(:token::bigint) IS NOT NULL;";
+         AND history = tower_fence.current_history();";
 
-const FUNCTION: &str = "SELECT fence_admit(:sku, :token);";
+const FUNCTION: &str = "SELECT tower_fence.admit(:sku, :token);";
 
 /// Transactions that admit a resource and then write all rows of it. The first contender is whom the others
 /// are compared with.
@@ -57,13 +52,12 @@ const PROTECTION: &[Writing] = &[
 
 const RACES: [Race; 3] = [
     Race {
-        title: "fence_admit, 16 connections",
+        title: "tower_fence.admit, 16 connections",
         resources: RESOURCES,
         rows_of_each: 1,
         contenders: &[
             writing("inline", INLINE, false),
-            writing("inline, with a lock", INLINE_WITH_LOCK, false),
-            writing("fence_admit", FUNCTION, false),
+            writing("tower_fence.admit", FUNCTION, false),
         ],
     },
     Race {
@@ -129,7 +123,7 @@ impl Race {
             let table = self.table(writing);
             let last = self.resources - 1;
             let protect = match writing.protected {
-                true => format!("SELECT fence_protect('{table}', 'sku');"),
+                true => format!("SELECT tower_fence.protect('{table}', 'sku');"),
                 false => String::new(),
             };
             let statements = format!(
@@ -138,14 +132,14 @@ impl Race {
                  ) WITH (fillfactor = 50); \
                  INSERT INTO {table} SELECT '{table}-' || sku, line, {STOCK} \
                  FROM generate_series(0, {last}) AS sku, generate_series(1, {}) AS line; \
-                 SELECT fence_admit(sku, 1) FROM (SELECT DISTINCT sku FROM {table}) AS resource; \
+                 SELECT tower_fence.admit(sku, 1) FROM (SELECT DISTINCT sku FROM {table}) AS resource; \
                  {protect} ANALYZE {table};",
                 self.rows_of_each
             );
             let prepared = sqlx::raw_sql(AssertSqlSafe(statements)).execute(pool).await;
             prepared.expect("a table");
         }
-        for statement in ["VACUUM fence_resources", "CHECKPOINT"] {
+        for statement in ["VACUUM tower_fence.resources", "CHECKPOINT"] {
             let done = sqlx::raw_sql(statement).execute(pool).await;
             done.expect(statement);
         }

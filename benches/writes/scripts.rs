@@ -19,11 +19,12 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
     (
         ONE_STATEMENT,
         "WITH fence AS (\
-            UPDATE fence_resources AS f \
+            UPDATE tower_fence.resources AS f \
             SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
                 admitted_by = pg_current_xact_id() \
-            WHERE f.resource = :sku AND f.max_token < :token::bigint AND f.xmin = (\
-                SELECT s.xmin FROM fence_resources AS s \
+            WHERE f.resource = :sku AND f.max_token < :token::bigint \
+                AND f.history = tower_fence.current_history() AND f.xmin = (\
+                SELECT s.xmin FROM tower_fence.resources AS s \
                 WHERE s.resource = :sku AND set_config('lock_timeout', '5000ms', true) IS NOT NULL) \
             RETURNING 1\
         ), work AS (\

@@ -37,8 +37,9 @@ pub fn router<DB: Stock, L: Operate + Clone>(
     token_keys: Option<TokenKeys>,
 ) -> Router {
     let pool = fence.get_pool().clone();
-    // Whoever got no answer to a write may repeat it under its key.
-    let keys = Idempotency::optional();
+    // A client without an answer to its write repeats it under its key. All clients share their keys, because this service
+    // authenticates nobody; without a principal, a key that comes with cookies is refused.
+    let keys = Idempotency::optional().principal(|_| "anybody");
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes to both SKUs, and needs a token for each.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);

@@ -1,26 +1,1180 @@
--- Names are UTF-8. Another encoding cannot store all of them, or would compare them by other bytes.
+-- The fence: the highest stale token of each resource, and the functions that compare and raise it.
+--
+-- All of it lives in one schema, `tower_fence`. Another schema gets the same text with its name in
+-- place of `tower_fence`. Every name is qualified, so no search_path and no temporary table changes
+-- what a statement means. Functions with SECURITY DEFINER run with the rights of their owner: a role
+-- that is granted EXECUTE needs no right on the tables. Nothing is granted to PUBLIC.
+--
+-- A refusal is an error with an SQLSTATE of its own: TF400 for an invalid token or resource name,
+-- TF412 for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object with what a
+-- program needs.
+
 DO $fence$
 BEGIN
-    IF current_setting('server_encoding') <> 'UTF8' THEN
+    IF current_setting('server_version_num')::integer < 140000 THEN
         RAISE EXCEPTION USING
             ERRCODE = 'feature_not_supported',
-            MESSAGE = concat('the encoding of the database is ', current_setting('server_encoding'),
-                ', and the fence needs UTF8'),
+            MESSAGE = concat('tower-fence needs Postgres 14 or later, not ', current_setting('server_version'));
+    ELSIF current_setting('server_encoding') <> 'UTF8' THEN
+        -- Resource names are UTF-8. Another encoding cannot store all of them.
+        RAISE EXCEPTION USING
+            ERRCODE = 'feature_not_supported',
+            MESSAGE = concat('tower-fence needs a database with the encoding UTF8, not ',
+                current_setting('server_encoding')),
             HINT = 'Create a database with ENCODING ''UTF8'' TEMPLATE template0.';
     END IF;
 END
 $fence$;
 
--- One row per resource that was ever written: the highest token that is dead.
--- Every write updates its row in place; the free space keeps those updates on the page (HOT).
-CREATE TABLE fence_resources (
-    resource text PRIMARY KEY,
-    max_token bigint NOT NULL,
-    updated_at timestamptz NOT NULL DEFAULT now()
+CREATE TABLE tower_fence.resources (
+    -- Compared by bytes: a new version of the C library cannot change the order of the index.
+    resource text COLLATE "C" PRIMARY KEY CHECK (octet_length(resource) BETWEEN 1 AND 255),
+    max_token bigint NOT NULL CHECK (max_token BETWEEN 0 AND 999999999999999),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    announced bigint NOT NULL DEFAULT 0 CHECK (announced BETWEEN 0 AND 999999999999999),
+    announced_lease bytea,
+    partition smallint NOT NULL CHECK (partition BETWEEN 0 AND 255),
+    admitted_by xid8,
+    history text COLLATE "C" NOT NULL
+    -- Updates in place: the free space keeps them on the page (HOT).
 ) WITH (fillfactor = 70);
+CREATE INDEX resources_partition ON tower_fence.resources (partition);
+COMMENT ON TABLE tower_fence.resources IS
+    'The highest stale token of each resource. Do not delete rows: CALL tower_fence.remove_idle().';
+COMMENT ON COLUMN tower_fence.resources.max_token IS 'A token is admitted only if it is greater.';
+COMMENT ON COLUMN tower_fence.resources.announced IS 'The highest token that was announced as granted; 0: none.';
+COMMENT ON COLUMN tower_fence.resources.announced_lease IS
+    'SHA-256 of the lease id of that grant, which tells a repeated announcement from the next one.';
+COMMENT ON COLUMN tower_fence.resources.admitted_by IS
+    'The transaction that was admitted last. A protected table compares it with the transaction that writes.';
+COMMENT ON COLUMN tower_fence.resources.history IS
+    'The timeline of the server at the last change. Nothing is admitted on another one before catch_up().';
 
--- One row per partition of the lease store: the last epoch that was handed out.
-CREATE TABLE fence_epochs (
-    partition smallint PRIMARY KEY,
-    epoch bigint NOT NULL
+CREATE TABLE tower_fence.floors (
+    partition smallint PRIMARY KEY CHECK (partition BETWEEN 0 AND 255),
+    floor bigint NOT NULL DEFAULT 0 CHECK (floor BETWEEN 0 AND 999999999999999),
+    history text COLLATE "C" NOT NULL,
+    unchanged_histories text[] COLLATE "C" NOT NULL,
+    failover_floor bigint NOT NULL DEFAULT 0 CHECK (failover_floor BETWEEN 0 AND 999999999999999)
+    -- Few rows on a page, since many transactions lock them at the same time.
+) WITH (fillfactor = 10);
+COMMENT ON TABLE tower_fence.floors IS
+    'The highest stale token of resources without a row, for each of 256 partitions.';
+COMMENT ON COLUMN tower_fence.floors.history IS 'The timeline of the server that the partition has caught up with.';
+COMMENT ON COLUMN tower_fence.floors.unchanged_histories IS
+    'The timelines since the last failover that made tokens stale here.';
+COMMENT ON COLUMN tower_fence.floors.failover_floor IS
+    'The token up to which that failover made all tokens stale; 0: none did.';
+
+CREATE TABLE tower_fence.epochs (
+    partition smallint PRIMARY KEY CHECK (partition BETWEEN 0 AND 255),
+    epoch bigint NOT NULL CHECK (epoch BETWEEN 0 AND 999999),
+    leases_in bigint NOT NULL DEFAULT 0 CHECK (leases_in BETWEEN 0 AND 999999)
 );
+COMMENT ON TABLE tower_fence.epochs IS
+    'The last epoch of tokens that issuers began in each partition: epoch N has the tokens from N * 1000000000.';
+COMMENT ON COLUMN tower_fence.epochs.leases_in IS 'The epoch in which acquire() grants; 0: none yet.';
+
+CREATE TABLE tower_fence.epoch_source (
+    id text PRIMARY KEY,
+    notices_failover boolean NOT NULL DEFAULT true
+);
+COMMENT ON TABLE tower_fence.epoch_source IS
+    'One row: the identity of this source of epochs. A lease store refuses the epochs of another one.';
+INSERT INTO tower_fence.epoch_source (id) VALUES (replace(gen_random_uuid()::text, '-', ''));
+
+CREATE TABLE tower_fence.idempotency_keys (
+    scope bytea NOT NULL CHECK (octet_length(scope) = 32),
+    key text COLLATE "C" NOT NULL,
+    fingerprint bytea NOT NULL CHECK (octet_length(fingerprint) = 32),
+    status smallint CHECK (status BETWEEN 100 AND 999),
+    headers bytea,
+    body bytea,
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, key)
+);
+CREATE INDEX idempotency_keys_expires_at ON tower_fence.idempotency_keys (expires_at);
+COMMENT ON TABLE tower_fence.idempotency_keys IS
+    'The response of each write under an idempotency key, stored in the transaction of that write.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.scope IS 'SHA-256 of what the key belongs to, the principal among it.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.fingerprint IS 'SHA-256 of the request.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status; null only within that transaction.';
+
+-- The version and the timeline of the server; null on a standby. The version stands in front, since
+-- timelines are counted from 1 again after an upgrade. The function has no settings of its own, so
+-- that it is inlined into each admission.
+CREATE FUNCTION tower_fence.current_history()
+RETURNS text LANGUAGE sql AS $fence$
+    SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN
+        pg_catalog.left(pg_catalog.current_setting('server_version_num'), 2)
+        || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END
+$fence$;
+COMMENT ON FUNCTION tower_fence.current_history() IS 'The timeline of the server, by which a failover is noticed.';
+
+-- Without the timeline no failover is noticed, and a writer can be admitted that its successor has
+-- overtaken. That has to be a choice.
+DO $fence$
+BEGIN
+    PERFORM tower_fence.current_history();
+EXCEPTION WHEN OTHERS THEN
+    IF current_setting('tower_fence.failover_detection', true) IS DISTINCT FROM 'off' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = SQLSTATE,
+            MESSAGE = concat('the server does not show its timeline, so no failover can be noticed: ', SQLERRM),
+            HINT = 'Grant EXECUTE on pg_walfile_name, or migrate without failover detection and call '
+                'tower_fence.after_failover() after each promotion and each restore.';
+    END IF;
+    CREATE OR REPLACE FUNCTION tower_fence.current_history()
+    RETURNS text LANGUAGE sql AS 'SELECT pg_catalog.text ''''';
+END
+$fence$;
+
+INSERT INTO tower_fence.floors (partition, history, unchanged_histories)
+SELECT number, tower_fence.current_history(), ARRAY[tower_fence.current_history()]
+FROM generate_series(0, 255) AS number;
+
+-- Refusals -------------------------------------------------------------------------------------
+
+CREATE FUNCTION tower_fence.refuse_malformed(reason text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'TF400', MESSAGE = reason;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_malformed(text) IS 'Raises TF400.';
+
+CREATE FUNCTION tower_fence.refuse_stale(resource text, token bigint, max_token bigint, by_floor boolean, used boolean)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'TF412',
+        MESSAGE = CASE WHEN used THEN concat('token ', token, ' for ', resource, ' was used already')
+            ELSE concat('token ', token, ' for ', resource, ' is not newer than ', max_token,
+                CASE WHEN by_floor THEN ', the floor of its partition' END) END,
+        -- A hint cannot be null.
+        HINT = CASE WHEN used
+            THEN 'Renew the lease with a new token for another write, or admit the token as reusable.'
+            ELSE 'Acquire the lease again, and read again before the next write.' END,
+        DETAIL = json_build_object(
+            'resource', resource, 'presented_token', token, 'max_token', max_token,
+            'used', used, 'by_floor', by_floor
+        )::text;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean) IS 'Raises TF412.';
+
+CREATE FUNCTION tower_fence.refuse_incomplete(partition smallint)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    IF row_security_active('tower_fence.floors') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = 'row-level security hides rows of the table floors from the fence',
+            HINT = 'Disable row-level security on the tables of the fence.';
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = 'object_not_in_prerequisite_state',
+        MESSAGE = concat('floors has no row for partition ', refuse_incomplete.partition,
+            ': the tables of the fence were emptied, or restored in part');
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS 'Raises an error: a row of floors is missing.';
+
+CREATE FUNCTION tower_fence.refuse_changing(resource text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'serialization_failure',
+        MESSAGE = concat('other transactions changed ', resource, ' several times meanwhile');
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_changing(text) IS 'Raises 40001: retry the transaction.';
+
+-- A token is an Integer of RFC 9651, from 1 on.
+CREATE FUNCTION tower_fence.check_token(token bigint)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    IF (token BETWEEN 1 AND 999999999999999) IS NOT TRUE THEN
+        PERFORM tower_fence.refuse_malformed(concat(
+            'a fencing token is an integer from 1 to 999999999999999, not ', coalesce(token::text, 'null')
+        ));
+    END IF;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.check_token(bigint) IS 'Raises TF400 unless this is a fencing token.';
+
+CREATE FUNCTION tower_fence.check_resource(resource text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    bytes CONSTANT integer := octet_length(check_resource.resource);
+BEGIN
+    IF bytes IS NULL THEN
+        PERFORM tower_fence.refuse_malformed('a resource name cannot be null');
+    ELSIF bytes = 0 THEN
+        PERFORM tower_fence.refuse_malformed('a resource name cannot be empty');
+    ELSIF bytes > 255 THEN
+        PERFORM tower_fence.refuse_malformed(concat('a resource name has at most 255 bytes, not ', bytes));
+    ELSIF check_resource.resource COLLATE "C" ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
+        PERFORM tower_fence.refuse_malformed('a resource name has no control characters');
+    END IF;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless this is a resource name.';
+
+-- The caller must have no other function around it. In the simple protocol the statement begins its
+-- transaction, and its message has no other statement. In the extended protocol its portal begins the
+-- transaction, unless the statement is parsed in the same batch, which leaves no trace. Callers pin
+-- the search_path: a setting here would cost more than the function.
+CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
+RETURNS boolean LANGUAGE plpgsql AS $fence$
+BEGIN
+    IF (CASE WHEN statement_timestamp() = transaction_timestamp()
+        THEN position(';' IN rtrim(current_query(), E'; \t\r\n')) = 0
+        ELSE EXISTS (
+            SELECT FROM pg_cursors AS c WHERE c.name = '' AND c.creation_time = transaction_timestamp()
+        )
+    END) THEN
+        RAISE WARNING USING
+            ERRCODE = 'no_active_sql_transaction',
+            MESSAGE = concat(name, ' has no effect on later statements: it is a transaction of its own'),
+            HINT = 'Call it in the transaction that writes: BEGIN, this call, the writes, COMMIT.';
+    END IF;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.warn_outside_transaction(text) IS
+    'Warns if the calling statement is a transaction of its own.';
+
+CREATE FUNCTION tower_fence.wait_for_disk()
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    -- remote_write and remote_apply wait for the own disk as well, and for more.
+    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.wait_for_disk() IS
+    'Makes the COMMIT of this transaction wait for the disk, even if its session does not.';
+
+-- Partitions, epochs and failovers -------------------------------------------------------------
+
+-- Four bits at a time.
+CREATE FUNCTION tower_fence.partition_of(resource text)
+RETURNS smallint LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    remainders CONSTANT bigint[] := '{
+        0, 498536548, 997073096, 651767980, 1994146192, 1802195444, 1303535960, 1342533948,
+        3988292384, 4027552580, 3604390888, 3412177804, 2607071920, 2262029012, 2685067896, 3183342108
+    }';
+    name CONSTANT bytea := convert_to(resource, 'UTF8');
+    crc bigint := 4294967295;
+BEGIN
+    FOR place IN 0 .. octet_length(name) - 1 LOOP
+        crc := crc # get_byte(name, place);
+        crc := (crc >> 4) # remainders[(crc & 15) + 1];
+        crc := (crc >> 4) # remainders[(crc & 15) + 1];
+    END LOOP;
+    RETURN ~crc & 255;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.partition_of(text) IS
+    'The partition of a resource: the low byte of the CRC-32 (IEEE 802.3) of its name in UTF-8.';
+
+-- Tokens below the first epoch belong to other issuers, and count as granted.
+CREATE FUNCTION tower_fence.last_token(partition smallint)
+RETURNS bigint LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+BEGIN
+    RETURN 999999999 + 1000000000 * coalesce(
+        (SELECT e.epoch FROM tower_fence.epochs AS e WHERE e.partition = last_token.partition), 0
+    );
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
+
+-- 1,000 for each timeline, also for those that this database has not seen: more than the lost end of
+-- a log has begun.
+CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
+RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
+    SELECT 1000 * CASE
+        WHEN before = here THEN 0
+        WHEN before ~ '^[0-9]{2}[0-9A-F]{8}$' AND left(before, 2) = left(here, 2)
+            THEN greatest(1, ('x' || right(here, 8))::bit(32)::bigint - ('x' || right(before, 8))::bit(32)::bigint)
+        ELSE 1
+    END
+$fence$;
+COMMENT ON FUNCTION tower_fence.forgotten_epochs(text, text) IS
+    'How many epochs a server may have forgotten between two timelines.';
+
+CREATE FUNCTION tower_fence.move_up(partition smallint, forgotten bigint)
+RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    epochs CONSTANT bigint := least(move_up.forgotten, 999999);
+    stale bigint;
+BEGIN
+    -- A partition without epochs may have forgotten its first one, if other partitions have some.
+    INSERT INTO tower_fence.epochs AS e (partition, epoch)
+    SELECT move_up.partition, epochs WHERE EXISTS (SELECT FROM tower_fence.epochs AS o WHERE o.epoch > 0)
+    ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + epochs, 999999)
+    RETURNING e.epoch * 1000000000 + 999999999 INTO stale;
+    UPDATE tower_fence.floors AS l SET
+        floor = greatest(l.floor, stale),
+        failover_floor = greatest(l.failover_floor, stale)
+    WHERE l.partition = move_up.partition AND stale IS NOT NULL;
+    RETURN stale;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
+    'Makes all tokens of a partition stale that were or may have been granted, and returns the highest of them; '
+    'null, and no change, if no partition has an epoch: the tokens are those of another issuer.';
+
+-- A row above what was granted has seen a token of another issuer or a forged one, or one slightly
+-- below it has, and grants went on above that: in the lost end of a log at most 1,000 for each epoch
+-- that may be forgotten.
+CREATE FUNCTION tower_fence.max_token_after(
+    max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
+)
+RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
+    SELECT CASE
+        WHEN failover_floor = 0 THEN max_token
+        WHEN greatest(max_token, announced) > failover_floor - 1000 * forgotten
+            THEN least(greatest(max_token, announced) + 1000 * forgotten, 999999999999999)
+        ELSE greatest(max_token, failover_floor)
+    END
+$fence$;
+COMMENT ON FUNCTION tower_fence.max_token_after(bigint, bigint, bigint, bigint) IS
+    'max_token of a row after a failover that made all tokens up to failover_floor stale.';
+
+CREATE FUNCTION tower_fence.catch_up_partition(partition smallint)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    before text;
+    moved boolean := false;
+BEGIN
+    IF here IS NULL OR EXISTS (
+        SELECT FROM tower_fence.floors AS l WHERE l.partition = catch_up_partition.partition AND l.history = here
+    ) THEN
+        RETURN false;
+    END IF;
+    SELECT l.history INTO before FROM tower_fence.floors AS l
+    WHERE l.partition = catch_up_partition.partition FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM tower_fence.refuse_incomplete(catch_up_partition.partition);
+    END IF;
+    IF before = here THEN
+        RETURN true;
+    END IF;
+    IF EXISTS (SELECT FROM tower_fence.epoch_source AS s WHERE s.notices_failover) THEN
+        moved := tower_fence.move_up(
+            catch_up_partition.partition, tower_fence.forgotten_epochs(before, here)
+        ) IS NOT NULL;
+        RAISE LOG 'tower-fence: partition % has reached timeline %: earlier tokens are stale',
+            catch_up_partition.partition, here;
+    END IF;
+    UPDATE tower_fence.floors AS l SET
+        history = here,
+        unchanged_histories = CASE WHEN moved THEN ARRAY[here] ELSE l.unchanged_histories || here END
+    WHERE l.partition = catch_up_partition.partition;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
+    'Brings a partition to the timeline of this server, and returns whether it was on another one.';
+
+-- A row is compared with what was granted when the failover was noticed, since epochs go on
+-- afterwards. A row that was used since then is unchanged.
+CREATE FUNCTION tower_fence.catch_up(resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    own_partition smallint;
+BEGIN
+    IF here IS NULL OR EXISTS (
+        SELECT FROM tower_fence.resources AS r WHERE r.resource = catch_up.resource AND r.history = here
+    ) THEN
+        RETURN false;
+    END IF;
+    own_partition := tower_fence.partition_of(catch_up.resource);
+    IF NOT EXISTS (SELECT FROM tower_fence.resources AS r WHERE r.resource = catch_up.resource) THEN
+        RETURN tower_fence.catch_up_partition(own_partition);
+    END IF;
+    PERFORM tower_fence.catch_up_partition(own_partition);
+    UPDATE tower_fence.resources AS r SET
+        max_token = CASE
+            WHEN r.history = ANY (s.unchanged_histories) THEN r.max_token
+            ELSE tower_fence.max_token_after(
+                r.max_token, r.announced, s.failover_floor, tower_fence.forgotten_epochs(r.history, s.history)
+            )
+        END,
+        history = s.history
+    FROM (
+        SELECT l.failover_floor, l.unchanged_histories, l.history
+        FROM tower_fence.floors AS l WHERE l.partition = own_partition FOR SHARE
+    ) AS s
+    WHERE r.resource = catch_up.resource AND r.history <> s.history;
+    PERFORM tower_fence.end_superseded(catch_up.resource);
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.catch_up(text) IS
+    'Brings a resource, its partition and its lease to the timeline of this server, and returns whether it was on '
+    'another one.';
+
+-- Admission ------------------------------------------------------------------------------------
+
+-- What an error refuses, for an operation that returns its outcome instead.
+CREATE FUNCTION tower_fence.stale_up_to(
+    resource text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+BEGIN
+    by_floor := false;
+    SELECT r.max_token, r.announced > r.max_token INTO max_token, announced
+    FROM tower_fence.resources AS r WHERE r.resource = stale_up_to.resource;
+    IF NOT FOUND THEN
+        by_floor := true;
+        announced := false;
+        SELECT l.floor INTO max_token FROM tower_fence.floors AS l
+        WHERE l.partition = tower_fence.partition_of(stale_up_to.resource);
+        IF NOT FOUND THEN
+            PERFORM tower_fence.refuse_incomplete(tower_fence.partition_of(stale_up_to.resource));
+        END IF;
+    END IF;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
+    'The highest stale token of a resource: by its row, or by the floor of its partition if it has none; and whether '
+    'a newer token was announced as granted.';
+
+-- At READ COMMITTED each statement sees what was committed before it, and a WHERE is evaluated on the
+-- newest version of a row, after the wait for its lock. The row stays locked until the transaction
+-- ends. A statement that inserts a row locks the floor FOR SHARE: it waits for a removal of idle rows,
+-- and reads the floor that the removal has left.
+CREATE FUNCTION tower_fence.try_admit(
+    resource text, token bigint, reusable boolean,
+    OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    raised_to CONSTANT bigint := CASE WHEN try_admit.reusable THEN try_admit.token - 1 ELSE try_admit.token END;
+    current_token bigint;
+BEGIN
+    outcome := 'admitted';
+    max_token := raised_to;
+    by_floor := false;
+    announced := false;
+    UPDATE tower_fence.resources AS r
+    SET max_token = raised_to, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
+    WHERE r.resource = try_admit.resource AND r.max_token < try_admit.token
+        AND r.history = tower_fence.current_history();
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    -- The resource has no row, a newer token, or a row of another timeline.
+    SELECT r.max_token INTO current_token FROM tower_fence.resources AS r WHERE r.resource = try_admit.resource;
+    IF current_token IS NULL THEN
+        PERFORM tower_fence.check_resource(try_admit.resource);
+    END IF;
+    IF current_token IS NULL OR current_token < try_admit.token THEN
+        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, admitted_by, history)
+        SELECT try_admit.resource, raised_to, CURRENT_TIMESTAMP, s.partition, pg_current_xact_id(), s.history
+        FROM (
+            SELECT l.partition, l.floor, l.history FROM tower_fence.floors AS l
+            WHERE l.partition = tower_fence.partition_of(try_admit.resource)
+                AND l.history = tower_fence.current_history()
+            FOR SHARE
+        ) AS s
+        WHERE try_admit.token > s.floor
+        ON CONFLICT (resource) DO UPDATE SET
+            max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by
+            WHERE r.max_token < try_admit.token AND r.history = excluded.history;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    SELECT s.max_token, s.by_floor, s.announced INTO max_token, by_floor, announced
+    FROM tower_fence.stale_up_to(try_admit.resource) AS s;
+    -- A token that was refused and is not stale was refused by another timeline, or by a row that has
+    -- been removed since.
+    outcome := CASE WHEN max_token >= try_admit.token THEN 'stale' ELSE 'behind' END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.try_admit(text, bigint, boolean) IS
+    'Admits a token in this transaction and returns admitted, stale (with the highest stale token), or behind: '
+    'call catch_up() and retry.';
+
+CREATE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    answer record;
+    context text;
+BEGIN
+    -- The context has one line if no other function calls this one.
+    GET DIAGNOSTICS context = PG_CONTEXT;
+    IF position(E'\n' IN context) = 0 THEN
+        PERFORM tower_fence.warn_outside_transaction('admit');
+    END IF;
+    IF (admit.token BETWEEN 1 AND 999999999999999) IS NOT TRUE THEN
+        PERFORM tower_fence.check_token(admit.token);
+    END IF;
+    FOR attempt IN 1 .. 3 LOOP
+        SELECT a.* INTO answer
+        FROM tower_fence.try_admit(admit.resource, admit.token, coalesce(admit.reusable, false)) AS a;
+        IF answer.outcome = 'admitted' THEN
+            RETURN answer.max_token;
+        ELSIF answer.outcome = 'stale' THEN
+            PERFORM tower_fence.refuse_stale(
+                admit.resource, admit.token, answer.max_token, answer.by_floor,
+                NOT (coalesce(admit.reusable, false) OR answer.by_floor OR answer.announced)
+                AND admit.token = answer.max_token
+            );
+        END IF;
+        PERFORM tower_fence.catch_up(admit.resource);
+    END LOOP;
+    PERFORM tower_fence.refuse_changing(admit.resource);
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
+    'Admits a token in the transaction that writes, and returns max_token: the token, or one below if it is reusable. '
+    'Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource stays locked until the '
+    'transaction ends.';
+
+-- The members of a Fencing-Token field: a List of RFC 9651. An application that splits the field
+-- itself, at a semicolon or a comma, takes the token of one resource for that of another.
+CREATE FUNCTION tower_fence.header_tokens(field text)
+RETURNS TABLE (token bigint, resource text) LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    string CONSTANT text := '"(?:[ !#-\[\]-~]|\\["\\])*"';
+    display_string CONSTANT text := '%"(?:[ !#$&-~]|%[0-9a-f][0-9a-f])*"';
+    byte_sequence CONSTANT text := ':[A-Za-z0-9+/]*=*:';
+    value CONSTANT text := concat(
+        string, '|', display_string, '|', byte_sequence,
+        '|-?[0-9]+(?:\.[0-9]+)?|[?][01]|@-?[0-9]+|[A-Za-z*][!#$%&''*+.^_`|~0-9A-Za-z:/-]*'
+    );
+    parameter CONSTANT text := concat('; *([a-z*][a-z0-9_.*-]*)(?:=(', value, '))?');
+    member CONSTANT text := concat(
+        '^(-?[0-9]{1,15})((?:; *[a-z*][a-z0-9_.*-]*(?:=(?:', value, '))?)*)(.*)$'
+    );
+    rest text := btrim(header_tokens.field, ' ');
+    part text[];
+    item text[];
+    names text[] := '{}';
+BEGIN
+    WHILE rest <> '' LOOP
+        part := regexp_match(rest, member);
+        IF part IS NULL THEN
+            PERFORM tower_fence.refuse_malformed('the field is not a List of Integers');
+        END IF;
+        token := part[1]::bigint;
+        PERFORM tower_fence.check_token(token);
+        resource := NULL;
+        FOR item IN SELECT regexp_matches(part[2], parameter, 'g') LOOP
+            IF item[1] = 'resource' AND item[2] ~ concat('^', string, '$') THEN
+                resource := regexp_replace(substr(item[2], 2, length(item[2]) - 2), '\\(.)', '\1', 'g');
+            ELSIF item[1] = 'resource' AND item[2] ~ concat('^', display_string, '$') THEN
+                BEGIN
+                    resource := convert_from(coalesce((
+                        SELECT string_agg(
+                            CASE WHEN left(p.part[1], 1) = '%' THEN decode(substr(p.part[1], 2), 'hex')
+                                ELSE convert_to(p.part[1], 'UTF8') END,
+                            ''::bytea ORDER BY p.place
+                        )
+                        FROM regexp_matches(substr(item[2], 3, length(item[2]) - 3), '%..|[^%]+', 'g')
+                            WITH ORDINALITY AS p (part, place)
+                    ), ''), 'UTF8');
+                EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+                    PERFORM tower_fence.refuse_malformed('the parameter `resource` is not UTF-8');
+                END;
+            ELSIF item[1] = 'resource'
+                OR (item[1] = 'key' AND (item[2] ~ '^"[A-Za-z0-9._-]{1,64}"$') IS NOT TRUE)
+                OR (item[1] = 'mac' AND (item[2] ~ concat('^', byte_sequence, '$')) IS NOT TRUE)
+            THEN
+                PERFORM tower_fence.refuse_malformed(concat('the parameter `', item[1], '` has a wrong value'));
+            END IF;
+        END LOOP;
+        IF resource IS NOT NULL THEN
+            PERFORM tower_fence.check_resource(resource);
+            IF resource = ANY (names) THEN
+                PERFORM tower_fence.refuse_malformed(concat('the field names ', resource, ' twice'));
+            END IF;
+            names := names || resource;
+        END IF;
+        RETURN NEXT;
+        EXIT WHEN part[3] = '';
+        part := regexp_match(part[3], '^[ \t]*,[ \t]*(.+)$');
+        IF part IS NULL THEN
+            PERFORM tower_fence.refuse_malformed('the field is not a List of Integers');
+        END IF;
+        rest := part[1];
+    END LOOP;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.header_tokens(text) IS
+    'The tokens of a Fencing-Token field, each with the resource that it names. Raises TF400 for a malformed field. '
+    'Signatures are not verified.';
+
+CREATE FUNCTION tower_fence.admit_header(field text, resource text, reusable boolean DEFAULT false)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_variable
+DECLARE
+    context text;
+    tokens CONSTANT bigint[] := ARRAY(SELECT h.token FROM tower_fence.header_tokens(field) AS h);
+    own bigint;
+BEGIN
+    GET DIAGNOSTICS context = PG_CONTEXT;
+    IF position(E'\n' IN context) = 0 THEN
+        PERFORM tower_fence.warn_outside_transaction('admit_header');
+    END IF;
+    PERFORM tower_fence.check_resource(resource);
+    IF cardinality(tokens) = 0 THEN
+        PERFORM tower_fence.refuse_malformed('the field has no fencing token');
+    END IF;
+    own := (SELECT h.token FROM tower_fence.header_tokens(field) AS h WHERE h.resource = admit_header.resource);
+    IF own IS NULL AND cardinality(tokens) = 1 THEN
+        -- The only member need not name the resource, but it must not name another one.
+        own := (SELECT h.token FROM tower_fence.header_tokens(field) AS h WHERE h.resource IS NULL);
+    END IF;
+    IF own IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'TF403',
+            MESSAGE = concat('the field has no token for ', resource),
+            DETAIL = json_build_object('resource', resource)::text;
+    END IF;
+    RETURN tower_fence.admit(resource, own, reusable);
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
+    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises TF400 for '
+    'a malformed field and TF403 if its tokens are for other resources.';
+
+-- The key is locked before any resource, in every process. The wait for it has a limit of its own,
+-- which is that of the session until then. An early transaction began before its request: so that
+-- now() does not go back on a resource, it must not have begun before the last write there.
+CREATE FUNCTION tower_fence.admit_once(
+    scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
+    resource text, token bigint, reusable boolean,
+    OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean, OUT role text,
+    OUT found_fingerprint bytea, OUT status smallint, OUT headers bytea, OUT body bytea
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at) VALUES (
+        admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms'
+    )
+    ON CONFLICT (scope, key) DO UPDATE SET
+        fingerprint = excluded.fingerprint, expires_at = excluded.expires_at,
+        status = NULL, headers = NULL, body = NULL
+        WHERE k.expires_at <= now();
+    IF NOT FOUND THEN
+        outcome := 'found';
+        SELECT k.fingerprint, k.status, k.headers, k.body INTO found_fingerprint, status, headers, body
+        FROM tower_fence.idempotency_keys AS k
+        WHERE k.scope = admit_once.scope AND k.key = admit_once.key AND k.expires_at > now();
+        RETURN;
+    END IF;
+    PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
+    role := current_setting('role');
+    IF admit_once.early THEN
+        PERFORM FROM tower_fence.resources AS r
+        WHERE r.resource = admit_once.resource AND r.updated_at <= CURRENT_TIMESTAMP FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            outcome := 'early';
+            RETURN;
+        END IF;
+    END IF;
+    SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
+    FROM tower_fence.try_admit(admit_once.resource, admit_once.token, admit_once.reusable) AS a;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.admit_once(
+    bytea, text, bytea, bigint, text, boolean, text, bigint, boolean
+) IS
+    'Claims an idempotency key in this transaction and admits a token, like try_admit; or returns found, with what is '
+    'stored under the key (nulls if it was not answered), or early: retry in another transaction.';
+
+CREATE FUNCTION tower_fence.store_response(
+    scope bytea, key text, status smallint, headers bytea, body bytea
+)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    UPDATE tower_fence.idempotency_keys AS k
+    SET status = store_response.status, headers = store_response.headers, body = store_response.body
+    WHERE k.scope = store_response.scope AND k.key = store_response.key AND k.status IS NULL;
+    RETURN FOUND;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.store_response(bytea, text, smallint, bytea, bytea) IS
+    'Stores the response of the write whose transaction has claimed the key; false if the key is not claimed.';
+
+CREATE FUNCTION tower_fence.find_response(
+    scope bytea, key text, OUT fingerprint bytea, OUT status smallint, OUT headers bytea, OUT body bytea
+)
+RETURNS SETOF record LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT k.fingerprint, k.status, k.headers, k.body FROM tower_fence.idempotency_keys AS k
+    WHERE k.scope = find_response.scope AND k.key = find_response.key AND k.expires_at > now();
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS 'What is stored under an idempotency key.';
+
+-- Everything that is raised waits for the disk: after a crash no older token may be admitted again.
+CREATE FUNCTION tower_fence.try_raise(
+    resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    raised_to CONSTANT bigint := try_raise.token - 1;
+    is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
+    found_row record;
+BEGIN
+    PERFORM tower_fence.wait_for_disk();
+    outcome := 'raised';
+    max_token := raised_to;
+    by_floor := false;
+    -- The row may be younger than the transaction: its time does not go back.
+    UPDATE tower_fence.resources AS r
+    SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
+    WHERE r.resource = try_raise.resource AND r.max_token < raised_to
+        AND r.history = tower_fence.current_history();
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    SELECT r.max_token, r.history IS DISTINCT FROM tower_fence.current_history() AS is_behind INTO found_row
+    FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource;
+    IF NOT FOUND THEN
+        PERFORM tower_fence.check_resource(try_raise.resource);
+        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+        SELECT try_raise.resource, raised_to, CURRENT_TIMESTAMP, s.partition, s.history
+        FROM (
+            SELECT l.partition, l.floor, l.history FROM tower_fence.floors AS l
+            WHERE l.partition = tower_fence.partition_of(try_raise.resource)
+                AND l.history = tower_fence.current_history()
+            FOR SHARE
+        ) AS s
+        WHERE try_raise.token > s.floor
+        ON CONFLICT (resource) DO UPDATE
+            SET max_token = excluded.max_token, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
+            WHERE r.max_token < raised_to AND r.history = excluded.history;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
+        -- A transaction that writes nothing to the log waits for nothing, and the raise that was found
+        -- may not be on the disk yet. This lock is written there.
+        IF is_lazy THEN
+            PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
+        END IF;
+        max_token := found_row.max_token;
+        outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'raised' END;
+        RETURN;
+    END IF;
+    SELECT s.max_token, s.by_floor INTO max_token, by_floor FROM tower_fence.stale_up_to(try_raise.resource) AS s;
+    outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'behind' END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.try_raise(text, bigint) IS
+    'Makes all tokens below this one stale and returns raised, stale (this token is), or behind: call catch_up() and '
+    'retry.';
+
+CREATE FUNCTION tower_fence.raise(resource text, token bigint)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    answer record;
+BEGIN
+    PERFORM tower_fence.check_token(token);
+    FOR attempt IN 1 .. 3 LOOP
+        SELECT a.* INTO answer FROM tower_fence.try_raise(resource, token) AS a;
+        IF answer.outcome = 'raised' THEN
+            RETURN answer.max_token;
+        ELSIF answer.outcome = 'stale' THEN
+            PERFORM tower_fence.refuse_stale(resource, token, answer.max_token, answer.by_floor, false);
+        END IF;
+        PERFORM tower_fence.catch_up(resource);
+    END LOOP;
+    PERFORM tower_fence.refuse_changing(resource);
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.raise(text, bigint) IS
+    'Makes all tokens below this one stale, without a write, and returns max_token. Raises TF412 if this token is stale.';
+
+CREATE FUNCTION tower_fence.max_token(resource text)
+RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    PERFORM tower_fence.check_resource(max_token.resource);
+    RETURN (
+        SELECT CASE WHEN s.max_token > 0 OR NOT s.by_floor THEN s.max_token END
+        FROM tower_fence.stale_up_to(max_token.resource) AS s
+    );
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.max_token(text) IS 'The highest stale token of a resource; null if there is none.';
+
+-- Grants and epochs ----------------------------------------------------------------------------
+
+CREATE FUNCTION tower_fence.announce(
+    resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    seen record;
+BEGIN
+    PERFORM tower_fence.wait_for_disk();
+    outcome := 'announced';
+    was_last := false;
+    UPDATE tower_fence.resources AS r SET
+        max_token = greatest(r.max_token, announce.token - 1),
+        announced = announce.token,
+        announced_lease = announce.lease,
+        updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
+    WHERE r.resource = announce.resource AND r.max_token < announce.token
+        AND (r.announced < announce.token OR (r.announced = announce.token AND r.announced_lease = announce.lease))
+        AND r.history = tower_fence.current_history();
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    SELECT greatest(r.max_token, r.announced) AS highest,
+        r.announced = announce.token AND r.announced_lease IS NOT DISTINCT FROM announce.lease AS was_last INTO seen
+    FROM tower_fence.resources AS r WHERE r.resource = announce.resource;
+    IF FOUND THEN
+        highest := seen.highest;
+        was_last := seen.was_last;
+    ELSE
+        INSERT INTO tower_fence.resources
+            (resource, max_token, announced, announced_lease, updated_at, partition, history)
+        SELECT announce.resource, announce.token - 1, announce.token, announce.lease, CURRENT_TIMESTAMP,
+            s.partition, s.history
+        FROM (
+            SELECT l.partition, l.floor, l.history FROM tower_fence.floors AS l
+            WHERE l.partition = tower_fence.partition_of(announce.resource)
+                AND l.history = tower_fence.current_history()
+            FOR SHARE
+        ) AS s
+        WHERE announce.token > s.floor
+        ON CONFLICT (resource) DO NOTHING;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        SELECT s.max_token INTO highest FROM tower_fence.stale_up_to(announce.resource) AS s;
+    END IF;
+    -- As in try_admit; or another transaction has inserted the row meanwhile.
+    outcome := CASE WHEN highest >= announce.token THEN 'outranked' ELSE 'behind' END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
+    'Records a grant and makes all tokens below it stale. Returns announced, outranked (with the highest token that was '
+    'seen, and whether that was this grant), or behind: call catch_up() and retry.';
+
+CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    begun bigint;
+BEGIN
+    PERFORM tower_fence.wait_for_disk();
+    PERFORM tower_fence.catch_up_partition(next_epoch.partition);
+    INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (next_epoch.partition, next_epoch.at_least)
+    ON CONFLICT (partition) DO UPDATE SET
+        epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
+    WHERE e.epoch < 999999
+    RETURNING e.epoch INTO begun;
+    -- The caller refuses an epoch beyond the last one.
+    RETURN coalesce(begun, 1000000);
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.next_epoch(smallint, bigint) IS
+    'Begins the next epoch of a partition, at least this one; 1000000 if there is none left.';
+
+CREATE FUNCTION tower_fence.report_epoch(partition smallint, seen bigint)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    floor bigint;
+BEGIN
+    PERFORM tower_fence.wait_for_disk();
+    INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (report_epoch.partition, report_epoch.seen)
+    ON CONFLICT (partition) DO UPDATE SET epoch = excluded.epoch WHERE e.epoch < excluded.epoch;
+    PERFORM tower_fence.catch_up_partition(report_epoch.partition);
+    SELECT l.floor INTO floor FROM tower_fence.floors AS l WHERE l.partition = report_epoch.partition;
+    IF NOT FOUND THEN
+        PERFORM tower_fence.refuse_incomplete(report_epoch.partition);
+    END IF;
+    RETURN floor;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.report_epoch(smallint, bigint) IS
+    'Records an epoch that an issuer has seen, in case the database has forgotten it, and returns the floor.';
+
+-- For operators --------------------------------------------------------------------------------
+
+CREATE FUNCTION tower_fence.reset(resource text, token bigint)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    own_partition CONSTANT smallint := tower_fence.partition_of(reset.resource);
+    announced bigint;
+    granted bigint;
+BEGIN
+    PERFORM tower_fence.check_token(reset.token);
+    PERFORM tower_fence.check_resource(reset.resource);
+    PERFORM tower_fence.catch_up(reset.resource);
+    SELECT r.announced INTO announced FROM tower_fence.resources AS r
+    WHERE r.resource = reset.resource FOR NO KEY UPDATE;
+    -- At the end of the range a grant has outranked what is to be reset, and there is no other remedy.
+    granted := greatest(
+        (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
+        nullif(announced, 999999999999999), 0
+    );
+    IF granted <= reset.token THEN
+        UPDATE tower_fence.resources AS r SET
+            max_token = reset.token,
+            announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
+            announced = least(r.announced, reset.token)
+        WHERE r.resource = reset.resource;
+        IF NOT FOUND THEN
+            -- A resource that only the floor blocks gets a row, which alone counts then.
+            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+            SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, l.history
+            FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
+            ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token;
+        END IF;
+    END IF;
+    RETURN granted;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
+    'Sets max_token of a resource, also to a lower one, and returns the lowest token that is allowed: a lower one changes '
+    'nothing. From then on no request may write with a token above it that was granted before.';
+
+-- Promotions since the last use count as well. A promotion moves further than a call: it may have
+-- lost one.
+CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    before text;
+    stale bigint;
+BEGIN
+    PERFORM tower_fence.wait_for_disk();
+    SELECT l.history INTO before FROM tower_fence.floors AS l
+    WHERE l.partition = after_failover_of.partition FOR UPDATE;
+    stale := tower_fence.move_up(after_failover_of.partition, tower_fence.forgotten_epochs(before, here) + 500);
+    UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = ARRAY[here]
+    WHERE l.partition = after_failover_of.partition;
+    UPDATE tower_fence.resources AS r SET
+        max_token = CASE WHEN stale IS NULL THEN r.max_token
+            ELSE tower_fence.max_token_after(
+                r.max_token, r.announced, stale, tower_fence.forgotten_epochs(r.history, here) + 500
+            ) END,
+        history = here
+    WHERE r.partition = after_failover_of.partition;
+    PERFORM tower_fence.end_superseded(r.resource) FROM tower_fence.resources AS r
+    WHERE r.partition = after_failover_of.partition;
+    RETURN stale;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS 'Like after_failover, for one partition.';
+
+CREATE FUNCTION tower_fence.after_failover()
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    FOR number IN 0 .. 255 LOOP
+        PERFORM tower_fence.after_failover_of(number::smallint);
+    END LOOP;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.after_failover() IS
+    'Makes all tokens stale and ends all leases: for operators, after the database may have lost what it had confirmed '
+    'and does not show that by its timeline, as after a restore from a dump. Call it before any client writes.';
+
+CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    PERFORM tower_fence.wait_for_disk();
+    PERFORM FROM tower_fence.epoch_source FOR UPDATE;
+    FOR number IN 0 .. 255 LOOP
+        PERFORM tower_fence.catch_up_partition(number::smallint);
+    END LOOP;
+    UPDATE tower_fence.epoch_source AS s SET notices_failover = notice_failover.enabled
+    WHERE notice_failover.enabled IS NOT NULL;
+    RETURN (SELECT s.notices_failover FROM tower_fence.epoch_source AS s);
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
+    'Sets whether a changed timeline makes tokens stale (default: yes), and returns the setting; null only reads it.';
+
+-- A floor makes every token below it stale for resources without a row. So a row stays if its token
+-- is not below `held`, the lowest token of a lease that is held, or is above `granted`, the highest
+-- that was granted for certain (default: the last one of the last epoch): one forged token blocks no
+-- partition. A row is removed together with its lease in Postgres, if that ended as long ago. A
+-- resource with a lease or a queue keeps its row.
+--
+-- The floor is locked first, and for a short time: lock_timeout is shorter than deadlock_timeout.
+CREATE FUNCTION tower_fence.remove_idle_of(
+    partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
+)
+RETURNS integer LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $fence$
+#variable_conflict use_column
+DECLARE
+    idle_since CONSTANT timestamptz := CURRENT_TIMESTAMP - older_than;
+    below bigint;
+    own_floor tower_fence.floors;
+    idle text[];
+    in_use text[];
+    removed integer;
+    stale bigint;
+    stale_by_lease bigint;
+BEGIN
+    IF (idle_since <= CURRENT_TIMESTAMP AND max_rows > 0) IS NOT TRUE THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'older_than must be 0 or longer, and max_rows 1 or more';
+    END IF;
+    SELECT * INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = remove_idle_of.partition;
+    IF NOT FOUND THEN
+        PERFORM tower_fence.refuse_incomplete(remove_idle_of.partition);
+    END IF;
+    granted := CASE
+        WHEN own_floor.history = tower_fence.current_history()
+            THEN coalesce(granted, tower_fence.last_token(own_floor.partition))
+        ELSE least(granted, tower_fence.last_token(own_floor.partition))
+    END;
+    below := least(held, least(granted, 999999999999999) + 1);
+    -- Read without a lock.
+    idle := ARRAY(
+        SELECT r.resource FROM tower_fence.resources AS r
+        LEFT JOIN tower_fence.leases AS l ON l.resource = r.resource
+        WHERE r.partition = remove_idle_of.partition AND r.updated_at < idle_since
+            AND greatest(r.max_token, r.announced, l.token) < below
+            AND (
+                r.history <> ALL (own_floor.unchanged_histories)
+                AND greatest(r.max_token, r.announced)
+                    > own_floor.failover_floor - 1000 * tower_fence.forgotten_epochs(r.history, own_floor.history)
+            ) IS NOT TRUE
+            AND coalesce(l.expires_at + l.lock_delay < idle_since, true)
+            AND NOT EXISTS (SELECT FROM tower_fence.waiters AS w WHERE w.resource = r.resource)
+        LIMIT max_rows
+    );
+    IF cardinality(idle) = 0 THEN
+        RETURN 0;
+    END IF;
+    BEGIN
+        PERFORM FROM tower_fence.floors AS l WHERE l.partition = remove_idle_of.partition
+            AND l.history = own_floor.history AND l.failover_floor = own_floor.failover_floor
+            AND l.unchanged_histories = own_floor.unchanged_histories
+        FOR UPDATE;
+    EXCEPTION WHEN lock_not_available THEN
+        -- Rows of this partition are being inserted. The next call removes.
+        RETURN 0;
+    END;
+    -- A failover was noticed meanwhile, which changes what may be removed. The next call removes.
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    idle := ARRAY(
+        SELECT r.resource FROM tower_fence.resources AS r
+        WHERE r.resource = ANY (idle) AND r.updated_at < idle_since
+            AND greatest(r.max_token, r.announced) < below
+        FOR UPDATE SKIP LOCKED
+    );
+    -- A grant needs the row that is locked now, and an expired lease is not renewed. So what is read
+    -- here does not change.
+    in_use := ARRAY(
+        SELECT l.resource FROM tower_fence.leases AS l
+        WHERE l.resource = ANY (idle)
+            AND (l.expires_at + l.lock_delay >= idle_since OR l.token >= below)
+    );
+    idle := ARRAY(SELECT name FROM unnest(idle) AS name WHERE name <> ALL (in_use));
+    WITH gone AS (
+        DELETE FROM tower_fence.leases AS l
+        USING (
+            SELECT o.resource FROM tower_fence.leases AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED
+        ) AS s
+        WHERE l.resource = s.resource
+        RETURNING l.token
+    )
+    SELECT max(g.token) INTO stale_by_lease FROM gone AS g;
+    DELETE FROM tower_fence.queues AS q WHERE q.resource = ANY (idle)
+        AND NOT EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = q.resource);
+    WITH gone AS (
+        DELETE FROM tower_fence.resources AS r WHERE r.resource = ANY (idle)
+            AND NOT EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = r.resource)
+        RETURNING greatest(r.max_token, r.announced) AS stale
+    )
+    SELECT count(*), max(g.stale) INTO removed, stale FROM gone AS g;
+    UPDATE tower_fence.floors AS l SET floor = greatest(stale, stale_by_lease)
+    WHERE l.partition = remove_idle_of.partition AND l.floor < greatest(stale, stale_by_lease);
+    RETURN removed;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) IS
+    'Removes idle rows of one partition in this transaction, and returns how many. remove_idle() calls it.';
+
+-- A procedure that commits can have neither SECURITY DEFINER nor a search_path of its own.
+CREATE PROCEDURE tower_fence.remove_idle(
+    older_than interval, max_rows bigint DEFAULT NULL, granted bigint DEFAULT NULL,
+    older_than_ms bigint DEFAULT NULL, INOUT removed bigint DEFAULT 0
+)
+LANGUAGE plpgsql AS $fence$
+DECLARE
+    age CONSTANT interval := coalesce(
+        older_than, pg_catalog.make_interval(secs => older_than_ms OPERATOR(pg_catalog./) 1000.0::double precision)
+    );
+    batch CONSTANT integer := 500;
+    wanted integer;
+    of_batch integer;
+BEGIN
+    removed := 0;
+    FOR number IN 0 .. 255 LOOP
+        LOOP
+            wanted := LEAST(batch, max_rows OPERATOR(pg_catalog.-) removed);
+            IF wanted OPERATOR(pg_catalog.=) 0 THEN
+                RETURN;
+            END IF;
+            of_batch := tower_fence.remove_idle_of(number::smallint, age, wanted, granted, NULL);
+            removed := removed OPERATOR(pg_catalog.+) of_batch;
+            COMMIT;
+            EXIT WHEN of_batch OPERATOR(pg_catalog.<) wanted;
+        END LOOP;
+    END LOOP;
+END
+$fence$;
+COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, bigint) IS
+    'Removes rows that were not used for this long, of all partitions, and returns how many. Commits after each batch, '
+    'so call it outside of a transaction, for example from pg_cron. No token that is stale becomes valid again. '
+    '`granted` is for issuers without epochs: the highest token that was granted for certain.';
+
+CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer)
+RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    removed integer;
+BEGIN
+    DELETE FROM tower_fence.idempotency_keys AS k
+    USING (
+        SELECT o.scope, o.key FROM tower_fence.idempotency_keys AS o WHERE o.expires_at <= now()
+        ORDER BY o.expires_at LIMIT max_rows FOR UPDATE SKIP LOCKED
+    ) AS s
+    WHERE k.scope = s.scope AND k.key = s.key;
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.remove_expired_keys(integer) IS
+    'Removes expired idempotency keys, at most so many, and returns how many.';

@@ -1,12 +1,52 @@
--- One row per resource that was ever written: the highest token that is dead.
-CREATE TABLE fence_resources (
-    resource TEXT PRIMARY KEY NOT NULL,
-    max_token INTEGER NOT NULL,
-    updated_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+-- The fence in SQLite: the same tables as in Postgres, without functions. `tower_fence.` stands for
+-- the prefix of their names.
+
+-- The highest stale token of each resource.
+CREATE TABLE tower_fence.resources (
+    resource TEXT PRIMARY KEY NOT NULL CHECK (length(CAST(resource AS BLOB)) BETWEEN 1 AND 255),
+    max_token INTEGER NOT NULL CHECK (max_token BETWEEN 0 AND 999999999999999),
+    updated_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    -- The highest token that was announced as granted, and SHA-256 of the lease id of that grant.
+    announced INTEGER NOT NULL DEFAULT 0 CHECK (announced BETWEEN 0 AND 999999999999999),
+    announced_lease BLOB,
+    partition INTEGER NOT NULL CHECK (partition BETWEEN 0 AND 255)
 ) WITHOUT ROWID;
 
--- One row per partition of the lease store: the last epoch that was handed out.
-CREATE TABLE fence_epochs (
-    partition INTEGER PRIMARY KEY NOT NULL,
-    epoch INTEGER NOT NULL
+-- The highest stale token of resources without a row, for each of 256 partitions.
+CREATE TABLE tower_fence.floors (
+    partition INTEGER PRIMARY KEY NOT NULL CHECK (partition BETWEEN 0 AND 255),
+    floor INTEGER NOT NULL DEFAULT 0 CHECK (floor BETWEEN 0 AND 999999999999999)
 );
+WITH RECURSIVE partitions (partition) AS (
+    SELECT 0 UNION ALL SELECT partition + 1 FROM partitions WHERE partition < 255
+)
+INSERT INTO tower_fence.floors (partition) SELECT partition FROM partitions;
+
+-- The last epoch of tokens that issuers began in each partition.
+CREATE TABLE tower_fence.epochs (
+    partition INTEGER PRIMARY KEY NOT NULL CHECK (partition BETWEEN 0 AND 255),
+    epoch INTEGER NOT NULL CHECK (epoch BETWEEN 0 AND 999999)
+);
+
+-- One row: the identity of this source of epochs. A lease store refuses the epochs of another one.
+CREATE TABLE tower_fence.epoch_source (
+    id TEXT PRIMARY KEY NOT NULL
+) WITHOUT ROWID;
+INSERT INTO tower_fence.epoch_source (id) VALUES (lower(hex(randomblob(16))));
+
+-- The response of each write under an idempotency key, stored in the transaction of that write.
+CREATE TABLE tower_fence.idempotency_keys (
+    -- SHA-256 of what the key belongs to, and of the request.
+    scope BLOB NOT NULL CHECK (length(scope) = 32),
+    key TEXT NOT NULL,
+    fingerprint BLOB NOT NULL CHECK (length(fingerprint) = 32),
+    -- Null only within that transaction.
+    status INTEGER CHECK (status BETWEEN 100 AND 999),
+    headers BLOB,
+    body BLOB,
+    -- Milliseconds since 1970.
+    expires_at INTEGER NOT NULL,
+    PRIMARY KEY (scope, key)
+);
+CREATE INDEX main.tower_fence_idempotency_keys_expires_at ON tower_fence_idempotency_keys (expires_at);
+CREATE INDEX main.tower_fence_resources_partition ON tower_fence_resources (partition);

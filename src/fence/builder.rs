@@ -1,8 +1,20 @@
 //! The settings of a fence.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use super::{Fence, settings::Limits, sql::FenceDatabase};
+use super::{
+    Fence,
+    settings::Limits,
+    sql::{FenceDatabase, Names},
+};
+
+/// A name that cannot be that of the fence's schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the schema of a fence has 1 to 63 characters of a-z 0-9 _ and begins with none of 0-9 and not with pg_"
+)]
+#[non_exhaustive]
+pub struct InvalidSchema;
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// How long to wait for a connection of the pool. Default: 5 s.
@@ -87,6 +99,46 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
         self.connections.transaction_pooling = yes;
         self.limits.shared_session = yes;
+        self
+    }
+
+    /// Uses the tables and functions in this schema of Postgres, or in this database file of SQLite's
+    /// connection. Default: `tower_fence`, and on SQLite `main`.
+    ///
+    /// If each tenant has a schema with tables of its own, each needs a fence of its own, too: it shares
+    /// the pool with this one, and no cache.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSchema`] unless the name has 1 to 63 characters of `a-z 0-9 _`, does not begin with a
+    /// digit, and does not begin with `pg_`.
+    pub fn schema(mut self, name: &str) -> Result<Self, InvalidSchema> {
+        let is_plain =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        if !(1..=63).contains(&name.len())
+            || !name.bytes().all(is_plain)
+            || name.as_bytes()[0].is_ascii_digit()
+            || name.starts_with("pg_")
+        {
+            return Err(InvalidSchema);
+        }
+        self.names = Arc::new(Names::new(DB::prefix(Some(name))));
+        self.checked = Arc::default();
+        self.queues = Arc::default();
+        self.stale = Arc::default();
+        self.handed_out = Arc::default();
+        Ok(self)
+    }
+
+    /// Whether [`migrate`](Self::migrate) demands that Postgres shows its timeline, by which the fence
+    /// notices that a standby was promoted or that the server was restored. Default: yes.
+    ///
+    /// Some services keep `pg_walfile_name` from their customers. Without it the fence notices no
+    /// failover: after each promotion and each restore, [`after_failover`](Self::after_failover) has to
+    /// be called before any client writes, or a confirmed write can be lost.
+    #[must_use]
+    pub const fn failover_detection(mut self, yes: bool) -> Self {
+        self.failover_detection = yes;
         self
     }
 

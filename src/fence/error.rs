@@ -1,6 +1,6 @@
 //! What can go wrong at the fence, one type for each of its two moments: admission and COMMIT.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::fault::{Failure, Fault};
 pub use crate::stale::StaleToken;
@@ -19,9 +19,6 @@ pub enum AdmitError {
     /// another one. Trying again may help.
     #[error("the fence is busy")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// The application's hook at BEGIN failed, for another reason than these.
-    #[error("the hook at BEGIN failed")]
-    Hook(#[source] Arc<sqlx::Error>),
     /// The database cannot be reached, or cannot do its work.
     #[error("the fence's database is unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
@@ -33,9 +30,6 @@ pub enum AdmitError {
     /// it does not pass by itself.
     #[error("the fence's database is misconfigured")]
     Misconfigured(#[source] Arc<sqlx::Error>),
-    /// The application's hook at BEGIN took longer than [`Fence::hold_limit`](super::Fence::hold_limit).
-    #[error("the hook at BEGIN took longer than {0:?}")]
-    HookTimeout(Duration),
 }
 
 impl AdmitError {

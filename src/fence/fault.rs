@@ -86,8 +86,8 @@ impl Fault {
             "42P01" | "42703" | "42883" => Self::Missing,
             // insufficient_privilege, as of a missing right or of row-level security
             "42501" => Self::Misconfigured,
-            // object_not_in_prerequisite_state, from `fence_refuse_incomplete`
-            "55000" if error.message().starts_with("fence_floors") => Self::Misconfigured,
+            // object_not_in_prerequisite_state, from `refuse_incomplete`
+            "55000" if error.message().starts_with("floors has no row") => Self::Misconfigured,
             "TF428" => Self::Unfenced,
             // idle_in_transaction_session_timeout, transaction_timeout
             "25P03" | "25P04" => Self::Ended,
@@ -192,20 +192,11 @@ impl Failure {
 
     /// The tables of the fence are not there.
     pub(super) fn not_migrated() -> Self {
-        let missing = "the tables are in no schema of the search path: call `Fence::migrate` first";
+        let missing = "the tables of the fence are missing: call `Fence::migrate` first";
         Self {
             fault: Fault::Missing,
             cause: Arc::new(sqlx::Error::Configuration(missing.into())),
         }
-    }
-
-    /// The role may not use a schema that has such tables.
-    pub(super) fn no_usage(schema: &str) -> Self {
-        let denied = format!(
-            "the tables are in no schema of the search path that the role may use: it lacks USAGE on the schema \
-             {schema}, which has tables of a fence"
-        );
-        sqlx::Error::Configuration(denied.into()).into()
     }
 
     /// The same, for the reason that the pool had no connection to give.

@@ -39,25 +39,19 @@
 //!
 //! # Deployment
 //!
-//! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which
-//!   writers wait without a connection of the pool, and the memory of what is dead, from which
-//!   stale writers are refused without asking the database (for ten seconds at a time). A clone with
-//!   another [`schema`](Fence::schema) has its own.
-//! - Each use takes a connection from the pool in the task that asks, and gives it back: the pool's
-//!   `before_acquire` and `after_release` see all of them, with the task-locals of the request. To
-//!   pass connections from write to write without them is a choice:
-//!   [`reuse_connections`](Fence::reuse_connections).
-//! - A statement of which the answer is no longer waited for is ended after a second, over a
-//!   connection beside the pool, of which each fence has one at a time: leave room for it in the
-//!   server's `max_connections`. The pool's role may end its own sessions. The transaction is found
-//!   by an advisory lock with a random number, which each admission on Postgres takes.
-//! - [`migrate`](Fence::migrate) makes the tables where the search path does not have them yet, in its
-//!   first schema: `fence_resources`, `fence_floors`, `fence_epochs`, `fence_epoch_source` and
-//!   `fence_idempotency_keys`, on Postgres also those of the [leases](crate::deployment#postgres), with a migration history of their own, `_tower_fence_migrations`. On
-//!   Postgres it also makes functions, by which
-//!   [other programs](crate::guide#16-seaorm-diesel-and-other-languages) write under a token. A fence
-//!   looks once where they are, and names that schema from then on: what a session or a transaction
-//!   does to its `search_path` leads no check to other rows.
+//! - [`Fence::connect`] opens a pool for the fence and for the application. [`Fence::new`] takes a pool that
+//!   the application has: each use takes a connection from it in the task that asks, and gives it back, so
+//!   its `before_acquire` and `after_release` see all of them, with the task-locals of the request.
+//! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which writers
+//!   wait without a connection of the pool, and the cache of stale tokens, from which stale writers are
+//!   refused without asking the database (for ten seconds at a time). A fence with another
+//!   [`schema`](Fence::schema) has its own.
+//! - The connection of a dropped request is closed if its statement goes on, and Postgres, which looks
+//!   every second whether the client is connected, ends the statement.
+//! - [`migrate`](Fence::migrate) makes the tables, with a migration history of their own: on Postgres in
+//!   the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also makes the
+//!   functions that are the rules of the fence; [other programs](crate::guide#16-seaorm-diesel-and-other-languages)
+//!   call them, too.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together. Epochs and raises (of a grant, a fenced read, a failed handler) are durable even so: their
@@ -65,17 +59,16 @@
 //!   default.) After a failover every token of before is dead:
 //!   [when the database fails over](crate::deployment#when-the-database-fails-over).
 //! - Each resource that was named with an admissible token keeps a row, and, where grants are announced,
-//!   each that was ever locked, until [`Fence::remove_idle`]. A row that is deleted by hand forgets what is
-//!   dead. Records of idempotency keys are removed by
-//!   [`Fence::remove_expired_keys`].
+//!   each that was ever leased, until [`Fence::remove_idle`]. Do not delete rows by hand: older tokens would be
+//!   admitted again. Records of idempotency keys are removed by [`Fence::remove_expired_keys`].
+//!   [`Fence::maintain`] does both, now and then.
 //! - A token that is far too high closes its resource: everything below is stale from then on. An
 //!   issuer whose grants are announced outranks it; otherwise [`Fence::reset`] takes it back.
-//! - A function of the application's may run in each transaction before its writes: see
-//!   [`Fence::on_begin`].
 
 mod builder;
 mod claims;
 mod conn;
+mod connect;
 mod error;
 mod fault;
 mod local;
@@ -94,9 +87,10 @@ use sqlx::Pool;
 use tokio::sync::Semaphore;
 
 pub use self::{
+    builder::InvalidSchema,
     claims::{Admitted, AllAdmitted, Claim, Claims},
     error::{AdmitError, CommitError, StaleToken, WriteError},
-    ops::{FenceRow, FenceState, HookFuture, ResetError},
+    ops::{FenceRow, FenceState, ResetError},
     sql::FenceDatabase,
     token_use::TokenUse,
     tx::FencedTx,
@@ -104,14 +98,13 @@ pub use self::{
 use self::{
     conn::Connections,
     local::{HandedOutEpochs, Queues, StaleTokens},
-    ops::Hook,
     settings::Limits,
-    sql::Tables,
+    sql::Names,
 };
 pub(crate) use self::{
     fault::{Fault, HandlerFault},
-    local::{HighMark, Permit},
-    ops::{KeyedRequest, Once, OnceError, ToRaise, Written, typed},
+    local::Permit,
+    ops::{KeyedRequest, Once, OnceError, Written, typed},
     sql::{RecordId, Statement, StoredResponse},
     tx::{Slot, SlotEnd, Transaction},
 };
@@ -133,11 +126,10 @@ pub struct Fence<DB: FenceDatabase> {
     /// A permit for each call of a function that may wait for a lock: those of half of the pool.
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
-    /// Where the tables are to be, if somebody has said so.
-    schema: Option<Arc<str>>,
-    /// Known from the first use on.
-    tables: Arc<OnceLock<Arc<Tables>>>,
-    hook: Hook<DB>,
+    names: Arc<Names>,
+    failover_detection: bool,
+    /// Set once the fence in the database was found to be fit for use.
+    checked: Arc<OnceLock<()>>,
     handed_out: Arc<HandedOutEpochs>,
 }
 
@@ -151,16 +143,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             queues: Arc::default(),
             blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
             stale: Arc::default(),
-            schema: None,
-            tables: Arc::default(),
-            hook: Hook::default(),
+            names: Arc::new(Names::new(DB::prefix(None))),
+            failover_detection: true,
+            checked: Arc::default(),
             handed_out: Arc::default(),
         }
-    }
-
-    /// Whether a hook runs in each of its transactions.
-    pub(crate) const fn has_hook(&self) -> bool {
-        self.hook.is_set()
     }
 
     /// The pool that it was made with.
@@ -177,9 +164,9 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             queues: Arc::clone(&self.queues),
             blocked_calls: Arc::clone(&self.blocked_calls),
             stale: Arc::clone(&self.stale),
-            schema: self.schema.clone(),
-            tables: Arc::clone(&self.tables),
-            hook: self.hook.clone(),
+            names: Arc::clone(&self.names),
+            failover_detection: self.failover_detection,
+            checked: Arc::clone(&self.checked),
             handed_out: Arc::clone(&self.handed_out),
         }
     }

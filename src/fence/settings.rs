@@ -15,6 +15,8 @@ pub(crate) struct Limits {
     pub(crate) answer_wait: Duration,
     /// How many row locks a transaction takes, each with a wait of its own.
     pub(super) locks: u32,
+    /// Whether COMMIT waits for the disk, even if the session does not.
+    pub(super) durable: bool,
     /// Whether the session may have prepared statements of another client, as behind a pooler.
     pub(super) shared_session: bool,
 }
@@ -40,6 +42,7 @@ impl Limits {
             hold: self.hold,
             key_wait,
             whole: self.whole(key_wait),
+            durable: self.durable,
             shared_session: self.shared_session,
         }
     }
@@ -67,6 +70,8 @@ pub(crate) struct TransactionLimits {
     pub(super) key_wait: Option<Duration>,
     /// How long all of it may take.
     pub(super) whole: Duration,
+    /// Whether its COMMIT waits for the disk, even if its session does not.
+    pub(super) durable: bool,
     /// Whether the session may have prepared statements of another client, as behind a pooler.
     pub(super) shared_session: bool,
 }
@@ -79,6 +84,7 @@ impl Default for Limits {
             hold: Duration::from_secs(10),
             answer_wait: Duration::from_secs(5),
             locks: 1,
+            durable: false,
             shared_session: false,
         }
     }
@@ -103,6 +109,7 @@ mod tests {
             hold: secs(100),
             answer_wait: secs(1),
             locks: 1,
+            durable: false,
             shared_session: false,
         };
         let several = Limits { locks: 3, ..limits };

@@ -1,7 +1,7 @@
 //! What a request claims: which token is for which resource.
 
 use super::{
-    rejection::Rejection,
+    refusal::Refusal,
     resource::{ResourceError, Resources},
 };
 use crate::{
@@ -12,10 +12,10 @@ use crate::{
 
 /// Finds the token of each resource. A request for one resource may leave out the parameter
 /// `resource`; one for several may not, since the order of members says nothing.
-pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<Claims, Rejection> {
+pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<Claims, Refusal> {
     let named = resources.as_slice();
     if tokens.is_empty() && !named.is_empty() {
-        return Err(Rejection::TokenRequired);
+        return Err(Refusal::TokenRequired);
     }
     let stranger = |token: &FencingToken| {
         let resource = token.resource.as_ref();
@@ -31,17 +31,17 @@ pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<
         return Err(MalformedToken::Unnamed.into());
     }
     if let Some(token_resource) = tokens.iter().find_map(stranger) {
-        return Err(Rejection::WrongResource {
+        return Err(Refusal::WrongResource {
             resources,
             token_resource,
         });
     }
     let claims = named.iter().map(|resource| {
         let token = token_for(resource, &tokens);
-        let missing = || Rejection::TokenMissing(resource.clone());
+        let missing = || Refusal::TokenMissing(resource.clone());
         Ok(Claim::new(resource.clone(), token.ok_or_else(missing)?))
     });
-    let claims = claims.collect::<Result<Vec<_>, Rejection>>()?;
+    let claims = claims.collect::<Result<Vec<_>, Refusal>>()?;
     Claims::new(claims).ok_or_else(|| ResourceError::Nothing.into())
 }
 
@@ -61,11 +61,8 @@ mod tests {
     fn a_request_without_a_token_and_one_without_a_resource_are_told_apart() {
         let resource = Resource::new("a").unwrap();
         let missing = claims(vec![], resource.into()).unwrap_err();
-        assert!(matches!(missing, Rejection::TokenRequired));
+        assert!(matches!(missing, Refusal::TokenRequired));
         let nothing = claims(vec![], Vec::new().into()).unwrap_err();
-        assert!(matches!(
-            nothing,
-            Rejection::Resource(ResourceError::Nothing)
-        ));
+        assert!(matches!(nothing, Refusal::Resource(ResourceError::Nothing)));
     }
 }

@@ -3,13 +3,14 @@
 use std::convert::Infallible;
 
 use axum::{
-    extract::{FromRequestParts, OptionalFromRequestParts},
+    extract::{FromRequestParts, MatchedPath, OptionalFromRequestParts},
     response::{IntoResponse, Response},
 };
 use http::request::Parts;
 
 use crate::{
     fence::{Admitted, AllAdmitted, FenceDatabase, FencedTx, Slot},
+    metrics,
     problem::{Problem, ProblemType},
 };
 
@@ -28,6 +29,27 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     }
 }
 
+/// `None` for a request of a safe method, such as a read, which has no fenced transaction. So one handler serves both.
+///
+/// # Errors
+///
+/// As [`FencedTx`] for every other request: if the transaction was taken already, and if no layer is around the handler of a
+/// write, which would otherwise pass unfenced.
+impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
+    type Rejection = NoTransaction;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &S,
+    ) -> Result<Option<Self>, Self::Rejection> {
+        match <Self as FromRequestParts<S>>::from_request_parts(parts, state).await {
+            Ok(tx) => Ok(Some(tx)),
+            Err(NoTransaction::SafeMethod) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// The resources and the tokens of this request: of a write, or of a fenced read. A handler of
 /// plain reads as well takes `Option<AllAdmitted>`.
 impl<S: Sync> FromRequestParts<S> for AllAdmitted {
@@ -39,12 +61,14 @@ impl<S: Sync> FromRequestParts<S> for AllAdmitted {
             .extensions
             .get()
             .is_some_and(|by: &FencedBy| by.deferred);
-        admitted.ok_or(if parts.extensions.get::<PlainRead>().is_some() {
-            NoTransaction::PlainRead
-        } else if deferred {
-            NoTransaction::Deferred
-        } else {
-            NoTransaction::NoLayer
+        admitted.ok_or_else(|| {
+            if parts.extensions.get::<PlainRead>().is_some() {
+                NoTransaction::PlainRead
+            } else if deferred {
+                NoTransaction::Deferred
+            } else {
+                NoTransaction::no_layer(parts)
+            }
         })
     }
 }
@@ -138,8 +162,20 @@ impl NoTransaction {
         } else if parts.method.is_safe() {
             Self::SafeMethod
         } else {
-            Self::NoLayer
+            Self::no_layer(parts)
         }
+    }
+
+    /// Reports a forgotten layer: the service answers 500 until a developer adds it.
+    fn no_layer(parts: &Parts) -> Self {
+        let route = parts.extensions.get::<MatchedPath>();
+        metrics::count("tower_fence_missing_layer_total");
+        tracing::error!(
+            method = %parts.method,
+            route = route.map(MatchedPath::as_str),
+            "a handler needs the fence, and its route has none: add `.route_layer(FenceLayer::new(fence, …))`"
+        );
+        Self::NoLayer
     }
 }
 
@@ -147,10 +183,60 @@ impl IntoResponse for NoTransaction {
     fn into_response(self) -> Response {
         let kind = if matches!(self, Self::PlainRead) {
             ProblemType::TokenRequired
+        } else if matches!(self, Self::NoLayer) {
+            // Reported where its route was known.
+            ProblemType::Misconfigured
         } else {
             tracing::error!(error = %self, "a handler got no fenced transaction");
             ProblemType::Misconfigured
         };
         Problem::new(kind).detail(self.to_string()).into_response()
+    }
+}
+
+#[cfg(all(test, feature = "sqlite", feature = "metrics"))]
+mod tests {
+    use axum::{Router, body::Body, http::Request, routing::post};
+    use futures_util::FutureExt;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use sqlx::Sqlite;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::layer::refusal_log::captured;
+
+    #[test]
+    fn a_forgotten_layer_is_logged_with_its_route_and_counted() {
+        let app: Router = Router::new()
+            .route("/orders/{id}", post(|_: FencedTx<Sqlite>| async {}))
+            .route("/items/{id}", post(|_: Admitted| async {}));
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let answer = |path: &str| {
+            let request = Request::post(path).body(Body::empty()).unwrap();
+            let answer = app.clone().oneshot(request);
+            // Nothing in it waits.
+            answer.now_or_never().unwrap().unwrap().status()
+        };
+        let log = captured(|| {
+            ::metrics::with_local_recorder(&recorder, || {
+                assert_eq!(answer("/orders/secret"), 500);
+                assert_eq!(answer("/items/secret"), 500);
+            });
+        });
+        let lines: Vec<_> = log.lines().collect();
+        assert_eq!(lines.len(), 2, "{log}");
+        for (line, route) in lines.iter().zip(["/orders/{id}", "/items/{id}"]) {
+            assert!(
+                line.contains("ERROR") && line.contains("add `.route_layer("),
+                "{line}"
+            );
+            assert!(line.contains(&format!("route=\"{route}\"")), "{line}");
+            assert!(!line.contains("secret"), "{line}");
+        }
+        let counted = recorder.handle().render();
+        assert!(
+            counted.contains("tower_fence_missing_layer_total 2"),
+            "{counted}"
+        );
     }
 }

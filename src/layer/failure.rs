@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 
-use super::{Rejection, rejection::of_statement};
+use super::{Refusal, refusal::of_statement};
 use crate::{
     chain::Chain,
     fence::{AdmitError, WriteError},
@@ -44,8 +44,8 @@ impl IntoResponse for DatabaseError {
 impl IntoResponse for WriteError {
     fn into_response(self) -> Response {
         match self {
-            Self::Admit(error) => Rejection::from(error).into_response(),
-            Self::Commit(error) => Rejection::from(error).into_response(),
+            Self::Admit(error) => Refusal::from(error).into_response(),
+            Self::Commit(error) => Refusal::from(error).into_response(),
             Self::Statement(error) => failed(&error),
             Self::Rows(_) => {
                 tracing::error!(error = %Chain(&self), "the rows of a handler's write could not be read");
@@ -61,9 +61,9 @@ impl IntoResponse for WriteError {
 
 fn failed(error: &Arc<sqlx::Error>) -> Response {
     let problem = match of_statement(error) {
-        ProblemType::FenceBusy => Problem::from(&Rejection::from(AdmitError::Busy(error.clone()))),
+        ProblemType::FenceBusy => Problem::from(&Refusal::from(AdmitError::Busy(error.clone()))),
         ProblemType::StoreUnavailable => {
-            Problem::from(&Rejection::from(AdmitError::Unavailable(error.clone())))
+            Problem::from(&Refusal::from(AdmitError::Unavailable(error.clone())))
         }
         kind => Problem::new(kind),
     };

@@ -5,11 +5,11 @@ use std::{fmt, sync::Arc, time::Duration};
 use axum::{extract::OriginalUri, response::Response};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderName, header, request::Parts};
+use http::{HeaderMap, HeaderName, header, request::Parts};
 use sha2::{Digest, Sha256};
 
 use super::{
-    rejection::Rejection,
+    refusal::Refusal,
     resource::{ResourceError, ResourceFrom, Resources},
     stored::{UnstorableResponse, capture},
 };
@@ -33,12 +33,11 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use axum::http::HeaderName;
-/// use tower_fence::{HeaderField, layer::Idempotency};
+/// use tower_fence::{PathParam, layer::Idempotency};
 ///
 /// let keys = Idempotency::required()
 ///     .ttl(Duration::from_secs(3_600))
-///     .scope(HeaderField(HeaderName::from_static("x-tenant")))
+///     .scope(PathParam("tenant"))
 ///     .response_limit_bytes(16 * 1024);
 /// # let _ = keys;
 /// ```
@@ -90,6 +89,11 @@ impl Idempotency {
         self.required
     }
 
+    #[cfg(feature = "openapi")]
+    pub(super) const fn names_principal(&self) -> bool {
+        self.principal.is_some()
+    }
+
     /// How long a key is remembered. Default: 24 h; at most 100 years.
     ///
     /// After that the same key is a new one: what still protects from a second write is that the
@@ -122,15 +126,19 @@ impl Idempotency {
         self
     }
 
-    /// Who has sent a request, as bytes of any form: a key is the principal's own, and nobody else
-    /// gets the stored answer. Default: the `Authorization` header, byte by byte.
+    /// Identifies the principal of a request, as bytes of any form. A key belongs to one principal, and a stored answer
+    /// is never given to another. Default: the `Authorization` header, byte by byte.
     ///
-    /// A replay does not reach the handler, and so nothing that would check rights in there. Say who
-    /// it is where `Authorization` does not: with cookies or client certificates, from what
-    /// authentication outside of the layer has put into the extensions. And where `Authorization`
-    /// may change between two tries of a client, as with access tokens that run out: under another
-    /// principal a repetition is a new request. Only a SHA-256 of it is kept; with `Basic` it is
-    /// made from the password, and a name is better.
+    /// By default a request with cookies and no `Authorization` is refused with 400 `idempotency-principal-required`. A
+    /// request with neither has the empty principal: all such requests share their keys.
+    ///
+    /// A replay does not reach the handler, so rights that are checked there are not checked again. Name the principal
+    ///
+    /// - if cookies or client certificates identify it: from what authentication outside of the layer has put into the
+    ///   extensions;
+    /// - if `Authorization` may change between two attempts of a client, as an access token that expires does: under
+    ///   another principal a repetition is a new request;
+    /// - if `Authorization` is `Basic`. Only a SHA-256 of the principal is stored, and there it would be one of the password.
     ///
     /// ```
     /// use tower_fence::Idempotency;
@@ -181,10 +189,10 @@ impl Idempotency {
         &self,
         parts: &mut Parts,
         claims: &Claims,
-    ) -> Result<Option<RecordId>, Rejection> {
+    ) -> Result<Option<RecordId>, Refusal> {
         let Some(key) = IdempotencyKey::parse(parts.headers.get_all(IDEMPOTENCY_KEY))? else {
             return if self.required {
-                Err(Rejection::KeyRequired)
+                Err(Refusal::KeyRequired)
             } else {
                 Ok(None)
             };
@@ -202,7 +210,7 @@ impl Idempotency {
         };
         let principal = match &self.principal {
             Some(principal) => principal(parts),
-            None => authorization(parts),
+            None => authorization(&parts.headers)?,
         };
         let scope = Sha256::new().chain_update(scope).chain_update(principal);
         let scope = scope.finalize().into();
@@ -237,14 +245,18 @@ impl Idempotency {
 /// Who has sent a request, as a digest.
 type Principal = dyn Fn(&Parts) -> [u8; 32] + Send + Sync;
 
-/// A digest of all field lines of `Authorization`, each with its length in front.
-fn authorization(parts: &Parts) -> [u8; 32] {
+/// A digest of all field lines of `Authorization`, each with its length in front. If there is none, cookies may say who
+/// sends the request, and only the application can read those.
+fn authorization(headers: &HeaderMap) -> Result<[u8; 32], Refusal> {
+    if headers.contains_key(header::COOKIE) && !headers.contains_key(header::AUTHORIZATION) {
+        return Err(Refusal::PrincipalRequired);
+    }
     let mut hash = Sha256::new();
-    for line in parts.headers.get_all(header::AUTHORIZATION) {
+    for line in headers.get_all(header::AUTHORIZATION) {
         hash.update((line.len() as u64).to_be_bytes());
         hash.update(line.as_bytes());
     }
-    hash.finalize().into()
+    Ok(hash.finalize().into())
 }
 
 fn resources(claims: &Claims) -> [u8; 32] {

@@ -11,7 +11,8 @@
 //!    not see the answer otherwise.
 //! 3. The token is admitted in a transaction (of several tokens all, or none), which the handler gets from the extractor
 //!    [`FencedTx`](crate::FencedTx). A handler that does not ask for it is protected all the same.
-//! 4. A status below 400 commits. Anything else, a panic and a timeout too, rolls back: the token
+//! 4. A status below 400 commits, unless the handler [demands a rollback](Rollback) or the layer
+//!    [decides otherwise](FenceLayer::commit_if). Anything else, a panic and a timeout too, rolls back: the token
 //!    stays usable, and everyone older is dead from then on. But who is turned away without being
 //!    served moves nothing (below).
 //! 5. Only then does the response leave. A success is never answered without a confirmed COMMIT. A
@@ -81,26 +82,21 @@
 //! holder may change any more. A redirect is a success and commits: where an extractor sends strangers
 //! to a page to log in, put it outside of the layer. A client with rights can close a resource by a
 //! number out of the blue all the same, unless the layer takes [signed tokens](FenceLayer::verify_with) alone; where
-//! the tokens are this crate's own, [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that;
-//! where they are those of another lock server, [`granted_up_to`](FenceLayer::granted_up_to).
+//! the tokens are this crate's own, [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that.
 //!
 //! # Fenced reads
 //!
-//! A handler that reads has no transaction, and takes connections of the pool as it likes. The layer
-//! holds neither a connection nor a row lock meanwhile, and does not time it:
+//! A safe method (GET, HEAD, QUERY) with a token is a reusable write that writes nothing:
 //!
-//! 1. It looks at the fence. A stale token is refused. Where everyone older is dead already, as after
-//!    an [announced](crate::announce) grant, the handler runs, and that is all.
-//! 2. Otherwise the handler runs, and only if it turns nobody away the fence is raised: by then
-//!    it is known that the request was served.
-//! 3. Where another write came in between, what was read may be overtaken. So the
-//!    handler runs **once more**, after the raise, and the second answer is the one that
-//!    leaves. The same happens for a resource without a row, and always on SQLite, where rows have
-//!    no versions.
+//! 1. Its transaction admits the token. A stale token is refused, a write under way is waited for, and from
+//!    then on older writers wait for the read.
+//! 2. The handler runs once, with the time limit of a write. It may read on [`FencedTx`](crate::FencedTx), or
+//!    elsewhere. A second connection of the same pool can starve the pool.
+//! 3. An answer that is not a refusal of the client commits, durably: once it is answered, older tokens
+//!    are stale, and no older write was missed. A refused client (see above) moves nothing.
 //!
-//! So the handler of a fenced read may be called twice for one request, as is right for a safe method;
-//! an extractor that takes a proof once only belongs outside of the layer. The body of such a request
-//! is read first, as that of a write. A response whose body is a stream leaves after the raise.
+//! A safe method without a token has no transaction, and the layer does not time it. An
+//! `Option<FencedTx>` serves both.
 //!
 //! # Deployment
 //!
@@ -110,13 +106,12 @@
 //!   second one from the same pool can starve it: size the pool for that, or use the transaction.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer` the layer also sees requests that match no route: unsafe ones are
-//!   answered 404 before the fallback is reached, where the resource is a [`PathParam`]. Where it is
+//!   answered 404 before the fallback is reached, where the resource is named by the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)). Where it is
 //!   something else, the fallback's 404 raises the fence: prefer `Router::route_layer`.
 //! - With `Router::route_layer` it sees methods that a route does not have, and refuses a stale token (412) where the route
 //!   would answer 405. With `MethodRouter::route_layer`, `get(show).put(set).route_layer(layer)`, it does not.
 //! - Two names are two resources. Where the handler parses the name (`Path<i64>`), the fence has to
-//!   parse it as well: [`PathParam::parsed`]. Otherwise `/items/07` passes by the fence of `/items/7`.
-//! - A handler of a safe method is not timed.
+//!   parse it as well, with [`FromPath`]. Otherwise `/items/07` passes by the fence of `/items/7`.
 //! - Each resource that was named with an admissible token keeps a row, also where the handler then
 //!   failed, unless it turned the client away: put authentication, and checks of names that anybody may
 //!   invent, in front.
@@ -124,7 +119,8 @@
 //!   are not checked again. A key belongs to the client that has sent it, which [`Idempotency::principal`]
 //!   has to be able to tell.
 //! - Stale writers are logged at WARN, at most one line a second, with the number of those
-//!   `suppressed` since the line before; the metrics count each.
+//!   `suppressed` since the line before; so are, with a line of their own, tokens that were used already. The metrics count
+//!   each.
 //! - 503 answers promise nothing about older tokens: where the database is out of reach, the
 //!   fence cannot be raised. Nor does a 500 beside which the log says so: a transaction that the
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
@@ -133,17 +129,16 @@ mod admitted;
 mod claims;
 mod extract;
 mod failure;
-mod fenced_read;
-mod granted;
 mod idempotency;
 mod on_begin;
 #[cfg(feature = "openapi")]
 mod openapi;
 mod path;
 mod pending;
+mod refusal;
 mod refusal_log;
-mod rejection;
 mod resource;
+mod rollback;
 mod service;
 mod settle;
 mod stored;
@@ -152,6 +147,7 @@ mod verification;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use axum::response::Response;
 use futures_util::future::BoxFuture;
 use http::{HeaderName, request::Parts};
 use tower_layer::Layer;
@@ -165,10 +161,11 @@ pub use self::{
     extract::NoTransaction,
     failure::DatabaseError,
     idempotency::Idempotency,
-    path::{FromPath, ParsedPathParam, PathParam, PathParams},
+    path::{FromPath, PathParam, PathParams},
     pending::PendingWrite,
-    rejection::{BodyError, Rejection},
-    resource::{HeaderField, Prefixed, ResourceError, ResourceFrom, Resources},
+    refusal::{BodyError, Refusal},
+    resource::{ResourceError, ResourceFrom, Resources},
+    rollback::Rollback,
     service::FenceService,
     stored::UnstorableResponse,
     verification::Verification,
@@ -184,9 +181,9 @@ pub struct FenceLayer<DB: FenceDatabase, R> {
 }
 
 impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
-    /// A layer for single-use tokens. `resource_from` says what a request is about: a
-    /// [`PathParam`], a [`HeaderField`], a closure from the request's parts, or several of those:
-    /// see [`ResourceFrom`].
+    /// A layer for single-use tokens. `resource_from` finds the resource of a request: a
+    /// [`ResourcePattern`](crate::ResourcePattern) or a [`PathParam`] from its path, a closure from its parts, or several of
+    /// those; see [`ResourceFrom`].
     pub const fn new(fence: Fence<DB>, resource_from: R) -> Self {
         Self {
             config: Config {
@@ -199,9 +196,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 idempotency: None,
                 deferred: false,
                 known_epochs: false,
-                granted: None,
                 verification: None,
                 on_begin: None,
+                commit_if: None,
+                map_refusal: None,
             },
         }
     }
@@ -232,7 +230,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// For tokens of this crate's issuers over the same database (`RedisLeases`, `EmbeddedLeases`
     /// with this fence for their epochs), and no others: what another issuer has made is refused, unless it looks like
-    /// one of an epoch that was handed out. For those of others there is [`granted_up_to`](Self::granted_up_to).
+    /// one of an epoch that was handed out.
     /// It bounds what a forged token can do: it outranks no later epoch.
     ///
     /// The epochs are remembered. Only a token above them makes the layer look, at most once a
@@ -332,6 +330,66 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
+    /// Decides whether a response below 400 commits. Default: each of them does, unless it has the extension
+    /// [`Rollback`].
+    ///
+    /// GraphQL, JSON-RPC and gRPC report errors with status 200. If the function returns `false`, the response
+    /// counts as a failure: the handler's writes are rolled back, older tokens become stale, the token stays usable, and
+    /// under an idempotency key the response is not stored. The client gets the response as it is. A status of 400 and
+    /// above is rolled back whatever the function returns.
+    ///
+    /// The function sees the status, the headers and the extensions, and a body that nobody has read. A panic in it
+    /// counts as one of the handler.
+    ///
+    /// ```
+    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
+    /// use tower_fence::{FenceLayer, PathParam};
+    ///
+    /// // A unary call of gRPC that fails has its status in the headers.
+    /// FenceLayer::new(fence, PathParam("sku")).commit_if(|response| {
+    ///     response.headers().get("grpc-status").is_none_or(|status| status == "0")
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn commit_if<F>(mut self, commits: F) -> Self
+    where
+        F: Fn(&Response) -> bool + Send + Sync + 'static,
+    {
+        self.config.commit_if = Some(Arc::new(commits));
+        self
+    }
+
+    /// Renders each [`Refusal`] in the application's own format. Default: problem+json.
+    ///
+    /// The function gets the reason and the response with the problem document, and returns the response that the
+    /// client gets. It is called for refusals of this layer, and for those that a handler returns, such as the error
+    /// of [`PendingWrite::begin`]. By then the transaction has ended and the refusal is logged and counted, so the function
+    /// changes nothing but the rendering.
+    ///
+    /// ```
+    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
+    /// use axum::{Json, response::IntoResponse};
+    /// use serde_json::json;
+    /// use tower_fence::{FenceLayer, PathParam};
+    ///
+    /// // As an error of GraphQL.
+    /// FenceLayer::new(fence, PathParam("sku")).map_refusal(|refusal, _problem| {
+    ///     let code = refusal.problem_type().name();
+    ///     let error = json!({ "message": refusal.to_string(), "extensions": { "code": code } });
+    ///     Json(json!({ "data": null, "errors": [error] })).into_response()
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn map_refusal<F>(mut self, render: F) -> Self
+    where
+        F: Fn(&Refusal, Response) -> Response + Send + Sync + 'static,
+    {
+        self.config.map_refusal = Some(Arc::new(render));
+        self
+    }
+
     /// The name of the header. Default: [`FENCING_TOKEN`].
     #[must_use]
     pub fn header(mut self, name: HeaderName) -> Self {
@@ -372,10 +430,7 @@ impl<S, DB: FenceDatabase, R: Clone> Layer<S> for FenceLayer<DB, R> {
     type Service = FenceService<S, DB, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        FenceService {
-            inner,
-            config: Arc::new(self.config.clone()),
-        }
+        FenceService::new(inner, self.clone())
     }
 }
 
@@ -398,9 +453,10 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("idempotency", &self.config.idempotency)
             .field("deferred", &self.config.deferred)
             .field("known_epochs", &self.config.known_epochs)
-            .field("granted_up_to", &self.config.granted.is_some())
             .field("verification", &self.config.verification)
             .field("on_begin", &self.config.on_begin.is_some())
+            .field("commit_if", &self.config.commit_if.is_some())
+            .field("map_refusal", &self.config.map_refusal.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -412,10 +468,10 @@ mod tests {
     fn shared<T: Send + Sync + Clone + 'static>() {}
 
     #[test]
-    fn layer_service_and_rejection_can_be_shared() {
+    fn layer_service_and_refusal_can_be_shared() {
         shared::<FenceLayer<sqlx::Sqlite, PathParam>>();
         shared::<FenceService<axum::routing::Route, sqlx::Sqlite, PathParam>>();
-        shared::<Rejection>();
+        shared::<Refusal>();
         shared::<Fence<sqlx::Sqlite>>();
     }
 }

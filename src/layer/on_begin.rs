@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 use http::request::Parts;
 use tokio::time::timeout;
 
-use super::rejection::Rejection;
-use crate::fence::{AdmitError, FenceDatabase, FencedTx};
+use super::refusal::Refusal;
+use crate::fence::{FenceDatabase, FencedTx};
 
 /// A function of the request and the connection.
 pub(super) type Hook<DB> = Arc<
@@ -37,7 +37,7 @@ impl<DB: FenceDatabase> OnBegin<DB> {
         &self,
         tx: FencedTx<DB>,
         hold: Duration,
-    ) -> Result<FencedTx<DB>, Rejection> {
+    ) -> Result<FencedTx<DB>, Refusal> {
         run(&self.hook, &self.parts, tx, hold).await
     }
 }
@@ -58,12 +58,11 @@ pub(super) async fn run<DB: FenceDatabase>(
     parts: &Parts,
     mut tx: FencedTx<DB>,
     hold: Duration,
-) -> Result<FencedTx<DB>, Rejection> {
-    // The hook of the fence has taken its part.
+) -> Result<FencedTx<DB>, Refusal> {
     let within = tx.left_of(hold);
     match timeout(within, hook(parts, tx.connection_mut())).await {
         Ok(Ok(())) => Ok(tx),
-        Ok(Err(error)) => Err(Rejection::OnBegin(Arc::new(error))),
-        Err(_) => Err(AdmitError::HookTimeout(hold).into()),
+        Ok(Err(error)) => Err(Refusal::OnBegin(Arc::new(error))),
+        Err(_) => Err(Refusal::OnBeginTimeout(hold)),
     }
 }

@@ -66,7 +66,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         if config.verification.is_some() {
             problems.push(ProblemType::ForgedToken);
         }
-        if config.known_epochs || config.granted.is_some() {
+        if config.known_epochs {
             problems.push(ProblemType::UnknownEpoch);
         }
         problems
@@ -92,6 +92,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
             ]);
             if keys.is_required() {
                 problems.push(ProblemType::IdempotencyKeyRequired);
+            }
+            if !keys.names_principal() {
+                problems.push(ProblemType::IdempotencyPrincipalRequired);
             }
         }
         problems

@@ -1,6 +1,6 @@
-//! Resources that are named in the path.
+//! Resources that the path names.
 
-use std::{fmt, marker::PhantomData, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use axum::{
     RequestPartsExt,
@@ -8,8 +8,11 @@ use axum::{
 };
 use http::request::Parts;
 
-use super::resource::{Prefixed, ResourceError, ResourceFrom, Resources};
-use crate::token::{InvalidResource, Resource};
+use super::resource::{ResourceError, ResourceFrom, Resources};
+use crate::{
+    pattern::ResourcePattern,
+    token::{InvalidResource, Resource},
+};
 
 /// The resource is a parameter of the path, percent-decoded: `PathParam("sku")` for the route
 /// `/inventory/{sku}`.
@@ -20,40 +23,10 @@ use crate::token::{InvalidResource, Resource};
 ///
 /// Two names are two resources, byte by byte. Where the handler takes the parameter as something
 /// else than text, two names may mean one row: with `Path<i64>`, `/items/7`, `/items/07` and
-/// `/items/+7` are the same item, and would have three fences. There, say what it is:
-/// [`PathParam::parsed`]. The same goes for a handler, or a column, that ignores case.
+/// `/items/+7` are the same item, and would have three fences. There, [`FromPath`] parses it as the
+/// handler does. The same goes for a handler, or a column, that ignores case.
 #[derive(Clone, Debug)]
 pub struct PathParam(pub &'static str);
-
-impl PathParam {
-    /// The resource is the parameter's value as it is written when it was parsed as a `T`, which has
-    /// to be the type that the handler takes: `PathParam("id").parsed::<i64>()` for `Path<i64>`.
-    ///
-    /// However the value was spelled, its fence is that of the one form: of `7`, for `07` and
-    /// `+7`. What is no `T` is refused with 422 `invalid-request`.
-    ///
-    /// ```
-    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
-    /// use tower_fence::{FenceLayer, PathParam};
-    ///
-    /// FenceLayer::new(fence, PathParam("id").parsed::<i64>())
-    /// # }
-    /// ```
-    #[must_use]
-    pub const fn parsed<T: FromStr + fmt::Display>(self) -> ParsedPathParam<T> {
-        ParsedPathParam {
-            name: self.0,
-            parsed: PhantomData,
-        }
-    }
-
-    /// The resource is the parameter behind a prefix: `PathParam("id").prefix("order/")`, so that an
-    /// order and an account with the same number are two resources.
-    #[must_use]
-    pub const fn prefix(self, prefix: &'static str) -> Prefixed<Self> {
-        Prefixed::new(prefix, self)
-    }
-}
 
 impl ResourceFrom for PathParam {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
@@ -66,18 +39,12 @@ impl ResourceFrom for PathParam {
     }
 }
 
-/// A parameter of the path in the one form that its value has: [`PathParam::parsed`].
-pub struct ParsedPathParam<T> {
-    name: &'static str,
-    parsed: PhantomData<fn() -> T>,
-}
-
-impl<T: FromStr + fmt::Display + 'static> ResourceFrom for ParsedPathParam<T> {
+/// The resource is the pattern, filled from the parameters of the path that have its parameters' names: percent-decoded, as
+/// [`PathParam`] reads them.
+impl ResourceFrom for ResourcePattern {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let path = PathParams::of(parts).await?;
-        let value: Result<T, _> = path.get(self.name)?.parse();
-        let value = value.map_err(|_| ResourceError::Unparsed(self.name))?;
-        Ok(Resource::new(value.to_string())?.into())
+        Ok(path.fill(self)?.into())
     }
 
     fn at_most(&self) -> Option<usize> {
@@ -85,37 +52,40 @@ impl<T: FromStr + fmt::Display + 'static> ResourceFrom for ParsedPathParam<T> {
     }
 }
 
-impl<T> ParsedPathParam<T> {
-    /// The same behind a prefix; see [`PathParam::prefix`].
-    #[must_use]
-    pub const fn prefix(self, prefix: &'static str) -> Prefixed<Self> {
-        Prefixed::new(prefix, self)
-    }
-}
-
-impl<T> Clone for ParsedPathParam<T> {
-    fn clone(&self) -> Self {
-        Self { ..*self }
-    }
-}
-
-impl<T> fmt::Debug for ParsedPathParam<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ParsedPathParam").field(&self.name).finish()
-    }
-}
-
-/// The resources are what a function makes of the parameters of the path:
+/// The resources are what a function makes of the parameters of the path.
+///
+/// If the handler parses a parameter, so does the function: with `Path<i64>`, `/items/7` and `/items/07` are one item.
 ///
 /// ```
-/// use tower_fence::{Resource, layer::{FromPath, PathParams, ResourceError}};
+/// use tower_fence::{Resource, ResourcePattern, layer::{FromPath, PathParams, ResourceError}};
 ///
-/// // For the route `/{tenant}/inventory/{sku}`, where no tenant has a slash in its name: otherwise two
-/// // pairs could be one name.
-/// let tenants_sku = FromPath(|path: &PathParams| -> Result<Resource, ResourceError> {
-///     Ok(Resource::new(format!("{}/{}", path.get("tenant")?, path.get("sku")?))?)
+/// # fn example() -> Result<(), tower_fence::InvalidPattern> {
+/// let item = ResourcePattern::new("item/{id}")?;
+/// let item = FromPath(move |path: &PathParams| -> Result<Resource, ResourceError> {
+///     Ok(item.fill([("id", path.parse::<i64>("id")?)])?)
 /// });
-/// # let _ = tenants_sku;
+/// # let _ = item;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// One layer serves routes whose parameters have different names:
+///
+/// ```
+/// use tower_fence::{Resource, ResourcePattern, layer::{FromPath, PathParams, ResourceError}};
+///
+/// # fn example() -> Result<(), tower_fence::InvalidPattern> {
+/// let order = ResourcePattern::new("order/{order}")?;
+/// let customer = ResourcePattern::new("customer/{customer}")?;
+/// let either = FromPath(move |path: &PathParams| -> Result<Resource, ResourceError> {
+///     match path.route() {
+///         "/orders/{order}" => path.fill(&order),
+///         _ => path.fill(&customer),
+///     }
+/// });
+/// # let _ = either;
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct FromPath<F>(pub F);
@@ -163,6 +133,33 @@ impl PathParams {
             Err(_) => None,
         };
         Ok(Self { route, params })
+    }
+
+    /// The route that matched, such as `/orders/{order}`, with what it is nested below.
+    #[must_use]
+    pub fn route(&self) -> &str {
+        self.route.as_str()
+    }
+
+    /// Fills a pattern from the parameters that have the names of its parameters.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), and those of [`ResourcePattern::fill`].
+    pub fn fill(&self, pattern: &ResourcePattern) -> Result<Resource, ResourceError> {
+        let values = pattern.parameters().map(|name| Ok((name, self.get(name)?)));
+        let values = values.collect::<Result<Vec<_>, ResourceError>>()?;
+        Ok(pattern.fill(values)?)
+    }
+
+    /// The only parameter of this name, as a `T`.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), and [`ResourceError::Unparsed`] if it is not a `T`.
+    pub fn parse<T: FromStr>(&self, name: &str) -> Result<T, ResourceError> {
+        let unparsed = |_| ResourceError::Unparsed(name.to_owned());
+        self.get(name)?.parse().map_err(unparsed)
     }
 
     /// The only parameter of this name.

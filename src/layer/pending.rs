@@ -10,7 +10,7 @@ use super::{
     admitted,
     extract::{FencedBy, NoTransaction},
     on_begin::OnBegin,
-    rejection::Rejection,
+    refusal::Refusal,
 };
 use crate::fence::{
     AdmitError, Claim, Claims, CommitError, Fault, Fence, FenceDatabase, FencedTx, HandlerFault,
@@ -88,13 +88,13 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     ///
     /// # Errors
     ///
-    /// The [`Rejection`] that the layer itself would have answered, ready to be answered: stale,
+    /// The [`Refusal`] that the layer itself would have answered, ready to be answered: stale,
     /// busy, unavailable; or [the hook](super::FenceLayer::on_begin) failed.
     ///
     /// # Cancel safety
     ///
     /// Dropped at any moment, it leaves no open transaction and no lock behind.
-    pub async fn begin(self) -> Result<FencedTx<DB>, Rejection> {
+    pub async fn begin(self) -> Result<FencedTx<DB>, Refusal> {
         // Under an idempotency key the transaction has begun already.
         if let Some(tx) = FencedTx::borrow(&self.slot) {
             return Ok(tx);
@@ -109,7 +109,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 
     /// Opens a transaction, admits in it, and runs the hook.
-    async fn open(&self) -> Result<FencedTx<DB>, Rejection> {
+    async fn open(&self) -> Result<FencedTx<DB>, Refusal> {
         let claims = self.slot.claims().clone();
         let tx = self.fence.begin_admitted(claims, self.token_use).await?;
         match &self.on_begin {
@@ -147,7 +147,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         if let Some(mut tx) = FencedTx::borrow(&self.slot) {
             return typed(tx.write(&mut statement).await?);
         }
-        let written = if self.on_begin.is_some() || self.fence.has_hook() {
+        let written = if self.on_begin.is_some() {
             if !self.slot.start_begin() {
                 return Err(CommitError::Escaped.into());
             }
@@ -181,8 +181,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 
     /// Tells the layer that no transaction was opened.
-    fn refused(&self, rejection: &Rejection) {
-        self.slot.refuse(match not_opened(rejection.clone()) {
+    fn refused(&self, refusal: &Refusal) {
+        self.slot.refuse(match not_opened(refusal.clone()) {
             WriteError::Admit(error) => error,
             other => AdmitError::Unavailable(Arc::new(sqlx::Error::Protocol(other.to_string()))),
         });
@@ -204,10 +204,10 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 }
 
 /// Why no transaction was opened, as the error of a statement that needed one.
-fn not_opened(rejection: Rejection) -> WriteError {
-    match rejection {
-        Rejection::Admit(error) => error.into(),
-        Rejection::OnBegin(error) => match Fault::of(&error).of_handler() {
+fn not_opened(refusal: Refusal) -> WriteError {
+    match refusal {
+        Refusal::Admit(error) => error.into(),
+        Refusal::OnBegin(error) => match Fault::of(&error).of_handler() {
             HandlerFault::Busy => AdmitError::Busy(error).into(),
             HandlerFault::Unavailable => AdmitError::Unavailable(error).into(),
             HandlerFault::Unfenced | HandlerFault::Own => WriteError::Statement(error),

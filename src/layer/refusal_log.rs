@@ -1,4 +1,4 @@
-//! One line a second about stale writers, and one about forged tokens for each reason, whatever storm of them comes.
+//! At most one line a second about stale writers, one about used tokens, and one about forged tokens for each reason.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -22,6 +22,7 @@ struct Sampled {
 
 /// Of the whole process: a log is read line by line, whichever layer wrote it.
 static STALE: Sampler = Sampler::new();
+static USED: Sampler = Sampler::new();
 static UNSIGNED: Sampler = Sampler::new();
 static INCOMPLETE: Sampler = Sampler::new();
 static UNKNOWN_KEY: Sampler = Sampler::new();
@@ -38,6 +39,20 @@ pub(super) fn stale(stale: &StaleToken) {
             max_token = stale.max_token,
             suppressed,
             "refused a stale writer"
+        );
+    }
+}
+
+/// Writes a line about a token that has written already, unless one was written just now: its holder writes twice under
+/// one token, or a request was repeated.
+pub(super) fn used(stale: &StaleToken) {
+    if let Some(suppressed) = USED.next() {
+        tracing::warn!(
+            problem = ProblemType::StaleToken.name(),
+            resource = %stale.resource,
+            presented_token = stale.presented_token.get(),
+            suppressed,
+            "refused a token that was used already"
         );
     }
 }
@@ -97,6 +112,33 @@ impl Sampler {
         sampled.last_line = Some(now);
         Some(std::mem::take(&mut sampled.suppressed))
     }
+}
+
+/// What is logged meanwhile in this thread.
+#[cfg(test)]
+pub(super) fn captured(run: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Log(std::sync::Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let log = Log::default();
+    let to_log = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || to_log.clone());
+    tracing::subscriber::with_default(subscriber.finish(), run);
+    let bytes = log.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
 }
 
 #[cfg(test)]

@@ -1,23 +1,27 @@
-//! Where the names of resources come from: the path, a header, or a function.
+//! Where the names of resources come from.
 
 use std::{collections::HashSet, fmt};
 
-use http::{HeaderName, request::Parts};
+use http::request::Parts;
 
-use crate::token::{InvalidResource, Resource};
+use crate::{
+    pattern::FillError,
+    token::{InvalidResource, Resource},
+};
 
 /// Finds the resources that a request is about: one, or several.
 ///
-/// Implemented by [`PathParam`](super::PathParam) and [`FromPath`](super::FromPath), by
-/// [`HeaderField`], by arrays of those, and by closures from the request's parts to one resource, to an
+/// Implemented by [`ResourcePattern`](crate::ResourcePattern), [`PathParam`](super::PathParam) and
+/// [`FromPath`](super::FromPath), by arrays of those, and by closures from the request's parts to one resource, to an
 /// array or to a `Vec`:
 ///
 /// ```
-/// use tower_fence::{InvalidResource, PathParam, Resource};
+/// use tower_fence::{InvalidResource, PathParam, Resource, layer::ResourceError};
 ///
-/// // One resource.
-/// let tenant = |parts: &http::request::Parts| -> Result<Resource, InvalidResource> {
-///     Resource::new(parts.uri.host().unwrap_or_default())
+/// // One resource, from a header.
+/// let tenant = |parts: &http::request::Parts| -> Result<Resource, ResourceError> {
+///     let tenant = parts.headers.get("x-tenant").ok_or(ResourceError::Nothing)?;
+///     Ok(Resource::new(tenant.to_str().map_err(|_| ResourceError::Nothing)?)?)
 /// };
 /// // Two, for the route `/inventory/{from}/transfer/{to}`.
 /// let both = [PathParam("from"), PathParam("to")];
@@ -115,60 +119,6 @@ impl fmt::Display for Resources {
     }
 }
 
-/// The resource is the value of a header.
-#[derive(Clone, Debug)]
-pub struct HeaderField(pub HeaderName);
-
-impl ResourceFrom for HeaderField {
-    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
-        let mut values = parts.headers.get_all(&self.0).iter();
-        let (Some(value), None) = (values.next(), values.next()) else {
-            return Err(ResourceError::NotOneHeader(self.0.clone()));
-        };
-        let name = std::str::from_utf8(value.as_bytes()).map_err(|_| InvalidResource::NotUtf8)?;
-        Ok(Resource::new(name)?.into())
-    }
-
-    fn at_most(&self) -> Option<usize> {
-        Some(1)
-    }
-}
-
-impl HeaderField {
-    /// The same behind a prefix.
-    #[must_use]
-    pub const fn prefix(self, prefix: &'static str) -> Prefixed<Self> {
-        Prefixed::new(prefix, self)
-    }
-}
-
-/// The resources of another one, each behind a prefix: so that an order and an account with the same
-/// number are two resources.
-#[derive(Clone, Debug)]
-pub struct Prefixed<R> {
-    prefix: &'static str,
-    inner: R,
-}
-
-impl<R> Prefixed<R> {
-    pub(super) const fn new(prefix: &'static str, inner: R) -> Self {
-        Self { prefix, inner }
-    }
-}
-
-impl<R: ResourceFrom> ResourceFrom for Prefixed<R> {
-    async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
-        let found = self.inner.resources_from(parts).await?;
-        let prefixed = found.0.iter();
-        let prefixed = prefixed.map(|name| Resource::new(format!("{}{name}", self.prefix)));
-        Ok(prefixed.collect::<Result<Vec<_>, _>>()?.into())
-    }
-
-    fn at_most(&self) -> Option<usize> {
-        self.inner.at_most()
-    }
-}
-
 /// What each of them finds, in this order.
 impl<R: ResourceFrom, const N: usize> ResourceFrom for [R; N] {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
@@ -205,18 +155,18 @@ pub enum ResourceError {
     /// It names none.
     #[error("the request names no resource")]
     Nothing,
-    /// The header that names it is missing, or stands more than once.
-    #[error("the header `{0}` must stand exactly once")]
-    NotOneHeader(HeaderName),
     /// It cannot be found out at the moment, since what knows it is out of reach.
     #[error("the resource of the request cannot be found out at the moment")]
     Unavailable,
     /// No route matched before the layer was reached.
     #[error("no route matched before the fence; `FenceLayer` belongs inside the router")]
     NoRoute,
-    /// The path parameter is not of the type that it has to be.
-    #[error("the path parameter `{0}` is not what it has to be")]
-    Unparsed(&'static str),
+    /// The path parameter is not of the type that the name is made of.
+    #[error("the path parameter `{0}` has no valid value")]
+    Unparsed(String),
+    /// The values do not fit the pattern of the resource's name.
+    #[error(transparent)]
+    Pattern(FillError),
     /// The route has two path parameters of this name.
     #[error(
         "the route `{route}` has the path parameter `{name}` twice; which one is the resource?"
@@ -230,7 +180,7 @@ pub enum ResourceError {
     /// The route has no such path parameter.
     #[error(
         "the route `{route}` has no path parameter `{name}`; give each route a `FenceLayer` of its \
-         own: `post(handler).layer(FenceLayer::new(fence, PathParam(\"…\")))`"
+         own: `post(handler).layer(FenceLayer::new(fence, PathParam(\"…\")))`, or choose by route with `FromPath`"
     )]
     NoPathParam {
         /// The parameter.
@@ -238,6 +188,15 @@ pub enum ResourceError {
         /// The route.
         route: String,
     },
+}
+
+impl From<FillError> for ResourceError {
+    fn from(error: FillError) -> Self {
+        match error {
+            FillError::Resource(error) => Self::Invalid(error),
+            other => Self::Pattern(other),
+        }
+    }
 }
 
 #[cfg(test)]

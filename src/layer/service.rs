@@ -22,15 +22,15 @@ use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
 
 use super::{
-    admitted,
+    FenceLayer, admitted,
     claims::claims,
     extract::{FencedBy, PlainRead},
-    granted::GrantedTokens,
     idempotency::Idempotency,
     on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
-    rejection::Rejection,
+    refusal::Refusal,
     resource::{ResourceError, ResourceFrom},
+    rollback::CommitIf,
     settle::{run, settle},
     stored::replay,
     verification::Verification,
@@ -52,10 +52,14 @@ pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) idempotency: Option<Arc<Idempotency>>,
     pub(super) deferred: bool,
     pub(super) known_epochs: bool,
-    pub(super) granted: Option<Arc<GrantedTokens>>,
     pub(super) verification: Option<Verification>,
     pub(super) on_begin: Option<Hook<DB>>,
+    pub(super) commit_if: Option<CommitIf>,
+    pub(super) map_refusal: Option<Arc<MapRefusal>>,
 }
+
+/// The function of [`FenceLayer::map_refusal`].
+pub(super) type MapRefusal = dyn Fn(&Refusal, Response) -> Response + Send + Sync;
 
 impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
     fn clone(&self) -> Self {
@@ -64,8 +68,9 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
             resource_from: self.resource_from.clone(),
             header: self.header.clone(),
             idempotency: self.idempotency.clone(),
-            granted: self.granted.clone(),
             on_begin: self.on_begin.clone(),
+            commit_if: self.commit_if.clone(),
+            map_refusal: self.map_refusal.clone(),
             verification: self.verification.clone(),
             ..*self
         }
@@ -88,6 +93,14 @@ impl<S: Clone, DB: FenceDatabase, R> Clone for FenceService<S, DB, R> {
 }
 
 impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
+    /// Puts the fence of a layer around a service, without [`Layer`](tower_layer::Layer).
+    pub fn new(inner: S, layer: FenceLayer<DB, R>) -> Self {
+        Self {
+            inner,
+            config: Arc::new(layer.config),
+        }
+    }
+
     /// The service inside.
     pub const fn get_ref(&self) -> &S {
         &self.inner
@@ -141,57 +154,78 @@ where
         let config = Arc::clone(&self.config);
         let span = tracing::info_span!("fence", resource = Empty, token = Empty);
         let call = async move {
-            let (mut parts, body) = request.into_parts();
-            // They neither read nor write what is fenced, whatever they bring; a preflight among them.
-            if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
-                parts.extensions.insert(PlainRead);
-                return unfenced(inner, Request::from_parts(parts, body)).await;
-            }
-            let claims = match config.identify(&mut parts).await {
-                Ok(Some(claims)) => {
-                    let first = claims.first();
-                    let span = Span::current();
-                    span.record("resource", first.resource.as_str());
-                    span.record("token", first.token.get());
-                    claims
-                }
-                Ok(None) => {
-                    parts.extensions.insert(PlainRead);
-                    return unfenced(inner, Request::from_parts(parts, body)).await;
-                }
-                Err(rejection) => {
-                    config.discard(&parts, body);
-                    return Ok(rejection.into_response());
-                }
-            };
-            if parts.method.is_safe() {
-                return config.read(inner, parts, claims, body).await;
-            }
-            match config.admit(&mut parts, claims, body).await {
-                Ok(Entry::Write(slot, body)) => {
-                    config.lend(&slot, &mut parts);
-                    let keys = config.idempotency.as_deref();
-                    let keys = keys.filter(|_| slot.has_key());
-                    let handler = run(inner, Request::from_parts(parts, body), keys);
-                    let began = Instant::now();
-                    let settled = settle(&config.fence, slot, handler).await;
-                    metrics::took("tower_fence_hold_seconds", began.elapsed());
-                    settled
-                }
-                Ok(Entry::Replay(response)) => {
-                    metrics::count("tower_fence_replayed_total");
-                    Ok(response)
-                }
-                Err(rejection) => Ok(rejection.into_response()),
-            }
+            let response = config.respond(inner, request).await?;
+            Ok(config.render(response))
         };
         Box::pin(call.instrument(span))
     }
 }
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
+    /// Answers a request: by the handler, or by a refusal.
+    async fn respond<S>(&self, inner: S, request: Request<Body>) -> Result<Response, S::Error>
+    where
+        S: Service<Request<Body>>,
+        S::Response: IntoResponse,
+    {
+        let (mut parts, body) = request.into_parts();
+        // They neither read nor write what is fenced, whatever they bring; a preflight among them.
+        if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
+            parts.extensions.insert(PlainRead);
+            return unfenced(inner, Request::from_parts(parts, body)).await;
+        }
+        let claims = match self.identify(&mut parts).await {
+            Ok(Some(claims)) => {
+                let first = claims.first();
+                let span = Span::current();
+                span.record("resource", first.resource.as_str());
+                span.record("token", first.token.get());
+                claims
+            }
+            Ok(None) => {
+                parts.extensions.insert(PlainRead);
+                return unfenced(inner, Request::from_parts(parts, body)).await;
+            }
+            Err(refusal) => {
+                self.discard(&parts, body);
+                return Ok(refusal.into_response());
+            }
+        };
+        match self.admit(&mut parts, claims, body).await {
+            Ok(Entry::Write(slot, body)) => {
+                self.lend(&slot, &mut parts);
+                let keys = self.idempotency.as_deref();
+                let keys = keys.filter(|_| slot.has_key());
+                let request = Request::from_parts(parts, body);
+                let handler = run(inner, request, self.commit_if.as_ref(), keys);
+                let began = Instant::now();
+                let settled = settle(&self.fence, slot, handler).await;
+                metrics::took("tower_fence_hold_seconds", began.elapsed());
+                settled
+            }
+            Ok(Entry::Replay(response)) => {
+                metrics::count("tower_fence_replayed_total");
+                Ok(response)
+            }
+            Err(refusal) => Ok(refusal.into_response()),
+        }
+    }
+
+    /// Renders a refusal as the application wants it, whether the layer or the handler returned it.
+    fn render(&self, mut response: Response) -> Response {
+        let Some(map_refusal) = &self.map_refusal else {
+            return response;
+        };
+        let Some(refusal) = response.extensions_mut().remove::<Refusal>() else {
+            return response;
+        };
+        let mut response = map_refusal(&refusal, response);
+        response.extensions_mut().insert(refusal);
+        response
+    }
+
     /// Reads the resources and their tokens; `None` for a safe method without a token.
-    async fn identify(&self, parts: &mut Parts) -> Result<Option<Claims>, Rejection> {
+    async fn identify(&self, parts: &mut Parts) -> Result<Option<Claims>, Refusal> {
         let tokens = header::parse(parts.headers.get_all(&self.header))?;
         if tokens.is_empty() && parts.method.is_safe() {
             return Ok(None);
@@ -200,7 +234,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             verification.verify(&tokens)?;
         }
         if parts.extensions.get::<FencedBy>().is_some() {
-            return Err(Rejection::TwoLayers);
+            return Err(Refusal::TwoLayers);
         }
         let found = self.resource_from.resources_from(parts);
         let found = timeout(self.fence.limits().answer_wait, found).await;
@@ -223,7 +257,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         &self,
         parts: &Parts,
         mut body: Body,
-    ) -> Result<Collected<Bytes>, Rejection> {
+    ) -> Result<Collected<Bytes>, Refusal> {
         let read = body::read(&mut body, self.body_limit_bytes, self.body_wait).await;
         if let Err(BodyError::TooLarge { .. }) = read {
             self.discard(parts, body);
@@ -236,14 +270,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         &self,
         parts: &mut Parts,
         claims: &Claims,
-    ) -> Result<Option<(&Idempotency, RecordId)>, Rejection> {
+    ) -> Result<Option<(&Idempotency, RecordId)>, Refusal> {
         if let Some(keys) = &self.idempotency
+            && !parts.method.is_safe()
             && let Some(id) = keys.record_of(parts, claims).await?
         {
             // It may have been answered before, whatever became of its token.
             return Ok(Some((keys, id)));
         }
-        self.fence.check_stale(claims).map_err(AdmitError::from)?;
+        self.fence
+            .check_stale(claims, self.token_use)
+            .map_err(AdmitError::from)?;
         Ok(None)
     }
 
@@ -254,12 +291,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         parts: &mut Parts,
         claims: Claims,
         body: Body,
-    ) -> Result<Entry<DB>, Rejection> {
+    ) -> Result<Entry<DB>, Refusal> {
+        // A read under a token is a reusable write that writes nothing.
+        let is_read = parts.method.is_safe();
         let record = match self.look_up(parts, &claims).await {
             Ok(record) => record,
-            Err(rejection) => {
+            Err(refusal) => {
                 self.discard(parts, body);
-                return Err(rejection);
+                return Err(refusal);
             }
         };
         let body = self.read_body(parts, body).await?;
@@ -269,10 +308,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             if let Some(unknown) = unknown {
                 return Err(unknown);
             }
-            if self.deferred {
+            if self.deferred && !is_read {
                 return Ok(Entry::Write(Slot::pending(claims), Body::new(body)));
             }
-            let begun = self.fence.begin_admitted(claims, self.token_use).await;
+            let begun = match is_read {
+                true => self.fence.begin_read(claims).await,
+                false => self.fence.begin_admitted(claims, self.token_use).await,
+            };
             metrics::took("tower_fence_admission_seconds", began.elapsed());
             let slot = self.admitted(parts, begun?).await?;
             return Ok(Entry::Write(slot, Body::new(body)));
@@ -297,37 +339,30 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     }
 
     /// The refusal of a token that was never handed out, where that is to be checked.
-    pub(super) async fn never_granted(
-        &self,
-        claims: &Claims,
-    ) -> Result<Option<Rejection>, Rejection> {
-        if let Some(granted) = &self.granted
-            && let Some(never) = granted
-                .check(claims, self.fence.limits().answer_wait)
-                .await?
-        {
-            return Ok(Some(never));
-        }
+    pub(super) async fn never_granted(&self, claims: &Claims) -> Result<Option<Refusal>, Refusal> {
         if !self.known_epochs {
             return Ok(None);
         }
         let unknown = self.fence.unknown_epoch(claims).await?.cloned();
-        Ok(unknown.map(Rejection::UnknownEpoch))
+        Ok(unknown.map(Refusal::UnknownEpoch))
     }
 
     /// Puts a transaction on slot, in which the hook has run.
-    async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Rejection> {
+    async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Refusal> {
         if let Some(hook) = &self.on_begin {
             tx = on_begin::run(hook, parts, tx, self.fence.limits().hold).await?;
         }
         let slot = tx.into_slot();
-        admitted::for_write(slot.claims());
+        match parts.method.is_safe() {
+            true => admitted::for_read(slot.claims()),
+            false => admitted::for_write(slot.claims()),
+        }
         Ok(slot)
     }
 
     /// Puts what the handler may ask for where its extractors find it.
     fn lend(&self, slot: &Slot<DB>, parts: &mut Parts) {
-        if self.deferred {
+        if self.deferred && !parts.method.is_safe() {
             let (fence, token_use) = (self.fence.clone(), self.token_use);
             let on_begin = self.on_begin.as_ref();
             let on_begin = on_begin.map(|hook| OnBegin::new(hook, parts));
@@ -337,9 +372,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         if !slot.is_pending() {
             parts.extensions.insert(slot.admitted());
         }
+        let deferred = self.deferred && !parts.method.is_safe();
         parts.extensions.insert(FencedBy {
             database: DB::NAME,
-            deferred: self.deferred,
+            deferred,
         });
         parts.extensions.insert(slot.clone());
     }

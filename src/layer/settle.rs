@@ -18,16 +18,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use http::{Request, StatusCode};
+use http::Request;
 use tokio::time::timeout;
 use tower_service::Service;
 use tracing::Instrument;
 
 use super::{
     idempotency::Idempotency,
-    rejection::Rejection,
+    refusal::Refusal,
+    rollback::{CommitIf, rolls_back},
     stored::UnstorableResponse,
-    verdict::{Verdict, Whereabouts, is_success, verdict},
+    verdict::{Outcome, Verdict, Whereabouts, verdict},
 };
 use crate::{
     chain::Chain,
@@ -41,8 +42,8 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// How a handler ended.
 pub(super) enum Ended<E> {
-    /// With what must be stored of it, where something must.
-    Response(Response, Option<StoredResponse>),
+    /// With what the response means for the transaction, and what must be stored of it.
+    Response(Response, Outcome, Option<StoredResponse>),
     Unstorable(UnstorableResponse),
     Error(E),
     Panic(Box<dyn Any + Send>),
@@ -53,6 +54,7 @@ pub(super) enum Ended<E> {
 pub(super) async fn run<S>(
     mut inner: S,
     request: Request<Body>,
+    commit_if: Option<&CommitIf>,
     keys: Option<&Idempotency>,
 ) -> Ended<S::Error>
 where
@@ -64,13 +66,16 @@ where
             Ok(response) => response.into_response(),
             Err(error) => return Ended::Error(error),
         };
-        let commits = is_success(response.status());
+        let outcome = Outcome {
+            status: Some(response.status()),
+            rolls_back: rolls_back(&response, commit_if),
+        };
         match keys {
-            Some(keys) if commits => match keys.capture(response).await {
-                Ok((response, stored)) => Ended::Response(response, Some(stored)),
+            Some(keys) if outcome.commits() => match keys.capture(response).await {
+                Ok((response, stored)) => Ended::Response(response, outcome, Some(stored)),
                 Err(error) => Ended::Unstorable(error),
             },
-            _ => Ended::Response(response, None),
+            _ => Ended::Response(response, outcome, None),
         }
     });
     handler.catch_unwind().await.unwrap_or_else(Ended::Panic)
@@ -89,35 +94,33 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     let Ok(ended) = timeout(within, handler).await else {
         return Ok(too_late(fence, &slot.0).await.into_response());
     };
-    let (status, stored) = match &ended {
-        Ended::Response(response, stored) => (Some(response.status()), stored.as_ref()),
-        _ => (None, None),
+    let (outcome, stored) = match &ended {
+        Ended::Response(_, outcome, stored) => (*outcome, stored.as_ref()),
+        _ => (Outcome::NONE, None),
     };
     let ending = Ending::of(&slot.0);
-    let settled = ending.end(fence, status, stored).await;
+    let settled = ending.end(fence, outcome, stored).await;
     match (ended, settled) {
-        (Ended::Response(response, _), Ok(())) => Ok(response),
-        (Ended::Unstorable(error), Ok(())) => Ok(Rejection::from(error).into_response()),
-        (Ended::Response(..) | Ended::Unstorable(_), Err(rejection)) => {
-            Ok(rejection.into_response())
-        }
+        (Ended::Response(response, ..), Ok(())) => Ok(response),
+        (Ended::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
+        (Ended::Response(..) | Ended::Unstorable(_), Err(refusal)) => Ok(refusal.into_response()),
         (Ended::Error(error), _) => Err(error),
         (Ended::Panic(payload), _) => resume_unwind(payload),
     }
 }
 
 /// Ends the transaction of a handler that took too long, and says what became of it.
-async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Rejection {
+async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refusal {
     let ending = Ending::of(slot);
     let answer = match &ending.end {
         SlotEnd::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
         SlotEnd::EscapedCommitting => unknown("the handler took too long to commit").into(),
         SlotEnd::Escaped(_) => CommitError::Escaped.into(),
-        _ => Rejection::HandlerTimeout(fence.limits().hold),
+        _ => Refusal::HandlerTimeout(fence.limits().hold),
     };
     let fence = fence.clone();
     let ending = async move {
-        let ended = ending.end(&fence, None, None).await;
+        let ended = ending.end(&fence, Outcome::NONE, None).await;
         ended.inspect_err(|error| {
             tracing::warn!(error = %Chain(error), "a handler took too long, and its transaction ended badly");
         })
@@ -126,7 +129,7 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Reje
     // than anybody should wait for an answer.
     let task = tokio::spawn(ending.in_current_span());
     match timeout(GRACE, task).await {
-        Ok(Ok(Err(rejection))) => rejection,
+        Ok(Ok(Err(refusal))) => refusal,
         _ => answer,
     }
 }
@@ -149,18 +152,17 @@ impl<DB: FenceDatabase> Ending<DB> {
         }
     }
 
-    /// Ends it by what the handler answered, if it did, and with the response where that must be
-    /// stored. An error is to be answered instead.
+    /// Ends it by what the handler answered, and with the response where that must be stored. An error is to be answered instead.
     async fn end(
         self,
         fence: &Fence<DB>,
-        status: Option<StatusCode>,
+        outcome: Outcome,
         stored: Option<&StoredResponse>,
-    ) -> Result<(), Rejection> {
+    ) -> Result<(), Refusal> {
         let claims = self.slot.claims();
-        let verdict = verdict(status, whereabouts(&self.end));
-        if let SlotEnd::Escaped(lock) = &self.end {
-            fence.terminate(*lock).await;
+        let verdict = verdict(outcome, whereabouts(&self.end));
+        if let SlotEnd::Escaped(id) = &self.end {
+            fence.terminate(*id).await;
         }
         let error = match (verdict, self.end) {
             (Verdict::Answer, _) => return Ok(()),
@@ -175,7 +177,7 @@ impl<DB: FenceDatabase> Ending<DB> {
                 Err(error) => error,
             },
             (Verdict::Refuse, SlotEnd::Refused(error)) => return Err(error.into()),
-            (Verdict::Refuse | Verdict::Commit, _) => return Err(Rejection::NotWritten),
+            (Verdict::Refuse | Verdict::Commit, _) => return Err(Refusal::NotWritten),
             (Verdict::RaiseAndRefuse, SlotEnd::Settled(Err(error))) => error,
             (Verdict::RaiseAndRefuse, SlotEnd::EscapedCommitting) => {
                 unknown("the handler answered while it was committing")
@@ -230,6 +232,7 @@ impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
 mod tests {
     use std::convert::Infallible;
 
+    use http::StatusCode;
     use tower::service_fn;
 
     use super::*;
@@ -249,9 +252,9 @@ mod tests {
                 *response.status_mut() = status;
                 Ok::<_, Infallible>(response)
             });
-            let ended = run(handler, Request::new(Body::empty()), Some(&keys)).await;
+            let ended = run(handler, Request::new(Body::empty()), None, Some(&keys)).await;
             match ended {
-                Ended::Response(response, kept) => {
+                Ended::Response(response, _, kept) => {
                     assert_eq!((response.status(), Some(kept.is_some())), (status, stored));
                 }
                 Ended::Unstorable(_) => assert_eq!(stored, None, "{status}"),

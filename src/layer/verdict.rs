@@ -3,6 +3,29 @@
 
 use http::StatusCode;
 
+/// What a handler answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outcome {
+    /// The status of the response; `None` if the handler panicked, failed or took too long.
+    pub(super) status: Option<StatusCode>,
+    /// Whether the response demands a rollback whatever its status: by
+    /// [`Rollback`](super::Rollback), or by [`commit_if`](super::FenceLayer::commit_if).
+    pub(super) rolls_back: bool,
+}
+
+impl Outcome {
+    /// The handler returned no response.
+    pub(super) const NONE: Self = Self {
+        status: None,
+        rolls_back: false,
+    };
+
+    /// Whether the handler's writes are to be committed.
+    pub(super) fn commits(self) -> bool {
+        served(self, true) == Served::Success
+    }
+}
+
 /// Where the transaction is when the handler has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whereabouts {
@@ -47,11 +70,11 @@ pub(super) enum Verdict {
     RaiseAndRefuse,
 }
 
-/// Decides by what the handler answered, if it answered, and by where its transaction is.
-pub(super) fn verdict(status: Option<StatusCode>, whereabouts: Whereabouts) -> Verdict {
+/// Decides by what the handler answered, and by where its transaction is.
+pub(super) fn verdict(outcome: Outcome, whereabouts: Whereabouts) -> Verdict {
     use Whereabouts as Tx;
     let used = whereabouts != Tx::Home { used: false };
-    match (whereabouts, served(status, used)) {
+    match (whereabouts, served(outcome, used)) {
         (Tx::Unused | Tx::Refused, Served::Success) => Verdict::Refuse,
         (Tx::Unused | Tx::Refused, Served::Failure | Served::TurnedAway) => Verdict::Answer,
         (Tx::Home { .. }, Served::Success) => Verdict::Commit,
@@ -69,16 +92,6 @@ pub(super) fn verdict(status: Option<StatusCode>, whereabouts: Whereabouts) -> V
     }
 }
 
-/// Whether a response of this status, to a fenced read, says that the sender was turned away.
-pub(super) fn turns_away(status: StatusCode) -> bool {
-    served(Some(status), false) == Served::TurnedAway
-}
-
-/// Whether a response of this status is a success, of which the writes are to be committed.
-pub(super) fn is_success(status: StatusCode) -> bool {
-    served(Some(status), true) == Served::Success
-}
-
 #[derive(Clone, Copy, PartialEq)]
 enum Served {
     Success,
@@ -92,8 +105,12 @@ enum Served {
 /// any number. So may that of a request which no handler could read (400, 413, 415, 422); but a
 /// handler may give these answers as well, of what it has seen. It has seen something where it has
 /// used the transaction.
-fn served(status: Option<StatusCode>, used: bool) -> Served {
-    match status.map(|status| status.as_u16()) {
+///
+/// A status below 400 that demands a rollback is a failure: the body or a header reports an error, as in GraphQL,
+/// JSON-RPC and gRPC.
+fn served(outcome: Outcome, used: bool) -> Served {
+    match outcome.status.map(|status| status.as_u16()) {
+        Some(..400) if outcome.rolls_back => Served::Failure,
         Some(..400) => Served::Success,
         Some(401 | 403 | 405) => Served::TurnedAway,
         Some(400 | 413 | 415 | 422) if !used => Served::TurnedAway,
@@ -129,35 +146,37 @@ mod tests {
         let turned_away = [Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad];
         // A failure, but where the transaction was not used.
         let unread = [Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad];
+        // The status, its row, and its row if the response demands a rollback.
         let table = [
-            (Some(200), success),
-            (Some(204), success),
-            (Some(303), success),
-            (Some(399), success),
-            (Some(400), unread),
-            (Some(401), turned_away),
-            (Some(403), turned_away),
-            (Some(404), failure),
-            (Some(405), turned_away),
-            (Some(409), failure),
-            (Some(412), failure),
-            (Some(413), unread),
-            (Some(415), unread),
-            (Some(422), unread),
-            (Some(429), failure),
-            (Some(500), failure),
-            (Some(503), failure),
-            (Some(999), failure),
-            (None, failure),
+            (Some(200), success, failure),
+            (Some(204), success, failure),
+            (Some(303), success, failure),
+            (Some(399), success, failure),
+            (Some(400), unread, unread),
+            (Some(401), turned_away, turned_away),
+            (Some(403), turned_away, turned_away),
+            (Some(404), failure, failure),
+            (Some(405), turned_away, turned_away),
+            (Some(409), failure, failure),
+            (Some(412), failure, failure),
+            (Some(413), unread, unread),
+            (Some(415), unread, unread),
+            (Some(422), unread, unread),
+            (Some(429), failure, failure),
+            (Some(500), failure, failure),
+            (Some(503), failure, failure),
+            (Some(999), failure, failure),
+            (None, failure, failure),
         ];
-        for (status, row) in table {
+        for (status, row, rolled_back) in table {
             let status = status.map(|status| StatusCode::from_u16(status).unwrap());
-            for (whereabouts, expected) in columns.into_iter().zip(row) {
-                assert_eq!(
-                    verdict(status, whereabouts),
-                    expected,
-                    "{status:?}, {whereabouts:?}"
-                );
+            for (rolls_back, row) in [(false, row), (true, rolled_back)] {
+                let outcome = Outcome { status, rolls_back };
+                assert_eq!(outcome.commits(), row == success, "{outcome:?}");
+                for (whereabouts, expected) in columns.into_iter().zip(row) {
+                    let decided = verdict(outcome, whereabouts);
+                    assert_eq!(decided, expected, "{outcome:?}, {whereabouts:?}");
+                }
             }
         }
     }

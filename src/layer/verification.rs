@@ -1,6 +1,6 @@
 //! [`Verification`]: which tokens a layer takes for the issuer's.
 
-use super::{refusal_log, rejection::Rejection};
+use super::{refusal::Refusal, refusal_log};
 use crate::{
     feed,
     header::FencingToken,
@@ -49,7 +49,7 @@ impl Verification {
     }
 
     /// Verifies each member of the field.
-    pub(super) fn verify(&self, tokens: &[FencingToken]) -> Result<(), Rejection> {
+    pub(super) fn verify(&self, tokens: &[FencingToken]) -> Result<(), Refusal> {
         for token in tokens {
             let signed = SignedToken::try_from(token.clone());
             match signed.and_then(|signed| signed.verify(&self.keys)) {
@@ -64,7 +64,7 @@ impl Verification {
                     }
                     refusal_log::forged(token, &why);
                     feed::forged(token.resource.as_ref(), token.token);
-                    return Err(Rejection::Forged(why));
+                    return Err(Refusal::Forged(why));
                 }
             }
         }

@@ -74,13 +74,13 @@ mod operations;
 mod problem;
 mod values;
 
-#[cfg(any(feature = "issuer", feature = "_fence"))]
+#[cfg(any(feature = "issuer", feature = "layer"))]
 pub(crate) use self::operations::{
     add_schemas, answer_header, answer_problems, operations, take_header,
 };
 #[cfg(test)]
 pub(crate) use self::problem::fits;
-#[cfg(feature = "_fence")]
+#[cfg(feature = "layer")]
 pub(crate) use self::{
     header::optional,
     values::{fencing_tokens, idempotency_key, replayed},

@@ -30,6 +30,7 @@ pub(super) const fn members(kind: ProblemType) -> &'static [(&'static str, bool)
             ("presented_token", true),
             ("max_token", true),
             ("by_floor", false),
+            ("used", false),
         ],
         ProblemType::LockHeld => &[("resource", true), ("retry_after_ms", true)],
         ProblemType::LeaseLost | ProblemType::TooManyWaiters => &[("resource", true)],
@@ -45,6 +46,7 @@ pub(super) const fn members(kind: ProblemType) -> &'static [(&'static str, bool)
         | ProblemType::UnsupportedMediaType
         | ProblemType::IdempotencyKeyRequired
         | ProblemType::MalformedIdempotencyKey
+        | ProblemType::IdempotencyPrincipalRequired
         | ProblemType::IdempotencyMismatch
         | ProblemType::IdempotencyInFlight
         | ProblemType::ResponseNotStored
@@ -94,6 +96,11 @@ fn member(name: &str) -> Object {
             Type::Boolean,
             true,
             "The highest dead token is that of other resources, whose rows were removed.",
+        ),
+        "used" => constant(
+            Type::Boolean,
+            true,
+            "The single-use token has written already.",
         ),
         _ => ObjectBuilder::new()
             .schema_type(Type::String)

@@ -18,7 +18,6 @@
 //! | a store in the process of its holder | [`Signed`](crate::lease::Signed) |
 //! | the layer | [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) |
 //! | without HTTP | [`SignedToken::verify`](crate::SignedToken::verify), [`TokenKeys::sign`] |
-//! | in SQL | `fence_admit_signed`, see the [guide](crate::guide#22-signed-tokens) |
 //!
 //! # Example
 //!

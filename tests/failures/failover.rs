@@ -57,7 +57,7 @@ async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     let fence = fence(promoted).await;
     let entries = entries(fence.get_pool()).await;
     let tokens: Vec<(String, i64, i64)> = sqlx::query_as(
-        "SELECT f.resource, f.max_token, l.token FROM fence_resources AS f JOIN fence_leases AS l USING (resource)",
+        "SELECT f.resource, f.max_token, l.token FROM tower_fence.resources AS f JOIN tower_fence.leases AS l USING (resource)",
     )
     .fetch_all(fence.get_pool())
     .await
@@ -103,7 +103,7 @@ async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease
 async fn is_forgotten(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     assert_eq!(fence.inspect(resource).await.unwrap(), None);
-    let epochs = "SELECT count(*) FROM fence_epochs WHERE partition = fence_partition('held')";
+    let epochs = "SELECT count(*) FROM tower_fence.epochs WHERE partition = tower_fence.partition_of('held')";
     assert_eq!(number(promoted, epochs).await, 0);
     is_lost(&fence, resource, lease).await;
 }

@@ -99,7 +99,7 @@ async fn a_deadlock_with_the_application_is_busy() {
         // The other way round; whoever is the victim, the other one goes on.
         let outcome = Postgres::execute(
             &mut application,
-            "UPDATE fence_resources SET max_token = max_token",
+            "UPDATE tower_fence.resources SET max_token = max_token",
         )
         .await;
         assert!(
@@ -149,7 +149,7 @@ async fn connections_that_are_ended_cost_answers_and_nothing_else() {
                  SELECT pid FROM pg_stat_activity \
                  WHERE datname = current_database() AND pid <> pg_backend_pid() \
                  AND query LIKE ANY \
-                 (ARRAY['%fence_resources%', '%COMMIT%', '%stock%', '%ledger%', 'BEGIN%']) \
+                 (ARRAY['%tower_fence.resources%', '%COMMIT%', '%stock%', '%ledger%', 'BEGIN%']) \
                  ORDER BY random() LIMIT 1) victims";
             killed += Postgres::number(&mut administrator, kill).await.unwrap();
             sleep(Duration::from_millis(15)).await;
@@ -297,7 +297,7 @@ async fn a_client_that_stops_reading_holds_no_lock() {
         "POST /long/r HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\nContent-Length: 0\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
     eventually("it was admitted", async || {
-        db.number("SELECT count(*) FROM fence_resources WHERE max_token = 1")
+        db.number("SELECT count(*) FROM tower_fence.resources WHERE max_token = 1")
             .await
             == 1
     })

@@ -20,7 +20,7 @@ const CHANGES: usize = 10;
 const NO_FENCE: &str = "
     CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.max_token := 0; RETURN NEW; END';
-    CREATE TRIGGER forget BEFORE INSERT OR UPDATE ON fence_resources
+    CREATE TRIGGER forget BEFORE INSERT OR UPDATE ON tower_fence.resources
         FOR EACH ROW EXECUTE FUNCTION forget();
 ";
 

@@ -161,11 +161,11 @@ async fn no_lease_id_of_the_store_is_in_the_log_of_the_server() {
         .unwrap();
     leases.release(&sku(), &id).await.unwrap();
     eventually("it is in the log", async || {
-        server.log().contains("fence_lease_end")
+        server.log().contains("tower_fence.lease_end")
     })
     .await;
     let log = server.log();
-    assert!(log.contains("fence_lease_ask") && log.contains("fence_lease_renew"));
+    assert!(log.contains("tower_fence.lease_ask") && log.contains("tower_fence.lease_renew"));
     for secret in [&id, &waits.lease_id] {
         assert!(!log.contains(secret.expose()));
     }

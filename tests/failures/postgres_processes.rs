@@ -87,7 +87,10 @@ impl Processes {
             });
             if (waiter + 1) % AT_ONCE == 0 {
                 eventually("they are in line", async || {
-                    let waiting = self.db.number("SELECT count(*) FROM fence_waiters").await;
+                    let waiting = self
+                        .db
+                        .number("SELECT count(*) FROM tower_fence.waiters")
+                        .await;
                     waiting == waiter as i64 + 1
                 })
                 .await;
@@ -98,7 +101,7 @@ impl Processes {
 
     /// The place of each waiter in line.
     async fn places(&self) -> HashMap<usize, usize> {
-        let line = "SELECT owner FROM fence_waiters ORDER BY place, ticket";
+        let line = "SELECT owner FROM tower_fence.waiters ORDER BY place, ticket";
         let line: Vec<String> = sqlx::query_scalar(line)
             .fetch_all(&self.db.pool)
             .await
@@ -171,7 +174,9 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
         one != two
     });
     assert!(crossed.count() > WAITERS / 5, "it stayed in one process");
-    let left = processes.db.number("SELECT count(*) FROM fence_waiters");
+    let left = processes
+        .db
+        .number("SELECT count(*) FROM tower_fence.waiters");
     assert_eq!(left.await, 0);
     let steps = steps(&served);
     let longest = steps.last();
@@ -207,7 +212,9 @@ async fn those_who_wait_at_a_process_that_is_killed_are_passed_over() {
     let alive = served.iter().filter(|turn| turn.waiter % 2 == 0);
     assert_eq!(alive.count(), WAITERS / 2);
     assert!(cut_off > WAITERS / 6, "it was killed too late: {cut_off}");
-    let left = processes.db.number("SELECT count(*) FROM fence_waiters");
+    let left = processes
+        .db
+        .number("SELECT count(*) FROM tower_fence.waiters");
     assert_eq!(left.await, 0);
     let longest = steps(&served).pop().unwrap();
     println!("{cut_off} were cut off; the longest step: {longest:?}");

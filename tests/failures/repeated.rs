@@ -227,7 +227,7 @@ async fn writes_without_keys_are_caught() {
 
     db.execute(&format!("DELETE FROM taken; UPDATE stock SET n = {STOCK}"))
         .await;
-    db.execute("DELETE FROM fence_resources").await;
+    db.execute("DELETE FROM tower_fence.resources").await;
     let (applied, _) = workload(&db, guarded(layer().reusable()), 10).await;
     assert!(
         applied > WORKERS * 10,

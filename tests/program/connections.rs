@@ -81,7 +81,7 @@ fn waiter(server: &Served) -> JoinHandle<reqwest::Result<reqwest::Response>> {
 
 async fn waiting(db: &Fresh<Postgres>, count: i64) {
     eventually("they wait", async || {
-        db.number("SELECT count(*) FROM fence_waiters").await == count
+        db.number("SELECT count(*) FROM tower_fence.waiters").await == count
     })
     .await;
 }
@@ -187,7 +187,8 @@ async fn a_new_connection_waits_while_each_has_a_request() {
     let waiter = waiter(&server);
     waiting(&db, 1).await;
     let next = tokio::spawn(Answer::to(server.request(Method::GET, "/healthz")));
-    db.number("SELECT count(fence_break('sku-1'))").await;
+    db.number("SELECT count(tower_fence.break_lease('sku-1'))")
+        .await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
     assert_eq!(next.await.unwrap().status, 200);
 }

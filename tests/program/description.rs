@@ -197,14 +197,17 @@ async fn it_says_that_the_server_may_be_busy() {
     let request = server.request(Method::POST, "/locks/sku-1");
     let waiter = tokio::spawn(Answer::to(request.json(&json!({"wait_ms": 40_000}))));
     eventually("it waits", async || {
-        db.number("SELECT count(*) FROM fence_waiters").await == 1
+        db.number("SELECT count(*) FROM tower_fence.waiters").await == 1
     })
     .await;
     // A renewal that waits for the rows of its resource is under way, too.
     let mut conn = db.pool.acquire().await.unwrap();
-    Postgres::execute(&mut conn, "BEGIN; SELECT FROM fence_leases FOR UPDATE")
-        .await
-        .unwrap();
+    Postgres::execute(
+        &mut conn,
+        "BEGIN; SELECT FROM tower_fence.leases FOR UPDATE",
+    )
+    .await
+    .unwrap();
     let renewal = server.request(Method::PUT, "/locks/sku-1");
     let renewal = renewal.header("Lease-Id", lease["lease_id"].as_str().unwrap());
     let renewal = tokio::spawn(Answer::to(renewal.json(&json!({}))));

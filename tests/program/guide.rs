@@ -11,8 +11,8 @@ const PAGE: &str = include_str!("../../src/server.md");
 const SCRIPT: &str = include_str!("lease.py");
 
 /// Lets everyone write.
-const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION fence_admit(resource text, token bigint, reusable boolean DEFAULT false) \
-     RETURNS bigint LANGUAGE sql AS 'SELECT fence_admit.token'";
+const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
+     RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
 #[tokio::test]
 async fn psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused() {

@@ -88,10 +88,10 @@ async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
     sql("CREATE ROLE shop LOGIN PASSWORD 'pw'; \
-         GRANT USAGE ON SCHEMA public TO shop; \
-         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO shop; \
-         GRANT SELECT ON _tower_fence_migrations, fence_held_leases TO shop; \
-         REVOKE EXECUTE ON FUNCTION fence_lease_ask FROM shop")
+         GRANT USAGE ON SCHEMA tower_fence TO shop; \
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO shop; \
+         GRANT SELECT ON tower_fence.migrations, tower_fence.held_leases TO shop; \
+         REVOKE EXECUTE ON FUNCTION tower_fence.lease_ask FROM shop")
     .await;
     let mut shop = reqwest::Url::parse(&url).unwrap();
     shop.set_username("shop").unwrap();
@@ -100,10 +100,10 @@ async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
     names(
         &server,
         "leases",
-        "permission denied for function fence_lease_ask",
+        "permission denied for function lease_ask",
     )
     .await;
-    sql("GRANT EXECUTE ON FUNCTION fence_lease_ask TO shop").await;
+    sql("GRANT EXECUTE ON FUNCTION tower_fence.lease_ask TO shop").await;
     becomes(&server, 200).await;
     sql("ALTER SYSTEM SET default_transaction_read_only = on").await;
     sql("SELECT pg_reload_conf()").await;
@@ -113,7 +113,7 @@ async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
     sql("SELECT pg_reload_conf()").await;
     becomes(&server, 200).await;
     // A look grants nothing.
-    let sql = "SELECT (SELECT count(*) FROM fence_leases) + (SELECT count(*) FROM fence_resources)";
+    let sql = "SELECT (SELECT count(*) FROM tower_fence.leases) + (SELECT count(*) FROM tower_fence.resources)";
     assert_eq!(Postgres::number(&mut conn, sql).await.unwrap(), 0);
 }
 
@@ -126,8 +126,12 @@ async fn it_is_not_ready_while_its_grants_fail() {
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
     // Grants that wait for a transaction on their own resource say nothing about others.
-    sql("INSERT INTO fence_resources (resource, max_token) VALUES ('hot', 1)").await;
-    sql("BEGIN; SELECT FROM fence_resources WHERE resource = 'hot' FOR UPDATE").await;
+    sql(
+        "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
+         VALUES ('hot', 1, tower_fence.partition_of('hot'), tower_fence.current_history())",
+    )
+    .await;
+    sql("BEGIN; SELECT FROM tower_fence.resources WHERE resource = 'hot' FOR UPDATE").await;
     let grant = async |resource: &str| server.post(resource, &json!({})).await;
     for refused in join_all([
         grant("/locks/hot"),

@@ -64,8 +64,7 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
 #[tokio::test]
 async fn a_migration_goes_past_the_pooler() {
     let db = Postgres::fresh(2).await;
-    db.execute("DROP SCHEMA public CASCADE").await;
-    db.execute("CREATE SCHEMA public").await;
+    db.execute("DROP SCHEMA tower_fence CASCADE").await;
     let pooler = pooled(&db).await;
     let url = pooler.url();
     let [database, listen, pooling] = by_way_of(&url, &db.url);
@@ -153,7 +152,7 @@ async fn waiters_behind_a_pooler_are_served_in_their_order() {
         .await;
     let began = Instant::now();
     let waiter = async |place: i64| {
-        let join = async || db.number("SELECT count(*) FROM fence_waiters").await >= place;
+        let join = async || db.number("SELECT count(*) FROM tower_fence.waiters").await >= place;
         eventually("those before it wait", join).await;
         let body = json!({"wait_ms": 30_000, "ttl_ms": 60_000});
         let granted = server.post("/locks/sku-1", &body).await;
@@ -163,7 +162,7 @@ async fn waiters_behind_a_pooler_are_served_in_their_order() {
         (place, granted.json()["token"].as_i64().unwrap(), at)
     };
     let released = async {
-        let all = async || db.number("SELECT count(*) FROM fence_waiters").await == 8;
+        let all = async || db.number("SELECT count(*) FROM tower_fence.waiters").await == 8;
         eventually("all wait", all).await;
         release(&server, &holder).await;
         began.elapsed()

@@ -29,7 +29,8 @@ async fn the_command_knows_its_lease_and_its_status_is_passed_on() {
     assert!(!held(&server).await, "it was released");
     // What it has writes.
     assert_eq!(
-        db.number("SELECT fence_admit('sku-1', 1000000001)").await,
+        db.number("SELECT tower_fence.admit('sku-1', 1000000001)")
+            .await,
         1_000_000_001
     );
 }
@@ -225,12 +226,17 @@ async fn a_lease_is_taken_in_the_database_itself() {
     .await;
     let token: i64 = ended.is(0).stdout.trim().parse().unwrap();
     assert_eq!(
-        db.number(&format!("SELECT fence_admit('sku-1', {token})"))
+        db.number(&format!("SELECT tower_fence.admit('sku-1', {token})"))
             .await,
         token
     );
-    assert_eq!(db.number("SELECT count(*) FROM fence_held_leases").await, 0);
-    db.execute("SELECT fence_acquire('sku-1', '1 min')").await;
+    assert_eq!(
+        db.number("SELECT count(*) FROM tower_fence.held_leases")
+            .await,
+        0
+    );
+    db.execute("SELECT tower_fence.acquire('sku-1', '1 min')")
+        .await;
     run(&["run", "--direct", "--resource", "sku-1", "true"], &url)
         .await
         .is(75);

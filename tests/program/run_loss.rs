@@ -58,8 +58,10 @@ async fn a_command_that_ignores_term_is_killed() {
 #[tokio::test]
 async fn a_server_that_stays_away_costs_the_lease_when_its_time_is_up() {
     let (db, mut server) = serving().await;
-    let running = start(&server, &["--ttl", "3s", "--wait", "20s"], "sleep 1000");
-    eventually("it is held", async || held(&server).await).await;
+    let notes = Notes::new();
+    let script = format!("echo runs > {}; sleep 1000", notes.path("runs").display());
+    let running = start(&server, &["--ttl", "3s", "--wait", "20s"], &script);
+    notes.has("runs").await;
     server.signal("-KILL");
     server.exit().await;
     end(running).await.is(124).says("no renewal got through");
@@ -98,8 +100,10 @@ async fn a_server_that_comes_back_in_time_costs_nothing() {
 #[tokio::test]
 async fn a_program_that_slept_past_its_lease_stops_the_command() {
     let (_db, server) = serving().await;
-    let running = start(&server, &["--ttl", "5s", "--wait", "20s"], "sleep 1000");
-    eventually("it is held", async || held(&server).await).await;
+    let notes = Notes::new();
+    let script = format!("echo runs > {}; sleep 1000", notes.path("runs").display());
+    let running = start(&server, &["--ttl", "5s", "--wait", "20s"], &script);
+    notes.has("runs").await;
     running.signal("-STOP");
     eventually("another has it", async || {
         server

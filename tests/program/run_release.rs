@@ -30,16 +30,20 @@ fn is(message: &[u8], beginning: &str) -> bool {
     message.starts_with(beginning.as_bytes())
 }
 
+/// A command that ends when it may. Once it runs, the answer to the acquisition has arrived.
+fn until_it_may_go(notes: &Notes) -> String {
+    let [runs, go] = ["runs", "go"].map(|name| notes.path(name));
+    let [runs, go] = [runs.display(), go.display()];
+    format!("echo runs > {runs}; until test -e {go}; do sleep 0.02; done; exit 7")
+}
+
 #[tokio::test]
 async fn a_release_is_retried_until_the_server_is_back() {
     let (_db, server) = serving().await;
     let (notes, proxy) = (Notes::new(), Proxy::to(server.addr()).await);
-    let script = format!(
-        "until test -e {}; do sleep 0.02; done; exit 7",
-        notes.path("go").display()
-    );
+    let script = until_it_may_go(&notes);
     let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, &script);
-    eventually("it is held", async || held(&server).await).await;
+    notes.has("runs").await;
     proxy.set(Link::Cut);
     let before = proxy.connections();
     notes.note("go");
@@ -55,10 +59,7 @@ async fn a_release_is_retried_until_the_server_is_back() {
 async fn a_release_in_the_database_itself_is_retried() {
     let db = Postgres::fresh(2).await;
     let (notes, proxy) = (Notes::new(), Proxy::to(db.addr()).await);
-    let script = format!(
-        "until test -e {}; do sleep 0.02; done; exit 7",
-        notes.path("go").display()
-    );
+    let script = until_it_may_go(&notes);
     let mut command = program();
     command
         .env("TOWER_FENCE_DATABASE_URL", proxy.url(&db.url))
@@ -66,8 +67,9 @@ async fn a_release_in_the_database_itself_is_retried() {
         .args(LONG)
         .args(["--", "sh", "-c", &script]);
     let running = Process::run(command);
-    let leases = "SELECT count(*) FROM fence_held_leases";
-    eventually("it is held", async || db.number(leases).await == 1).await;
+    let leases = "SELECT count(*) FROM tower_fence.held_leases";
+    notes.has("runs").await;
+    assert_eq!(db.number(leases).await, 1);
     proxy.set(Link::Cut);
     let before = proxy.connections();
     notes.note("go");
@@ -81,13 +83,10 @@ async fn a_release_in_the_database_itself_is_retried() {
 async fn a_release_is_given_up_after_its_timeout() {
     let (_db, server) = serving().await;
     let (notes, proxy) = (Notes::new(), Proxy::to(server.addr()).await);
-    let script = format!(
-        "until test -e {}; do sleep 0.02; done; exit 7",
-        notes.path("go").display()
-    );
+    let script = until_it_may_go(&notes);
     let options = [&LONG[..], &["--release-timeout", "1s"]].concat();
     let running = start_at(&proxy.url(&server.url), "sku-1", &options, &script);
-    eventually("it is held", async || held(&server).await).await;
+    notes.has("runs").await;
     proxy.set(Link::Cut);
     notes.note("go");
     end(running).await.is(7).says("ends by its time");

@@ -37,9 +37,10 @@ async fn waits(server: &Served, line: u64) {
 /// Holds the row of `sku-1`, for which a grant waits.
 async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
-    let sql = "INSERT INTO fence_resources (resource, max_token) VALUES ('sku-1', 1) \
+    let sql = "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
+               VALUES ('sku-1', 1, tower_fence.partition_of('sku-1'), tower_fence.current_history()) \
                ON CONFLICT (resource) DO NOTHING; BEGIN; \
-               SELECT * FROM fence_resources WHERE resource = 'sku-1' FOR UPDATE";
+               SELECT * FROM tower_fence.resources WHERE resource = 'sku-1' FOR UPDATE";
     Postgres::execute(&mut conn, sql).await.unwrap();
     conn
 }
@@ -102,7 +103,10 @@ async fn those_who_wait_in_line_are_answered_when_it_stops() {
         }
         assert!(server.exit().await.success());
         // Nobody stands in line any more, and the lease is its holder's.
-        assert_eq!(db.number("SELECT count(*) FROM fence_waiters").await, 0);
+        assert_eq!(
+            db.number("SELECT count(*) FROM tower_fence.waiters").await,
+            0
+        );
         let server = Served::start(&db.url, &[]).await;
         let release = server.client.delete(server.url("/locks/sku-1"));
         let release = release.header("Lease-Id", holder["lease_id"].as_str().unwrap());
@@ -155,7 +159,7 @@ async fn a_signal_ends_a_migration_that_waits() {
     let pid = Postgres::number(&mut other, "SELECT pg_backend_pid()::bigint")
         .await
         .unwrap();
-    Postgres::execute(&mut other, "BEGIN; LOCK TABLE _tower_fence_migrations")
+    Postgres::execute(&mut other, "BEGIN; LOCK TABLE tower_fence.migrations")
         .await
         .unwrap();
     for (arguments, status) in [

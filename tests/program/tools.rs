@@ -11,7 +11,7 @@ use crate::support::{
 /// Writes under a token, as any program would.
 async fn admit(url: &str, token: i64) -> Result<(), String> {
     let mut conn = PgConnection::connect(url).await.unwrap();
-    let sql = format!("SELECT fence_admit('sku-1', {token})");
+    let sql = format!("SELECT tower_fence.admit('sku-1', {token})");
     let admitted = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await;
     let code = |error: sqlx::Error| {
         error
@@ -54,7 +54,7 @@ async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
     ];
     run(&arguments, &[]).await.is(0);
     run(&arguments[..3], &[("DATABASE_URL", &url)]).await.is(0);
-    Postgres::execute(&mut conn, "SELECT fence.fence_admit('sku-1', 1)")
+    Postgres::execute(&mut conn, "SELECT fence.admit('sku-1', 1)")
         .await
         .unwrap();
 }
@@ -180,7 +180,7 @@ async fn operators_list_look_at_and_break_leases() {
 #[tokio::test]
 async fn a_long_list_of_leases_is_whole() {
     let db = Postgres::fresh(2).await;
-    db.execute("SELECT fence_acquire('r' || i, '5 min') FROM generate_series(1, 2100) AS i")
+    db.execute("SELECT tower_fence.acquire('r' || i, '5 min') FROM generate_series(1, 2100) AS i")
         .await;
     let server = Served::start(&db.url, &[]).await;
     let listed = run(&["leases", "--json", "--url", &server.url], &[])
@@ -234,14 +234,14 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
         .says("is 999999999999999;")
         .says("--yes");
     assert_eq!(
-        db.number("SELECT fence_max_token('sku-1')").await,
+        db.number("SELECT tower_fence.max_token('sku-1')").await,
         999_999_999_999_999
     );
     // Never below what was granted.
     let lower = run(&["reset", "sku-1", "--to", "1", "--yes"], &variables).await;
     lower.is(1).says("nothing was changed");
     assert_eq!(
-        db.number("SELECT fence_max_token('sku-1')").await,
+        db.number("SELECT tower_fence.max_token('sku-1')").await,
         999_999_999_999_999
     );
 
@@ -250,7 +250,10 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
         reset.is(0).stdout,
         format!("the fence of sku-1 stands at {to}\n")
     );
-    assert_eq!(db.number("SELECT fence_max_token('sku-1')").await, granted);
+    assert_eq!(
+        db.number("SELECT tower_fence.max_token('sku-1')").await,
+        granted
+    );
     let next = server.post("/locks/sku-1", &json!({})).await.json();
     admit(&db.url, next["token"].as_i64().unwrap())
         .await

@@ -2,7 +2,7 @@
 
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Served, program, run};
+use super::program::{Ended, Served, program, run};
 use crate::support::{
     database::{Fresh, TestDatabase},
     process::Process,
@@ -12,7 +12,7 @@ const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
 
 /// As a dump without rights leaves it.
 async fn open_to_public(db: &Fresh<Postgres>) {
-    db.execute("GRANT EXECUTE ON FUNCTION fence_admit, fence_bypass TO PUBLIC")
+    db.execute("GRANT EXECUTE ON FUNCTION tower_fence.admit, tower_fence.bypass TO PUBLIC")
         .await;
 }
 
@@ -26,7 +26,7 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
         let refused = run(arguments, &variables).await;
         refused
             .is(78)
-            .says("PUBLIC may execute fence_admit, fence_bypass,")
+            .says("PUBLIC may execute admit, bypass,")
             .says("run `tower-fence migrate`");
     }
     run(&["migrate"], &variables).await.is(0);
@@ -37,6 +37,52 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     open_to_public(&db).await;
     Served::start(&db.url, &["--migrate"]).await;
     run(&["check"], &variables).await.is(0);
+}
+
+/// As on a service whose provider keeps the function from its customers.
+#[tokio::test]
+async fn a_server_that_hides_its_timeline_is_migrated_where_that_was_chosen() {
+    let db = Postgres::fresh(2).await;
+    let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
+    db.execute(&format!(
+        "DROP SCHEMA tower_fence CASCADE; CREATE ROLE {role} LOGIN PASSWORD '{role}'; \
+         CREATE SCHEMA own AUTHORIZATION {role}; REVOKE EXECUTE ON FUNCTION pg_walfile_name FROM PUBLIC"
+    ))
+    .await;
+    let mut url = reqwest::Url::parse(&db.url).unwrap();
+    url.set_username(&role).unwrap();
+    url.set_password(Some(&role)).unwrap();
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", url.as_str()),
+        ("TOWER_FENCE_DATABASE_SCHEMA", "own"),
+    ];
+    let refused = run(&["migrate"], &variables).await;
+    refused
+        .is(78)
+        .says("no failover can be noticed: permission denied for function pg_walfile_name")
+        .says("--no-failover-detection");
+    // The history of migrations stays, and the script makes its own.
+    db.execute("DROP TABLE own.migrations").await;
+    let detects = ["schema", "--database-schema", "own"];
+    let script = |ended: Ended| ended.is(0).stdout.clone();
+    let detecting = script(run(&detects, &[]).await);
+    let printed = script(run(&["schema", "--no-failover-detection"], &variables).await);
+    let mut conn = PgConnection::connect(url.as_str()).await.unwrap();
+    Postgres::execute(&mut conn, &detecting).await.unwrap_err();
+    Postgres::execute(&mut conn, "ROLLBACK").await.unwrap();
+    Postgres::execute(&mut conn, &printed).await.unwrap();
+    for arguments in [
+        &["migrate", "--no-failover-detection"][..],
+        &["migrate"],
+        &["check"],
+    ] {
+        run(arguments, &variables).await.is(0);
+    }
+    let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
+    assert_eq!(db.number(unnoticed).await, 256);
+    conn.close().await.unwrap();
+    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
+        .await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use sqlx::{
 };
 use tower_fence::{Fence, fence::FenceDatabase};
 
-use super::{proxy::Proxy, template, variant::Variant};
+use super::template;
 
 /// A database that the suites run over.
 pub trait TestDatabase: FenceDatabase {
@@ -19,7 +19,7 @@ pub trait TestDatabase: FenceDatabase {
     /// A database of its own, with the fence's tables and those of [`TABLES`].
     fn fresh(max_connections: u32) -> impl Future<Output = Fresh<Self>> + Send;
 
-    /// Runs statements.
+    /// Runs statements. The fence's tables are written `tower_fence.NAME`.
     fn execute(
         conn: &mut Self::Connection,
         sql: &str,
@@ -59,7 +59,6 @@ pub const TABLES: &str = "
 pub struct Fresh<DB: FenceDatabase> {
     pub pool: Pool<DB>,
     pub url: String,
-    _proxy: Option<Proxy>,
     _guard: Guard,
 }
 
@@ -97,22 +96,6 @@ impl Fresh<Postgres> {
     pub fn addr(&self) -> SocketAddr {
         let url = reqwest::Url::parse(&self.url).unwrap();
         url.socket_addrs(|| Some(5432)).unwrap()[0]
-    }
-
-    /// The same database, as another kind of Postgres.
-    async fn into_variant(mut self, variant: Variant, max_connections: u32) -> Self {
-        variant
-            .prepare(&mut self.pool.acquire().await.unwrap())
-            .await;
-        if let Some(proxy) = variant.proxy(self.addr()).await {
-            self.pool.close().await;
-            self.url = proxy.url(&self.url);
-            let pool = PgPoolOptions::new().max_connections(max_connections);
-            let pool = pool.acquire_timeout(Duration::from_secs(20));
-            self.pool = pool.connect(&self.url).await.unwrap();
-            self._proxy = Some(proxy);
-        }
-        self
     }
 
     /// The same database, by way of PgBouncer in transaction mode.
@@ -162,15 +145,18 @@ impl Drop for Guard {
     }
 }
 
+/// The names of the fence's tables are written as in Postgres.
 macro_rules! statements {
-    () => {
+    ($prefix:literal) => {
         async fn execute(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<()> {
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await?;
+            let sql = AssertSqlSafe(sql.replace("tower_fence.", $prefix));
+            sqlx::raw_sql(sql).execute(conn).await?;
             Ok(())
         }
 
         async fn number(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<i64> {
-            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(conn).await?;
+            let sql = AssertSqlSafe(sql.replace("tower_fence.", $prefix));
+            let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
             sqlx::Row::try_get(&row, 0)
         }
 
@@ -208,10 +194,8 @@ impl TestDatabase for Postgres {
         let fresh = Fresh {
             pool,
             url: url.into(),
-            _proxy: None,
             _guard: Guard::Postgres { name },
         };
-        let fresh = fresh.into_variant(Variant::here(), max_connections).await;
         match std::env::var("TEST_PGBOUNCER_PORT") {
             Ok(port) => {
                 fresh
@@ -222,7 +206,7 @@ impl TestDatabase for Postgres {
         }
     }
 
-    statements!();
+    statements!("tower_fence.");
 }
 
 impl TestDatabase for Sqlite {
@@ -243,7 +227,6 @@ impl TestDatabase for Sqlite {
         let fresh = Fresh {
             pool,
             url: format!("sqlite://{}", file.display()),
-            _proxy: None,
             _guard: Guard::Sqlite { _folder: folder },
         };
         fresh.fence().migrate().await.unwrap();
@@ -251,7 +234,7 @@ impl TestDatabase for Sqlite {
         fresh
     }
 
-    statements!();
+    statements!("tower_fence_");
 }
 
 /// What one connection writes outside a transaction, another sees at once.

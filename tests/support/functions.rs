@@ -8,11 +8,12 @@ use sqlx::PgConnection;
 pub struct Refused {
     pub code: String,
     pub message: String,
+    pub hint: String,
+    /// The DETAIL, a JSON object; null if there is none.
     pub problem: Value,
 }
 
 impl Refused {
-    /// An error that is none of the fence's has no problem document.
     fn of(error: sqlx::Error) -> Self {
         let sqlx::Error::Database(error) = error else {
             panic!("{error:?}");
@@ -22,6 +23,7 @@ impl Refused {
         Self {
             code: error.code().into(),
             message: error.message().into(),
+            hint: error.hint().unwrap_or_default().into(),
             problem: problem.and_then(Result::ok).unwrap_or_default(),
         }
     }
@@ -32,7 +34,7 @@ pub async fn admit(
     resource: impl Into<Option<&str>>,
     token: impl Into<Option<i64>>,
 ) -> Result<i64, Refused> {
-    let admitted = sqlx::query_scalar("SELECT fence_admit($1, $2)")
+    let admitted = sqlx::query_scalar("SELECT tower_fence.admit($1, $2)")
         .bind(resource.into())
         .bind(token.into())
         .fetch_one(conn);
@@ -45,7 +47,7 @@ pub async fn admit_reusable(
     resource: &str,
     token: i64,
 ) -> Result<i64, Refused> {
-    let admitted = sqlx::query_scalar("SELECT fence_admit($1, $2, reusable => true)")
+    let admitted = sqlx::query_scalar("SELECT tower_fence.admit($1, $2, reusable => true)")
         .bind(resource)
         .bind(token)
         .fetch_one(conn);
@@ -57,7 +59,7 @@ pub async fn raise(
     resource: impl Into<Option<&str>>,
     token: impl Into<Option<i64>>,
 ) -> Result<i64, Refused> {
-    let raised = sqlx::query_scalar("SELECT fence_raise($1, $2)")
+    let raised = sqlx::query_scalar("SELECT tower_fence.raise($1, $2)")
         .bind(resource.into())
         .bind(token.into())
         .fetch_one(conn);
@@ -68,13 +70,13 @@ pub async fn max_token(
     conn: &mut PgConnection,
     resource: impl Into<Option<&str>>,
 ) -> Result<Option<i64>, Refused> {
-    let max_token = sqlx::query_scalar("SELECT fence_max_token($1)")
+    let max_token = sqlx::query_scalar("SELECT tower_fence.max_token($1)")
         .bind(resource.into())
         .fetch_one(conn);
     max_token.await.map_err(Refused::of)
 }
 
-/// What `fence_acquire` returns.
+/// What `tower_fence.acquire` returns.
 #[derive(Debug)]
 pub struct Acquired {
     pub lease_id: String,
@@ -96,7 +98,7 @@ pub async fn acquire_as(
     ttl: &str,
     lease_id: Option<&str>,
 ) -> Result<Acquired, Refused> {
-    let acquired = sqlx::query_as("SELECT * FROM fence_acquire($1, $2::text::interval, $3)")
+    let acquired = sqlx::query_as("SELECT * FROM tower_fence.acquire($1, $2::text::interval, $3)")
         .bind(resource)
         .bind(ttl)
         .bind(lease_id)
@@ -112,7 +114,7 @@ pub async fn renew(
     ttl: &str,
     new_token: bool,
 ) -> Result<i64, Refused> {
-    let renewed = sqlx::query_scalar("SELECT fence_renew($1, $2, $3::text::interval, $4)")
+    let renewed = sqlx::query_scalar("SELECT tower_fence.renew($1, $2, $3::text::interval, $4)")
         .bind(resource)
         .bind(lease_id)
         .bind(ttl)
@@ -126,7 +128,7 @@ pub async fn release(
     resource: &str,
     lease_id: &str,
 ) -> Result<(), Refused> {
-    let released = sqlx::query("SELECT fence_release($1, $2)")
+    let released = sqlx::query("SELECT tower_fence.release($1, $2)")
         .bind(resource)
         .bind(lease_id)
         .execute(conn);
@@ -154,28 +156,4 @@ pub async fn in_transaction(conn: &mut PgConnection, sql: &str) -> Result<(), Re
         execute(conn, "ROLLBACK").await.unwrap();
     }
     ran
-}
-
-pub async fn add_token_key(
-    conn: &mut PgConnection,
-    id: &str,
-    secret: &[u8],
-    audience: &str,
-) -> Result<(), Refused> {
-    let added = sqlx::query("SELECT fence_add_token_key($1, $2, $3)")
-        .bind(id)
-        .bind(secret)
-        .bind(audience)
-        .execute(conn);
-    added.await.map(drop).map_err(Refused::of)
-}
-
-pub async fn admit_signed(conn: &mut PgConnection, field: &str) -> Result<i64, Refused> {
-    let admitted = sqlx::query_scalar("SELECT fence_admit_signed($1)").bind(field);
-    admitted.fetch_one(conn).await.map_err(Refused::of)
-}
-
-pub async fn raise_signed(conn: &mut PgConnection, field: &str) -> Result<i64, Refused> {
-    let raised = sqlx::query_scalar("SELECT fence_raise_signed($1)").bind(field);
-    raised.fetch_one(conn).await.map_err(Refused::of)
 }

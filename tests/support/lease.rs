@@ -124,6 +124,6 @@ pub fn told(error: &LeaseError) -> String {
 
 /// How high the database has counted.
 pub async fn highest_epoch(db: &Fresh<Sqlite>) -> i64 {
-    db.number("SELECT coalesce(max(epoch), 0) FROM fence_epochs")
+    db.number("SELECT coalesce(max(epoch), 0) FROM tower_fence.epochs")
         .await
 }

@@ -20,7 +20,6 @@ pub mod redis;
 pub mod standby;
 pub mod store;
 pub mod template;
-pub mod variant;
 pub mod wall_clock;
 
 use std::{path::Path, time::Duration};

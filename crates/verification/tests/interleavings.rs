@@ -3,9 +3,7 @@
 
 use tower_fence_interleavings::{
     holds, loses,
-    scenarios::{
-        announced, direct, embedded, flight, high_mark, line, loss, queue, reuse, slot, terminate,
-    },
+    scenarios::{announced, direct, embedded, flight, high_mark, line, loss, queue, reuse, slot},
 };
 
 #[test]
@@ -87,17 +85,6 @@ fn clients_that_come_and_go_do_not_empty_the_pool() {
         "direct: looked for room twice",
     ] {
         loses(mutant, direct::who_goes_away_closes_nothing);
-    }
-}
-
-#[test]
-fn one_connection_ends_what_was_left_behind() {
-    holds(terminate::one_connection_ends_them_all);
-    for mutant in [
-        "terminate: nobody closes the connection",
-        "terminate: who ends one lets the others go on beside",
-    ] {
-        loses(mutant, terminate::one_connection_ends_them_all);
     }
 }
 

@@ -89,7 +89,7 @@ async fn set_stock(
         .await?;
     txn.execute_raw(Statement::from_sql_and_values(
         DbBackend::Postgres,
-        "SELECT fence_admit($1, $2)",
+        "SELECT tower_fence.admit($1, $2)",
         [sku.as_str().into(), token.get().into()],
     ))
     .await?;

@@ -64,7 +64,7 @@ async fn set_stock(
     let sku = sku.as_str();
     let tx = client.transaction().await?;
     tx.batch_execute("SET LOCAL lock_timeout = '5s'").await?;
-    tx.execute("SELECT fence_admit($1, $2)", &[&sku, &token.get()])
+    tx.execute("SELECT tower_fence.admit($1, $2)", &[&sku, &token.get()])
         .await?;
     let set = "INSERT INTO inventory (sku, stock) VALUES ($1, $2)
                ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock";

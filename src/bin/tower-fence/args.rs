@@ -7,14 +7,14 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::{
     operate::{BreakArgs, InspectArgs, LeasesArgs},
     run::RunArgs,
-    schema::{CheckArgs, MigrateArgs, ResetArgs},
+    schema::{CheckArgs, MigrateArgs, PrintArgs, ResetArgs},
     serve::ServeArgs,
 };
 
 /// Leases with fencing tokens, for programs in any language.
 ///
 /// A server that grants leases over HTTP, and tools around it. Each lease comes with a token that is higher than all
-/// before. Whoever writes shows its token to the database (`fence_admit`), which refuses the stale ones.
+/// before. Whoever writes shows its token to the database (`tower_fence.admit`), which refuses the stale ones.
 #[derive(Parser)]
 #[command(name = "tower-fence", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Cli {
@@ -48,12 +48,7 @@ pub enum Command {
     Reset(ResetArgs),
     Migrate(MigrateArgs),
     Check(CheckArgs),
-    /// Prints the tables and functions as SQL.
-    ///
-    /// For those who let another tool or person migrate: `tower-fence schema | psql shop`. One transaction, for a
-    /// database that has none of it yet. The tables come into the first schema of the search path; for another one,
-    /// `PGOPTIONS='-c search_path=fence' psql`.
-    Schema,
+    Schema(PrintArgs),
 }
 
 impl Cli {

@@ -6,6 +6,7 @@ use clap::{Args, builder::BoolishValueParser};
 use reqwest::Url;
 use sqlx::{
     Connection, PgConnection, Postgres,
+    migrate::MigrateError,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::{sleep, timeout};
@@ -34,14 +35,8 @@ pub struct DatabaseArgs {
         help_heading = "Database"
     )]
     pub database_url_file: Option<PathBuf>,
-    /// The schema with the fence's tables. Default: the first one of the search path that has them.
-    #[arg(
-        long,
-        env = "TOWER_FENCE_DATABASE_SCHEMA",
-        value_name = "NAME",
-        help_heading = "Database"
-    )]
-    pub database_schema: Option<String>,
+    #[command(flatten)]
+    pub schema: SchemaArgs,
     /// Expects a pooler in transaction mode in front of the database, such as PgBouncer with `pool_mode = transaction`.
     #[arg(
         long,
@@ -64,6 +59,53 @@ pub struct DatabaseArgs {
         help_heading = "Database"
     )]
     pub listen_url_file: Option<PathBuf>,
+}
+
+/// Where the tables are.
+#[derive(Args)]
+pub struct SchemaArgs {
+    /// The schema with the fence's tables [default: tower_fence].
+    #[arg(
+        long,
+        env = "TOWER_FENCE_DATABASE_SCHEMA",
+        value_name = "NAME",
+        help_heading = "Database"
+    )]
+    pub database_schema: Option<String>,
+}
+
+impl SchemaArgs {
+    pub fn set(&self, fence: Fence<Postgres>) -> Result<Fence<Postgres>, Failure> {
+        let named = self.database_schema.as_deref();
+        Ok(match named.filter(|schema| !schema.is_empty()) {
+            Some(schema) => fence.schema(schema).map_err(|error| {
+                Failure::configuration(format!("--database-schema {schema}: {error}"))
+            })?,
+            None => fence,
+        })
+    }
+}
+
+/// How tables are made that are not there yet.
+#[derive(Args)]
+pub struct FirstMigrationArgs {
+    /// Makes the tables even if Postgres does not show its timeline, by which a failover is noticed.
+    ///
+    /// Then after each promotion and each restore, `SELECT tower_fence.after_failover()` has to come before any
+    /// client writes, or a confirmed write can be lost. Changes nothing where the tables are there.
+    #[arg(
+        long,
+        env = "TOWER_FENCE_NO_FAILOVER_DETECTION",
+        value_parser = BoolishValueParser::new(),
+        help_heading = "Database"
+    )]
+    pub no_failover_detection: bool,
+}
+
+impl FirstMigrationArgs {
+    pub fn set(&self, fence: Fence<Postgres>) -> Fence<Postgres> {
+        fence.failover_detection(!self.no_failover_detection)
+    }
 }
 
 impl DatabaseArgs {
@@ -98,7 +140,7 @@ impl DatabaseArgs {
             };
         };
         let place = place(&options);
-        let fence = self.over(options, 2);
+        let fence = self.over(options, 2)?;
         self.answers(&fence, &place).await?;
         self.refuse_poolers(&fence, &place).await?;
         Ok((fence, place))
@@ -167,21 +209,20 @@ impl DatabaseArgs {
             // A statement that was prepared on one server is unknown to the next.
             options = options.statement_cache_capacity(0);
         }
-        let fence = self.over(options, connections);
+        let fence = self.over(options, connections)?;
         Ok((fence.transaction_pooling(self.transaction_pooling), place))
     }
 
-    fn over(&self, options: PgConnectOptions, connections: u32) -> Fence<Postgres> {
+    fn over(
+        &self,
+        options: PgConnectOptions,
+        connections: u32,
+    ) -> Result<Fence<Postgres>, Failure> {
         let pool = PgPoolOptions::new()
             .max_connections(connections)
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options);
-        let fence = Fence::new(pool);
-        let schema = self.database_schema.as_deref();
-        match schema.filter(|schema| !schema.is_empty()) {
-            Some(schema) => fence.schema(schema),
-            None => fence,
-        }
+        self.schema.set(Fence::new(pool))
     }
 }
 
@@ -395,6 +436,20 @@ fn of(parameter: &str, value: &str) -> Parameter {
     }
 }
 
+/// Whether a migration may succeed later, with nothing changed: what the server refuses by these classes of errors
+/// (connection, transaction, resources, locks, intervention, system), and what never reached it.
+fn may_pass(error: &MigrateError) -> bool {
+    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
+        return false;
+    };
+    error.as_database_error().is_none_or(|refused| {
+        let code = refused.code().unwrap_or_default();
+        ["08", "40", "53", "55", "57", "58"]
+            .iter()
+            .any(|class| code.starts_with(class))
+    })
+}
+
 /// How long a migration runs before the log says what it waits for, and how often after that.
 const LONG: Duration = Duration::from_secs(2);
 
@@ -404,8 +459,13 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure
     loop {
         tokio::select! {
             migrated = &mut migrating => {
-                let failed = |error| Failure::unavailable(&format!("no migration of {place}"), &error);
-                return migrated.map_err(failed);
+                return migrated.map_err(|error| {
+                    let failed = Failure::unavailable(&format!("no migration of {place}"), &error);
+                    match may_pass(&error) {
+                        true => failed,
+                        false => Failure::configuration(failed.text),
+                    }
+                });
             }
             () = sleep(LONG) => {
                 let waits_for = timeout(LONG, blockers(fence)).await;

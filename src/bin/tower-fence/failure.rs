@@ -54,9 +54,12 @@ impl Failure {
 
     /// The text, and what to do where that is known. The library says so to programmers.
     pub fn for_people(&self) -> String {
-        let hint = match self.text.contains("Fence::migrate") {
-            true => "; run `tower-fence migrate`",
-            false => "",
+        let hint = if self.text.contains("Fence::migrate") {
+            "; run `tower-fence migrate`"
+        } else if self.text.contains("does not show its timeline") {
+            "; have EXECUTE on pg_walfile_name granted, or see --no-failover-detection"
+        } else {
+            ""
         };
         format!("{}{hint}", self.text)
     }

@@ -75,7 +75,7 @@ fn start(command: Command) -> Result<u8, Failure> {
             Command::Run(args) => run::run(*args).await,
             // Asks a person at the terminal, and ends by the default of a signal.
             Command::Reset(args) => schema::reset(args).await,
-            Command::Schema => schema::print(),
+            Command::Schema(args) => schema::print(args).await,
             Command::Leases(args) => until_signal(operate::leases(args)).await,
             Command::Inspect(args) => until_signal(operate::inspect(args)).await,
             Command::Break(args) => until_signal(operate::break_lease(args)).await,

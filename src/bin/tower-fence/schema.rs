@@ -3,11 +3,11 @@
 use std::io::{self, IsTerminal, Write};
 
 use clap::Args;
-use sqlx::Postgres;
+use sqlx::{PgPool, postgres::PgConnectOptions};
 use tower_fence::{AdmitError, Fence, Token, fence::ResetError};
 
 use crate::{
-    database::{self, DatabaseArgs},
+    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs},
     failure::{Failure, chain},
     logs,
     operate::{print as print_text, resource},
@@ -21,6 +21,20 @@ use crate::{
 pub struct MigrateArgs {
     #[command(flatten)]
     database: DatabaseArgs,
+    #[command(flatten)]
+    first: FirstMigrationArgs,
+}
+
+/// Prints the tables and functions as SQL.
+///
+/// For those who let another tool or person migrate: `tower-fence schema | psql shop`. One transaction, for a
+/// database that has none of it yet.
+#[derive(Args)]
+pub struct PrintArgs {
+    #[command(flatten)]
+    schema: SchemaArgs,
+    #[command(flatten)]
+    first: FirstMigrationArgs,
 }
 
 /// Checks that the fence in the database is fit for use.
@@ -62,7 +76,7 @@ checked: below that, the reset is refused and says what was granted.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly().await?;
-    database::migrate(&fence, &place).await?;
+    database::migrate(&args.first.set(fence), &place).await?;
     print_text(&format!(
         "the tables and functions in {place} are up to date\n"
     ))
@@ -85,8 +99,11 @@ fn unreadable(place: &str, error: AdmitError) -> Failure {
     }
 }
 
-pub fn print() -> Result<u8, Failure> {
-    let sql = Fence::<Postgres>::schema_sql();
+/// Within a runtime, which a pool needs that never connects.
+pub async fn print(args: PrintArgs) -> Result<u8, Failure> {
+    let unused = PgPool::connect_lazy_with(PgConnectOptions::new_without_pgpass());
+    let fence = args.schema.set(Fence::new(unused))?;
+    let sql = args.first.set(fence).schema_sql();
     print_text(&format!("BEGIN;\n\n{}\n\nCOMMIT;\n", sql.trim_end()))
 }
 

@@ -1,4 +1,4 @@
-//! Connections of the pool: check out, check in, and the end of a session that is out of reach.
+//! Connections of the pool: check out and check in.
 //!
 //! 1. Each use takes a connection from the pool and gives it back, in the task that needs it
 //!    ([`direct`]): the pool's hooks see all of them.
@@ -6,7 +6,6 @@
 
 mod direct;
 mod reuse;
-mod terminate;
 
 use std::sync::Arc;
 
@@ -14,11 +13,11 @@ use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::Instant;
 
 pub(super) use self::reuse::EarlyTransaction;
-use self::{direct::Direct, reuse::Reuse, terminate::Terminations};
+use self::{direct::Direct, reuse::Reuse};
 use super::{
     fault::Failure,
-    settings::{Limits, TransactionLimits},
-    sql::{AdvisoryLock, Backend, TransactionManager},
+    settings::Limits,
+    sql::{Backend, TransactionManager},
 };
 
 /// Where a fence has its connections from. Clones share all of it.
@@ -27,7 +26,6 @@ pub(super) struct Connections<DB: Backend> {
     reuse: Option<Reuse<DB>>,
     /// Whether a pooler in between gives each transaction a server of its own.
     pub(super) transaction_pooling: bool,
-    terminations: Arc<Terminations<DB>>,
 }
 
 /// A connection that was taken out of the pool, and goes back when it is dropped.
@@ -36,6 +34,8 @@ pub(super) struct CheckedOut<DB: Backend> {
     pub(super) origin: Origin,
     /// The transaction in which it is already: only where connections are reused.
     pub(super) early: Option<Box<EarlyTransaction>>,
+    /// Whether its session is set up for statements that commit by themselves.
+    pub(super) is_alone: bool,
     since: Instant,
 }
 
@@ -56,7 +56,6 @@ impl<DB: Backend> Connections<DB> {
             direct: Arc::new(Direct::new(pool)),
             reuse: None,
             transaction_pooling: false,
-            terminations: Arc::new(Terminations::new()),
         }
     }
 
@@ -73,12 +72,10 @@ impl<DB: Backend> Connections<DB> {
         &self.direct.pool
     }
 
-    /// The limits of a next transaction, where that is to begin with the COMMIT of the one before.
-    pub(super) fn next_transaction(&self, limits: Limits) -> Option<TransactionLimits> {
-        // With a pooler in between, an open transaction keeps a server from others.
-        let begins = self.reuse.is_some() && !self.transaction_pooling;
-        // Mostly it is for one resource; a write to several begins one of its own.
-        begins.then(|| Limits { locks: 1, ..limits }.transaction(None))
+    /// Whether the next transaction begins with the COMMIT of the one before.
+    pub(super) const fn begins_next(&self) -> bool {
+        // With a pooler in between, an open transaction keeps a server from other clients.
+        self.reuse.is_some() && !self.transaction_pooling
     }
 
     /// Takes a connection that is at hand, or waits for one.
@@ -108,30 +105,9 @@ impl<DB: Backend> Connections<DB> {
         }
     }
 
-    /// Ends the session whose transaction has this lock, from outside. Without a server (SQLite), the
-    /// statement or the task that holds the transaction has to end by itself.
-    pub(super) async fn terminate(&self, lock: Option<AdvisoryLock>, limits: Limits) {
-        if let Some(lock) = lock
-            && DB::HAS_SERVER
-        {
-            let within = limits.answer_wait;
-            self.terminations.terminate(self.pool(), lock, within).await;
-        }
-    }
-
     /// Closes the idle connections of the pool, after one of its sessions has turned out to be of no use.
     pub(super) fn close_idle(&self) {
         self.direct.close_idle();
-    }
-
-    /// Ends no session from now on: the server knows no way.
-    pub(super) fn leave_sessions(&self) {
-        self.terminations.leave_all();
-    }
-
-    /// Whether a statement that is out of reach can be ended, or else ends by itself.
-    pub(super) fn ends_sessions(&self) -> bool {
-        self.terminations.ends_any()
     }
 }
 
@@ -141,7 +117,6 @@ impl<DB: Backend> Clone for Connections<DB> {
             direct: Arc::clone(&self.direct),
             reuse: self.reuse.clone(),
             transaction_pooling: self.transaction_pooling,
-            terminations: Arc::clone(&self.terminations),
         }
     }
 }
@@ -152,6 +127,7 @@ impl<DB: Backend> CheckedOut<DB> {
             conn,
             origin,
             early: None,
+            is_alone: false,
             since: Instant::now(),
         }
     }
@@ -180,19 +156,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_early_transaction_serves_who_has_its_limits_and_comes_in_time() {
-        let limits = Limits::default().transaction(None);
-        let early = EarlyTransaction::new(limits, Instant::now());
-        let others = Limits {
-            hold: Duration::from_secs(1),
-            ..Limits::default()
-        };
-        assert!(early.serves(limits));
-        assert!(!early.serves(others.transaction(None)));
-        assert!(!early.serves(Limits::default().transaction(Some(Duration::ZERO))));
+    async fn an_early_transaction_serves_for_five_milliseconds() {
+        let early = EarlyTransaction::new(Instant::now());
+        assert!(early.serves());
         advance(Duration::from_millis(5)).await;
-        assert!(early.serves(limits));
+        assert!(early.serves());
         advance(Duration::from_millis(1)).await;
-        assert!(!early.serves(limits), "it is too old");
+        assert!(!early.serves(), "it is too old");
     }
 }

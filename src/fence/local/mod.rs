@@ -5,9 +5,10 @@ mod high_mark;
 mod queue;
 mod stale;
 
+use self::high_mark::HighMark;
+pub(crate) use self::queue::Permit;
 pub(super) use self::{
     epochs::HandedOutEpochs,
     queue::{QueueKey, Queues},
     stale::StaleTokens,
 };
-pub(crate) use self::{high_mark::HighMark, queue::Permit};

@@ -10,7 +10,7 @@ use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
 use crate::{
-    fence::{error::StaleToken, sql::Dead},
+    fence::{TokenUse, error::StaleToken, sql::Dead},
     token::{Resource, Token},
 };
 
@@ -27,13 +27,9 @@ const LIFETIME: Duration = Duration::from_secs(10);
 
 impl StaleTokens {
     /// Remembers a refusal of the database.
-    pub(in crate::fence) fn remember(&self, stale: &StaleToken) {
+    pub(in crate::fence) fn remember(&self, resource: &Resource, dead: Dead) {
         let until = Instant::now() + LIFETIME;
-        let dead = Dead {
-            max_token: stale.max_token,
-            by_floor: stale.by_floor,
-        };
-        self.known.insert(stale.resource.clone(), (dead, until));
+        self.known.insert(resource.clone(), (dead, until));
     }
 
     /// Forgets what is known of a resource.
@@ -46,10 +42,11 @@ impl StaleTokens {
         &self,
         resource: &Resource,
         token: Token,
+        token_use: TokenUse,
     ) -> Result<(), StaleToken> {
         match self.known.get(resource) {
             Some((dead, until)) if token.get() <= dead.max_token && Instant::now() < until => {
-                Err(dead.refuse(resource, token))
+                Err(dead.refuse(resource, token, token_use))
             }
             _ => Ok(()),
         }
@@ -68,33 +65,33 @@ impl Default for StaleTokens {
 mod tests {
     use super::*;
 
-    fn stale(resource: &Resource, max_token: i64) -> StaleToken {
-        Dead::by_row(max_token).refuse(resource, Token::new(1).unwrap())
-    }
+    const DEAD: Dead = Dead {
+        max_token: 7,
+        by_floor: false,
+        announced: false,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn what_is_dead_is_refused_until_it_is_forgotten() {
         let memory = StaleTokens::default();
         let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
         let token = |value| Token::new(value).unwrap();
-        memory.check(&a, token(7)).unwrap();
-        memory.remember(&stale(&a, 7));
-        assert_eq!(memory.check(&a, token(7)).unwrap_err().max_token, 7);
-        assert_eq!(
-            memory.check(&a, token(6)).unwrap_err().presented_token,
-            token(6)
-        );
-        memory.check(&a, token(8)).unwrap();
-        memory.check(&b, token(7)).unwrap();
+        let check = |resource, value| memory.check(resource, token(value), TokenUse::SingleUse);
+        check(&a, 7).unwrap();
+        memory.remember(&a, DEAD);
+        assert_eq!(check(&a, 7).unwrap_err().max_token, 7);
+        assert_eq!(check(&a, 6).unwrap_err().presented_token, token(6));
+        check(&a, 8).unwrap();
+        check(&b, 7).unwrap();
         tokio::time::advance(LIFETIME).await;
-        memory.check(&a, token(7)).unwrap();
+        check(&a, 7).unwrap();
     }
 
     #[tokio::test]
     async fn memory_is_bounded() {
         let memory = StaleTokens::default();
         for n in 0..3 * RESOURCES {
-            memory.remember(&stale(&Resource::new(format!("r-{n}")).unwrap(), 7));
+            memory.remember(&Resource::new(format!("r-{n}")).unwrap(), DEAD);
         }
         assert!(memory.known.len() <= RESOURCES);
     }

@@ -15,8 +15,8 @@ use crate::{
         error::{AdmitError, StaleToken},
         fault::{Failure, Fault},
         local::{Permit, QueueKey},
-        settings::{Limits, deadline},
-        sql::{Admission, Admit, AdvisoryLock, FenceDatabase, Tables},
+        settings::{Limits, TransactionLimits, deadline},
+        sql::{Admission, Admit, Begin, FenceDatabase, Names},
         tx::Transaction,
     },
     metrics,
@@ -134,23 +134,23 @@ impl<DB: FenceDatabase> Fence<DB> {
         token: Token,
         token_use: TokenUse,
     ) -> Result<(), AdmitError> {
-        let tables = self.find_tables(conn).await?;
+        let names = self.checked_names(conn).await?;
         let claim = Claim::new(resource.clone(), token);
-        let admit = Admit::new(&claim, token_use, AdvisoryLock::random());
-        let mut admission = DB::admit(conn, &tables, admit)
+        let admit = Admit::new(&claim, token_use, self.limits.transaction(None));
+        let mut admission = DB::admit(conn, &names, admit)
             .await
             .map_err(Failure::from)?;
         if let Admission::Behind = admission {
-            let caught_up = DB::catch_up(conn, &tables, resource).await;
+            let caught_up = DB::catch_up(conn, &names, resource).await;
             caught_up.map_err(Failure::from)?;
-            admission = DB::admit(conn, &tables, admit)
+            admission = DB::admit(conn, &names, admit)
                 .await
                 .map_err(Failure::from)?;
         }
         match admission {
-            Admission::Admitted => Ok(()),
+            Admission::Admitted(_) => Ok(()),
             // Not remembered: what it has met may be the caller's own, and rolled back.
-            Admission::Stale(dead) => Err(dead.refuse(resource, token).into()),
+            Admission::Stale(dead) => Err(dead.refuse(resource, token, token_use).into()),
             Admission::Behind => Err(Failure::in_use().into()),
         }
     }
@@ -161,9 +161,22 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: Claims,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        self.check_stale(&claims)?;
+        self.check_stale(&claims, token_use)?;
         let permits = self.wait_in_queues(&claims).await?;
         self.begin_in_turn(claims, token_use, permits, self.limits)
+            .await
+    }
+
+    /// Opens the transaction of a fenced read: a reusable write that writes nothing. Its COMMIT is on the
+    /// disk, so that no older token is admitted after a crash.
+    pub(crate) async fn begin_read(&self, claims: Claims) -> Result<FencedTx<DB>, AdmitError> {
+        self.check_stale(&claims, TokenUse::Reusable)?;
+        let permits = self.wait_in_queues(&claims).await?;
+        let limits = Limits {
+            durable: true,
+            ..self.limits
+        };
+        self.begin_in_turn(claims, TokenUse::Reusable, permits, limits)
             .await
     }
 
@@ -177,7 +190,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<FencedTx<DB>, AdmitError> {
         let mut tries = Tries::new(limits.locking(&claims));
         loop {
-            let transaction = Transaction::begin(&self.connections, tries.limits()).await?;
+            let limits = tries.limits();
+            let begin = Begin::ForAdmission(limits.transaction(None));
+            let transaction = Transaction::begin_as(&self.connections, limits, begin).await?;
             let admitted = self.admit_all(transaction, &claims, token_use, &mut tries);
             if let Some(transaction) = admitted.await? {
                 return Ok(FencedTx::new(transaction, claims, permits));
@@ -194,12 +209,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         tries: &mut Tries,
     ) -> Result<Option<Transaction<DB>>, AdmitError> {
-        let tables = self.tables(&mut transaction).await?;
+        let names = self.names(&mut transaction).await?;
+        let limits = tries.limits().transaction(None);
         if transaction.began_early {
             let began = Instant::now();
-            match admit_early(&mut transaction, &tables, claims, token_use).await {
+            match admit_early(&mut transaction, &names, claims, token_use, limits).await {
                 Ok(true) => {
-                    self.run_hook(&mut transaction).await?;
+                    transaction.held_since = Instant::now();
                     return Ok(Some(transaction));
                 }
                 Ok(false) => transaction.restart_after(began.elapsed()).await?,
@@ -211,18 +227,36 @@ impl<DB: FenceDatabase> Fence<DB> {
                 // It had died since it was used last, and nothing was written.
                 Err(failure) if failure.fault.is_gone() => {
                     transaction.discard();
-                    let limits = self.limits.locking(claims);
-                    transaction =
-                        Transaction::begin_tested(&self.connections, limits, None).await?;
+                    let (begin, own) = (Begin::ForAdmission(limits), tries.limits());
+                    transaction = Transaction::begin_tested(&self.connections, own, begin).await?;
                 }
                 Err(failure) => return Err(failure.into()),
             }
         }
+        self.admit_in_order(transaction, claims, token_use, None, tries)
+            .await
+    }
+
+    /// Admits row lock by row lock. The first token may have been admitted already, or refused.
+    pub(super) async fn admit_in_order(
+        &self,
+        mut transaction: Transaction<DB>,
+        claims: &Claims,
+        token_use: TokenUse,
+        mut first: Option<Admission>,
+        tries: &mut Tries,
+    ) -> Result<Option<Transaction<DB>>, AdmitError> {
+        let limits = tries.limits().transaction(None);
         for claim in claims.in_lock_order() {
-            let admit = Admit::new(claim, token_use, transaction.lock());
-            let admission = transaction
-                .run(async |conn| DB::admit(conn, &tables, admit).await)
-                .await;
+            let admission = match first.take() {
+                Some(admission) => Ok(admission),
+                None => {
+                    let admit = Admit::new(claim, token_use, limits);
+                    transaction
+                        .run(async |conn| DB::admit(conn, &self.names, admit).await)
+                        .await
+                }
+            };
             let admission = match admission {
                 Ok(admission) => admission,
                 Err(failure) => {
@@ -232,15 +266,14 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
             };
             match admission {
-                Admission::Admitted => {}
+                Admission::Admitted(id) => transaction.id = id,
                 Admission::Stale(dead) => {
-                    let stale = dead.refuse(&claim.resource, claim.token);
                     // What this very transaction has moved is rolled back with it.
                     let same = claims.iter().filter(|one| one.resource == claim.resource);
                     if same.count() == 1 {
-                        self.stale.remember(&stale);
+                        self.stale.remember(&claim.resource, dead);
                     }
-                    return Err(stale.into());
+                    return Err(dead.refuse(&claim.resource, claim.token, token_use).into());
                 }
                 Admission::Behind => {
                     drop(transaction);
@@ -250,25 +283,23 @@ impl<DB: FenceDatabase> Fence<DB> {
                 }
             }
         }
-        self.run_hook(&mut transaction).await?;
+        transaction.held_since = Instant::now();
         Ok(Some(transaction))
     }
 
     /// Refuses what this process knows to be stale, without asking the database.
-    pub(crate) fn check_stale(&self, claims: &Claims) -> Result<(), StaleToken> {
+    pub(crate) fn check_stale(
+        &self,
+        claims: &Claims,
+        token_use: TokenUse,
+    ) -> Result<(), StaleToken> {
         let known = claims
             .iter()
-            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token));
+            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token, token_use));
         if known.is_err() {
             metrics::count("tower_fence_refused_from_memory_total");
         }
         known
-    }
-
-    /// Remembers a refusal.
-    pub(super) fn refused(&self, stale: StaleToken) -> StaleToken {
-        self.stale.remember(&stale);
-        stale
     }
 
     /// Waits for the other writes of this process to the same resources, without a connection.
@@ -297,18 +328,20 @@ impl<DB: FenceDatabase> Fence<DB> {
 /// Admits all or not all, in a transaction that began before the request.
 async fn admit_early<DB: FenceDatabase>(
     transaction: &mut Transaction<DB>,
-    tables: &Tables,
+    names: &Names,
     claims: &Claims,
     token_use: TokenUse,
+    limits: TransactionLimits,
 ) -> Result<bool, Failure> {
     for claim in claims.in_lock_order() {
-        let admit = Admit::new(claim, token_use, transaction.lock());
-        let admitted = transaction
-            .run(async |conn| DB::admit_early(conn, tables, admit).await)
+        let admit = Admit::new(claim, token_use, limits);
+        let admission = transaction
+            .run(async |conn| DB::admit_early(conn, names, admit).await)
             .await?;
-        if !admitted {
+        let Admission::Admitted(id) = admission else {
             return Ok(false);
-        }
+        };
+        transaction.id = id;
     }
     Ok(true)
 }

@@ -45,8 +45,8 @@ impl Calls for Fence<Postgres> {
         })
     }
 
-    fn schema(&self) -> CallFuture<'_, String> {
-        Box::pin(async { Ok(self.known_tables().await?.schema().to_owned()) })
+    fn prefix(&self) -> CallFuture<'_, String> {
+        Box::pin(async { Ok(self.known_names().await?.prefix().to_owned()) })
     }
 
     fn session_options(&self) -> Option<PgConnectOptions> {
@@ -74,7 +74,7 @@ impl Fence<Postgres> {
                 return Ok(rows);
             }
         }
-        let statements = Box::new(|schema: &str| in_literals(call, schema));
+        let statements = Box::new(|prefix: &str| in_literals(call, prefix));
         self.call_statements(statements, lock_wait).await
     }
 
@@ -83,16 +83,16 @@ impl Fence<Postgres> {
         statements: Statements<'_>,
         lock_wait: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
-        let tables = self.known_tables().await?;
+        let names = self.known_names().await?;
         let sql = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; {}",
             lock_ms(lock_wait),
-            statements(tables.schema())
+            statements(names.prefix())
         );
         // To the end: what comes behind the last row is the answer to the COMMIT of all of them.
         let rows = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
-            .run(async |conn, _| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
+            .run(async |conn| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
             .await?;
         Ok(rows)
     }
@@ -104,12 +104,12 @@ impl Fence<Postgres> {
         call: &FunctionCall<'_>,
         lock_wait: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
-        let tables = self.known_tables().await?;
-        let sql = prepared(call, tables.schema());
+        let names = self.known_names().await?;
+        let sql = prepared(call, names.prefix());
         let lock_ms = lock_ms(lock_wait).to_string();
         let called = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
-            .run(async |conn, _| {
+            .run(async |conn| {
                 let mut query = sqlx::query(AssertSqlSafe(sql)).bind(lock_ms);
                 for argument in call.arguments {
                     query = match *argument {
@@ -154,7 +154,7 @@ const LAZILY: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";
 
 /// The call as one statement whose first argument is a limit for locks. The function's own first argument depends on
 /// the settings, so they are made before it runs.
-fn prepared(call: &FunctionCall<'_>, schema: &str) -> String {
+fn prepared(call: &FunctionCall<'_>, prefix: &str) -> String {
     let FunctionCall {
         function, columns, ..
     } = call;
@@ -167,13 +167,13 @@ fn prepared(call: &FunctionCall<'_>, schema: &str) -> String {
         "SELECT {columns} FROM (\
              SELECT pg_catalog.set_config('lock_timeout', $1, true) IS NOT NULL AND {lazily} IS NOT NULL AS made \
              WHERE pg_catalog.current_setting('transaction_isolation') = 'read committed' OFFSET 0\
-         ) AS settings, LATERAL {schema}.{function}({arguments}) AS {}",
+         ) AS settings, LATERAL {prefix}{function}({arguments}) AS {}",
         row(call)
     )
 }
 
 /// The call with its arguments as literals.
-fn in_literals(call: &FunctionCall<'_>, schema: &str) -> String {
+fn in_literals(call: &FunctionCall<'_>, prefix: &str) -> String {
     let FunctionCall {
         function, columns, ..
     } = call;
@@ -188,7 +188,7 @@ fn in_literals(call: &FunctionCall<'_>, schema: &str) -> String {
         ""
     };
     let (arguments, row) = (arguments.join(", "), row(call));
-    format!("{lazily}SELECT {columns} FROM {schema}.{function}({arguments}) AS {row}")
+    format!("{lazily}SELECT {columns} FROM {prefix}{function}({arguments}) AS {row}")
 }
 
 /// The name of the function's row.

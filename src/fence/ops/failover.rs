@@ -9,8 +9,6 @@
 //!    keeps the time line on which it was admitted last, and nothing is admitted on a row of another one: the
 //!    fence catches up first, resource by resource. Where the database cannot tell, an operator says it.
 
-use std::time::Duration;
-
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
 
@@ -55,7 +53,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// On Postgres the database's role needs EXECUTE on `fence_after_failover_of`. `fence_after_failover` does
+    /// On Postgres the database's role needs EXECUTE on `tower_fence.after_failover_of`. `tower_fence.after_failover` does
     /// the same from SQL, in one transaction.
     ///
     /// # Errors
@@ -66,10 +64,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// Dropped at any moment, each partition is done or not.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
-        self.find_partitions(Duration::ZERO).await?;
         for partition in 0..=u8::MAX {
-            self.in_transaction(async |conn, tables| {
-                DB::after_failover(conn, tables, partition).await
+            self.in_transaction(async |conn, names| {
+                DB::after_failover(conn, names, partition).await
             })
             .await?;
         }
@@ -82,15 +79,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub(super) async fn catch_up(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
             let behind = self
-                .in_transaction(async |conn, tables| {
-                    DB::catch_up(conn, tables, &claim.resource).await
+                .in_transaction(async |conn, names| {
+                    DB::catch_up(conn, names, &claim.resource).await
                 })
                 .await?;
             if behind {
                 metrics::count("tower_fence_caught_up_total");
                 tracing::info!(
                     resource = %claim.resource, partition = partition_of(&claim.resource),
-                    "this resource was used last on another time line of the database, or by an older version"
+                    "this resource was last used on another timeline of the database"
                 );
             }
         }
@@ -112,14 +109,14 @@ impl Fence<Postgres> {
     /// Where a server does not tell its time line (`pg_walfile_name` fails there when the tables are made), nothing
     /// is noticed.
     ///
-    /// The database's role needs EXECUTE on `fence_notice_failover`.
+    /// The database's role needs EXECUTE on `tower_fence.notice_failover`.
     ///
     /// # Errors
     ///
     /// As [`begin`](Self::begin).
     pub async fn notice_failover(&self, enabled: bool) -> Result<(), AdmitError> {
-        self.in_transaction(async |conn, tables| {
-            sqlx::query(tables.sql("SELECT {schema}.fence_notice_failover($1)"))
+        self.in_transaction(async |conn, names| {
+            sqlx::query(names.sql("SELECT tower_fence.notice_failover($1)"))
                 .bind(enabled)
                 .execute(conn)
                 .await

@@ -31,9 +31,8 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     async fn highest_epoch(&self, partition: u8) -> Result<i64, AdmitError> {
         let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let tables = self.tables(&mut transaction).await?;
-        let highest =
-            transaction.run(async |conn| DB::handed_out_epoch(conn, &tables, partition).await);
+        let names = self.names(&mut transaction).await?;
+        let highest = transaction.run(async |conn| DB::last_epoch(conn, &names, partition).await);
         Ok(highest.await?.unwrap_or_default())
     }
 
@@ -49,8 +48,8 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     async fn highest_announced(&self, resource: &Resource) -> Result<i64, AdmitError> {
         let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let tables = self.tables(&mut transaction).await?;
-        let announced = transaction.run(async |conn| DB::announced(conn, &tables, resource).await);
+        let names = self.names(&mut transaction).await?;
+        let announced = transaction.run(async |conn| DB::announced(conn, &names, resource).await);
         Ok(announced.await?.unwrap_or_default())
     }
 }

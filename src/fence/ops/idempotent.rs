@@ -20,7 +20,10 @@ use crate::fence::{
     fault::{Failure, Fault},
     local::QueueKey,
     settings::deadline,
-    sql::{Claimed, FenceDatabase, Record, RecordId, StoredResponse},
+    sql::{
+        Admit, Begin, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId,
+        StoredResponse,
+    },
     tx::Transaction,
 };
 
@@ -115,35 +118,53 @@ impl<DB: FenceDatabase> Fence<DB> {
         };
         permits.push(permit);
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
-        let lock_wait = self.limits.lock_wait;
-        let within = wait.saturating_add(self.limits.answer_wait);
+        let within = wait.saturating_add(self.limits.statement());
         let mut tries = Tries::new(self.limits.locking(&claims));
+        let mut may_be_early = true;
         loop {
             let limits = tries.limits();
-            let mut transaction =
-                Transaction::begin_for_key(&self.connections, limits, Some(wait)).await?;
-            let tables = self.tables(&mut transaction).await?;
-            let lock = transaction.lock();
-            let claimed = transaction
+            let bounds = limits.transaction(Some(wait));
+            let begin = match may_be_early {
+                true => Begin::ForAdmission(bounds),
+                false => Begin::WithLimits(bounds),
+            };
+            let mut transaction = Transaction::begin_as(&self.connections, limits, begin).await?;
+            let names = self.names(&mut transaction).await?;
+            let [first, ..] = claims.in_lock_order()[..] else {
+                return Err(AdmitError::NoResource.into());
+            };
+            let early = transaction.began_early;
+            let claiming = transaction
                 .run_within(within, async |conn| {
-                    DB::claim(conn, &tables, &id, &fingerprint, ttl_ms, lock, lock_wait).await
+                    let claim = ClaimOfKey {
+                        id: &id,
+                        fingerprint: &fingerprint,
+                        ttl_ms,
+                        early,
+                        admit: Admit::new(first, token_use, bounds),
+                    };
+                    DB::admit_once(conn, &names, claim).await
                 })
                 .await;
-            match claimed {
-                Ok(Some(role)) => {
+            match claiming {
+                Ok(Claiming::Claimed { role, admission }) => {
                     let id = id.clone();
-                    transaction.claimed = Some(Box::new(Claimed { id, tables, role }));
-                    let admitted = self.admit_all(transaction, &claims, token_use, &mut tries);
+                    transaction.claimed = Some(Box::new(Claimed { id, names, role }));
+                    let first = Some(admission);
+                    let admitted =
+                        self.admit_in_order(transaction, &claims, token_use, first, &mut tries);
                     if let Some(transaction) = admitted.await? {
                         return Ok(Once::First(FencedTx::new(transaction, claims, permits)));
                     }
                 }
-                Ok(None) => {
-                    let found = self.find(&mut transaction, &id).await?;
-                    return replay(found, fingerprint);
+                Ok(Claiming::Found(found)) => return replay(found, fingerprint),
+                Ok(Claiming::TooEarly) => may_be_early = false,
+                // A connection that was closed since it was used last: nothing was written.
+                Err(failure) if early && failure.fault.is_gone() => {
+                    transaction.discard();
+                    may_be_early = false;
                 }
-                // The only lock that a claim waits for is that of the same key.
-                Err(failure) if failure.fault == Fault::Contention => {
+                Err(failure) if failure.fault == Fault::Contention && waits_for_key(&failure) => {
                     return Err(OnceError::InFlight);
                 }
                 Err(failure) => {
@@ -159,8 +180,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         transaction: &mut Transaction<DB>,
         id: &RecordId,
     ) -> Result<Option<Record>, AdmitError> {
-        let tables = self.tables(transaction).await?;
-        let find = transaction.run(async |conn| DB::find(conn, &tables, id).await);
+        let names = self.names(transaction).await?;
+        let find = transaction.run(async |conn| DB::find_record(conn, &names, id).await);
         Ok(find.await?)
     }
 
@@ -197,9 +218,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn remove_expired_keys(&self) -> Result<u64, AdmitError> {
         let mut removed = 0;
         loop {
-            let remove = async |conn: &mut _, tables: &_| {
-                DB::remove_expired(conn, tables, BATCH.into()).await
-            };
+            let remove =
+                async |conn: &mut _, names: &_| DB::remove_expired(conn, names, BATCH).await;
             let batch = self.in_transaction(remove).await?;
             removed += batch;
             if batch < BATCH.into() {
@@ -207,6 +227,21 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         }
     }
+}
+
+/// Whether a claim has waited in vain for its key, and not for the row of a resource.
+fn waits_for_key(failure: &Failure) -> bool {
+    #[cfg(feature = "postgres")]
+    if let Some(error) = failure.cause.as_database_error()
+        && let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+    {
+        return error
+            .r#where()
+            .is_some_and(|context| context.contains("idempotency_keys"));
+    }
+    // The lock of SQLite's file, or a pool that is full.
+    _ = failure;
+    false
 }
 
 fn replay<DB: FenceDatabase>(
@@ -231,9 +266,15 @@ impl<DB: FenceDatabase> Transaction<DB> {
         mut self,
         response: &StoredResponse,
     ) -> Result<(), CommitError> {
+        let hooked = self.hooked;
         if let Some(claimed) = self.claimed.take() {
             let stored = self
-                .run(async |conn| DB::store(conn, &claimed, response).await)
+                .run(async |conn| {
+                    if hooked {
+                        DB::restore_role(conn, &claimed.role).await?;
+                    }
+                    DB::store_response(conn, &claimed.names, &claimed.id, response).await
+                })
                 .await
                 .map_err(CommitError::before_commit)?;
             if !stored {

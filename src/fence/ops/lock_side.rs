@@ -8,39 +8,33 @@ use crate::{
         Fence,
         claims::Claims,
         error::AdmitError,
-        sql::{Announcement, FenceDatabase, Tables},
+        sql::{Announcement, FenceDatabase},
         tx::Transaction,
     },
     token::{Resource, Token},
 };
 
-/// The epochs of this crate's issuers, kept in the table `fence_epochs`. Where the transaction has
+/// The epochs of this crate's issuers, kept in the table `tower_fence.epochs`. Where the transaction has
 /// `synchronous_commit = off`, their transactions are durable all the same.
 impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let epoch = self
-                .durably(async |conn, tables| {
-                    DB::catch_up_partition(conn, tables, partition).await?;
-                    DB::next_epoch(conn, tables, partition, at_least.get()).await
-                })
-                .await?;
-            Epoch::new(epoch)
+            let next = self.in_transaction(async |conn, names| {
+                DB::next_epoch(conn, names, partition, at_least.get()).await
+            });
+            Epoch::new(next.await.map_err(unreachable)?)
         })
     }
 
     fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let floor = self
-                .durably(async |conn, tables| {
-                    DB::bring_back(conn, tables, partition, seen.get()).await?;
-                    DB::catch_up_partition(conn, tables, partition).await?;
-                    DB::floor(conn, tables, partition).await
-                })
-                .await?;
-            // The first one that is not over.
-            let alive = Epoch::new((floor + 1) / Epoch::SIZE)?;
-            Ok(alive.max(seen))
+            let report = self.in_transaction(async |conn, names| {
+                DB::report_epoch(conn, names, partition, seen.get()).await
+            });
+            let floor = report.await.map_err(unreachable)?;
+            // The first epoch that has tokens above the floor.
+            let valid = Epoch::new((floor + 1) / Epoch::SIZE)?;
+            Ok(valid.max(seen))
         })
     }
 
@@ -49,9 +43,9 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
             let mut transaction = Transaction::begin(&self.connections, self.limits)
                 .await
                 .map_err(unreachable)?;
-            let tables = self.tables(&mut transaction).await.map_err(unreachable)?;
+            let names = self.names(&mut transaction).await.map_err(unreachable)?;
             let id = transaction
-                .run(async |conn| DB::source_id(conn, &tables).await)
+                .run(async |conn| DB::source_id(conn, &names).await)
                 .await
                 .map_err(unreachable)?;
             SourceId::new(id).map_err(|error| EpochError::Unreachable(Box::new(error)))
@@ -82,25 +76,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             return Ok(());
         };
         Epoch::new(highest.get() + 1)?;
-        self.durably(async |conn, tables| {
+        self.in_transaction(async |conn, names| {
             for partition in 0..=u8::MAX {
-                DB::bring_back(conn, tables, partition, highest.get()).await?;
+                DB::report_epoch(conn, names, partition, highest.get()).await?;
             }
             Ok(())
         })
         .await
-    }
-
-    /// Runs statements in a transaction whose COMMIT is on the disk when it is confirmed.
-    async fn durably<T>(
-        &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T> + Clone,
-    ) -> Result<T, EpochError> {
-        let durable = async move |conn: &mut DB::Connection, tables: &Tables| {
-            DB::make_durable(conn).await?;
-            statements(conn, tables).await
-        };
-        self.in_transaction(durable).await.map_err(unreachable)
+        .map_err(unreachable)
     }
 }
 
@@ -124,9 +107,9 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                 let mut transaction = Transaction::begin(&self.connections, tries.limits())
                     .await
                     .map_err(unannounced)?;
-                let tables = self.tables(&mut transaction).await.map_err(unannounced)?;
+                let names = self.names(&mut transaction).await.map_err(unannounced)?;
                 let announcement = transaction
-                    .run(async |conn| DB::announce(conn, &tables, resource, token, lease).await)
+                    .run(async |conn| DB::announce(conn, &names, resource, token, lease).await)
                     .await;
                 match announcement {
                     Err(failure) => {

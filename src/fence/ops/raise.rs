@@ -3,7 +3,7 @@
 use super::retry::Tries;
 use crate::{
     fence::{
-        Fence,
+        Fence, TokenUse,
         claims::{Claim, Claims},
         error::{AdmitError, CommitError},
         sql::FenceDatabase,
@@ -26,7 +26,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Dropped at any moment, it leaves no open transaction and no lock behind.
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
         let one = Claims::one(resource.clone(), token);
-        self.check_stale(&one)?;
+        self.check_stale(&one, TokenUse::Reusable)?;
         let _permits = self.wait_in_queues(&one).await?;
         self.raise_all(&one).await
     }
@@ -76,16 +76,18 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &Claims,
         tries: &mut Tries,
     ) -> Result<bool, AdmitError> {
-        let tables = self.tables(&mut transaction).await?;
+        let names = self.names(&mut transaction).await?;
         let outranked = transaction
             .run(async |conn| {
                 let mut outranked = None;
                 for Claim { resource, token } in claims.in_lock_order() {
-                    let Some(dead) = DB::raise(conn, &tables, resource, *token).await? else {
+                    let Some(dead) = DB::raise(conn, &names, resource, *token).await? else {
                         return Ok(None);
                     };
                     if dead.max_token >= token.get() {
-                        outranked.get_or_insert_with(|| dead.refuse(resource, *token));
+                        outranked.get_or_insert_with(|| {
+                            dead.refuse(resource, *token, TokenUse::Reusable)
+                        });
                     }
                 }
                 Ok(Some(outranked))
@@ -106,7 +108,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         };
         commit(transaction).await?;
-        outranked.map_or(Ok(true), |stale| Err(self.refused(stale).into()))
+        outranked.map_or(Ok(true), |stale| Err(stale.into()))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     fence::{
         Fence,
         error::AdmitError,
-        sql::{FenceDatabase, Idle, Tables},
+        sql::{FenceDatabase, Idle, Names},
         tx::Transaction,
     },
     live_tokens::LiveTokens,
@@ -59,8 +59,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// On Postgres the database's role needs EXECUTE on the functions `fence_remove_idle_of` and
-    /// `fence_find_partitions`. `fence_remove_idle` does the same from SQL.
+    /// On Postgres the database's role needs EXECUTE on the function `remove_idle_of`. From SQL,
+    /// `CALL tower_fence.remove_idle('90 days')` does the same.
     ///
     /// # Errors
     ///
@@ -113,7 +113,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<u64, AdmitError> {
         // Beyond this a database may not be able to count.
         let older_than = older_than.min(Duration::from_secs(1_000 * 365 * 24 * 60 * 60));
-        self.find_partitions(older_than).await?;
         let mut removed = 0;
         // Not the same ones first each time.
         let first: u8 = rand::random();
@@ -130,8 +129,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                     granted: live.granted,
                     live: live.lowest(partition),
                 };
-                let batch = async |conn: &mut _, tables: &_| {
-                    DB::remove_idle(conn, tables, partition, idle).await
+                let batch = async |conn: &mut _, names: &_| {
+                    DB::remove_idle(conn, names, partition, idle).await
                 };
                 let batch = self.in_transaction(batch).await?;
                 removed += batch;
@@ -143,25 +142,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(removed)
     }
 
-    /// Writes down the partitions of rows that are older than that column, and were not used for so long.
-    pub(super) async fn find_partitions(&self, older_than: Duration) -> Result<(), AdmitError> {
-        let find =
-            async |conn: &mut _, tables: &_| DB::find_partitions(conn, tables, older_than).await;
-        while self.in_transaction(find).await? > 0 {}
-        Ok(())
-    }
-
     /// Runs statements of the fence alone in a transaction, and commits it. What collides is begun anew.
     pub(super) async fn in_transaction<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Tables) -> sqlx::Result<T> + Clone,
+        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
         let mut tries = Tries::new(self.limits);
         loop {
             let mut transaction = Transaction::begin(&self.connections, tries.limits()).await?;
-            let tables = self.tables(&mut transaction).await?;
+            let names = self.names(&mut transaction).await?;
             let once = statements.clone();
-            let outcome = transaction.run(async |conn| once(conn, &tables).await);
+            let outcome = transaction.run(async |conn| once(conn, &names).await);
             match outcome.await {
                 Ok(outcome) => {
                     commit(transaction).await?;

@@ -1,12 +1,7 @@
 //! Taking a fence back, for operators: the cure where a token was far too high.
 
-use super::raise::commit;
 use crate::{
-    epochs::partition_of,
-    fence::{
-        Fence, claims::Claims, error::AdmitError, fault::Failure, sql::FenceDatabase,
-        tx::Transaction,
-    },
+    fence::{Fence, claims::Claims, error::AdmitError, sql::FenceDatabase},
     token::{Resource, Token},
 };
 
@@ -27,12 +22,6 @@ pub enum ResetError {
     /// The database was busy, or could not be reached.
     #[error(transparent)]
     Fence(#[from] AdmitError),
-}
-
-impl From<Failure> for ResetError {
-    fn from(failure: Failure) -> Self {
-        Self::Fence(failure.into())
-    }
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -60,12 +49,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn reset(&self, resource: &Resource, token: Token) -> Result<(), ResetError> {
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one).await?;
-        self.catch_up(&one).await?;
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let tables = self.tables(&mut transaction).await?;
-        let partition = partition_of(resource);
-        let granted = transaction
-            .run(async |conn| DB::reset(conn, &tables, resource, partition, token).await)
+        let granted = self
+            .in_transaction(async |conn, names| DB::reset(conn, names, resource, token).await)
             .await?;
         if granted > token.get() {
             return Err(ResetError::BelowGranted {
@@ -74,7 +59,6 @@ impl<DB: FenceDatabase> Fence<DB> {
                 granted,
             });
         }
-        commit(transaction).await?;
         self.stale.forget(resource);
         tracing::warn!(%resource, token = token.get(), "the fence was reset");
         Ok(())

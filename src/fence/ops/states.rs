@@ -72,10 +72,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
     pub async fn state(&self, resource: &Resource) -> Result<FenceState, AdmitError> {
         let partition = partition_of(resource);
-        let read = self.in_transaction(async |conn, tables| {
-            let row = DB::state(conn, tables, resource).await?;
-            let floor = DB::floor(conn, tables, partition).await?;
-            let epoch = DB::handed_out_epoch(conn, tables, partition).await?;
+        let read = self.in_transaction(async |conn, names| {
+            let row = DB::state(conn, names, resource).await?;
+            let floor = DB::floor(conn, names, partition).await?;
+            let epoch = DB::last_epoch(conn, names, partition).await?;
             Ok((row, floor, epoch))
         });
         let (row, floor, epoch) = read.await?;
@@ -109,14 +109,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             "{prefix}{}",
             "\u{10ffff}".repeat(Resource::MAX_BYTES / 4 + 1)
         );
-        let rows = self.in_transaction(async |conn, tables| {
+        let rows = self.in_transaction(async |conn, names| {
             let rows = Rows {
                 first: prefix,
                 last: &last,
                 after: after.map_or("", Resource::as_str),
                 limit,
             };
-            DB::states(conn, tables, rows).await
+            DB::states(conn, names, rows).await
         });
         Ok(rows.await?.into_iter().filter_map(fence_row).collect())
     }
@@ -128,7 +128,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// As [`state`](Self::state).
     pub async fn floors(&self) -> Result<Vec<(u8, i64)>, AdmitError> {
-        let floors = self.in_transaction(async |conn, tables| DB::floors(conn, tables).await);
+        let floors = self.in_transaction(async |conn, names| DB::floors(conn, names).await);
         let floors = floors.await?.into_iter();
         let in_range = |(partition, floor)| Some((u8::try_from(partition).ok()?, floor));
         Ok(floors.filter_map(in_range).collect())

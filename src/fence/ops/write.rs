@@ -8,7 +8,7 @@
 //!    and nothing stays of it. Then the same happens in an open transaction, which knows why: there
 //!    the lock comes first, and the statement has a snapshot of its own.
 //! 4. Where it collides with another transaction in there, it is over without an effect, and the whole is run once more,
-//!    as an [admission](super::retry) is; but not behind a hook, nor once COMMIT was sent.
+//!    as an [admission](super::retry) is; but not once COMMIT was sent.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
         error::{AdmitError, WriteError},
         local::Permit,
         settings::Limits,
-        sql::{Admit, FenceDatabase, Statement, Tables},
+        sql::{Admit, FenceDatabase, Names, Statement},
         tx::StandaloneStatement,
     },
     token::{Resource, Token},
@@ -80,9 +80,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// further run: such a statement belongs into a [`FencedTx`], after
     /// [`begin`](Self::begin).
     ///
-    /// With a hook ([`on_begin`](Self::on_begin)) it runs in an open transaction at once, and so it does on a
-    /// database that speaks the protocol of Postgres, but has no `xmin`.
-    ///
     /// Not possible: tables whose rules rewrite the statement (Postgres), a leading `WITH` (SQLite),
     /// statements that write inside of a `WITH` (Postgres), a comment behind a semicolon. A `$` with
     /// a number higher than that of the bound arguments is refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
@@ -97,7 +94,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable. Busy, too, where it has collided with
     ///   other transactions (40001, or a deadlock) for the whole [`lock_wait`](Self::lock_wait): it is repeated until
-    ///   then, unless there is a hook.
+    ///   then.
     /// - [`WriteError::Statement`] when the statement failed, has an argument of a type that the
     ///   database does not know, or a `$` with a number higher than that of its arguments. Nothing was written.
     /// - [`WriteError::Unsupported`] when the database cannot run it together with its admission.
@@ -141,19 +138,21 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         mut statement: Statement<DB>,
     ) -> Result<Written<DB>, WriteError> {
-        self.check_stale(&claims).map_err(AdmitError::from)?;
+        self.check_stale(&claims, token_use)
+            .map_err(AdmitError::from)?;
         let permits = self.wait_in_queues(&claims).await?;
         let mut limits = self.limits;
         if let [claim] = &claims[..]
-            && let Some(tables) = self.tables_at_once().await?
+            && let Some(names) = self.names_at_once().await?
         {
             let began = Instant::now();
             let alone = StandaloneStatement::ready(&self.connections, limits).await;
             let alone = alone.map_err(AdmitError::from)?;
             let (wait, own) = (limits.lock_wait, &mut statement);
-            let written = alone.run(async |conn, lock| {
-                let admit = Admit::new(claim, token_use, lock);
-                DB::write_at_once(conn, &tables, admit, wait, own).await
+            let whole = limits.transaction(None);
+            let written = alone.run(async |conn| {
+                let admit = Admit::new(claim, token_use, whole);
+                DB::write_at_once(conn, &names, admit, wait, own).await
             });
             let rows = written.await.map_err(WriteError::alone)?;
             if !rows.is_empty() {
@@ -183,9 +182,6 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Ok(rows) => return tx.commit_rows(rows).await,
                 Err(failure) => failure,
             };
-            if self.hook.is_set() {
-                return Err(WriteError::in_transaction(failure));
-            }
             let transaction;
             (claims, transaction, permits) = tx.into_parts();
             drop(transaction);
@@ -194,15 +190,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Where the tables are, if check and write can be one statement: not with a pooler in between, which may
-    /// prepare it on one server and execute it on another, nor with a hook, which needs a transaction, nor
-    /// where rows have no versions.
-    async fn tables_at_once(&self) -> Result<Option<Arc<Tables>>, AdmitError> {
-        if !DB::AT_ONCE || self.connections.transaction_pooling || self.hook.is_set() {
+    /// The names of the fence, if check and write can be one statement: not with a pooler in between, which
+    /// may prepare it on one server and execute it on another.
+    async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
+        if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);
         }
-        let tables = self.known_tables().await?;
-        Ok(tables.capabilities.write_at_once().then_some(tables))
+        self.known_names().await.map(Some)
     }
 }
 

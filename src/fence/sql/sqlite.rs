@@ -9,19 +9,18 @@ use std::time::Duration;
 use sqlx::{
     AssertSqlSafe, Connection, Executor, SqlSafeStr, Sqlite, SqliteConnection,
     migrate::MigrateError,
-    sqlite::{SqliteConnectOptions, SqliteRow, SqliteTransactionManager},
+    sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteRow, SqliteTransactionManager},
 };
 
 use super::{
-    Admission, Admit, AdvisoryLock, Announcement, Backend, Capabilities, Claimed, Committed, Dead,
-    Found, Idle, Record, RecordId, Records, RowVersion, Rows, StateRow, Statement, States,
-    StoredResponse, Tables, TransactionManager, migrations, records::records, savepoint,
-    statements::statements, states::states,
+    Admission, Admit, Announcement, Backend, Begin, ClaimOfKey, Claiming, Committed, Dead, Fitness,
+    Idle, Names, Record, RecordId, Rows, StateRow, Statement, States, StoredResponse,
+    TransactionManager, migrations, savepoint, states::states,
 };
 use crate::{
     announce::LeaseDigest,
-    epochs::{Epoch, partition_of, partition_of_name},
-    fence::{settings::TransactionLimits, token_use::TokenUse},
+    epochs::{Epoch, partition_of},
+    fence::token_use::TokenUse,
     token::{Resource, Token},
 };
 
@@ -30,10 +29,28 @@ impl Backend for Sqlite {
         options.get_filename().display().to_string()
     }
 
-    async fn begin(conn: &mut SqliteConnection, limits: TransactionLimits) -> sqlx::Result<()> {
+    fn own_pool(pool: SqlitePoolOptions, options: &SqliteConnectOptions) -> SqlitePoolOptions {
+        // A database in memory is gone with its last connection.
+        let name = options.get_filename().to_string_lossy();
+        match name.contains(":memory:") || name.contains("sqlx-in-memory") {
+            true => pool
+                .max_connections(1)
+                .idle_timeout(None)
+                .max_lifetime(None),
+            false => pool,
+        }
+    }
+
+    fn prefix(schema: Option<&str>) -> String {
+        // The file of the connection, not one that is attached to it, nor a temporary table.
+        format!("{}.tower_fence_", schema.unwrap_or("main"))
+    }
+
+    async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
         // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
-        let lock_ms = limits.lock_wait.as_millis().clamp(1, i32::MAX as u128);
+        let lock_wait = begin.limits().lock_wait;
+        let lock_ms = lock_wait.as_millis().clamp(1, i32::MAX as u128);
         let sql = format!(
             "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
             savepoint()
@@ -52,16 +69,8 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn find_tables(
-        _: &mut SqliteConnection,
-        schema: Option<&str>,
-    ) -> sqlx::Result<Option<Found>> {
-        // The file of the connection, not one that is attached to it, nor a temporary table.
-        Ok(Some(Found {
-            schema: schema.unwrap_or("main").into(),
-            capabilities: Some(Capabilities::ALL),
-            flaw: None,
-        }))
+    async fn check(_: &mut SqliteConnection, _: &Names) -> sqlx::Result<Fitness> {
+        Ok(Fitness::Fit)
     }
 
     async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
@@ -74,10 +83,7 @@ impl Backend for Sqlite {
         conn.ping().await
     }
 
-    async fn commit(
-        conn: &mut SqliteConnection,
-        _: Option<TransactionLimits>,
-    ) -> sqlx::Result<Committed> {
+    async fn commit(conn: &mut SqliteConnection, _: bool) -> sqlx::Result<Committed> {
         // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
         // full disk), or by hand.
         let release = format!("RELEASE {}", savepoint());
@@ -88,55 +94,171 @@ impl Backend for Sqlite {
 
     const HAS_SERVER: bool = false;
 
-    async fn terminate(_: &mut SqliteConnection, _: AdvisoryLock) -> sqlx::Result<()> {
-        Ok(())
+    async fn migrate(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        _: bool,
+    ) -> Result<(), MigrateError> {
+        let table = names.apply("tower_fence.migrations");
+        let (file, table) = table.split_once('.').unwrap_or(("main", &table));
+        let found = format!("SELECT 1 FROM {file}.sqlite_master WHERE name = '{table}'");
+        let has_history = conn.fetch_optional(AssertSqlSafe(found)).await?.is_some();
+        migrations::migrate(conn, has_history, names, migrations::SQLITE).await
     }
 
-    async fn migrate(conn: &mut SqliteConnection, _: Option<&str>) -> Result<(), MigrateError> {
-        const HISTORY: &str =
-            "SELECT 1 FROM main.sqlite_master WHERE name = '_tower_fence_migrations'";
-        let has_history = conn.fetch_optional(HISTORY).await?.is_some();
-        migrations::migrate(conn, has_history, migrations::SQLITE).await
-    }
-
-    fn schema_sql() -> String {
+    fn schema_sql(names: &Names, _: bool) -> String {
         const HISTORY: &str = "    version BIGINT PRIMARY KEY,
     description TEXT NOT NULL,
     installed_on TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
     success BOOLEAN NOT NULL,
     checksum BLOB NOT NULL,
     execution_time BIGINT NOT NULL";
-        migrations::script(migrations::SQLITE, HISTORY, ["X'", "'"])
+        migrations::script(names, migrations::SQLITE, HISTORY, ["X'", "'"])
     }
 
-    async fn make_durable(_: &mut SqliteConnection) -> sqlx::Result<()> {
-        // `PRAGMA synchronous` cannot be changed in a transaction.
-        Ok(())
-    }
-
-    async fn row_version(
+    async fn admit(
         conn: &mut SqliteConnection,
-        tables: &Tables,
-        resource: &Resource,
-    ) -> sqlx::Result<Option<RowVersion>> {
-        // Rows have no versions here, and a reusable write need not move `max_token`.
-        let max_token = Self::max_token(conn, tables, resource).await?;
-        Ok(max_token.map(|max_token| RowVersion {
-            max_token,
-            version: None,
-            is_behind: false,
-            may_be_lost: false,
-        }))
+        names: &Names,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        if let admitted @ Admission::Admitted(_) = Self::admit_early(conn, names, admit).await? {
+            return Ok(admitted);
+        }
+        const FIRST: &str = "INSERT INTO tower_fence.resources AS r \
+                 (resource, max_token, updated_at, partition) \
+             SELECT $1, $3, CURRENT_TIMESTAMP, $4 FROM tower_fence.floors WHERE partition = $4 AND $2 > floor \
+             ON CONFLICT (resource) DO NOTHING";
+        let first = sqlx::query(names.sql(FIRST))
+            .bind(admit.resource.as_str())
+            .bind(admit.token.get())
+            .bind(admit.raised_to())
+            .bind(i16::from(partition_of(admit.resource)))
+            .execute(&mut *conn);
+        if first.await?.rows_affected() == 1 {
+            return Ok(Admission::Admitted(None));
+        }
+        Ok(Admission::Stale(dead(conn, names, admit.resource).await?))
     }
 
-    async fn raise_if_unwritten(
-        _: &mut SqliteConnection,
-        _: &Tables,
-        _: &Resource,
-        _: i64,
-        _: &str,
+    async fn admit_early(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+             WHERE resource = $1 AND max_token < $2";
+        let admitted = sqlx::query(names.sql(ADMIT))
+            .bind(admit.resource.as_str())
+            .bind(admit.token.get())
+            .bind(admit.raised_to())
+            .execute(conn);
+        Ok(match admitted.await?.rows_affected() {
+            1 => Admission::Admitted(None),
+            _ => Admission::Behind,
+        })
+    }
+
+    async fn admit_once(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        claim: ClaimOfKey<'_>,
+    ) -> sqlx::Result<Claiming> {
+        const CLAIM: &str = "INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at) \
+             VALUES ($1, $2, $3, CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4) \
+             ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, \
+                 expires_at = excluded.expires_at, status = NULL, headers = NULL, body = NULL \
+             WHERE k.expires_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER)";
+        let claimed = sqlx::query(names.sql(CLAIM))
+            .bind(&claim.id.scope[..])
+            .bind(&claim.id.key)
+            .bind(&claim.fingerprint[..])
+            .bind(claim.ttl_ms)
+            .execute(&mut *conn);
+        if claimed.await?.rows_affected() == 0 {
+            let found = Self::find_record(conn, names, claim.id).await?;
+            return Ok(Claiming::Found(found));
+        }
+        Ok(Claiming::Claimed {
+            role: String::new(),
+            admission: Self::admit(conn, names, claim.admit).await?,
+        })
+    }
+
+    async fn find_record(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        id: &RecordId,
+    ) -> sqlx::Result<Option<Record>> {
+        const FIND: &str = "SELECT fingerprint, status, headers, body FROM tower_fence.idempotency_keys \
+             WHERE scope = $1 AND key = $2 AND expires_at > CAST(unixepoch('subsec') * 1000 AS INTEGER)";
+        let row = sqlx::query_as(names.sql(FIND))
+            .bind(&id.scope[..])
+            .bind(&id.key)
+            .fetch_optional(conn)
+            .await?;
+        Ok(row.map(Record::of))
+    }
+
+    async fn store_response(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        id: &RecordId,
+        response: &StoredResponse,
     ) -> sqlx::Result<bool> {
-        Ok(false)
+        const STORE: &str = "UPDATE tower_fence.idempotency_keys SET status = $3, headers = $4, body = $5 \
+             WHERE scope = $1 AND key = $2 AND status IS NULL";
+        let stored = sqlx::query(names.sql(STORE))
+            .bind(&id.scope[..])
+            .bind(&id.key)
+            .bind(response.status.cast_signed())
+            .bind(&response.headers)
+            .bind(&response.body[..])
+            .execute(conn)
+            .await?;
+        Ok(stored.rows_affected() == 1)
+    }
+
+    async fn remove_expired(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        at_most: u32,
+    ) -> sqlx::Result<u64> {
+        const REMOVE: &str = "DELETE FROM tower_fence.idempotency_keys WHERE (scope, key) IN (\
+             SELECT scope, key FROM tower_fence.idempotency_keys \
+             WHERE expires_at <= CAST(unixepoch('subsec') * 1000 AS INTEGER) ORDER BY expires_at LIMIT $1)";
+        let removed = sqlx::query(names.sql(REMOVE)).bind(at_most).execute(conn);
+        Ok(removed.await?.rows_affected())
+    }
+
+    async fn raise(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        resource: &Resource,
+        token: Token,
+    ) -> sqlx::Result<Option<Dead>> {
+        const RAISE: &str = "INSERT INTO tower_fence.resources AS r \
+                 (resource, max_token, updated_at, partition) \
+             SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors WHERE partition = $3 \
+                 AND ($2 >= floor OR EXISTS (SELECT 1 FROM tower_fence.resources WHERE resource = $1)) \
+             ON CONFLICT (resource) DO UPDATE \
+                 SET max_token = excluded.max_token, updated_at = excluded.updated_at \
+                 WHERE r.max_token < excluded.max_token";
+        sqlx::query(names.sql(RAISE))
+            .bind(resource.as_str())
+            .bind(TokenUse::Reusable.dead(token))
+            .bind(i16::from(partition_of(resource)))
+            .execute(&mut *conn)
+            .await?;
+        dead(conn, names, resource).await.map(Some)
+    }
+
+    async fn max_token(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        resource: &Resource,
+    ) -> sqlx::Result<Option<i64>> {
+        let dead = dead(conn, names, resource).await?;
+        Ok((dead.max_token > 0 || !dead.by_floor).then_some(dead.max_token))
     }
 
     // A statement that writes cannot be part of another one here.
@@ -144,7 +266,7 @@ impl Backend for Sqlite {
 
     async fn write_at_once(
         _: &mut SqliteConnection,
-        _: &Tables,
+        _: &Names,
         _: Admit<'_>,
         _: Duration,
         _: &mut Statement<Self>,
@@ -162,52 +284,30 @@ impl Backend for Sqlite {
             .await
     }
 
-    async fn find_partitions(
-        conn: &mut SqliteConnection,
-        tables: &Tables,
-        older_than: Duration,
-    ) -> sqlx::Result<u64> {
-        const UNKNOWN: &str = "SELECT resource FROM {schema}.fence_resources \
-             WHERE partition IS NULL AND unixepoch(updated_at) < unixepoch('subsec') - $1 LIMIT 1000";
-        const FIND: &str = "UPDATE {schema}.fence_resources SET partition = $2 WHERE resource = $1";
-        let unknown: Vec<String> = sqlx::query_scalar(tables.sql(UNKNOWN))
-            .bind(older_than.as_secs_f64())
-            .fetch_all(&mut *conn)
-            .await?;
-        for resource in &unknown {
-            sqlx::query(tables.sql(FIND))
-                .bind(resource)
-                .bind(i16::from(partition_of_name(resource)))
-                .execute(&mut *conn)
-                .await?;
-        }
-        Ok(unknown.len() as u64)
-    }
-
     async fn remove_idle(
         conn: &mut SqliteConnection,
-        tables: &Tables,
+        names: &Names,
         partition: u8,
         idle: Idle,
     ) -> sqlx::Result<u64> {
         // There is one writer at a time, so nobody inserts a row between the two.
-        const REMOVE: &str = "DELETE FROM {schema}.fence_resources WHERE resource IN (\
-                 SELECT resource FROM {schema}.fence_resources WHERE partition = $1 \
+        const REMOVE: &str = "DELETE FROM tower_fence.resources WHERE resource IN (\
+                 SELECT resource FROM tower_fence.resources WHERE partition = $1 \
                      AND unixepoch(updated_at) < unixepoch('subsec') - $2 \
                      AND max(max_token, announced) < $4 \
                  LIMIT $3) \
              RETURNING max(max_token, announced)";
-        const RAISE: &str = "UPDATE {schema}.fence_floors SET floor = $2 \
+        const RAISE: &str = "UPDATE tower_fence.floors SET floor = $2 \
              WHERE partition = $1 AND floor < $2";
         let below = match idle.granted {
             Some(granted) => granted.get() + 1,
             None => {
-                let last = Self::handed_out_epoch(conn, tables, partition).await?;
+                let last = Self::last_epoch(conn, names, partition).await?;
                 (last.unwrap_or(0) + 1) * Epoch::SIZE
             }
         };
         let below = idle.live.map_or(below, |live| live.get().min(below));
-        let removed: Vec<i64> = sqlx::query_scalar(tables.sql(REMOVE))
+        let removed: Vec<i64> = sqlx::query_scalar(names.sql(REMOVE))
             .bind(i16::from(partition))
             .bind(idle.older_than.as_secs_f64())
             .bind(idle.at_most)
@@ -215,7 +315,7 @@ impl Backend for Sqlite {
             .fetch_all(&mut *conn)
             .await?;
         if let Some(dead) = removed.iter().max() {
-            sqlx::query(tables.sql(RAISE))
+            sqlx::query(names.sql(RAISE))
                 .bind(i16::from(partition))
                 .bind(dead)
                 .execute(conn)
@@ -226,29 +326,29 @@ impl Backend for Sqlite {
 
     async fn after_failover(
         conn: &mut SqliteConnection,
-        tables: &Tables,
+        names: &Names,
         partition: u8,
     ) -> sqlx::Result<()> {
         // That of a partition without epochs may be forgotten, too, where others have some.
-        const MOVE_UP: &str = "INSERT INTO {schema}.fence_epochs (partition, epoch) SELECT $1, 500 \
-             WHERE EXISTS (SELECT 1 FROM {schema}.fence_epochs WHERE epoch > 0) \
+        const MOVE_UP: &str = "INSERT INTO tower_fence.epochs (partition, epoch) SELECT $1, 500 \
+             WHERE EXISTS (SELECT 1 FROM tower_fence.epochs WHERE epoch > 0) \
              ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999) \
              RETURNING epoch * 1000000000 + 999999999";
         const FLOOR: &str =
-            "UPDATE {schema}.fence_floors SET floor = max(floor, $2) WHERE partition = $1";
+            "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
         // A row above it, or shortly below, has seen a token from elsewhere or a forged one, and grants were made
         // above that: not so many in a part that was lost.
-        const ROWS: &str = "UPDATE {schema}.fence_resources SET max_token = \
+        const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
              CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
                  ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
              WHERE partition = $1";
-        let dead: Option<i64> = sqlx::query_scalar(tables.sql(MOVE_UP))
+        let dead: Option<i64> = sqlx::query_scalar(names.sql(MOVE_UP))
             .bind(i16::from(partition))
             .fetch_optional(&mut *conn)
             .await?;
         let Some(dead) = dead else { return Ok(()) };
         for raise in [FLOOR, ROWS] {
-            sqlx::query(tables.sql(raise))
+            sqlx::query(names.sql(raise))
                 .bind(i16::from(partition))
                 .bind(dead)
                 .execute(&mut *conn)
@@ -257,30 +357,149 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    statements!(
-        lock: "$4 IS NOT NULL",
-        share: "",
-        admitted_by: ["", "", "", ""],
-        and_durably: "",
-        history: ["", "", ""]
-    );
+    async fn announce(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> sqlx::Result<Announcement> {
+        const ANNOUNCE: &str = "INSERT INTO tower_fence.resources AS r \
+                 (resource, max_token, announced, announced_lease, updated_at, partition) \
+             SELECT $1, $2 - 1, $2, $3, CURRENT_TIMESTAMP, $4 FROM tower_fence.floors WHERE partition = $4 \
+                 AND ($2 > floor OR EXISTS (SELECT 1 FROM tower_fence.resources WHERE resource = $1)) \
+             ON CONFLICT (resource) DO UPDATE SET max_token = max(r.max_token, excluded.max_token), \
+                 announced = excluded.announced, announced_lease = excluded.announced_lease, \
+                 updated_at = excluded.updated_at \
+             WHERE r.max_token < $2 \
+                 AND (r.announced < $2 OR (r.announced = $2 AND r.announced_lease IS $3))";
+        const HIGHEST: &str = "SELECT max(max_token, announced), announced = $2 AND announced_lease IS $3 \
+             FROM tower_fence.resources WHERE resource = $1";
+        let announced = sqlx::query(names.sql(ANNOUNCE))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .bind(&lease.as_bytes()[..])
+            .bind(i16::from(partition_of(resource)))
+            .execute(&mut *conn);
+        if announced.await?.rows_affected() == 1 {
+            return Ok(Announcement::Announced);
+        }
+        let highest: Option<(i64, bool)> = sqlx::query_as(names.sql(HIGHEST))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .bind(&lease.as_bytes()[..])
+            .fetch_optional(&mut *conn)
+            .await?;
+        let (highest, was_last) = match highest {
+            Some(highest) => highest,
+            None => (
+                Self::floor(conn, names, partition_of(resource)).await?,
+                false,
+            ),
+        };
+        Ok(Announcement::Outranked { highest, was_last })
+    }
+
+    async fn reset(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        resource: &Resource,
+        token: Token,
+    ) -> sqlx::Result<i64> {
+        const RESET: &str = "UPDATE tower_fence.resources SET max_token = $2, \
+             announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
+             announced = min(announced, $2) WHERE resource = $1";
+        // A resource that only the floor blocks gets a row, which alone counts then.
+        const MAKE: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
+             SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
+             WHERE partition = $3 AND floor > $2";
+        let partition = partition_of(resource);
+        let announced = Self::announced(conn, names, resource).await?;
+        // At the end of the range a grant has outranked what is to be reset, and there is no other
+        // remedy.
+        let announced = announced.filter(|announced| *announced < Token::MAX.get());
+        let last_epoch = Self::last_epoch(conn, names, partition).await?;
+        let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
+        let granted = announced.unwrap_or(0).max(begun);
+        if granted <= token.get() {
+            let reset = sqlx::query(names.sql(RESET))
+                .bind(resource.as_str())
+                .bind(token.get())
+                .execute(&mut *conn);
+            if reset.await?.rows_affected() == 0 {
+                sqlx::query(names.sql(MAKE))
+                    .bind(resource.as_str())
+                    .bind(token.get())
+                    .bind(i16::from(partition))
+                    .execute(conn)
+                    .await?;
+            }
+        }
+        Ok(granted)
+    }
+
+    async fn next_epoch(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        partition: u8,
+        at_least: i64,
+    ) -> sqlx::Result<i64> {
+        const NEXT: &str = "INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES ($1, $2) \
+             ON CONFLICT (partition) DO UPDATE SET epoch = \
+                 CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE e.epoch + 1 END \
+             WHERE e.epoch < 999999 RETURNING epoch";
+        let begun = sqlx::query_scalar(names.sql(NEXT))
+            .bind(i16::from(partition))
+            .bind(at_least)
+            .fetch_optional(conn)
+            .await?;
+        // The caller refuses an epoch beyond the last one.
+        Ok(begun.unwrap_or(Token::MAX.get() / Epoch::SIZE + 1))
+    }
+
+    async fn report_epoch(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        partition: u8,
+        seen: i64,
+    ) -> sqlx::Result<i64> {
+        const REPORT: &str = "INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES ($1, $2) \
+             ON CONFLICT (partition) DO UPDATE SET epoch = excluded.epoch WHERE e.epoch < excluded.epoch";
+        sqlx::query(names.sql(REPORT))
+            .bind(i16::from(partition))
+            .bind(seen)
+            .execute(&mut *conn)
+            .await?;
+        Self::floor(conn, names, partition).await
+    }
+}
+
+/// Reads the highest stale token of a resource.
+async fn dead(
+    conn: &mut SqliteConnection,
+    names: &Names,
+    resource: &Resource,
+) -> sqlx::Result<Dead> {
+    const MAX_TOKEN: &str =
+        "SELECT max_token, announced > max_token FROM tower_fence.resources WHERE resource = $1";
+    let row = sqlx::query_as(names.sql(MAX_TOKEN))
+        .bind(resource.as_str())
+        .fetch_optional(&mut *conn)
+        .await?;
+    Ok(match row {
+        Some((max_token, announced)) => Dead {
+            max_token,
+            by_floor: false,
+            announced,
+        },
+        None => Dead {
+            max_token: Sqlite::floor(conn, names, partition_of(resource)).await?,
+            by_floor: true,
+            announced: false,
+        },
+    })
 }
 
 impl States for Sqlite {
     states!(idle_ms: "CAST((unixepoch('subsec') - unixepoch(updated_at, 'subsec')) * 1000 AS INTEGER)");
-}
-
-impl Records for Sqlite {
-    records!(
-        now: "CAST(unixepoch('subsec') * 1000 AS INTEGER)",
-        expires_at: "CAST(unixepoch('subsec') * 1000 AS INTEGER) + $4",
-        // There is nothing left to wait for: the transaction has the lock of the file.
-        claimed: "'', $5, $6",
-        skip_locked: "",
-    );
-
-    async fn restore_role(_: &mut SqliteConnection, _: &str) -> sqlx::Result<()> {
-        // There are no roles.
-        Ok(())
-    }
 }

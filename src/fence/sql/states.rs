@@ -2,7 +2,7 @@
 
 use sqlx::Database;
 
-use super::Tables;
+use super::Names;
 use crate::token::Resource;
 
 /// A row: the resource, `max_token`, the highest token that was announced, and for how many milliseconds nobody
@@ -24,21 +24,48 @@ pub(crate) trait States: Database {
     /// Reads the row of a resource, if it has one.
     fn state(
         conn: &mut Self::Connection,
-        tables: &Tables,
+        names: &Names,
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<StateRow>>> + Send;
 
     /// Reads rows in the order of their names, byte by byte.
     fn states(
         conn: &mut Self::Connection,
-        tables: &Tables,
+        names: &Names,
         rows: Rows<'_>,
     ) -> impl Future<Output = sqlx::Result<Vec<StateRow>>> + Send;
+
+    /// Reads the floor of a partition.
+    fn floor(
+        conn: &mut Self::Connection,
+        names: &Names,
+        partition: u8,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Reads the highest epoch of a partition, if it has one.
+    fn last_epoch(
+        conn: &mut Self::Connection,
+        names: &Names,
+        partition: u8,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Reads the highest token that was announced, if the resource has a row.
+    fn announced(
+        conn: &mut Self::Connection,
+        names: &Names,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Reads the identity of this source of epochs.
+    fn source_id(
+        conn: &mut Self::Connection,
+        names: &Names,
+    ) -> impl Future<Output = sqlx::Result<String>> + Send;
 
     /// Reads the floors that are not 0.
     fn floors(
         conn: &mut Self::Connection,
-        tables: &Tables,
+        names: &Names,
     ) -> impl Future<Output = sqlx::Result<Vec<(i16, i64)>>> + Send;
 }
 
@@ -48,15 +75,15 @@ macro_rules! states {
     (idle_ms: $idle_ms:literal) => {
         async fn state(
             conn: &mut Self::Connection,
-            tables: &Tables,
+            names: &Names,
             resource: &Resource,
         ) -> sqlx::Result<Option<StateRow>> {
             const STATE: &str = concat!(
                 "SELECT resource, max_token, announced, ",
                 $idle_ms,
-                " FROM {schema}.fence_resources WHERE resource = $1"
+                " FROM tower_fence.resources WHERE resource = $1"
             );
-            sqlx::query_as(tables.sql(STATE))
+            sqlx::query_as(names.sql(STATE))
                 .bind(resource.as_str())
                 .fetch_optional(conn)
                 .await
@@ -64,17 +91,17 @@ macro_rules! states {
 
         async fn states(
             conn: &mut Self::Connection,
-            tables: &Tables,
+            names: &Names,
             rows: Rows<'_>,
         ) -> sqlx::Result<Vec<StateRow>> {
             // Both bounds are of the primary key, so a page costs as much as it has rows.
             const STATES: &str = concat!(
                 "SELECT resource, max_token, announced, ",
                 $idle_ms,
-                " FROM {schema}.fence_resources \
+                " FROM tower_fence.resources \
                  WHERE resource > $1 AND resource >= $2 AND resource <= $3 ORDER BY resource LIMIT $4"
             );
-            sqlx::query_as(tables.sql(STATES))
+            sqlx::query_as(names.sql(STATES))
                 .bind(rows.after)
                 .bind(rows.first)
                 .bind(rows.last)
@@ -83,13 +110,62 @@ macro_rules! states {
                 .await
         }
 
+        async fn floor(
+            conn: &mut Self::Connection,
+            names: &Names,
+            partition: u8,
+        ) -> sqlx::Result<i64> {
+            const FLOOR: &str = "SELECT floor FROM tower_fence.floors WHERE partition = $1";
+            let floor = sqlx::query_scalar(names.sql(FLOOR))
+                .bind(i16::from(partition))
+                .fetch_optional(conn);
+            // The migrations have made a row for each partition.
+            floor.await?.ok_or_else(|| {
+                let missing = format!(
+                    "floors has no row for partition {partition}: row-level security hides it, or the \
+                     tables of the fence were emptied, or restored in part"
+                );
+                sqlx::Error::Configuration(missing.into())
+            })
+        }
+
+        async fn last_epoch(
+            conn: &mut Self::Connection,
+            names: &Names,
+            partition: u8,
+        ) -> sqlx::Result<Option<i64>> {
+            const LAST: &str = "SELECT epoch FROM tower_fence.epochs WHERE partition = $1";
+            sqlx::query_scalar(names.sql(LAST))
+                .bind(i16::from(partition))
+                .fetch_optional(conn)
+                .await
+        }
+
+        async fn announced(
+            conn: &mut Self::Connection,
+            names: &Names,
+            resource: &Resource,
+        ) -> sqlx::Result<Option<i64>> {
+            const ANNOUNCED: &str = "SELECT announced FROM tower_fence.resources WHERE resource = $1";
+            sqlx::query_scalar(names.sql(ANNOUNCED))
+                .bind(resource.as_str())
+                .fetch_optional(conn)
+                .await
+        }
+
+        async fn source_id(conn: &mut Self::Connection, names: &Names) -> sqlx::Result<String> {
+            sqlx::query_scalar(names.sql("SELECT id FROM tower_fence.epoch_source"))
+                .fetch_one(conn)
+                .await
+        }
+
         async fn floors(
             conn: &mut Self::Connection,
-            tables: &Tables,
+            names: &Names,
         ) -> sqlx::Result<Vec<(i16, i64)>> {
-            const FLOORS: &str = "SELECT partition, floor FROM {schema}.fence_floors \
+            const FLOORS: &str = "SELECT partition, floor FROM tower_fence.floors \
                  WHERE floor > 0 ORDER BY partition";
-            sqlx::query_as(tables.sql(FLOORS)).fetch_all(conn).await
+            sqlx::query_as(names.sql(FLOORS)).fetch_all(conn).await
         }
     };
 }

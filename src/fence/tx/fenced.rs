@@ -143,9 +143,11 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         hold.saturating_sub(transaction.held_since.elapsed())
     }
 
-    /// The connection, for statements that are not the borrower's own.
+    /// The connection, for the hook of the application.
     pub(crate) fn connection_mut(&mut self) -> &mut DB::Connection {
-        self.transaction.as_mut().expect(HELD).connection_mut()
+        let transaction = self.transaction.as_mut().expect(HELD);
+        transaction.hooked = true;
+        transaction.connection_mut()
     }
 
     /// Commits the fence and everything that was written on this transaction. `Ok` means that

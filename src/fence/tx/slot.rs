@@ -17,7 +17,7 @@ use crate::fence::{
     claims::{AllAdmitted, Claims},
     error::{AdmitError, CommitError},
     local::Permit,
-    sql::{AdvisoryLock, FenceDatabase},
+    sql::{FenceDatabase, TransactionId},
 };
 
 /// The place of one transaction. Clones are the same place.
@@ -32,8 +32,8 @@ struct State<DB: FenceDatabase> {
     content: Content<DB>,
     /// They end with the request, not with a transaction that a handler lets escape.
     permits: Vec<Permit>,
-    /// The lock by which the transaction is found on the server, where it has begun.
-    advisory: Option<AdvisoryLock>,
+    /// The number of the transaction on the server, once it has begun.
+    id: Option<TransactionId>,
 }
 
 enum Content<DB: FenceDatabase> {
@@ -66,9 +66,8 @@ pub(crate) enum SlotEnd<DB: FenceDatabase> {
     Home(Transaction<DB>),
     /// The handler had committed by itself, or had tried to.
     Settled(Result<(), CommitError>),
-    /// It was still out, in a transaction that is found on the server by this lock. It can no longer
-    /// commit.
-    Escaped(Option<AdvisoryLock>),
+    /// It was still out, and has this number on the server. It can no longer commit.
+    Escaped(Option<TransactionId>),
     /// It was still out, and committing.
     EscapedCommitting,
 }
@@ -83,17 +82,15 @@ impl<DB: FenceDatabase> Slot<DB> {
         let has_key = transaction
             .as_ref()
             .is_some_and(|transaction| transaction.claimed.is_some());
-        let advisory = transaction
-            .as_ref()
-            .and_then(|transaction| transaction.lock);
         let held_since = transaction
             .as_ref()
             .map_or_else(Instant::now, |transaction| transaction.held_since);
+        let id = transaction.as_ref().and_then(|transaction| transaction.id);
         let content = transaction.map_or(Content::Closed, Content::Home);
         let state = State {
             content,
             permits,
-            advisory,
+            id,
         };
         Self {
             state: Arc::new(Mutex::new(state)),
@@ -108,7 +105,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         let state = State {
             content: Content::Pending,
             permits: Vec::new(),
-            advisory: None,
+            id: None,
         };
         Self {
             state: Arc::new(Mutex::new(state)),
@@ -162,8 +159,8 @@ impl<DB: FenceDatabase> Slot<DB> {
             state.content = Content::Home(transaction);
         } else {
             drop(state);
-            // The layer may be about to end its session on the server; in the pool that would be
-            // another request's by then.
+            // The layer may be ending its session on the server; in the pool that would be another
+            // request's by then.
             transaction.discard();
         }
     }
@@ -184,7 +181,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         if is_open {
             state.content = Content::Lent;
             state.permits = permits;
-            state.advisory = transaction.lock;
+            state.id = transaction.id;
         }
         is_open
     }
@@ -212,7 +209,6 @@ impl<DB: FenceDatabase> Slot<DB> {
         let mut state = self.lock();
         if matches!(state.content, Content::Committing) {
             state.permits = permits;
-            state.advisory = transaction.lock;
             state.content = Content::Empty(transaction);
         }
     }
@@ -252,7 +248,7 @@ impl<DB: FenceDatabase> Slot<DB> {
             Content::Home(transaction) => SlotEnd::Home(transaction),
             Content::Settled(outcome) => SlotEnd::Settled(outcome),
             Content::Committing => SlotEnd::EscapedCommitting,
-            Content::Lent | Content::Closed => SlotEnd::Escaped(state.advisory),
+            Content::Lent | Content::Closed => SlotEnd::Escaped(state.id),
         };
         (end, mem::take(&mut state.permits))
     }

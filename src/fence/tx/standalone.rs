@@ -9,7 +9,7 @@ use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
     fault::{Failure, Fault},
     settings::Limits,
-    sql::{AdvisoryLock, Backend},
+    sql::Backend,
 };
 
 /// How long a connection may take to answer that it lives.
@@ -21,7 +21,6 @@ pub(in crate::fence) struct StandaloneStatement<DB: Backend> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
     limits: Limits,
-    lock: AdvisoryLock,
     phase: Phase,
 }
 
@@ -37,15 +36,17 @@ enum Phase {
 
 impl<DB: Backend> StandaloneStatement<DB> {
     /// Takes a connection. Where the statement failed on one that had died, nobody could know its
-    /// outcome; and in a transaction that the application has left open it would not commit. So a connection that
-    /// the fence itself has not used a moment ago is tested for both.
+    /// outcome; and in a transaction that the application has left open it would not commit. So a connection is tested
+    /// for both, unless the fence itself has used it a moment ago. The test also has the server notice a client that
+    /// disconnects, which no statement can set up for itself: so it comes first on a reused connection as well.
     pub(in crate::fence) async fn ready(
         connections: &Connections<DB>,
         limits: Limits,
     ) -> Result<Self, Failure> {
         let mut checked_out = connections.check_out(limits).await?;
         checked_out.end_early_transaction();
-        if checked_out.origin != Origin::Kept && stand_alone(&mut checked_out).await.is_err() {
+        let is_ready = checked_out.origin == Origin::Kept && checked_out.is_alone;
+        if !is_ready && stand_alone(&mut checked_out).await.is_err() {
             checked_out.conn.close_on_drop();
             // It has a place in the pool, which may be the only one.
             drop(checked_out);
@@ -59,7 +60,6 @@ impl<DB: Backend> StandaloneStatement<DB> {
             checked_out: Some(checked_out),
             connections: connections.clone(),
             limits,
-            lock: AdvisoryLock::random(),
             phase: Phase::Clean,
         })
     }
@@ -67,17 +67,15 @@ impl<DB: Backend> StandaloneStatement<DB> {
     /// Runs it, within the time that an open transaction would have.
     pub(in crate::fence) async fn run<T>(
         mut self,
-        statement: impl AsyncFnOnce(&mut DB::Connection, AdvisoryLock) -> sqlx::Result<T>,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let within = self.limits.statement().saturating_add(self.limits.hold);
         self.phase = Phase::UnderWay;
         let checked_out = self.checked_out.as_mut().expect(HELD);
-        let answer = timeout(within, statement(&mut checked_out.conn, self.lock)).await;
+        let answer = timeout(within, statement(&mut checked_out.conn)).await;
         let Ok(outcome) = answer else {
+            // Closed, its server ends it.
             self.phase = Phase::Broken;
-            // What it has locked must not stay so until it ends by itself.
-            let (connections, lock, limits) = (self.connections.clone(), self.lock, self.limits);
-            tokio::spawn(async move { connections.terminate(Some(lock), limits).await });
             return Err(Failure::silent());
         };
         let outcome = outcome.map_err(Failure::from);
@@ -97,10 +95,9 @@ impl<DB: Backend> StandaloneStatement<DB> {
 /// Leaves a transaction that is open on the connection.
 async fn stand_alone<DB: Backend>(checked_out: &mut CheckedOut<DB>) -> Result<(), Failure> {
     let left = timeout(ANSWER, DB::leave_transaction(&mut checked_out.conn)).await;
-    left.map_or_else(
-        |_| Err(Failure::silent()),
-        |left| left.map_err(Failure::from),
-    )
+    left.map_err(|_| Failure::silent())??;
+    checked_out.is_alone = true;
+    Ok(())
 }
 
 /// Only `drop` takes the connection.
@@ -116,9 +113,7 @@ impl<DB: Backend> Drop for StandaloneStatement<DB> {
             Phase::Broken => checked_out.conn.close_on_drop(),
             Phase::UnderWay => CleanUp {
                 checked_out,
-                connections: self.connections.clone(),
                 limits: self.limits,
-                lock: Some(self.lock),
                 pool_lock_wait: None,
                 beginning: false,
             }

@@ -2,8 +2,8 @@
 //!
 //! 1. Whatever the database does, each wait has an end: for the answer to BEGIN and COMMIT, and for each
 //!    statement of the fence's own.
-//! 2. Dropped, it is rolled back: at once, where the connection is at rest, and otherwise in a task,
-//!    which ends a statement that goes on. Only then the pool has the connection again.
+//! 2. Dropped, it is rolled back in a task, and only then the pool has the connection again. If a
+//!    statement goes on, the connection is closed, and the server ends the statement.
 //! 3. COMMIT is confirmed, or it is said that nobody knows.
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::fence::{
     error::CommitError,
     fault::{Failure, Fault},
     settings::Limits,
-    sql::{AdvisoryLock, Backend, Claimed, Committed, TransactionManager},
+    sql::{Backend, Begin, Claimed, Committed, TransactionId, TransactionManager},
 };
 
 pub(crate) struct Transaction<DB: Backend> {
@@ -27,10 +27,12 @@ pub(crate) struct Transaction<DB: Backend> {
     limits: Limits,
     /// Whether it began before its request: with the end of the one before on this connection.
     pub(in crate::fence) began_early: bool,
-    /// The lock by which it is found on the server, once an admission was sent.
-    pub(in crate::fence) lock: Option<AdvisoryLock>,
+    /// Its number on the server, once a token is admitted in it.
+    pub(in crate::fence) id: Option<TransactionId>,
     /// The record that it has claimed, and that waits for its response.
     pub(in crate::fence) claimed: Option<Box<Claimed>>,
+    /// Whether a hook of the application has had its connection, and may have changed the role.
+    pub(in crate::fence) hooked: bool,
     /// Whether a borrower has had its connection for a statement.
     pub(crate) used: bool,
     /// What BEGIN has changed on the connection, to be restored before the pool has it back.
@@ -61,35 +63,36 @@ impl<DB: Backend> Transaction<DB> {
         connections: &Connections<DB>,
         limits: Limits,
     ) -> Result<Self, Failure> {
-        Self::begin_for_key(connections, limits, None).await
+        let begin = Begin::WithLimits(limits.transaction(None));
+        Self::begin_as(connections, limits, begin).await
     }
 
-    /// As [`begin`](Self::begin), with a limit of its own for the first wait for a lock.
-    pub(in crate::fence) async fn begin_for_key(
+    /// As [`begin`](Self::begin), or as the claim of a key or an admission needs it.
+    pub(in crate::fence) async fn begin_as(
         connections: &Connections<DB>,
         limits: Limits,
-        key_wait: Option<Duration>,
+        begin: Begin,
     ) -> Result<Self, Failure> {
         let checked_out = connections.check_out(limits).await?;
         let untested = checked_out.origin != Origin::Tested;
         let mut transaction = Self::new(checked_out, connections, limits);
-        match transaction.open(key_wait).await {
-            // It had died since it was used last. BEGIN is as good a test as a ping.
+        match transaction.open(begin).await {
+            // The connection was closed since it was used last. BEGIN is as good a test as a ping.
             Err(failure) if untested && failure.fault.is_gone() => transaction.discard(),
             opened => return opened.map(|()| transaction),
         }
-        Self::begin_tested(connections, limits, key_wait).await
+        Self::begin_tested(connections, limits, begin).await
     }
 
     /// Opens a transaction on a connection that the pool has tested.
     pub(in crate::fence) async fn begin_tested(
         connections: &Connections<DB>,
         limits: Limits,
-        key_wait: Option<Duration>,
+        begin: Begin,
     ) -> Result<Self, Failure> {
         let tested = connections.check_out_tested(limits).await?;
         let mut transaction = Self::new(tested, connections, limits);
-        transaction.open(key_wait).await?;
+        transaction.open(begin).await?;
         Ok(transaction)
     }
 
@@ -100,8 +103,9 @@ impl<DB: Backend> Transaction<DB> {
             phase: Phase::New,
             limits,
             began_early: false,
-            lock: None,
+            id: None,
             claimed: None,
+            hooked: false,
             used: false,
             pool_lock_wait: None,
             held_since: Instant::now(),
@@ -111,7 +115,8 @@ impl<DB: Backend> Transaction<DB> {
     /// Rolls back what there is and opens a new transaction on the same connection.
     pub(in crate::fence) async fn restart(&mut self) -> Result<(), Failure> {
         self.claimed = None;
-        self.open(None).await
+        let begin = Begin::WithLimits(self.limits.transaction(None));
+        self.open(begin).await
     }
 
     /// The same where a part of the wait for locks has gone by.
@@ -123,10 +128,11 @@ impl<DB: Backend> Transaction<DB> {
         self.restart().await
     }
 
-    async fn open(&mut self, key_wait: Option<Duration>) -> Result<(), Failure> {
-        let limits = self.limits.transaction(key_wait);
+    async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
         let early = self.checked_out.as_mut().expect(HELD).early.take();
-        self.began_early = early.is_some_and(|early| early.serves(limits));
+        // What an admission does not follow has no limits there.
+        let serves = matches!(begin, Begin::ForAdmission(_));
+        self.began_early = early.as_ref().is_some_and(|early| serves && early.serves());
         if self.began_early {
             self.phase = Phase::Open;
             return Ok(());
@@ -139,19 +145,17 @@ impl<DB: Backend> Transaction<DB> {
             )
         {
             self.phase = Phase::Broken;
-            self.connections.terminate(self.lock, self.limits).await;
             return Err(Failure::silent());
         }
-        self.lock = None;
         self.phase = Phase::Beginning;
         let within = self.limits.statement();
-        let begin = async {
+        let opening = async {
             if self.pool_lock_wait.is_none() {
                 self.pool_lock_wait = DB::lock_wait_of_pool(self.connection_mut()).await?;
             }
-            DB::begin(self.connection_mut(), limits).await
+            DB::begin(self.connection_mut(), begin).await
         };
-        match timeout(within, begin).await {
+        match timeout(within, opening).await {
             Ok(begun) => {
                 begun?;
                 self.phase = Phase::Open;
@@ -162,11 +166,6 @@ impl<DB: Backend> Transaction<DB> {
                 Err(Failure::silent())
             }
         }
-    }
-
-    /// The lock that an admission in it takes. From now on it may have it.
-    pub(in crate::fence) fn lock(&mut self) -> AdvisoryLock {
-        *self.lock.get_or_insert_with(AdvisoryLock::random)
     }
 
     /// Runs statements of the fence, within the time of a row lock.
@@ -194,11 +193,8 @@ impl<DB: Backend> Transaction<DB> {
                 failure
             }),
             Err(_) => {
+                // Closed, its server ends the statement.
                 self.phase = Phase::Broken;
-                // What it has locked must not stay so until its statement ends by itself.
-                let (connections, lock) = (self.connections.clone(), self.lock);
-                let limits = self.limits;
-                tokio::spawn(async move { connections.terminate(lock, limits).await });
                 Err(Failure::silent())
             }
         }
@@ -207,13 +203,13 @@ impl<DB: Backend> Transaction<DB> {
     /// Commits. `Ok` means that the writes are there.
     pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
         let answer_wait = self.limits.answer_wait;
-        let next = self.connections.next_transaction(self.limits);
+        let begin_next = self.connections.begins_next();
         let sent = Instant::now();
         let conn = self.connection_mut();
         if DB::TransactionManager::get_transaction_depth(conn) != 1 {
             return Err(CommitError::Unfinished);
         }
-        let committed = match timeout(answer_wait, DB::commit(conn, next)).await {
+        let committed = match timeout(answer_wait, DB::commit(conn, begin_next)).await {
             Ok(answer) => answer.map_err(Failure::from),
             Err(_) => Err(Failure::silent()),
         };
@@ -222,8 +218,8 @@ impl<DB: Backend> Transaction<DB> {
             Ok(Committed::Broken) => self.phase = Phase::Broken,
             Ok(Committed::Begun) => {
                 self.phase = Phase::Continued;
-                let early = next.map(|limits| Box::new(EarlyTransaction::new(limits, sent)));
-                self.checked_out.as_mut().expect(HELD).early = early;
+                let early = EarlyTransaction::new(sent);
+                self.checked_out.as_mut().expect(HELD).early = Some(Box::new(early));
             }
             Err(failure) => {
                 let error = CommitError::at_commit(failure);
@@ -292,9 +288,7 @@ impl<DB: Backend> Drop for Transaction<DB> {
             Phase::Broken => checked_out.conn.close_on_drop(),
             Phase::Beginning | Phase::Open => CleanUp {
                 checked_out,
-                connections: self.connections.clone(),
                 limits: self.limits,
-                lock: self.lock,
                 pool_lock_wait: self.pool_lock_wait,
                 beginning: phase == Phase::Beginning,
             }

@@ -103,7 +103,7 @@ impl Functions {
     ) -> Result<Asked, LeaseError> {
         let row = self
             .one(FunctionCall {
-                function: "fence_lease_ask",
+                function: "lease_ask",
                 arguments: &[
                     Text(Some(request.resource.as_str())),
                     Bytes(Some(request.lease.as_bytes())),
@@ -147,7 +147,7 @@ impl Functions {
         let lease = LeaseDigest::of(id.expose());
         let row = self
             .one(FunctionCall {
-                function: "fence_lease_renew",
+                function: "lease_renew",
                 arguments: &[
                     Text(Some(resource.as_str())),
                     Bytes(Some(lease.as_bytes())),
@@ -180,7 +180,7 @@ impl Functions {
         let lease = lease.as_ref().map(|lease| &lease.as_bytes()[..]);
         let ended = self
             .lazily(
-                "fence_lease_end",
+                "lease_end",
                 Some(resource),
                 &[
                     Text(Some(resource.as_str())),
@@ -201,15 +201,14 @@ impl Functions {
             Integer(Some(request.ticket)),
         ];
         let resource = Some(&request.resource);
-        self.lazily("fence_lease_abandon", resource, &arguments)
-            .await?;
+        self.lazily("lease_abandon", resource, &arguments).await?;
         Ok(())
     }
 
     /// Tells the first in line how long the resource stays closed.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
         let arguments = [Text(Some(resource.as_str()))];
-        self.lazily("fence_lease_call", Some(resource), &arguments)
+        self.lazily("lease_call", Some(resource), &arguments)
             .await?;
         Ok(())
     }
@@ -218,7 +217,7 @@ impl Functions {
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = functions.lazily("fence_lease_sweep", None, &[]).await {
+            if let Err(error) = functions.lazily("lease_sweep", None, &[]).await {
                 tracing::debug!(error = %Chain(&error), "the lines of waiters were not swept");
             }
         });
@@ -231,7 +230,7 @@ impl Functions {
         listener: i64,
     ) -> Result<Vec<String>, LeaseError> {
         let call = FunctionCall {
-            function: "fence_lease_open",
+            function: "lease_open",
             arguments: &[Texts(resources), Integer(Some(listener))],
             columns: "a.answer",
             lazily: true,
@@ -269,11 +268,11 @@ impl Functions {
     }
 
     async fn held(&self, condition: &str, limit: usize) -> Result<Vec<PgRow>, LeaseError> {
-        let look = |schema: &str| {
+        let look = |prefix: &str| {
             format!(
                 "SELECT h.resource, h.token, h.owner, h.waiters, \
                  pg_catalog.ceil(extract(epoch FROM h.expires_in) * 1000)::bigint AS left_ms \
-                 FROM {schema}.fence_held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
+                 FROM {prefix}held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )
         };
         self.database

@@ -1,6 +1,6 @@
 //! The connection on which a process hears of its turns: one for all its waiters, beside the pool.
 //!
-//! 1. Its session is registered in `fence_listeners`, under a random number that is also a part of the channel's name: a
+//! 1. Its session is registered in `tower_fence.listeners`, under a random number that is also a part of the channel's name: a
 //!    role that cannot read the table can neither learn the channel nor flood it. When the session has ended, every
 //!    waiter with its number is passed over.
 //! 2. Every two seconds the process looks which of the resources that are waited for are open, on a connection of the
@@ -177,9 +177,9 @@ impl Task {
         let mut connection = PgListener::connect_with(&pool).await?;
         connection.eager_reconnect(false);
         let number: i64 = rand::random();
-        let schema = self.functions.database.schema().await;
-        let schema = schema.map_err(|error| sqlx::Error::Configuration(error.0))?;
-        let register = format!("SELECT {schema}.fence_lease_listen({number})");
+        let prefix = self.functions.database.prefix().await;
+        let prefix = prefix.map_err(|error| sqlx::Error::Configuration(error.0))?;
+        let register = format!("SELECT {prefix}lease_listen({number})");
         connection.execute(AssertSqlSafe(register)).await?;
         connection
             .listen(&format!("tower_fence_{number:x}"))

@@ -23,7 +23,7 @@ use crate::{
 /// Leases in the database of a fence, and on its own rows. Cheap to clone; clones share a connection.
 ///
 /// For teams that have Postgres and no Redis: as many processes as there are may grant leases, and any program
-/// by the functions `fence_acquire`, `fence_renew` and `fence_release`. A lease survives what the database
+/// by the functions `tower_fence.acquire`, `tower_fence.renew` and `tower_fence.release`. A lease survives what the database
 /// survives.
 ///
 /// A grant makes everyone older dead in its own transaction, and waits for a write in flight: there is no

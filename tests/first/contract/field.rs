@@ -10,12 +10,12 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sqlx::Sqlite;
+use sqlx::{Postgres, Sqlite};
 use tower::ServiceExt;
 use tower_fence::{
     AllAdmitted, FenceLayer, InvalidResource, Resource,
     header::{self, FencingToken},
-    layer::Rejection,
+    layer::Refusal,
     token_keys::KeyId,
 };
 
@@ -94,9 +94,69 @@ fn the_field_is_parsed() {
         let Err(error) = header::parse(lines) else {
             panic!("{lines:?} was taken");
         };
-        let kind = Rejection::from(error).problem_type();
+        let kind = Refusal::from(error).problem_type();
         assert_eq!(kind.name(), problem, "{lines:?}");
     }
+}
+
+/// The functions of SQL read the field as the crate does.
+#[tokio::test]
+async fn the_field_is_parsed_in_sql() {
+    let db = Postgres::fresh(1).await;
+    let read = async |lines: &[String]| {
+        sqlx::query_as("SELECT token, resource FROM tower_fence.header_tokens($1)")
+            .bind(lines.join(", "))
+            .fetch_all(&db.pool)
+            .await
+    };
+    let HeaderVectors { valid, invalid, .. } = vectors("header.json");
+    for ValidHeader { lines, tokens } in &valid {
+        let members: Vec<(i64, Option<String>)> = read(lines)
+            .await
+            .unwrap_or_else(|error| panic!("{lines:?}: {error}"));
+        let expected: Vec<_> = tokens
+            .iter()
+            .map(|member| (member.token, member.resource.clone()))
+            .collect();
+        assert_eq!(members, expected, "{lines:?}");
+    }
+    for InvalidHeader { lines, .. } in &invalid {
+        let refused = read(lines).await.map(drop).unwrap_err();
+        let code = refused.as_database_error().and_then(|error| error.code());
+        assert_eq!(code.as_deref(), Some("TF400"), "{lines:?}");
+    }
+}
+
+/// Each resource gets its own token, and no other one's.
+#[tokio::test]
+async fn admit_header_takes_the_token_of_its_resource() {
+    let db = Postgres::fresh(1).await;
+    let admit = async |field: &str, resource: &str| {
+        let admitted: sqlx::Result<i64> =
+            sqlx::query_scalar("SELECT tower_fence.admit_header($1, $2)")
+                .bind(field)
+                .bind(resource)
+                .fetch_one(&db.pool)
+                .await;
+        admitted.map_err(|error| match error.as_database_error() {
+            Some(error) => error.code().unwrap().into_owned(),
+            None => panic!("{error}"),
+        })
+    };
+    let both = r#"42;resource="a", 7;resource="b""#;
+    assert_eq!(admit(both, "a").await, Ok(42));
+    assert_eq!(admit(both, "b").await, Ok(7));
+    assert_eq!(admit(both, "b").await, Err("TF412".into()));
+    assert_eq!(admit(both, "c").await, Err("TF403".into()));
+    assert_eq!(admit("8", "b").await, Ok(8));
+    assert_eq!(admit(r#"9;resource="a""#, "b").await, Err("TF403".into()));
+    // It is not known which of the two the token without a name is for.
+    assert_eq!(
+        admit(r#"9, 10;resource="a""#, "b").await,
+        Err("TF403".into())
+    );
+    assert_eq!(admit("", "b").await, Err("TF400".into()));
+    assert_eq!(admit("9", "").await, Err("TF400".into()));
 }
 
 #[tokio::test]

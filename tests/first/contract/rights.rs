@@ -12,15 +12,13 @@ use reqwest::Url;
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower::ServiceExt;
 use tower_fence::{
-    Fence, FenceLayer, Idempotency, Resource, TokenKey, TokenKeys, TokenUse,
+    Fence, FenceLayer, Idempotency, Resource, TokenUse,
     lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases, RedisLeases, Renew},
-    token_keys::KeyId,
 };
 
 use super::{admission::answer, grants, resource, token};
 use crate::support::{
     database::{Fresh, TestDatabase},
-    functions::add_token_key,
     redis::{fresh_prefix, shared_url},
 };
 
@@ -36,10 +34,10 @@ struct Role<'a> {
 impl<'a> Role<'a> {
     async fn create(db: &'a Fresh<Postgres>) -> Self {
         let name = format!("app_{:016x}", rand::random::<u64>());
-        // Nobody else has a right, and the first epoch of each partition was handed out.
+        // No other role has a right, and the first epoch of each partition has begun.
         db.execute(&format!(
-            "REVOKE ALL ON SCHEMA public FROM PUBLIC; CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'; \
-             INSERT INTO fence_epochs SELECT generate_series(0, 255), 1"
+            "CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'; \
+             INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 1"
         ))
         .await;
         let mut url = Url::parse(&db.url).unwrap();
@@ -48,7 +46,7 @@ impl<'a> Role<'a> {
         Self { db, name, url }
     }
 
-    /// New connections: a fence looks once where its tables are.
+    /// New connections: a session may keep the rights that it had.
     async fn pool(&self) -> PgPool {
         let options = PgPoolOptions::new().max_connections(2);
         options.connect(self.url.as_str()).await.unwrap()
@@ -61,7 +59,7 @@ impl<'a> Role<'a> {
     }
 }
 
-/// Each right by itself, as `SELECT ON fence_epochs`.
+/// Each right by itself, as `SELECT ON tower_fence.epochs`.
 fn one_by_one(grants: &str) -> Vec<String> {
     let lines = grants.lines().filter(|line| !line.starts_with("--"));
     let mut rights = vec![];
@@ -72,7 +70,7 @@ fn one_by_one(grants: &str) -> Vec<String> {
             .and_then(|right| right.split_once(" ON "))
             .unwrap();
         let (kind, objects) = match objects.split_once(' ') {
-            Some((kind @ ("FUNCTION" | "SCHEMA"), objects)) => (kind, objects),
+            Some((kind @ ("FUNCTION" | "PROCEDURE" | "SCHEMA"), objects)) => (kind, objects),
             _ => ("TABLE", objects),
         };
         for privilege in privileges.split(", ") {
@@ -85,32 +83,21 @@ fn one_by_one(grants: &str) -> Vec<String> {
 }
 
 /// Does the work of a role with the rights of the documentation, and then without each one of them.
-async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool) -> Outcome) {
+async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPool) -> Outcome) {
     let db = Postgres::fresh(1).await;
     let role = Role::create(&db).await;
-    each_right_is_needed_of(&role, documented, work).await;
-    role.drop().await;
-}
-
-/// The same of a role in a database that has what the work needs.
-async fn each_right_is_needed_of(
-    role: &Role<'_>,
-    documented: &str,
-    work: impl AsyncFn(PgPool) -> Outcome,
-) {
-    let db = role.db;
     let grants = grants(documented).replace(documented, &role.name);
     db.execute(&grants).await;
-    // What the application's own statements need is not the fence's to say.
+    // The rights of the application's own statements.
     db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {}", role.name))
         .await;
     let pool = role.pool().await;
-    work(pool.clone()).await.unwrap();
-    // What would make the dead alive.
+    work(pool.clone(), &db.pool).await.unwrap();
+    // What would make stale tokens valid again.
     for forbidden in [
-        "UPDATE fence_floors SET floor = 0",
-        "DELETE FROM fence_resources",
-        "UPDATE fence_epoch_source SET id = ''",
+        "UPDATE tower_fence.floors SET floor = 0",
+        "DELETE FROM tower_fence.resources",
+        "UPDATE tower_fence.epoch_source SET id = ''",
     ] {
         let refused = sqlx::query(forbidden).execute(&pool).await.unwrap_err();
         let refused = refused.into_database_error().unwrap();
@@ -120,25 +107,23 @@ async fn each_right_is_needed_of(
     for right in &rights {
         db.execute(&format!("REVOKE {right} FROM {}", role.name))
             .await;
-        let outcome = work(role.pool().await).await;
+        let outcome = work(role.pool().await, &db.pool).await;
         assert!(
             outcome.is_err(),
             "{documented} is granted {right}, and does not need it"
         );
         db.execute(&format!("GRANT {right} TO {}", role.name)).await;
     }
-    work(role.pool().await).await.unwrap();
+    work(role.pool().await, &db.pool).await.unwrap();
     println!("{documented}: {} rights, each of them needed", rights.len());
+    role.drop().await;
 }
 
-/// As if the server was on another time line when this resource was used last.
-async fn forget(pool: &PgPool, name: &Resource) -> sqlx::Result<()> {
-    let forget = "UPDATE fence_resources SET history = '0' WHERE resource = $1";
-    sqlx::query(forget)
-        .bind(name.as_str())
-        .execute(pool)
-        .await?;
-    Ok(())
+/// As if the server was on another timeline when this resource was used last.
+async fn forget(db: &PgPool, name: &Resource) {
+    let forget = "UPDATE tower_fence.resources SET history = '0' WHERE resource = $1";
+    let forgotten = sqlx::query(forget).bind(name.as_str()).execute(db).await;
+    assert_eq!(forgotten.unwrap().rows_affected(), 1);
 }
 
 fn new_resource() -> Resource {
@@ -147,7 +132,7 @@ fn new_resource() -> Resource {
 
 #[tokio::test]
 async fn whoever_writes_with_the_crate_needs_these_rights() {
-    each_right_is_needed("shop_writer", async |pool| {
+    each_right_is_needed("shop_writer", async |pool, owner| {
         let fence = Fence::new(pool.clone());
         fence.migrate().await?;
         let name = new_resource();
@@ -161,10 +146,15 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
             .route("/{status}/{entry}", any(answer::<Postgres>))
             .route_layer(layer);
         let entry: u32 = rand::random();
-        // A failure, a success, and its repetition.
-        for status in [409, 200, 200] {
+        // A failure, a success, and its repetitions, the last one with a token that nobody granted.
+        for (status, token) in [
+            (409, 1_000_000_001),
+            (200, 1_000_000_001),
+            (200, 1_000_000_001_i64),
+            (200, 900_000_000_000_001),
+        ] {
             let request = Request::post(format!("/{status}/{entry}"))
-                .header("Fencing-Token", 1_000_000_001)
+                .header("Fencing-Token", token)
                 .header("Idempotency-Key", format!("\"{status}\""))
                 .body(Body::empty())?;
             let answered = app.clone().oneshot(request).await?.status();
@@ -181,9 +171,11 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
             .map_err(|error| format!("{error:?}"))?;
         assert_eq!(written.len(), 1);
         // As if the server was promoted since.
-        forget(&pool, &name).await?;
+        forget(owner, &name).await;
         let tx = fence.begin(&name, token(1_000_000_003), TokenUse::Reusable);
         tx.await?.commit().await?;
+        fence.raise(&name, token(1_000_000_009)).await?;
+        assert_eq!(fence.inspect(&name).await?, Some(1_000_000_008));
         Ok(())
     })
     .await;
@@ -191,79 +183,41 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
 
 #[tokio::test]
 async fn whoever_writes_through_the_functions_needs_these_rights() {
-    each_right_is_needed("shop_worker", async |pool| {
+    each_right_is_needed("shop_worker", async |pool, _| {
         let name = new_resource();
-        for (call, token) in [("fence_admit", 5), ("fence_raise", 8)] {
+        for (call, token) in [("tower_fence.admit", 5), ("tower_fence.raise", 8)] {
             let call = format!("SELECT {call}($1, $2)");
             let call = sqlx::query(sqlx::AssertSqlSafe(call))
                 .bind(name.as_str())
                 .bind(token);
             call.execute(&pool).await?;
         }
-        let max_token = sqlx::query_scalar("SELECT fence_max_token($1)").bind(name.as_str());
+        let max_token = sqlx::query_scalar("SELECT tower_fence.max_token($1)").bind(name.as_str());
         let max_token: i64 = max_token.fetch_one(&pool).await?;
         assert_eq!(max_token, 7);
         Ok(())
     })
     .await;
-}
-
-#[tokio::test]
-async fn whoever_writes_with_signed_tokens_alone_needs_these_rights() {
-    let db = Postgres::fresh(1).await;
-    let (role, key) = (Role::create(&db).await, [7; 32]);
-    let mut owner = db.pool.acquire().await.unwrap();
-    add_token_key(&mut owner, "k1", &key, "").await.unwrap();
-    drop(owner);
-    let keys = TokenKey::new(KeyId::new("k1").unwrap(), key).unwrap();
-    let keys = TokenKeys::new([keys]).unwrap();
-    each_right_is_needed_of(&role, "shop_courier", async |pool| {
-        let (name, field) = (new_resource(), |name: &Resource, n| {
-            keys.sign(name, token(n)).to_string()
-        });
-        for (call, n) in [("fence_admit_signed", 5), ("fence_raise_signed", 8)] {
-            let call = sqlx::AssertSqlSafe(format!("SELECT {call}($1)"));
-            sqlx::query(call)
-                .bind(field(&name, n))
-                .execute(&pool)
-                .await?;
-        }
-        let max_token = sqlx::query_scalar("SELECT fence_max_token($1)").bind(name.as_str());
-        let max_token: i64 = max_token.fetch_one(&pool).await?;
-        assert_eq!(max_token, 7);
-        // What would let it make up a token.
-        for forbidden in [
-            "SELECT fence_admit('sku-1', 9)",
-            "SELECT fence_raise('sku-1', 9)",
-            "SELECT fence_add_token_key('k2', sha256('mine'))",
-            "SELECT fence_verify('9')",
-            "SELECT * FROM fence_token_keys",
-            "UPDATE fence_token_keys SET inner_block = ''",
-        ] {
-            let refused = sqlx::query(forbidden).execute(&pool).await.unwrap_err();
-            let refused = refused.into_database_error().unwrap();
-            assert_eq!(refused.code().as_deref(), Some("42501"), "{forbidden}");
-        }
-        Ok(())
-    })
-    .await;
-    role.drop().await;
 }
 
 #[tokio::test]
 async fn whoever_grants_leases_needs_these_rights() {
-    each_right_is_needed("shop_issuer", async |pool| {
+    each_right_is_needed("shop_issuer", async |pool, owner| {
         let fence = Fence::new(pool.clone());
         fence.migrate().await?;
-        let leases = RedisLeases::builder(fence.clone()).key_prefix(fresh_prefix());
-        let leases = leases.connect(&shared_url()).await?.announced_to(fence);
-        let name = new_resource();
+        let (prefix, name) = (fresh_prefix(), new_resource());
+        // The second one finds the epoch of the first.
         for _ in 0..2 {
+            let leases = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
+            let leases = leases
+                .connect(&shared_url())
+                .await?
+                .announced_to(fence.clone());
             let lease = leases
                 .acquire(&name, Acquire::new(Duration::from_secs(30)))
                 .await?;
             leases.release(&name, &lease.id).await?;
-            forget(&pool, &name).await?;
+            forget(owner, &name).await;
         }
         Ok(())
     })
@@ -272,7 +226,7 @@ async fn whoever_grants_leases_needs_these_rights() {
 
 #[tokio::test]
 async fn whoever_grants_leases_in_postgres_needs_these_rights() {
-    each_right_is_needed("shop_lessor", async |pool| {
+    each_right_is_needed("shop_lessor", async |pool, _| {
         let leases = PostgresLeases::new(Fence::new(pool.clone()));
         let (name, short) = (new_resource(), Duration::from_millis(200));
         let lease = leases
@@ -286,12 +240,13 @@ async fn whoever_grants_leases_in_postgres_needs_these_rights() {
         leases.renew(&name, &lease.id, renew).await?;
         leases.list(10, None).await?;
         leases.release(&name, &lease.id).await?;
-        // What an issuer calls now and then, or in a process that goes away.
-        for call in ["fence_lease_open('{a}')", "fence_lease_sweep()"] {
-            let call = sqlx::AssertSqlSafe(format!("SELECT {call}"));
+        // What an issuer calls now and then, in the background, or in a process that ends.
+        let listen = format!("lease_listen({})", rand::random::<i64>());
+        for call in ["lease_open('{a}')", "lease_sweep()", &listen] {
+            let call = sqlx::AssertSqlSafe(format!("SELECT tower_fence.{call}"));
             sqlx::query(call).execute(&pool).await?;
         }
-        let abandon = "SELECT fence_lease_abandon($1, '', 1), fence_lease_call($1)";
+        let abandon = "SELECT tower_fence.lease_abandon($1, '', 1), tower_fence.lease_call($1)";
         sqlx::query(abandon)
             .bind(name.as_str())
             .execute(&pool)
@@ -303,12 +258,15 @@ async fn whoever_grants_leases_in_postgres_needs_these_rights() {
 
 #[tokio::test]
 async fn whoever_takes_leases_through_the_functions_needs_these_rights() {
-    each_right_is_needed("shop_holder", async |pool| {
+    each_right_is_needed("shop_holder", async |pool, _| {
         let name = new_resource();
-        let acquire = "SELECT lease_id FROM fence_acquire($1, '30 s')";
+        let acquire = "SELECT lease_id FROM tower_fence.acquire($1, '30 s')";
         let acquire = sqlx::query_scalar(acquire).bind(name.as_str());
         let lease_id: String = acquire.fetch_one(&pool).await?;
-        for call in ["fence_renew($1, $2, '30 s')", "fence_release($1, $2)"] {
+        for call in [
+            "tower_fence.renew($1, $2, '30 s')",
+            "tower_fence.release($1, $2)",
+        ] {
             let call = sqlx::AssertSqlSafe(format!("SELECT {call}"));
             let call = sqlx::query(call).bind(name.as_str()).bind(&lease_id);
             call.execute(&pool).await?;
@@ -320,7 +278,7 @@ async fn whoever_takes_leases_through_the_functions_needs_these_rights() {
 
 #[tokio::test]
 async fn whoever_operates_needs_these_rights() {
-    each_right_is_needed("shop_operator", async |pool| {
+    each_right_is_needed("shop_operator", async |pool, _| {
         let fence = Fence::new(pool.clone());
         let name = new_resource();
         fence.inspect(&name).await?;
@@ -328,19 +286,18 @@ async fn whoever_operates_needs_these_rights() {
         fence.reset(&name, token(900_000_000_000_005)).await?;
         fence.notice_failover(true).await?;
         fence.after_failover().await?;
-        sqlx::query("SELECT fence_after_failover()")
+        sqlx::query("SELECT tower_fence.after_failover()")
             .execute(&pool)
             .await?;
         fence.remove_idle(Duration::from_secs(3_600), 10).await?;
-        sqlx::query("SELECT fence_remove_idle('90 days', 1000)")
-            .execute(&pool)
-            .await?;
         fence.remove_expired_keys().await?;
         for statement in [
-            "SELECT fence_break('sku-1')",
-            "SELECT fence_bypass('a row is mended by hand')",
-            "SELECT * FROM fence_held_leases",
-            "SELECT * FROM fence_protected",
+            "CALL tower_fence.remove_idle('90 days', 1000)",
+            "SELECT tower_fence.remove_expired_keys(1000)",
+            "SELECT tower_fence.break_lease('sku-1')",
+            "SELECT tower_fence.bypass('a row is mended by hand')",
+            "SELECT * FROM tower_fence.held_leases",
+            "SELECT * FROM tower_fence.protected_tables",
         ] {
             sqlx::query(statement).execute(&pool).await?;
         }

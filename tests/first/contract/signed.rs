@@ -1,10 +1,10 @@
-//! The vectors of signed tokens: over this crate, over the functions in Postgres, and over Python's hmac, which has made them.
+//! The vectors of signed tokens, which Python's hmac has made, over this crate.
 
 use std::collections::BTreeMap;
 
 use axum::{Router, body::Body, http::Request, routing::post};
 use serde::Deserialize;
-use sqlx::{Postgres, Sqlite};
+use sqlx::Sqlite;
 use tower::ServiceExt;
 use tower_fence::{
     FenceLayer, PathParam, SignedToken, TokenKey, TokenKeys,
@@ -13,10 +13,7 @@ use tower_fence::{
 };
 
 use super::{problem, resource, token, vectors};
-use crate::support::{
-    database::TestDatabase,
-    functions::{add_token_key, admit_signed, is_refused, raise_signed},
-};
+use crate::support::database::TestDatabase;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -122,77 +119,4 @@ async fn what_is_not_the_issuers_is_refused_with_one_answer() {
     assert_eq!(answers.len(), 1, "{answers:?}");
     assert_eq!(db.fence().inspect(&resource("sku-1")).await.unwrap(), None);
     assert_eq!(send(&vectors.signed[0].field).await.status(), 200);
-}
-
-#[tokio::test]
-async fn the_functions_take_and_refuse_the_same() {
-    let vectors = Vectors::read();
-    for one in &vectors.signed {
-        let db = Postgres::fresh(2).await;
-        let mut conn = db.pool.acquire().await.unwrap();
-        for (id, secret) in &vectors.keys {
-            add_token_key(&mut conn, id, &bytes(secret), &one.audience)
-                .await
-                .unwrap();
-        }
-        let raised = raise_signed(&mut conn, &one.field).await.unwrap();
-        assert_eq!(raised, one.token - 1, "{}", one.field);
-        let admitted = admit_signed(&mut conn, &one.field).await.unwrap();
-        assert_eq!(admitted, one.token, "{}", one.field);
-        let found = db.fence().inspect(&resource(&one.resource)).await.unwrap();
-        assert_eq!(found, Some(one.token));
-        is_refused(admit_signed(&mut conn, &one.field).await, "TF412");
-    }
-    let db = Postgres::fresh(1).await;
-    let mut conn = db.pool.acquire().await.unwrap();
-    for (id, secret) in &vectors.keys {
-        add_token_key(&mut conn, id, &bytes(secret), "")
-            .await
-            .unwrap();
-    }
-    let mut answers = vec![];
-    for Refused { comment, field } in &vectors.refused {
-        let refused = is_refused(admit_signed(&mut conn, field).await, "TF403");
-        assert_eq!(refused.problem["status"], 403, "{comment}");
-        answers.push(refused.problem);
-        is_refused(raise_signed(&mut conn, field).await, "TF403");
-    }
-    answers.dedup();
-    assert_eq!(answers.len(), 1, "{answers:?}");
-    drop(conn);
-    let rows = "SELECT count(*) FROM fence_resources";
-    assert_eq!(db.number(rows).await, 0);
-}
-
-#[tokio::test]
-async fn no_error_about_a_key_shows_it() {
-    let db = Postgres::fresh(1).await;
-    let mut conn = db.pool.acquire().await.unwrap();
-    let secret = [0xab; 32];
-    add_token_key(&mut conn, "k1", &secret, "").await.unwrap();
-    // As it is, and as it is stored.
-    let shown = [0xab_u8, 0xab ^ 0x36, 0xab ^ 0x5c].map(|octet| format!("{octet:02x}").repeat(4));
-    for (id, audience) in [
-        (Some("k1"), Some("")),
-        (Some("no id"), Some("")),
-        (None, Some("")),
-        (Some("k2"), None),
-    ] {
-        let add = sqlx::query("SELECT fence_add_token_key($1, $2, $3)")
-            .bind(id)
-            .bind(&secret[..])
-            .bind(audience);
-        let error = add.execute(&mut *conn).await.unwrap_err();
-        let told = format!("{error:?}");
-        for digits in &shown {
-            assert!(
-                !told.contains(digits.as_str()),
-                "{id:?}, {audience:?}: {told}"
-            );
-        }
-    }
-    for short in [&[][..], &secret[1..]] {
-        let refused = add_token_key(&mut conn, "k3", short, "").await;
-        assert_eq!(refused.unwrap_err().code, "22023");
-    }
 }

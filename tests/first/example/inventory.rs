@@ -121,7 +121,7 @@ async fn metrics_tell_what_happened() {
     let metrics = caller.get("/metrics").await.text;
     for line in [
         "tower_fence_admitted_total{kind=\"write\"} 1",
-        "tower_fence_refused_total{problem=\"stale-token\"} 1",
+        "tower_fence_refused_total{problem=\"stale-token\",reason=\"superseded\"} 1",
         "tower_fence_leases_granted_total 2",
         "tower_fence_epochs_begun_total 1",
         "tower_fence_hold_seconds_count 1",

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use sqlx::Postgres;
 use tokio::time::sleep;
-use tower_fence::{AdmitError, Resource, Token, TokenUse};
+use tower_fence::{
+    AdmitError, Resource, Token, TokenUse,
+    announce::{Announce, LeaseDigest},
+};
 
 use crate::support::{
     database::{TestDatabase, on_both_databases},
@@ -15,6 +18,7 @@ use crate::support::{
 on_both_databases!(
     a_newer_token_is_admitted_and_its_write_is_there,
     a_used_token_and_an_older_one_are_refused_with_both_numbers,
+    a_token_that_a_grant_has_superseded_was_not_used,
     a_reusable_token_writes_again_and_outranks_everyone_older,
     resources_do_not_know_each_other,
     a_waiting_writer_is_judged_by_what_its_predecessor_committed,
@@ -42,6 +46,40 @@ async fn a_used_token_and_an_older_one_are_refused_with_both_numbers<DB: TestDat
     is_stale(write(&fence, 7).await, 7, 7);
     is_stale(write(&fence, 6).await, 6, 7);
     assert_eq!(db.entries().await, 1);
+}
+
+async fn a_token_that_a_grant_has_superseded_was_not_used<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    // Of each of two fences: the first refusal comes from the database, the second from memory.
+    let is_used = async |presented: i64, token_use| {
+        let fence = db.fence();
+        let refused = async || match fence.begin(&sku(), token(presented), token_use).await {
+            Err(AdmitError::Stale(stale)) => stale.used,
+            other => panic!("{other:?}"),
+        };
+        let first = refused().await;
+        assert_eq!(refused().await, first);
+        first
+    };
+    let fence = db.fence();
+    let grant = async |granted: i64| {
+        let lease = LeaseDigest::of("lease-id-of-a-grant");
+        fence
+            .announce(&sku(), token(granted), &lease)
+            .await
+            .unwrap();
+    };
+    // Its holder never wrote before the next one was granted a lease.
+    grant(5).await;
+    grant(6).await;
+    assert!(!is_used(5, TokenUse::SingleUse).await);
+    write(&fence, 6).await.unwrap();
+    assert!(is_used(6, TokenUse::SingleUse).await);
+    assert!(!is_used(5, TokenUse::SingleUse).await);
+    // One that can write again is never refused because it has.
+    assert!(!is_used(6, TokenUse::Reusable).await);
+    grant(7).await;
+    assert!(!is_used(6, TokenUse::SingleUse).await);
 }
 
 async fn a_reusable_token_writes_again_and_outranks_everyone_older<DB: TestDatabase>() {
@@ -174,7 +212,7 @@ async fn the_race_catches_a_check_outside_the_transaction() {
         .await;
     let mut caught = false;
     for _ in 0..20 {
-        db.execute("DELETE FROM history; DELETE FROM fence_resources")
+        db.execute("DELETE FROM history; DELETE FROM tower_fence.resources")
             .await;
         let broken = {
             let (db, pool) = (&db, &db.pool);

@@ -15,7 +15,7 @@ use crate::support::{
 
 /// Two tenants, each with a schema of its own, and clones of one fence for them.
 async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
-    let tenants = ["red", "blue"].map(|schema| fence.clone().schema(schema));
+    let tenants = ["red", "blue"].map(|schema| fence.clone().schema(schema).unwrap());
     for tenant in &tenants {
         tenant.migrate().await.unwrap();
     }
@@ -25,7 +25,6 @@ async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clones_with_other_schemas_share_no_refusals() {
     let db = Postgres::fresh(2).await;
-    db.execute("CREATE SCHEMA red; CREATE SCHEMA blue").await;
     let pool = PgPoolOptions::new().max_connections(2);
     let fence = Fence::new(pool.connect(&db.url).await.unwrap()).pool_wait(PATIENCE);
     let [red, blue] = of_two_tenants(&fence).await;
@@ -47,7 +46,6 @@ async fn clones_with_other_schemas_share_no_refusals() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clones_with_other_schemas_share_no_epochs() {
     let db = Postgres::fresh(2).await;
-    db.execute("CREATE SCHEMA red; CREATE SCHEMA blue").await;
     let pool = PgPoolOptions::new().max_connections(2);
     let fence = Fence::new(pool.connect(&db.url).await.unwrap()).pool_wait(PATIENCE);
     let [red, blue] = of_two_tenants(&fence).await;

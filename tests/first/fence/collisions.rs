@@ -53,7 +53,7 @@ async fn an_admission_is_repeated() {
     for (value, fence) in [(10, db.fence()), (20, db.reusing_fence())] {
         // Without a row and with one, and, where connections are reused, in a transaction that began early.
         for (step, code) in [(1, "40001"), (2, "40P01"), (3, "40001")] {
-            collide(&db, "fence_resources", BEFORE, code, 3).await;
+            collide(&db, "tower_fence.resources", BEFORE, code, 3).await;
             write(&fence, value + step).await.unwrap();
             assert_eq!(tries(&db).await, 4);
             assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(value + step));
@@ -69,7 +69,7 @@ async fn several_admissions_are_repeated_from_the_first() {
         (sku(), token(5)),
         (Resource::new("other").unwrap(), token(6)),
     ];
-    collide(&db, "fence_resources", BEFORE, "40001", 0).await;
+    collide(&db, "tower_fence.resources", BEFORE, "40001", 0).await;
     // The second of the two collides, and the first is rolled back with it.
     db.execute("ALTER SEQUENCE collisions START -1 MINVALUE -1 RESTART; \
          CREATE OR REPLACE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -89,10 +89,10 @@ async fn several_admissions_are_repeated_from_the_first() {
 async fn a_raise_and_an_announcement_are_repeated() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
-    collide(&db, "fence_resources", BEFORE, "40001", 2).await;
+    collide(&db, "tower_fence.resources", BEFORE, "40001", 2).await;
     fence.raise(&sku(), token(5)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
-    collide(&db, "fence_resources", BEFORE, "40001", 2).await;
+    collide(&db, "tower_fence.resources", BEFORE, "40001", 2).await;
     let lease = LeaseDigest::of("the id of a lease");
     fence.announce(&sku(), token(9), &lease).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
@@ -101,7 +101,7 @@ async fn a_raise_and_an_announcement_are_repeated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repetitions_end_with_the_wait_for_the_lock() {
     let db = Postgres::fresh(2).await;
-    collide(&db, "fence_resources", BEFORE, "40001", u32::MAX).await;
+    collide(&db, "tower_fence.resources", BEFORE, "40001", u32::MAX).await;
     let limit = Duration::from_millis(400);
     let fence = db.fence().lock_wait(limit);
     let began = Instant::now();
@@ -145,7 +145,7 @@ async fn a_single_statement_is_repeated() {
     };
     // The first token of a resource is written in an open transaction, the others at once.
     let mut value = 1;
-    for table in ["ledger", "fence_resources", "ledger"] {
+    for table in ["ledger", "tower_fence.resources", "ledger"] {
         for code in ["40P01", "40001"] {
             collide(&db, table, BEFORE, code, 3).await;
             assert_eq!(write(value).await.unwrap(), [(value,)]);
@@ -177,29 +177,6 @@ async fn a_single_statement_is_repeated() {
         "{refused:?}"
     );
     assert_eq!((tries(&db).await, db.entries().await), (1, value - 1));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_single_statement_behind_a_hook_is_not_repeated() {
-    let db = Postgres::fresh(2).await;
-    let fence = db.fence().on_begin(|conn| {
-        Box::pin(async { sqlx::query("SELECT 1").execute(conn).await.map(|_| ()) })
-    });
-    collide(&db, "ledger", BEFORE, "40P01", 1).await;
-    let sku = sku();
-    let write = async || {
-        let query = sqlx::query("INSERT INTO ledger SELECT 5 FROM fence RETURNING entry");
-        let written = fence.write::<(i64,)>(&sku, token(5), TokenUse::SingleUse, query);
-        written.await
-    };
-    let refused = write().await;
-    assert!(
-        matches!(refused, Err(WriteError::Admit(AdmitError::Busy(_)))),
-        "{refused:?}"
-    );
-    assert_eq!(tries(&db).await, 1);
-    // The token stays usable.
-    assert_eq!(write().await.unwrap(), [(5,)]);
 }
 
 /// A handler that has run is not run again: the answer says that it may be.
@@ -239,8 +216,8 @@ async fn a_handler_whose_transaction_collides_is_answered_503_and_claims_nothing
             assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(4));
         }
         // The admission, the raise behind a failed handler, and, with a key, its record.
-        for table in ["fence_resources", "fence_idempotency_keys"] {
-            if table == "fence_resources" || keyed {
+        for table in ["tower_fence.resources", "tower_fence.idempotency_keys"] {
+            if table == "tower_fence.resources" || keyed {
                 collide(&db, table, BEFORE, "40001", 2).await;
             }
         }

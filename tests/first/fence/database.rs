@@ -44,7 +44,7 @@ async fn epochs_go_up_whoever_asks<DB: TestDatabase>() {
 async fn migrating_twice_changes_nothing<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
-    let history = "SELECT count(*) FROM _tower_fence_migrations";
+    let history = "SELECT count(*) FROM tower_fence.migrations";
     let before = db.number(history).await;
     write(&fence, 5).await.unwrap();
     fence.migrate().await.unwrap();
@@ -71,7 +71,7 @@ async fn a_database_that_is_not_there_is_unavailable() {
 #[tokio::test]
 async fn missing_tables_are_told_and_nothing_is_written() {
     let db = Postgres::fresh(1).await;
-    db.execute("DROP TABLE fence_resources").await;
+    db.execute("DROP TABLE tower_fence.resources").await;
     let refused = write(&db.fence(), 1).await;
     assert!(
         matches!(refused, Err(AdmitError::NotMigrated(_))),

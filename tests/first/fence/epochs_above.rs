@@ -38,5 +38,8 @@ async fn where_there_is_no_epoch_above_nothing_changes<DB: TestDatabase>() {
     let fence = db.fence();
     let exhausted = fence.begin_epochs_above(Token::MAX).await;
     assert!(matches!(exhausted, Err(EpochError::Exhausted)));
-    assert_eq!(db.number("SELECT count(*) FROM fence_epochs").await, 0);
+    assert_eq!(
+        db.number("SELECT count(*) FROM tower_fence.epochs").await,
+        0
+    );
 }

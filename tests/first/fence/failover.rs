@@ -52,11 +52,11 @@ pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     (db, fence)
 }
 
-/// As if the server was on this time line until now.
-pub(super) async fn was_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
+/// As if the server was on this timeline until now.
+pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
-        "UPDATE fence_resources SET history = '{time_line}'; \
-         UPDATE fence_floors SET history = '{time_line}', live_histories = ARRAY['{time_line}']"
+        "UPDATE tower_fence.resources SET history = '{timeline}'; \
+         UPDATE tower_fence.floors SET history = '{timeline}', unchanged_histories = ARRAY['{timeline}']"
     ))
     .await;
 }
@@ -135,7 +135,7 @@ const WAYS: [&str; 7] = [
 async fn ways_in_epoch_1() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
     db.execute(
-        "CREATE TABLE log (token bigint); INSERT INTO fence_epochs SELECT generate_series(0, 255), 1",
+        "CREATE TABLE log (token bigint); INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 1",
     )
     .await;
     for way in WAYS {
@@ -240,9 +240,9 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
 }
 
 #[tokio::test]
-async fn nothing_is_admitted_on_another_time_line_that_was_admissible_there() {
+async fn nothing_is_admitted_on_another_timeline_that_was_admissible_there() {
     let db = ways_in_epoch_1().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     for way in WAYS {
         assert_eq!(attempt(&db, way, 1_000_000_006).await, Err(DEAD), "{way}");
         assert_eq!(attempt(&db, way, DEAD).await, Err(DEAD), "{way}");
@@ -250,10 +250,10 @@ async fn nothing_is_admitted_on_another_time_line_that_was_admissible_there() {
     }
     // Without a row, by the partition.
     db.execute(
-        "DELETE FROM fence_resources; UPDATE fence_floors SET floor = 0, failover_floor = 0",
+        "DELETE FROM tower_fence.resources; UPDATE tower_fence.floors SET floor = 0, failover_floor = 0",
     )
     .await;
-    was_on_time_line(&db, "0000000F").await;
+    was_on_timeline(&db, "0000000F").await;
     for way in WAYS {
         let refused = attempt(&db, way, DEAD + 3).await;
         assert_eq!(refused, Err(2_001_999_999_999), "{way}");
@@ -262,7 +262,7 @@ async fn nothing_is_admitted_on_another_time_line_that_was_admissible_there() {
 
 /// In each of them as many tokens may have been handed out.
 #[tokio::test]
-async fn time_lines_that_nobody_here_has_seen_count_as_well() {
+async fn timelines_that_nobody_here_has_seen_count_as_well() {
     let db = ways_in_epoch_1().await;
     for (before, here, dead) in [
         ("1500000001", "1500000006", 5_001_999_999_999),
@@ -270,9 +270,9 @@ async fn time_lines_that_nobody_here_has_seen_count_as_well() {
         ("1500000006", "1600000001", DEAD),
         ("1600000001", "1700000009", DEAD),
     ] {
-        was_on_time_line(&db, before).await;
+        was_on_timeline(&db, before).await;
         db.execute(&format!(
-            "CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS $$ SELECT '{here}' $$"
+            "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{here}' $$"
         ))
         .await;
         let refused = attempt(&db, "the function", 1_000_000_006).await;
@@ -281,9 +281,9 @@ async fn time_lines_that_nobody_here_has_seen_count_as_well() {
 }
 
 #[tokio::test]
-async fn a_row_of_another_time_line_writes_on_under_a_new_epoch() {
+async fn a_row_of_another_timeline_writes_on_under_a_new_epoch() {
     let db = ways_in_epoch_1().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     for way in WAYS {
         attempt(&db, way, DEAD + 2).await.unwrap();
         let name = Resource::new(way).unwrap();
@@ -296,11 +296,11 @@ async fn a_row_of_another_time_line_writes_on_under_a_new_epoch() {
 }
 
 #[tokio::test]
-async fn without_notice_a_changed_time_line_changes_nothing() {
+async fn without_notice_a_changed_timeline_changes_nothing() {
     let db = ways_in_epoch_1().await;
     let fence = db.fence();
     fence.notice_failover(false).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     for way in WAYS {
         attempt(&db, way, 1_000_000_006).await.unwrap();
     }
@@ -309,7 +309,7 @@ async fn without_notice_a_changed_time_line_changes_nothing() {
     for way in WAYS {
         attempt(&db, way, 1_000_000_007).await.unwrap();
     }
-    was_on_time_line(&db, "0000000F").await;
+    was_on_timeline(&db, "0000000F").await;
     for way in WAYS {
         assert_eq!(attempt(&db, way, 1_000_000_008).await, Err(DEAD), "{way}");
     }
@@ -324,14 +324,14 @@ async fn tokens_of_other_issuers_do_not_notice_a_promotion() {
             attempt(&db, way, presented).await.unwrap();
             assert_eq!(attempt(&db, way, presented).await, Err(presented), "{way}");
         }
-        was_on_time_line(&db, "00000000").await;
+        was_on_timeline(&db, "00000000").await;
     }
 }
 
 #[tokio::test]
 async fn many_writers_at_once_move_a_partition_up_once() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     let writers = (0..32).map(|n| {
         let (fence, name) = (db.fence(), Resource::new(format!("new-{n}")).unwrap());
         tokio::spawn(async move {
@@ -357,9 +357,9 @@ async fn many_writers_at_once_move_a_partition_up_once() {
 #[tokio::test]
 async fn a_refused_request_leaves_the_partition_moved() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
-    let moved = "SELECT max(epoch) FROM fence_epochs";
+    let moved = "SELECT max(epoch) FROM tower_fence.epochs";
     assert_eq!(db.number(moved).await, 1_001);
     is_stale(write(&db.fence(), DEAD).await, DEAD, DEAD);
     assert_eq!(db.number(moved).await, 1_001);
@@ -368,7 +368,7 @@ async fn a_refused_request_leaves_the_partition_moved() {
 #[tokio::test]
 async fn a_grant_of_before_is_announced_above_what_is_dead() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     let lease = LeaseDigest::of("of-a-lease-that-is-granted-now");
     let announced = fence.announce(&sku(), token(1_000_000_006), &lease).await;
     match announced {
@@ -392,12 +392,12 @@ async fn plain_renewal<L: Leases>(leases: &L, lease: &Lease) -> Result<Lease, Le
 }
 
 #[tokio::test]
-async fn a_lease_in_postgres_is_lost_with_its_time_line() {
+async fn a_lease_in_postgres_is_lost_with_its_timeline() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let before = acquire(&leases).await;
     plain_renewal(&leases, &before).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     let lost = plain_renewal(&leases, &before).await;
     assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
     // It is free again at once.
@@ -423,7 +423,7 @@ async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
     async fn grants_above<L: Leases>(db: &Fresh<Postgres>, leases: L, learned: impl AsyncFn()) {
         let before = acquire(&leases).await;
         leases.release(&sku(), &before.id).await.unwrap();
-        was_on_time_line(db, "00000000").await;
+        was_on_timeline(db, "00000000").await;
         learned().await;
         let after = acquire(&leases).await;
         assert!(after.token.get() > DEAD, "{after:?}");
@@ -453,7 +453,7 @@ async fn a_process_that_comes_later_grants_above_a_failover() {
     };
     let leases = connect().await;
     let before = acquire(&leases).await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     // It brings the epoch back before its first grant, and hears that it is over: with the leases under it.
     let restarted = connect().await;
     let request = Acquire::new(Duration::from_secs(600));
@@ -472,7 +472,7 @@ async fn grants_above_a_forged_token_are_dead_as_well() {
     let before = acquire(&leases).await;
     assert_eq!(before.token, token(forged + 1));
     leases.release(&sku(), &before.id).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     // One that was granted in the part that is lost, for example.
     let lost = forged + 2;
     is_stale(write(&fence, lost).await, lost, forged + 1_000_001);
@@ -487,7 +487,7 @@ async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 7_000_000_000_000;
     write(&fence, forged).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     assert_eq!(epoch, Epoch::new(1_002).unwrap());
     let passed = Epoch::new(7_001).unwrap();
@@ -505,20 +505,20 @@ async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
 async fn what_was_granted_after_a_failover_lives_through_promotions_that_lose_nothing() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     // As an operator says who comes before anybody else.
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     fence.after_failover().await.unwrap();
     let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.notice_failover(false).await.unwrap();
     for here in 1..6 {
         let next = epoch.token(here).unwrap();
-        // Its row is of the time line before, or of the one before that.
+        // Its row is of the timeline before, or of the one before that.
         if here != 3 {
             write(&db.fence(), next.get()).await.unwrap();
         }
         let other = in_the_same_partition();
         db.fence().raise(&other, next).await.unwrap();
         db.execute(&format!(
-            "CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS $$ SELECT '990000000{here}' $$"
+            "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '990000000{here}' $$"
         ))
         .await;
     }
@@ -530,7 +530,7 @@ async fn a_row_above_all_epochs_is_not_removed_before_its_partition_has_caught_u
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 7_000_000_000_000;
     write(&fence, forged).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     let live = LiveTokens::default().granted_up_to(token(8_000_000_000_000));
     let remove = async || {
         let removed = fence.remove_idle_below(Duration::ZERO, 10, &live).await;
@@ -549,7 +549,7 @@ async fn a_row_shortly_below_the_end_of_all_that_is_dead_is_moved_further() {
     for (forged, dead, removed) in [(DEAD - 1_000_000, DEAD, 1), (DEAD - 10, DEAD + 999_990, 0)] {
         let (db, fence) = in_epoch_1::<Postgres>().await;
         write(&fence, forged).await.unwrap();
-        was_on_time_line(&db, "00000000").await;
+        was_on_timeline(&db, "00000000").await;
         fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
         let idle = fence.remove_idle(Duration::ZERO, 10).await;
         assert_eq!(idle.unwrap(), removed, "{forged}");
@@ -564,7 +564,7 @@ async fn a_lease_that_a_failover_has_ended_is_free_for_others() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     acquire(&leases).await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     // Whoever comes first: also one who writes.
     write(&db.fence(), 999_000_000_000_000).await.unwrap();
     assert!(leases.inspect(&sku()).await.unwrap().is_none());
@@ -574,7 +574,7 @@ async fn a_lease_that_a_failover_has_ended_is_free_for_others() {
 #[tokio::test]
 async fn tables_that_were_restored_in_part_are_an_error() {
     let db = Postgres::fresh(4).await;
-    db.execute("DELETE FROM fence_floors").await;
+    db.execute("DELETE FROM tower_fence.floors").await;
     let leases = PostgresLeases::new(db.fence());
     let granted = leases
         .acquire(&sku(), Acquire::new(Duration::from_secs(9)))
@@ -609,7 +609,7 @@ async fn a_renewal_that_keeps_its_token_hears_that_it_is_dead() {
         builder.connect(&shared_url()).await.unwrap()
     };
     let before = acquire(&connect().await).await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     // A process that has not asked within the last minute.
     let leases = connect().await;
     eventually("the renewal is refused", async || {
@@ -619,19 +619,4 @@ async fn a_renewal_that_keeps_its_token_hears_that_it_is_dead() {
         )
     })
     .await;
-}
-
-#[tokio::test]
-async fn a_row_that_an_older_version_has_made_since_goes_on() {
-    let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
-    let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
-    write(&fence, epoch.token(5).unwrap().get()).await.unwrap();
-    // Version 0.2 knows of no history, nor does a failover that nobody is to notice.
-    db.execute("UPDATE fence_resources SET history = NULL")
-        .await;
-    write(&fence, epoch.token(6).unwrap().get()).await.unwrap();
-    fence.notice_failover(false).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
-    write(&fence, epoch.token(7).unwrap().get()).await.unwrap();
 }

@@ -9,7 +9,7 @@ use tower_fence::{
 };
 
 use super::failover::{
-    DEAD, DEAD_BY_OPERATOR, PARTITION, in_epoch_1, in_the_same_partition, was_on_time_line,
+    DEAD, DEAD_BY_OPERATOR, PARTITION, in_epoch_1, in_the_same_partition, was_on_timeline,
 };
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -20,10 +20,10 @@ use crate::support::{
 /// The server tells of two promotions.
 const TOLD: [&str; 2] = ["1500000001", "1500000003"];
 
-/// The server is on this time line from now on.
-async fn is_on_time_line(db: &Fresh<Postgres>, time_line: &str) {
+/// The server is on this timeline from now on.
+async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
-        "CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS $$ SELECT '{time_line}' $$"
+        "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{timeline}' $$"
     ))
     .await;
 }
@@ -37,7 +37,7 @@ async fn next_epoch(fence: &Fence<Postgres>) -> i64 {
 #[tokio::test]
 async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     fence.after_failover().await.unwrap();
     assert_eq!(next_epoch(&fence).await, 1_502);
     for resource in [sku(), in_the_same_partition()] {
@@ -46,7 +46,7 @@ async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
     }
 }
 
-/// Tokens may have been handed out on each time line in between, and above each forged one.
+/// Tokens may have been handed out on each timeline in between, and above each forged one.
 #[tokio::test]
 async fn promotions_that_nobody_has_noticed_count_beside_what_an_operator_tells() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -54,8 +54,8 @@ async fn promotions_that_nobody_has_noticed_count_beside_what_an_operator_tells(
     let other = in_the_same_partition();
     let begun = fence.begin(&other, token(forged), TokenUse::SingleUse);
     begun.await.unwrap().commit().await.unwrap();
-    was_on_time_line(&db, TOLD[0]).await;
-    is_on_time_line(&db, TOLD[1]).await;
+    was_on_timeline(&db, TOLD[0]).await;
+    is_on_timeline(&db, TOLD[1]).await;
     fence.after_failover().await.unwrap();
     assert_eq!(next_epoch(&fence).await, 2_502);
     let dead = fence.inspect(&other).await.unwrap();
@@ -67,8 +67,8 @@ async fn a_forged_row_is_moved_for_each_promotion_that_it_has_missed() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     write(&fence, forged).await.unwrap();
-    was_on_time_line(&db, TOLD[0]).await;
-    is_on_time_line(&db, TOLD[1]).await;
+    was_on_timeline(&db, TOLD[0]).await;
+    is_on_timeline(&db, TOLD[1]).await;
     let lost = forged + 1_000_001;
     is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
 }
@@ -82,7 +82,7 @@ async fn a_promotion_moves_further_than_what_an_operator_tells() {
     let granted = granted.unwrap().get();
     assert!(granted > DEAD_BY_OPERATOR);
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     is_stale(write(&fence, granted).await, granted, DEAD);
 }
 
@@ -90,13 +90,13 @@ async fn a_promotion_moves_further_than_what_an_operator_tells() {
 #[tokio::test]
 async fn what_is_to_be_noticed_from_now_on_changes_nothing_of_before() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     fence.notice_failover(false).await.unwrap();
     is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
 
     let (db, fence) = in_epoch_1::<Postgres>().await;
     fence.notice_failover(false).await.unwrap();
-    was_on_time_line(&db, "00000000").await;
+    was_on_timeline(&db, "00000000").await;
     fence.notice_failover(true).await.unwrap();
     write(&fence, 1_000_000_006).await.unwrap();
 }
@@ -106,8 +106,8 @@ async fn what_is_to_be_noticed_from_now_on_changes_nothing_of_before() {
 async fn what_an_operator_says_waits_for_the_disk() {
     let db = Postgres::fresh(1).await;
     for said in [
-        "fence_after_failover_of(7::smallint)",
-        "fence_notice_failover(false)",
+        "tower_fence.after_failover_of(7::smallint)",
+        "tower_fence.notice_failover(false)",
     ] {
         for (before, then) in [
             ("off", "on"),
@@ -136,11 +136,11 @@ async fn what_an_operator_says_waits_for_the_disk() {
 async fn nothing_is_removed_by_what_was_known_before_tokens_died() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     db.execute(
-        "ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '10s'",
+        "ALTER FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '10s'",
     )
     .await;
     let mut failover = db.pool.begin().await.unwrap();
-    sqlx::query("SELECT fence_after_failover_of($1)")
+    sqlx::query("SELECT tower_fence.after_failover_of($1)")
         .bind(i16::from(PARTITION))
         .execute(&mut *failover)
         .await
@@ -169,11 +169,11 @@ async fn is_blocked(db: &Fresh<Postgres>) {
 /// Whoever brings an epoch back, and whoever catches up, lock the epoch and the floor in different orders.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_collides_with_a_catch_up_is_begun_anew() {
-    const EPOCH: &str = "UPDATE fence_epochs SET epoch = epoch WHERE partition = $1";
-    const FLOOR: &str = "UPDATE fence_floors SET floor = floor WHERE partition = $1";
+    const EPOCH: &str = "UPDATE tower_fence.epochs SET epoch = epoch WHERE partition = $1";
+    const FLOOR: &str = "UPDATE tower_fence.floors SET floor = floor WHERE partition = $1";
     for [first, second] in [[EPOCH, FLOOR], [FLOOR, EPOCH]] {
         let (db, fence) = in_epoch_1::<Postgres>().await;
-        was_on_time_line(&db, "00000000").await;
+        was_on_timeline(&db, "00000000").await;
         let mut other = PgConnection::connect(&db.url).await.unwrap();
         let run = async |other: &mut PgConnection, sql: &'static str| {
             let query = sqlx::query(sql).bind(i16::from(PARTITION));

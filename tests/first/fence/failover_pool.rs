@@ -18,8 +18,8 @@ async fn a_failover_is_caught_up_with_on_the_only_connection() {
     let fence = db.fence();
     fence.next_epoch(partition, Epoch::FIRST).await.unwrap();
     write(&fence, 1_000_000_005).await.unwrap();
-    // As if the server was on another time line until now.
-    db.execute("UPDATE fence_resources SET history = 'X'; UPDATE fence_floors SET history = 'X'")
+    // As if the server was on another timeline until now.
+    db.execute("UPDATE tower_fence.resources SET history = 'X'; UPDATE tower_fence.floors SET history = 'X'")
         .await;
     let pool = PgPoolOptions::new().max_connections(1);
     let fence = Fence::new(pool.connect(&db.url).await.unwrap());

@@ -27,7 +27,6 @@ on_both_databases!(
     a_forged_token_does_not_close_its_partition,
     no_more_rows_are_removed_than_were_asked_for,
     tokens_in_use_are_spared,
-    rows_without_a_partition_are_removed_too,
     a_refusal_by_the_floor_is_remembered_as_one,
     a_reset_outranks_the_floor,
     a_holder_below_the_floor_renews_and_writes,
@@ -41,15 +40,16 @@ const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
 /// As if nobody had used any resource for a day.
 async fn age<DB: TestDatabase>(db: &Fresh<DB>) {
     let age = if DB::ABORTS_ON_ERROR {
-        "UPDATE fence_resources SET updated_at = updated_at - interval '1 day'"
+        "UPDATE tower_fence.resources SET updated_at = updated_at - interval '1 day'"
     } else {
-        "UPDATE fence_resources SET updated_at = datetime(updated_at, '-1 day')"
+        "UPDATE tower_fence.resources SET updated_at = datetime(updated_at, '-1 day')"
     };
     db.execute(age).await;
 }
 
 async fn rows<DB: TestDatabase>(db: &Fresh<DB>) -> i64 {
-    db.number("SELECT count(*) FROM fence_resources").await
+    db.number("SELECT count(*) FROM tower_fence.resources")
+        .await
 }
 
 /// A fence whose floor is 5 for sku-1.
@@ -252,22 +252,11 @@ async fn tokens_in_use_are_spared<DB: TestDatabase>() {
     }
 }
 
-async fn rows_without_a_partition_are_removed_too<DB: TestDatabase>() {
-    let db = DB::fresh(2).await;
-    let fence = db.fence();
-    write(&fence, 5).await.unwrap();
-    db.execute("UPDATE fence_resources SET partition = NULL")
-        .await;
-    age(&db).await;
-    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
-    is_stale_by_floor(write(&fence, 5).await, 5, 5);
-}
-
 async fn a_refusal_by_the_floor_is_remembered_as_one<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     is_stale_by_floor(write(&fence, 3).await, 3, 5);
     // Without a word to the database.
-    db.execute("DROP TABLE fence_resources").await;
+    db.execute("DROP TABLE tower_fence.resources").await;
     is_stale_by_floor(write(&fence, 4).await, 4, 5);
 }
 
@@ -322,13 +311,13 @@ async fn a_row_that_is_locked_is_left_and_a_floor_that_is_locked_is_not_waited_f
     age(&db).await;
     let mut other = PgConnection::connect(&db.url).await.unwrap();
     for lock in [
-        "SELECT FROM fence_resources FOR UPDATE",
-        "SELECT FROM fence_floors WHERE partition = 110 FOR SHARE",
+        "SELECT FROM tower_fence.resources FOR UPDATE",
+        "SELECT FROM tower_fence.floors WHERE partition = 110 FOR SHARE",
     ] {
         let mut tx = other.begin().await.unwrap();
         sqlx::query(lock).execute(&mut *tx).await.unwrap();
         assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 0, "{lock}");
-        let removed = "SELECT fence_remove_idle('0', 10)::bigint";
+        let removed = "CALL tower_fence.remove_idle('0', 10)";
         assert_eq!(db.number(removed).await, 0, "{lock}");
         tx.rollback().await.unwrap();
     }
@@ -342,19 +331,17 @@ async fn the_functions_remove_and_know_the_floor() {
     for (name, value) in [("a", 5), ("b", 7), ("c", 9)] {
         functions::admit(&mut conn, name, value).await.unwrap();
     }
-    // A row of before there were partitions.
-    Postgres::execute(
-        &mut conn,
-        "UPDATE fence_resources SET partition = NULL WHERE resource = 'c'",
-    )
-    .await
-    .unwrap();
     age(&db).await;
-    let until_nothing_is_left =
-        "DO $$ BEGIN WHILE fence_remove_idle('1 hour', 100) > 0 LOOP COMMIT; END LOOP; END $$";
-    Postgres::execute(&mut conn, until_nothing_is_left)
-        .await
-        .unwrap();
+    for (call, expected) in [
+        ("'2 days', max_rows => 1", 0),
+        ("'1 hour', max_rows => 2", 2),
+        ("older_than => NULL, older_than_ms => 3600000", 1),
+        ("'1 hour'", 0),
+    ] {
+        let call = format!("CALL tower_fence.remove_idle({call})");
+        let removed = Postgres::number(&mut conn, &call).await.unwrap();
+        assert_eq!(removed, expected, "{call}");
+    }
     assert_eq!(rows(&db).await, 0);
     for (name, value) in [("a", 5), ("b", 7), ("c", 9)] {
         let seen = functions::max_token(&mut conn, name).await.unwrap();
@@ -368,15 +355,17 @@ async fn the_functions_remove_and_know_the_floor() {
             let refused = functions::is_refused(refused, "TF412");
             assert_eq!(refused.problem["by_floor"], true, "{refused:?}");
             assert_eq!(refused.problem["max_token"], value);
+            let floor = format!("is not newer than {value}, the floor of its partition");
+            assert!(refused.message.ends_with(&floor), "{refused:?}");
             let stale: StaleToken = serde_json::from_value(refused.problem).unwrap();
-            assert_eq!(stale.to_string(), refused.message);
+            assert_eq!((stale.max_token, stale.by_floor), (value, true));
         }
     }
     assert_eq!(rows(&db).await, 0);
     assert_eq!(functions::raise(&mut conn, "a", 6).await.unwrap(), 5);
     assert_eq!(functions::admit(&mut conn, "b", 8).await.unwrap(), 8);
     let refused = functions::is_refused(functions::admit(&mut conn, "b", 8).await, "TF412");
-    assert_eq!(refused.problem.get("by_floor"), None);
+    assert_eq!(refused.problem["by_floor"], false);
 
     for nonsense in [
         "'-1 s', 10",
@@ -387,7 +376,9 @@ async fn the_functions_remove_and_know_the_floor() {
         // As long as nothing, as Postgres compares them, and a time to come.
         "'-12 mon 360 days', 10",
     ] {
-        let call = format!("SELECT fence_remove_idle({nonsense})::bigint");
+        let call = format!(
+            "SELECT tower_fence.remove_idle_of(0::smallint, {nonsense}, NULL, NULL)::bigint"
+        );
         let error = Postgres::number(&mut conn, &call).await.unwrap_err();
         let code = error.as_database_error().unwrap().code().unwrap();
         assert_eq!(code, "22023", "{nonsense}");
@@ -409,7 +400,7 @@ async fn the_partition_is_the_same_in_both_languages() {
         let resource = Resource::new(name).unwrap();
         fence.raise(&resource, token(2)).await.unwrap();
     }
-    let other = "SELECT count(*) FROM fence_resources WHERE partition IS DISTINCT FROM fence_partition(resource)";
+    let other = "SELECT count(*) FROM tower_fence.resources WHERE partition IS DISTINCT FROM tower_fence.partition_of(resource)";
     assert_eq!(db.number(other).await, 0);
     assert_eq!(rows(&db).await, 6);
 }
@@ -418,21 +409,24 @@ async fn the_partition_is_the_same_in_both_languages() {
 /// its wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_floor_that_is_read_without_a_lock_lets_a_dead_token_in() {
-    const WITHOUT: &str = "INSERT INTO fence_resources AS f (resource, max_token, partition) \
-        SELECT 'sku-1', 5, 110 WHERE 5 > (SELECT floor FROM fence_floors WHERE partition = 110) \
+    const WITHOUT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
+        SELECT 'sku-1', 5, 110, tower_fence.current_history() WHERE 5 > (SELECT floor FROM tower_fence.floors WHERE partition = 110) \
         ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
-    const WITH: &str = "INSERT INTO fence_resources AS f (resource, max_token, partition) \
-        SELECT 'sku-1', 5, 110 \
-        FROM (SELECT floor FROM fence_floors WHERE partition = 110 FOR SHARE) AS s WHERE 5 > s.floor \
+    const WITH: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
+        SELECT 'sku-1', 5, 110, tower_fence.current_history() \
+        FROM (SELECT floor FROM tower_fence.floors WHERE partition = 110 FOR SHARE) AS s WHERE 5 > s.floor \
         ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
     for (statement, admitted) in [(WITHOUT, 1), (WITH, 0)] {
         let db = Postgres::fresh(4).await;
         write(&db.fence(), 5).await.unwrap();
         age(&db).await;
         let mut removal = db.pool.begin().await.unwrap();
-        Postgres::execute(&mut removal, "SELECT fence_remove_idle('0', 10)")
-            .await
-            .unwrap();
+        Postgres::execute(
+            &mut removal,
+            "SELECT tower_fence.remove_idle_of(110::smallint, '0', 10, NULL, NULL)",
+        )
+        .await
+        .unwrap();
         let pool = db.pool.clone();
         let waits = tokio::spawn(async move { sqlx::query(statement).execute(&pool).await });
         while db.number(WAITING).await == 0 {
@@ -482,7 +476,7 @@ async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
         let mut removal = db.pool.begin().await.unwrap();
         Postgres::execute(
             &mut removal,
-            "UPDATE fence_floors SET floor = 5 WHERE partition = 110",
+            "UPDATE tower_fence.floors SET floor = 5 WHERE partition = 110",
         )
         .await
         .unwrap();

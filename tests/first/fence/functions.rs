@@ -2,27 +2,15 @@
 
 use std::time::Duration;
 
-use sqlx::{
-    Acquire, AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgConnectOptions,
-};
+use sqlx::{Acquire, Connection, PgConnection, Postgres, postgres::PgConnectOptions};
 use tokio::time::sleep;
-use tower_fence::Fence;
 
 use crate::contract::grants;
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, sku, token, write},
     functions::{admit, is_refused, max_token, raise},
-    variant::on_other_postgres,
 };
-
-on_other_postgres!(
-    [on_postgres Plain, partitioned Partitioned]
-    [
-        an_admission_that_waits_is_judged_by_what_its_predecessor_committed,
-        functions_and_the_fence_wait_for_each_other
-    ]
-);
 
 async fn execute(conn: &mut PgConnection, sql: &str) -> sqlx::Result<()> {
     Postgres::execute(conn, sql).await
@@ -32,6 +20,7 @@ async fn fence_row(db: &Fresh<Postgres>) -> Option<i64> {
     db.fence().inspect(&sku()).await.unwrap()
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_admission_that_waits_is_judged_by_what_its_predecessor_committed() {
     let db = Postgres::fresh(4).await;
     // Without a row, and with one.
@@ -61,6 +50,7 @@ async fn an_admission_that_waits_is_judged_by_what_its_predecessor_committed() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn functions_and_the_fence_wait_for_each_other() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
@@ -136,9 +126,11 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
     let options = options.username(&role).password(&role);
     let mut conn = PgConnection::connect_with(&options).await.unwrap();
 
-    let public = "SELECT count(*) FROM pg_proc WHERE proname LIKE 'fence\\_%' \
-         AND has_function_privilege('public', oid, 'EXECUTE') AND proname <> 'fence_history'";
+    let public = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tower_fence'::regnamespace \
+         AND has_function_privilege('public', oid, 'EXECUTE')";
     assert_eq!(db.number(public).await, 0);
+    db.execute(&format!("GRANT USAGE ON SCHEMA tower_fence TO {role}"))
+        .await;
     is_refused(admit(&mut conn, "sku-1", 5).await, "42501");
     is_refused(raise(&mut conn, "sku-1", 5).await, "42501");
     is_refused(max_token(&mut conn, "sku-1").await, "42501");
@@ -152,9 +144,9 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
     is_refused(admit(&mut conn, "sku-1", 7).await, "TF412");
     is_refused(admit(&mut conn, "", 7).await, "TF400");
     for forbidden in [
-        "SELECT * FROM fence_resources",
-        "UPDATE fence_resources SET max_token = 0",
-        "SELECT fence_refuse_malformed('x')",
+        "SELECT * FROM tower_fence.resources",
+        "UPDATE tower_fence.resources SET max_token = 0",
+        "SELECT tower_fence.refuse_malformed('x')",
     ] {
         let refused = execute(&mut conn, forbidden).await.unwrap_err();
         let refused = refused.into_database_error().unwrap();
@@ -175,25 +167,23 @@ async fn temporary_tables_and_search_paths_lead_no_function_astray() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     admit(&mut conn, "sku-1", 5).await.unwrap();
-    let like = "(LIKE public.fence_resources INCLUDING ALL)";
+    let like = "(LIKE tower_fence.resources INCLUDING ALL)";
     execute(
         &mut conn,
         &format!(
-            "CREATE TEMPORARY TABLE fence_resources {like}; CREATE SCHEMA twin; \
-             CREATE TABLE twin.fence_resources {like}; \
-             CREATE FUNCTION twin.fence_refuse_stale(text, bigint, bigint) RETURNS void \
-                 LANGUAGE sql AS ''; {}; {}",
+            "CREATE TEMPORARY TABLE resources {like}; CREATE SCHEMA twin; \
+             CREATE TABLE twin.resources {like}; {}; {}",
             EVERYTHING_IS_LESS.replace("{schema}", "twin"),
-            // Who may create in the schema of the tables is not the owner of the functions yet.
-            EVERYTHING_IS_LESS.replace("{schema}", "public"),
+            // A role that may create in the schema of the fence does not own its functions.
+            EVERYTHING_IS_LESS.replace("{schema}", "tower_fence"),
         ),
     )
     .await
     .unwrap();
     for path in [
         "public",
-        "pg_temp, public",
-        "twin, pg_temp, public, pg_catalog",
+        "pg_temp, tower_fence",
+        "twin, pg_temp, tower_fence, pg_catalog",
     ] {
         execute(&mut conn, &format!("SET search_path = {path}"))
             .await
@@ -210,44 +200,26 @@ async fn temporary_tables_and_search_paths_lead_no_function_astray() {
         .unwrap();
     is_refused(admit(&mut conn, "a\tb", 6).await, "TF400");
     admit(&mut conn, "01f", 6).await.unwrap();
-    for table in ["pg_temp.fence_resources", "twin.fence_resources"] {
+    for table in ["pg_temp.resources", "twin.resources"] {
         let rows = format!("SELECT count(*) FROM {table}");
         assert_eq!(Postgres::number(&mut conn, &rows).await.unwrap(), 0);
     }
 }
 
 #[tokio::test]
-async fn functions_work_in_a_schema_of_any_name() {
+async fn functions_work_in_another_schema() {
     let db = Postgres::fresh(2).await;
-    for schema in ["odd \"name", "a, public", "Upper", "o'clock", "täglich"] {
-        let quoted = format!("\"{}\"", schema.replace('"', "\"\""));
-        db.execute(&format!("CREATE SCHEMA {quoted}")).await;
-        let path = format!("SET search_path = {quoted}");
-        let pool = sqlx::postgres::PgPoolOptions::new().after_connect(move |conn, _| {
-            let path = path.clone();
-            Box::pin(async move {
-                sqlx::raw_sql(AssertSqlSafe(path)).execute(conn).await?;
-                Ok(())
-            })
-        });
-        let pool = pool.max_connections(2).connect(&db.url).await.unwrap();
-        let fence = Fence::new(pool.clone());
-        fence.migrate().await.unwrap();
-        let mut conn = pool.acquire().await.unwrap();
-        // Called from anywhere, by its whole name.
-        execute(&mut conn, "SET search_path = pg_catalog")
-            .await
-            .unwrap();
-        let call = format!("SELECT {quoted}.fence_admit('sku-1', 7)");
-        assert_eq!(Postgres::number(&mut conn, &call).await.unwrap(), 7);
-        assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
-        is_stale(fence.raise(&sku(), token(7)).await, 7, 7);
-        let stale = Postgres::number(&mut conn, &call).await.unwrap_err();
-        let stale = stale.into_database_error().unwrap();
-        assert_eq!(stale.code().as_deref(), Some("TF412"), "{schema}: {stale}");
-        drop(conn);
-        pool.close().await;
-    }
+    let fence = db.fence().schema("shop_2").unwrap();
+    fence.migrate().await.unwrap();
+    let mut conn = db.pool.acquire().await.unwrap();
+    let call = "SELECT shop_2.admit('sku-1', 7)";
+    assert_eq!(Postgres::number(&mut conn, call).await.unwrap(), 7);
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
+    is_stale(fence.raise(&sku(), token(7)).await, 7, 7);
+    let stale = Postgres::number(&mut conn, call).await.unwrap_err();
+    let stale = stale.into_database_error().unwrap();
+    assert_eq!(stale.code().as_deref(), Some("TF412"), "{stale}");
+    drop(conn);
     assert_eq!(fence_row(&db).await, None);
 }
 
@@ -273,11 +245,11 @@ async fn an_admission_that_is_its_own_transaction_is_warned_of() {
     let db = Postgres::fresh(2).await;
     db.execute(
         "CREATE SEQUENCE tokens; CREATE FUNCTION write() RETURNS void LANGUAGE plpgsql AS \
-         'BEGIN PERFORM fence_admit(''a'', nextval(''tokens'')); INSERT INTO ledger DEFAULT VALUES; END'",
+         'BEGIN PERFORM tower_fence.admit(''a'', nextval(''tokens'')); INSERT INTO ledger DEFAULT VALUES; END'",
     )
     .await;
-    const ADMIT: &str = "SELECT fence_admit('a', nextval('tokens'))";
-    const BYPASS: &str = "SELECT fence_bypass('by hand')";
+    const ADMIT: &str = "SELECT tower_fence.admit('a', nextval('tokens'))";
+    const BYPASS: &str = "SELECT tower_fence.bypass('by hand')";
     const WRITE: &str = "INSERT INTO ledger DEFAULT VALUES";
     let simple = [
         (ADMIT.to_owned(), 1),
@@ -289,7 +261,9 @@ async fn an_admission_that_is_its_own_transaction_is_warned_of() {
         (format!("{ADMIT}; {WRITE}"), 0),
         ("SELECT write()".to_owned(), 0),
         (
-            format!("DO $$ BEGIN PERFORM fence_admit('a', nextval('tokens')); {WRITE}; END $$"),
+            format!(
+                "DO $$ BEGIN PERFORM tower_fence.admit('a', nextval('tokens')); {WRITE}; END $$"
+            ),
             0,
         ),
     ];

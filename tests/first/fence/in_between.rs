@@ -10,7 +10,7 @@ use tower_fence::{
     epochs::{Epoch, Epochs},
 };
 
-use super::failover::{DEAD, DEAD_BY_OPERATOR, PARTITION, was_on_time_line};
+use super::failover::{DEAD, PARTITION, was_on_timeline};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -18,7 +18,7 @@ use crate::support::{
     functions,
 };
 
-const EMPTY: &str = "DELETE FROM fence_resources; DELETE FROM ledger";
+const EMPTY: &str = "DELETE FROM tower_fence.resources; DELETE FROM ledger";
 
 /// Of an epoch that nobody has handed out.
 const ABOVE: i64 = 5_000_000_000_000;
@@ -34,7 +34,7 @@ async fn waiting(when: &str) -> (Fresh<Postgres>, Fence<Postgres>) {
     db.execute(&format!(
         "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
              'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END'; \
-         CREATE TRIGGER wait {when} INSERT ON fence_resources FOR EACH STATEMENT \
+         CREATE TRIGGER wait {when} INSERT ON tower_fence.resources FOR EACH STATEMENT \
              WHEN (current_setting('application_name') = 'waiting') EXECUTE FUNCTION wait()"
     ))
     .await;
@@ -67,7 +67,7 @@ async fn with_in_between<T>(
 }
 
 async fn catch_up(db: &Fresh<Postgres>) {
-    db.execute("SELECT fence_catch_up('sku-1')").await;
+    db.execute("SELECT tower_fence.catch_up('sku-1')").await;
 }
 
 /// Writes by the function, or in a transaction of the crate's, and answers what is dead where it is refused.
@@ -109,7 +109,7 @@ async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
             if has_row {
                 write(&db.fence(), 5).await.unwrap();
             }
-            was_on_time_line(&db, "00000000").await;
+            was_on_timeline(&db, "00000000").await;
             let begun = attempt(&fence, in_sql, value);
             let outcome = with_in_between(&db, begun, async || catch_up(&db).await).await;
             assert_eq!(outcome, expected, "{in_sql} {has_row} {value}");
@@ -121,7 +121,7 @@ async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
 async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it() {
     for (value, expected) in [(7, Err(DEAD + 1)), (ABOVE, Ok(()))] {
         let (db, fence) = waiting("AFTER").await;
-        was_on_time_line(&db, "00000000").await;
+        was_on_timeline(&db, "00000000").await;
         let begun = announce(&fence, value);
         let outcome = with_in_between(&db, begun, async || catch_up(&db).await).await;
         assert_eq!(outcome, expected);
@@ -203,7 +203,7 @@ async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
         }
         db.execute(
             "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
-             CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON fence_resources \
+             CREATE TRIGGER nothing BEFORE INSERT OR UPDATE ON tower_fence.resources \
                  FOR EACH ROW EXECUTE FUNCTION nothing()",
         )
         .await;
@@ -216,21 +216,5 @@ async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
         assert_eq!(refused.unwrap_err().code, "40001");
         let refused = functions::raise(&mut conn, "sku-1", 7).await;
         assert_eq!(refused.unwrap_err().code, "40001");
-    }
-}
-
-/// A row that an older version has made tells no history, and what is dead there may be forgotten.
-#[tokio::test]
-async fn a_row_of_no_history_that_was_made_meanwhile_is_brought_into_one() {
-    for in_sql in [false, true] {
-        for (value, expected) in [(7, Err(DEAD_BY_OPERATOR)), (ABOVE, Ok(()))] {
-            let (db, fence) = waiting("BEFORE").await;
-            db.execute("SELECT fence_after_failover()").await;
-            db.execute("UPDATE fence_floors SET floor = 0").await;
-            let begun = attempt(&fence, in_sql, value);
-            let make = "INSERT INTO fence_resources (resource, max_token, updated_at) VALUES ('sku-1', 5, now())";
-            let outcome = with_in_between(&db, begun, async || db.execute(make).await).await;
-            assert_eq!(outcome, expected, "{in_sql}");
-        }
     }
 }

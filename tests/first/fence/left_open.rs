@@ -61,7 +61,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
 
         leave(&db, left).await;
         let lease = leases.acquire(&leased, Acquire::new(LONG)).await.unwrap();
-        let token = "SELECT token FROM fence_leases WHERE resource = 'leased'";
+        let token = "SELECT token FROM tower_fence.leases WHERE resource = 'leased'";
         assert_eq!(seen(&db, token).await, lease.token.get(), "{left}");
 
         leave(&db, left).await;
@@ -75,7 +75,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
             .raise(&written, Token::new(20).unwrap())
             .await
             .unwrap();
-        let max = "SELECT max_token FROM fence_resources WHERE resource = 'written'";
+        let max = "SELECT max_token FROM tower_fence.resources WHERE resource = 'written'";
         assert_eq!(seen(&db, max).await, 19, "{left}");
     }
 }

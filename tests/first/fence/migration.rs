@@ -15,21 +15,19 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    functions::{admit, execute, is_refused},
+    functions::{execute, is_refused},
     http::Server,
 };
 
-/// A role with no more rights than the documentation lists, and a fence that is used as this role.
+/// A role that may write and do nothing else, and a fence that is used as this role.
 async fn restricted(db: &Fresh<Postgres>) -> (String, Fence<Postgres>) {
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!(
         "CREATE ROLE {role} LOGIN PASSWORD '{role}';
-         REVOKE CREATE ON SCHEMA public FROM PUBLIC;
-         GRANT USAGE ON SCHEMA public TO {role};
-         GRANT SELECT ON _tower_fence_migrations, fence_epoch_source TO {role};
-         GRANT SELECT, INSERT, UPDATE ON fence_resources, fence_epochs TO {role};
-         GRANT SELECT, INSERT, UPDATE, DELETE ON fence_idempotency_keys TO {role};
-         GRANT SELECT, UPDATE (lockable) ON fence_floors TO {role};
+         GRANT USAGE ON SCHEMA tower_fence TO {role};
+         GRANT SELECT ON tower_fence.migrations TO {role};
+         GRANT SELECT, UPDATE ON tower_fence.resources TO {role};
+         GRANT EXECUTE ON FUNCTION tower_fence.current_history, tower_fence.try_admit TO {role};
          GRANT INSERT ON ledger TO {role};"
     ))
     .await;
@@ -55,7 +53,7 @@ async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
     assert_eq!(db.entries().await, 1);
 
     // Behind by a migration, it does not pass for current.
-    db.execute("DELETE FROM _tower_fence_migrations WHERE version = (SELECT max(version) FROM _tower_fence_migrations)")
+    db.execute("DELETE FROM tower_fence.migrations WHERE version = (SELECT max(version) FROM tower_fence.migrations)")
         .await;
     fence.migrate().await.unwrap_err();
     fence.get_pool().close().await;
@@ -66,7 +64,7 @@ async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
 #[tokio::test]
 async fn a_service_without_tables_is_misconfigured_and_says_what_to_do() {
     let db = Postgres::fresh(2).await;
-    db.execute("DROP TABLE fence_resources").await;
+    db.execute("DROP TABLE tower_fence.resources").await;
     let server = |fence| async {
         let app = Router::new()
             .route("/{sku}", post(|_: PgFencedTx| async {}))
@@ -74,12 +72,12 @@ async fn a_service_without_tables_is_misconfigured_and_says_what_to_do() {
         Server::start(app).await
     };
     let first_use = server(db.fence()).await;
-    let known_schema = server(db.fence().schema("public")).await;
-    for server in [first_use, known_schema] {
+    let other_schema = server(db.fence().schema("elsewhere").unwrap()).await;
+    for server in [first_use, other_schema] {
         let answer = server.write("/sku-1", 5).await;
         answer.is_problem(500, "misconfigured");
         assert!(answer.text.contains("Fence::migrate"), "{answer:?}");
-        assert!(!answer.text.contains("fence_resources"), "{answer:?}");
+        assert!(!answer.text.contains("tower_fence.resources"), "{answer:?}");
     }
     let sku = Resource::new("sku-1").unwrap();
     let inspected = db.fence().inspect(&sku).await;
@@ -89,10 +87,8 @@ async fn a_service_without_tables_is_misconfigured_and_says_what_to_do() {
     );
 }
 
-/// A schema that comes before that of the tables in the search path, as one of the user's name does,
-/// gets no tables of its own: what is dead stays dead.
 #[tokio::test]
-async fn tables_that_the_search_path_has_are_not_made_again_in_another_schema() {
+async fn search_path_does_not_lead_migrate_to_another_schema() {
     let db = Postgres::fresh(2).await;
     let sku = Resource::new("sku-1").unwrap();
     db.fence()
@@ -101,35 +97,71 @@ async fn tables_that_the_search_path_has_are_not_made_again_in_another_schema() 
         .unwrap();
     db.execute("CREATE SCHEMA app").await;
     let options: PgConnectOptions = db.url.parse().unwrap();
-    let options = options.options([("search_path", "app, public")]);
+    let options = options.options([("search_path", "app")]);
     let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
     let fence = Fence::new(pool);
     fence.migrate().await.unwrap();
     assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5));
-    let made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'app'";
+    let made = "SELECT count(*) FROM pg_tables WHERE schemaname IN ('app', 'public') \
+         AND tablename IN ('resources', 'migrations')";
     assert_eq!(db.number(made).await, 0);
-    // And no session of the pool has another search path than before.
+    // No session of the pool has another search path than before.
     let path: String = sqlx::query_scalar("SHOW search_path")
         .fetch_one(fence.get_pool())
         .await
         .unwrap();
-    assert_eq!(path, "app, public");
+    assert_eq!(path, "app");
 }
 
 #[tokio::test]
 async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
     let db = Postgres::fresh(2).await;
-    db.execute("CREATE SCHEMA red; CREATE SCHEMA blue").await;
     let sku = Resource::new("sku-1").unwrap();
+    // One of the schemas is there already.
+    db.execute("CREATE SCHEMA blue").await;
     for (tenant, token) in [("red", 7), ("blue", 3)] {
-        let fence = db.fence().schema(tenant);
+        let fence = db.fence().schema(tenant).unwrap();
         fence.migrate().await.unwrap();
         fence.migrate().await.unwrap();
         fence.raise(&sku, Token::new(token).unwrap()).await.unwrap();
         assert_eq!(fence.inspect(&sku).await.unwrap(), Some(token - 1));
     }
     assert_eq!(db.fence().inspect(&sku).await.unwrap(), None);
-    db.fence().schema("nowhere").migrate().await.unwrap_err();
+
+    // A role without the right to create a schema uses one that it was given, and makes none.
+    let (role, fence) = restricted(&db).await;
+    let own = fence.clone().schema("own").unwrap();
+    let refused = own.migrate().await.unwrap_err().to_string();
+    assert!(refused.contains("permission denied"), "{refused}");
+    db.execute(&format!("CREATE SCHEMA own AUTHORIZATION {role}"))
+        .await;
+    own.migrate().await.unwrap();
+    own.raise(&sku, Token::new(5).unwrap()).await.unwrap();
+    fence.get_pool().close().await;
+    db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
+        .await;
+}
+
+#[tokio::test]
+async fn schema_names_that_would_need_quotes_are_refused() {
+    let db = Postgres::fresh(1).await;
+    let longest = "x".repeat(63);
+    for name in ["a", "_1", "tenant_7", &longest] {
+        db.fence().schema(name).unwrap();
+    }
+    let too_long = "x".repeat(64);
+    for name in [
+        "",
+        "Shop",
+        "odd \"name",
+        "a.b",
+        "7th",
+        "pg_shop",
+        "caf\u{e9}",
+        &too_long,
+    ] {
+        assert!(db.fence().schema(name).is_err(), "{name}");
+    }
 }
 
 /// Who may not write the history is told what is wrong with it, and not that something may not be made.
@@ -139,15 +171,15 @@ async fn a_history_that_does_not_fit_is_named_as_what_it_is() {
     let (role, fence) = restricted(&db).await;
     let wrong = [
         (
-            "UPDATE _tower_fence_migrations SET checksum = '\\x00' WHERE version = 2",
+            "UPDATE tower_fence.migrations SET checksum = '\\x00' WHERE version = 2",
             "modified",
         ),
         (
-            "UPDATE _tower_fence_migrations SET version = 99 WHERE version = 2",
+            "UPDATE tower_fence.migrations SET version = 99 WHERE version = 2",
             "missing",
         ),
         (
-            "UPDATE _tower_fence_migrations SET success = false WHERE version = 99",
+            "UPDATE tower_fence.migrations SET success = false WHERE version = 99",
             "partially applied",
         ),
     ];
@@ -187,23 +219,26 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     let db = Postgres::fresh(2).await;
     let (role, fence) = restricted(&db).await;
     db.execute(&format!(
-        "GRANT EXECUTE ON FUNCTION fence_catch_up TO {role}"
+        "GRANT EXECUTE ON FUNCTION tower_fence.catch_up TO {role}"
     ))
     .await;
     assert_eq!(flaw(&fence).await, None);
     for (change, hidden_from_all) in [
         (
-            "ALTER TABLE fence_resources ENABLE ROW LEVEL SECURITY",
+            "ALTER TABLE tower_fence.resources ENABLE ROW LEVEL SECURITY",
             false,
         ),
-        ("ALTER TABLE fence_resources FORCE ROW LEVEL SECURITY", true),
+        (
+            "ALTER TABLE tower_fence.resources FORCE ROW LEVEL SECURITY",
+            true,
+        ),
     ] {
         db.execute(change).await;
         // A fence keeps what it has found.
-        let again = fence.clone().schema("public");
+        let again = fence.clone().schema("tower_fence").unwrap();
         let found = flaw(&again).await.unwrap_or_default();
         assert!(
-            found.contains("row-level security hides rows of fence_resources"),
+            found.contains("row-level security hides rows of resources in the schema tower_fence"),
             "{found}"
         );
         assert_eq!(flaw(&db.fence()).await.is_some(), hidden_from_all);
@@ -216,20 +251,17 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
 
     // The functions run as the owner.
     db.execute(&format!(
-        "ALTER TABLE fence_resources DISABLE ROW LEVEL SECURITY; CREATE SCHEMA own AUTHORIZATION {role}; \
+        "ALTER TABLE tower_fence.resources DISABLE ROW LEVEL SECURITY; CREATE SCHEMA own AUTHORIZATION {role}; \
          GRANT ALL ON SCHEMA own TO {role}"
     ))
     .await;
-    let own = fence.clone().schema("own");
+    let own = fence.clone().schema("own").unwrap();
     own.migrate().await.unwrap();
     let mut conn = own.get_pool().acquire().await.unwrap();
-    execute(
-        &mut conn,
-        "SET search_path = own; ALTER TABLE fence_floors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
-    )
-    .await
-    .unwrap();
-    let refused = is_refused(admit(&mut conn, "sku-1", 5).await, "42501");
+    let hide = "ALTER TABLE own.floors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
+    execute(&mut conn, hide).await.unwrap();
+    let admitted = execute(&mut conn, "SELECT own.admit('sku-1', 5)").await;
+    let refused = is_refused(admitted, "42501");
     assert!(
         refused.message.contains("row-level security"),
         "{refused:?}"
@@ -245,7 +277,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
 async fn migrate_gives_up_waiting_for_locks() {
     let db = Postgres::fresh(3).await;
     // As if there was a version to be migrated to.
-    db.execute("ALTER TABLE _tower_fence_migrations RENAME TO elsewhere")
+    db.execute("ALTER TABLE tower_fence.migrations RENAME TO elsewhere")
         .await;
     let waiting = "SELECT count(*) FROM pg_stat_activity \
          WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -254,7 +286,7 @@ async fn migrate_gives_up_waiting_for_locks() {
          WHERE d.datname = current_database() AND l.locktype = 'advisory'";
     // Held up by a table, it has that lock.
     let mut stranger = PgConnection::connect(&db.url).await.unwrap();
-    let make = "BEGIN; CREATE TABLE _tower_fence_migrations (version bigint)";
+    let make = "BEGIN; CREATE TABLE tower_fence.migrations (version bigint)";
     execute(&mut stranger, make).await.unwrap();
     let first = tokio::spawn({
         let fence = db.fence();
@@ -292,14 +324,14 @@ async fn encodings_other_than_utf8_are_refused() {
         db.execute(&format!("DROP DATABASE {name}")).await;
         let refused = refused.unwrap_err().to_string();
         let expected =
-            format!("the encoding of the database is {encoding}, and the fence needs UTF8");
+            format!("tower-fence needs a database with the encoding UTF8, not {encoding}");
         assert!(refused.contains(&expected), "{refused}");
     }
 }
 
-/// Functions without which no failover is noticed: missing is one thing, failing is another.
+/// Without the timeline no failover is noticed. That is the operator's choice.
 #[tokio::test]
-async fn only_missing_wal_functions_switch_failovers_off() {
+async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let db = Postgres::fresh(2).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!(
@@ -311,17 +343,27 @@ async fn only_missing_wal_functions_switch_failovers_off() {
     let options = options.username(&role).password(&role);
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect_with(options).await.unwrap();
-    let fence = Fence::new(pool).schema("own");
+    let fence = Fence::new(pool).schema("own").unwrap();
     let refused = fence.migrate().await.unwrap_err().to_string();
     assert!(
-        refused.contains("permission denied for function pg_walfile_name"),
+        refused
+            .contains("no failover can be noticed: permission denied for function pg_walfile_name"),
         "{refused}"
     );
-    db.execute("ALTER FUNCTION pg_walfile_name(pg_lsn) RENAME TO pg_walfile_name_elsewhere")
-        .await;
-    fence.migrate().await.unwrap();
-    let unnoticed = "SELECT count(*) FROM own.fence_floors WHERE history = ''";
+    fence
+        .clone()
+        .failover_detection(false)
+        .migrate()
+        .await
+        .unwrap();
+    let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
     assert_eq!(db.number(unnoticed).await, 256);
+    // The choice was made once.
+    fence.migrate().await.unwrap();
+    let sku = Resource::new("sku-1").unwrap();
+    let tx = fence.begin(&sku, Token::new(5).unwrap(), TokenUse::SingleUse);
+    tx.await.unwrap().commit().await.unwrap();
+    assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5));
     fence.get_pool().close().await;
     db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await;

@@ -2,12 +2,9 @@
 
 mod abandoned;
 mod admission;
-mod begin_hook;
 mod begun_early;
 mod busy_timeout;
-mod capabilities;
-mod clones;
-mod collisions;
+
 mod commit;
 mod cut_off;
 mod database;
@@ -23,8 +20,7 @@ mod idle;
 mod in_between;
 mod kept;
 mod left_open;
-mod migration;
-mod partitions;
+
 mod pool_hooks;
 mod protection;
 mod protection_attacks;
@@ -33,7 +29,7 @@ mod protection_rights;
 mod protection_tables;
 mod raise;
 mod reset;
-mod schema;
+
 mod schema_sql;
 mod sessions;
 mod sqlstates;

@@ -6,6 +6,7 @@ use sqlx::{Executor, PgConnection, PgPool, Postgres, postgres::PgPoolOptions, qu
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::{
+    PATIENCE,
     database::{Fresh, TestDatabase},
     eventually,
 };
@@ -29,6 +30,7 @@ fn token(token: i64) -> Token {
 async fn pool_with_reset(db: &Fresh<Postgres>, sql: &'static str) -> PgPool {
     let options = PgPoolOptions::new()
         .max_connections(POOL)
+        .acquire_timeout(PATIENCE)
         .before_acquire(move |conn, _| {
             Box::pin(async move { conn.execute(sql).await.map(|_| true) })
         })
@@ -66,10 +68,10 @@ async fn leaks(fence: &Fence<Postgres>) -> usize {
 async fn what_a_request_sets_is_reset_before_the_next_one() {
     let db = Postgres::fresh(1).await;
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
-    assert_eq!(leaks(&Fence::new(pool)).await, 0);
+    assert_eq!(leaks(&Fence::new(pool).pool_wait(PATIENCE)).await, 0);
     // The same requests find the setting where hooks are passed by.
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
-    let reusing = Fence::new(pool).reuse_connections(true);
+    let reusing = Fence::new(pool).pool_wait(PATIENCE).reuse_connections(true);
     assert!(leaks(&reusing).await > 0, "the requests prove nothing");
 }
 
@@ -134,7 +136,7 @@ async fn a_search_path_that_a_request_leaves_is_reset_before_the_next_one() {
     let db = Postgres::fresh(1).await;
     db.execute(
         "CREATE SCHEMA other; \
-         CREATE TABLE other.fence_resources (LIKE public.fence_resources INCLUDING ALL)",
+         CREATE TABLE other.resources (LIKE tower_fence.resources INCLUDING ALL)",
     )
     .await;
     let fence = Fence::new(pool_with_reset(&db, "RESET search_path").await);

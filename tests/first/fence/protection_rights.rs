@@ -48,18 +48,22 @@ async fn a_writer_needs_no_right_on_the_fence() {
         "a",
     );
     let admitted = format!("{}{WRITE_A}", admissions(["a"]));
-    is_refused(in_transaction(&mut conn, &admitted).await, "42501");
-    db.execute(&format!("GRANT EXECUTE ON FUNCTION fence_admit TO {role}"))
+    db.execute(&format!("GRANT USAGE ON SCHEMA tower_fence TO {role}"))
         .await;
+    is_refused(in_transaction(&mut conn, &admitted).await, "42501");
+    db.execute(&format!(
+        "GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}"
+    ))
+    .await;
     in_transaction(&mut conn, &admitted).await.unwrap();
     // Who may write may not do more.
     for forbidden in [
-        "SELECT fence_bypass('it would be nice')",
-        "INSERT INTO fence_bypasses VALUES (pg_current_xact_id(), 'me', 'it would be nice', now())",
-        "SELECT fence_refuse_unfenced('a', 'b', 'c')",
-        "SELECT fence_protect('whole', 'id')",
-        "SELECT fence_unprotect('whole')",
-        "UPDATE fence_resources SET admitted_by = pg_current_xact_id()",
+        "SELECT tower_fence.bypass('it would be nice')",
+        "INSERT INTO tower_fence.bypasses VALUES (pg_current_xact_id(), 'me', 'it would be nice', now())",
+        "SELECT tower_fence.refuse_unfenced('a', 'b', 'c')",
+        "SELECT tower_fence.protect('whole', '{id}')",
+        "SELECT tower_fence.unprotect('whole')",
+        "UPDATE tower_fence.resources SET admitted_by = pg_current_xact_id()",
         "ALTER TABLE whole DISABLE TRIGGER ALL",
         "SET session_replication_role = replica",
         "CREATE TEMPORARY TABLE mine (sku text); \
@@ -82,27 +86,27 @@ async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
          ALTER DEFAULT PRIVILEGES FOR ROLE {owner} GRANT EXECUTE ON FUNCTIONS TO {reader}"
     ))
     .await;
-    let protect = "SELECT fence_protect('shop.own', 'sku')";
+    let protect = "SELECT tower_fence.protect('shop.own', '{sku}')";
     execute(&mut conn, "CREATE TABLE shop.own (sku text)")
         .await
         .unwrap();
     is_refused(execute(&mut conn, protect).await, "42501");
     db.execute(&format!(
-        "GRANT EXECUTE ON FUNCTION fence_protect, fence_unprotect, fence_unprotectable, fence_columns_of, fence_guard_text \
-         TO {owner}; GRANT SELECT ON fence_protected TO {owner}"
+        "GRANT USAGE ON SCHEMA tower_fence TO {owner}; \
+         GRANT EXECUTE ON FUNCTION tower_fence.protect, tower_fence.unprotect, tower_fence.unprotectable, \
+             tower_fence.pattern_parts, tower_fence.pattern_expression, tower_fence.guard_text TO {owner}; \
+         GRANT SELECT ON tower_fence.protected_tables TO {owner}"
     ))
     .await;
     let refused = is_refused(execute(&mut conn, protect).await, "42501");
     assert!(
-        refused.message.contains("may not ask the fence"),
+        refused.message.contains("lacks rights on the fence"),
         "{refused:?}"
     );
-    db.execute(&format!(
-        "GRANT SELECT ON fence_resources TO {owner}; GRANT EXECUTE ON FUNCTION fence_refuse_unfenced TO {owner}"
-    ))
-    .await;
+    // The hint is the remedy.
+    db.execute(&refused.hint).await;
     is_refused(
-        execute(&mut conn, "SELECT fence_protect('whole', 'sku')").await,
+        execute(&mut conn, "SELECT tower_fence.protect('whole', '{sku}')").await,
         "42501",
     );
     let is_owned = format!(
@@ -119,7 +123,7 @@ async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
             .starts_with("shop.own is written")
     );
     // The owner may take it back; whoever is above it protects with the owner's rights, not with its own.
-    execute(&mut conn, "SELECT fence_unprotect('shop.own')")
+    execute(&mut conn, "SELECT tower_fence.unprotect('shop.own')")
         .await
         .unwrap();
     execute(&mut conn, "INSERT INTO shop.own VALUES ('a')")
@@ -152,9 +156,8 @@ const ASTRAY: &str = "
     CREATE FUNCTION astray.age(xid) RETURNS integer LANGUAGE sql AS 'SELECT 0';
     CREATE OPERATOR astray.= (LEFTARG = text, RIGHTARG = text, FUNCTION = astray.yes);
     CREATE OPERATOR astray.= (LEFTARG = xid8, RIGHTARG = xid8, FUNCTION = astray.yes);
-    CREATE TABLE astray.fence_resources (LIKE fence_resources);
-    CREATE TEMPORARY TABLE fence_resources (LIKE fence_resources);
-    CREATE FUNCTION astray.fence_refuse_unfenced(name, name, text) RETURNS void LANGUAGE sql AS '';
+    CREATE TABLE astray.resources (LIKE tower_fence.resources);
+    CREATE TEMPORARY TABLE resources (LIKE tower_fence.resources);
     CREATE TEMPORARY TABLE fence_new AS TABLE whole WITH NO DATA;
     CREATE TEMPORARY TABLE fence_old AS TABLE whole WITH NO DATA;
     SET search_path = astray, pg_temp, pg_catalog, public;
@@ -170,8 +173,7 @@ async fn search_paths_and_temporary_tables_lead_no_guard_astray() {
     execute(&mut conn, ASTRAY).await.unwrap();
     let write = "UPDATE whole SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1; \
          UPDATE parts SET n = 0 WHERE id OPERATOR(pg_catalog.=) 1";
-    let [admit_a, admit_b] = ["a", "b"]
-        .map(|resource| admissions([resource]).replace("fence_admit", "public.fence_admit"));
+    let [admit_a, admit_b] = ["a", "b"].map(|resource| admissions([resource]));
     for first in ["", &admit_b] {
         is_unfenced(
             in_transaction(&mut conn, &format!("{first}{write}")).await,
@@ -224,10 +226,10 @@ async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
     .await
     .unwrap();
     execute(&mut conn, super::protection::TABLES).await.unwrap();
-    let bypass = "SELECT fence_bypass('stock was counted')";
+    let bypass = "SELECT tower_fence.bypass('stock was counted')";
     for allowed in [
         format!("{bypass}; {WRITE_A}; DELETE FROM parts; TRUNCATE whole"),
-        format!("{bypass}; SELECT fence_bypass('again'); DELETE FROM parts"),
+        format!("{bypass}; SELECT tower_fence.bypass('again'); DELETE FROM parts"),
         format!("SAVEPOINT s; {bypass}; RELEASE s; DELETE FROM parts"),
     ] {
         execute(&mut conn, &format!("BEGIN; {allowed}; ROLLBACK"))
@@ -246,14 +248,19 @@ async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
     }
     for malformed in ["NULL", "''", "'  '", "E'two\\nlines'", "repeat('x', 1001)"] {
         is_refused(
-            execute(&mut conn, &format!("SELECT fence_bypass({malformed})")).await,
+            execute(
+                &mut conn,
+                &format!("SELECT tower_fence.bypass({malformed})"),
+            )
+            .await,
             "22023",
         );
     }
-    let kept: Vec<(String, String)> = sqlx::query_as("SELECT role, reason FROM fence_bypasses")
-        .fetch_all(&mut conn)
-        .await
-        .unwrap();
+    let kept: Vec<(String, String)> =
+        sqlx::query_as("SELECT role, reason FROM tower_fence.bypasses")
+            .fetch_all(&mut conn)
+            .await
+            .unwrap();
     assert!(
         kept.contains(&("tests".into(), "stock was counted".into())),
         "{kept:?}"
@@ -263,7 +270,7 @@ async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
         .await
         .unwrap();
     assert!(
-        log.contains("LOG:  tower-fence: tests goes past protected tables: stock was counted"),
+        log.contains("LOG:  tower-fence: tests bypasses protected tables: stock was counted"),
         "{log}"
     );
     assert!(!log.contains("nextval"));
@@ -271,12 +278,12 @@ async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
     // Old ones are forgotten.
     execute(
         &mut conn,
-        "UPDATE fence_bypasses SET begun_at = now() - interval '367 days'",
+        "UPDATE tower_fence.bypasses SET begun_at = now() - interval '367 days'",
     )
     .await
     .unwrap();
     execute(&mut conn, bypass).await.unwrap();
-    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM fence_bypasses")
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM tower_fence.bypasses")
         .fetch_one(&mut conn)
         .await
         .unwrap();
@@ -304,7 +311,7 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
     let mut conn = db.pool.acquire().await.unwrap();
     execute(
         &mut conn,
-        "SELECT fence_protect('whole', '\"sku\" || ''%''', 'it''s ')",
+        "SELECT tower_fence.protect('whole', 'it''s {sku}%')",
     )
     .await
     .unwrap();
@@ -320,7 +327,7 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
 
     let restored = Postgres::fresh(2).await;
     restored
-        .execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        .execute("DROP SCHEMA tower_fence, public CASCADE; CREATE SCHEMA public")
         .await;
     let dump = dump.to_str().unwrap();
     run(
@@ -329,12 +336,12 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
         &["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", dump],
     );
     let mut copy = restored.pool.acquire().await.unwrap();
-    for table in ["whole", "parts", "fence_protected"] {
+    for table in ["whole", "parts", "tower_fence.protected_tables"] {
         assert_eq!(rows(&mut copy, table).await, rows(&mut conn, table).await);
     }
     assert_eq!(
         restored
-            .number("SELECT count(*) FROM fence_protected WHERE enabled = 'A'")
+            .number("SELECT count(*) FROM tower_fence.protected_tables WHERE enabled = 'A'")
             .await,
         15
     );
@@ -348,7 +355,7 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
 
     // Its numbers of transactions come again.
     assert!(!comes_round(&restored).await);
-    for function in ["fence_guard_whole", "fence_refuse_unfenced"] {
+    for function in ["fence_guard_whole", "tower_fence.refuse_unfenced"] {
         let text = AssertSqlSafe(format!("SELECT pg_get_functiondef('{function}'::regproc)"));
         let text: String = sqlx::query_scalar(text)
             .fetch_one(&mut *copy)
@@ -377,8 +384,8 @@ async fn comes_round(db: &Fresh<Postgres>) -> bool {
         execute(
             &mut conn,
             &format!(
-                "UPDATE fence_resources SET admitted_by = '{next}'; \
-                 DELETE FROM fence_bypasses; INSERT INTO fence_bypasses VALUES ('{next}', 'me', 'then', now())"
+                "UPDATE tower_fence.resources SET admitted_by = '{next}'; \
+                 DELETE FROM tower_fence.bypasses; INSERT INTO tower_fence.bypasses VALUES ('{next}', 'me', 'then', now())"
             ),
         )
         .await
@@ -411,7 +418,12 @@ async fn a_dump_without_rights_opens_no_function() {
     let without = ["--no-acl", "--no-owner"];
     std::fs::write(&dump, run("pg_dump", &db.url, &without)).unwrap();
     let restored = Postgres::fresh(2).await;
-    restored.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC").await;
+    restored
+        .execute(
+            "DROP SCHEMA tower_fence, public CASCADE; CREATE SCHEMA public; \
+             GRANT USAGE ON SCHEMA public TO PUBLIC",
+        )
+        .await;
     let dump = dump.to_str().unwrap();
     run(
         "psql",
@@ -419,7 +431,10 @@ async fn a_dump_without_rights_opens_no_function() {
         &["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", dump],
     );
     let (stranger, mut conn) = role(&restored).await;
-    in_transaction(&mut conn, "SELECT fence_bypass('as anybody may')")
+    restored
+        .execute(&format!("GRANT USAGE ON SCHEMA tower_fence TO {stranger}"))
+        .await;
+    in_transaction(&mut conn, "SELECT tower_fence.bypass('as anybody may')")
         .await
         .unwrap();
 
@@ -432,18 +447,13 @@ async fn a_dump_without_rights_opens_no_function() {
         panic!("a fence that is open to everybody admits: {begun:?}");
     };
     let cause = cause.to_string();
-    for function in [
-        "fence_admit, ",
-        "fence_bypass, ",
-        "fence_raise, ",
-        "fence_guard_whole, ",
-    ] {
+    for function in [" admit, ", " bypass, ", " raise, ", " fence_guard_whole, "] {
         assert!(cause.contains(function), "{cause}");
     }
     // Another role than the owner is told.
     restored
         .execute(&format!(
-            "GRANT SELECT ON _tower_fence_migrations TO {stranger}"
+            "GRANT SELECT ON tower_fence.migrations TO {stranger}"
         ))
         .await;
     let options: PgConnectOptions = restored.url.parse().unwrap();
@@ -465,10 +475,10 @@ async fn a_dump_without_rights_opens_no_function() {
         .await
         .unwrap();
     for forbidden in [
-        "SELECT fence_bypass('it would be nice')",
-        "SELECT fence_break('a')",
-        "SELECT fence_raise('a', 999999999999999)",
-        "SELECT fence_notice_failover(false)",
+        "SELECT tower_fence.bypass('it would be nice')",
+        "SELECT tower_fence.break_lease('a')",
+        "SELECT tower_fence.raise('a', 999999999999999)",
+        "SELECT tower_fence.notice_failover(false)",
         "CREATE TEMPORARY TABLE mine (sku text); \
          CREATE TRIGGER mine AFTER INSERT ON mine REFERENCING NEW TABLE AS fence_new EXECUTE FUNCTION fence_guard_whole()",
     ] {
@@ -485,7 +495,8 @@ async fn tables_with_policies_are_protected_too() {
         "ALTER TABLE whole ENABLE ROW LEVEL SECURITY; ALTER TABLE parts ENABLE ROW LEVEL SECURITY; \
          CREATE POLICY seen ON whole USING (sku <> 'b'); CREATE POLICY seen ON parts USING (sku <> 'b'); \
          GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON whole, parts TO {role}; \
-         GRANT USAGE ON SEQUENCE tokens TO {role}; GRANT EXECUTE ON FUNCTION fence_admit TO {role}"
+         GRANT USAGE ON SEQUENCE tokens TO {role}; GRANT USAGE ON SCHEMA tower_fence TO {role}; \
+         GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}"
     ))
     .await;
     for force in [false, true] {

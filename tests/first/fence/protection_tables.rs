@@ -10,7 +10,7 @@ use crate::support::{
 
 /// What is missing or does not fire always: a relation and one of its guards.
 async fn holes(conn: &mut PgConnection) -> Vec<String> {
-    let holes = "SELECT concat_ws(' ', relation, guard, enabled) FROM fence_protected \
+    let holes = "SELECT concat_ws(' ', relation, guard, enabled) FROM tower_fence.protected_tables \
          WHERE enabled IS DISTINCT FROM 'A' ORDER BY 1";
     sqlx::query_scalar(holes).fetch_all(conn).await.unwrap()
 }
@@ -20,7 +20,7 @@ async fn the_view_has_each_guard_and_what_is_missing() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let protected = "SELECT string_agg(concat(relation, '.', guard, enabled), ' ' ORDER BY relation::text, guard) \
-         FROM fence_protected WHERE resource = 'sku' AND prefix = ''";
+         FROM tower_fence.protected_tables WHERE pattern = '{sku}' AND missing_columns = '{}'";
     let protected: String = sqlx::query_scalar(protected)
         .fetch_one(&mut *conn)
         .await
@@ -74,7 +74,7 @@ async fn the_view_has_each_guard_and_what_is_missing() {
         if !change.contains("DETACH") {
             execute(
                 &mut conn,
-                "SELECT fence_protect('whole', 'sku'), fence_protect('parts', 'sku')",
+                "SELECT tower_fence.protect('whole', '{sku}'), tower_fence.protect('parts', '{sku}')",
             )
             .await
             .unwrap();
@@ -111,7 +111,7 @@ async fn a_later_partition_is_protected_but_for_truncate() {
     execute(&mut conn, "BEGIN; TRUNCATE part_5; ROLLBACK")
         .await
         .unwrap();
-    execute(&mut conn, "SELECT fence_protect('parts', 'sku')")
+    execute(&mut conn, "SELECT tower_fence.protect('parts', '{sku}')")
         .await
         .unwrap();
     is_unfenced(
@@ -181,7 +181,8 @@ async fn foreign_keys_write_to_protected_tables_too() {
     )
     .await
     .unwrap();
-    let protect = "SELECT fence_protect('lines', 'sku'), fence_protect('notes', 'sku')";
+    let protect =
+        "SELECT tower_fence.protect('lines', '{sku}'), tower_fence.protect('notes', '{sku}')";
     execute(&mut conn, protect).await.unwrap();
     for (write, table, resource) in [
         ("DELETE FROM orders WHERE id = 1", "lines", "x"),
@@ -199,54 +200,45 @@ async fn foreign_keys_write_to_protected_tables_too() {
 }
 
 #[tokio::test]
-async fn a_resource_is_a_column_or_an_expression_over_a_row() {
+async fn a_pattern_is_filled_from_the_columns_of_each_row() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
-    execute(
-        &mut conn,
-        "CREATE SEQUENCE tokens; CREATE FUNCTION shout(text) RETURNS text LANGUAGE sql AS 'SELECT upper($1)'",
-    )
-    .await
-    .unwrap();
-    let columns = "(id int, sku varchar(9), \"user\" text, resource char(4), relation text, unfenced uuid, \
-         \"Odd \"\"name\" text, tg_op text, r int, day date, gone int)";
+    let columns = "(id int, sku varchar(9), \"user\" text, relation text, unfenced uuid, \"Odd \"\"name\" text, \
+         tg_op text, r int, flag boolean, gone int)";
     execute(
         &mut conn,
         &format!(
-            "CREATE TABLE whole {columns}; CREATE TABLE parts {columns} PARTITION BY RANGE (id); \
+            "CREATE SEQUENCE tokens; \
+             CREATE TABLE whole {columns}; CREATE TABLE parts {columns} PARTITION BY RANGE (id); \
              CREATE TABLE part PARTITION OF parts DEFAULT"
         ),
     )
     .await
     .unwrap();
-    let row = "(7, 'sku-1', 'me', 'ab', 'cd', '00000000-0000-0000-0000-000000000001', 'odd', 'op', 3, '2024-02-01', 0)";
+    let row = "(7, 'sku-1', 'me', 'cd', '00000000-0000-0000-0000-000000000001', 'odd', 'op', 3, false, 0)";
     for (table, written) in [("whole", "whole"), ("parts", "part")] {
-        for (resource, prefix, expected) in [
-            ("sku", "", "sku-1"),
-            ("sku", "it's 100% \\ \"/", "it's 100% \\ \"/sku-1"),
-            ("id", "order/", "order/7"),
-            // The column, and not who is logged in.
-            ("user", "", "me"),
-            ("Odd \"name", "", "odd"),
-            ("\"Odd \"\"name\" || '%s'", "", "odd%s"),
-            ("resource", "", "ab"),
-            ("relation || resource", "", "cdab"),
-            ("unfenced", "", "00000000-0000-0000-0000-000000000001"),
-            ("tg_op || r", "", "op3"),
-            ("'all'", "", "all"),
-            ("{t}.id || '/' || {t}.sku -- both", "", "7/sku-1"),
-            ("public.shout(sku)", "", "SKU-1"),
-            ("date_part('year', day)::integer", "", "2024"),
-            ("CASE WHEN id > 5 THEN sku END", "", "sku-1"),
+        for (pattern, expected) in [
+            ("it's 100% \\ \"/{sku}", "it's 100% \\ \"/sku-1"),
+            ("order/{id}", "order/7"),
+            // The column, and not the role of the session.
+            ("{user}", "me"),
+            ("{Odd \"name}", "odd"),
+            (
+                "{relation}:{unfenced}",
+                "cd:00000000-0000-0000-0000-000000000001",
+            ),
+            ("{tg_op}/{r}", "op/3"),
+            ("{flag}", "false"),
+            ("{id}-{id}", "7-7"),
+            ("all", "all"),
+            ("show/{id}/seat/{sku}", "show/7/seat/sku-1"),
         ] {
-            let resource = resource.replace("{t}", table);
-            sqlx::query("SELECT fence_protect($1::regclass, $2, $3)")
+            sqlx::query("SELECT tower_fence.protect($1::regclass, $2)")
                 .bind(table)
-                .bind(&resource)
-                .bind(prefix)
+                .bind(pattern)
                 .execute(&mut *conn)
                 .await
-                .unwrap_or_else(|error| panic!("{resource}: {error}"));
+                .unwrap_or_else(|error| panic!("{pattern}: {error}"));
             let insert = format!("INSERT INTO {table} VALUES {row}");
             is_unfenced(in_transaction(&mut conn, &insert).await, written, expected);
             let admitted = format!(
@@ -254,16 +246,16 @@ async fn a_resource_is_a_column_or_an_expression_over_a_row() {
                 admissions([&*expected.replace('\'', "''")])
             );
             in_transaction(&mut conn, &admitted).await.unwrap();
-            let shown: (String, String) = sqlx::query_as(
-                "SELECT DISTINCT resource, prefix FROM fence_protected WHERE relation = $1::regclass",
+            let shown: String = sqlx::query_scalar(
+                "SELECT DISTINCT pattern FROM tower_fence.protected_tables WHERE relation = $1::regclass",
             )
             .bind(table)
             .fetch_one(&mut *conn)
             .await
             .unwrap();
-            assert_eq!(shown, (resource, prefix.to_owned()));
+            assert_eq!(shown, pattern);
         }
-        // A row without a resource is nobody's.
+        // A row without a value in a column of the pattern has no resource.
         let nameless = format!("INSERT INTO {table} (id) VALUES (1)");
         let refused = is_refused(in_transaction(&mut conn, &nameless).await, "TF428");
         assert!(refused.message.contains("has no resource"), "{refused:?}");
@@ -279,7 +271,60 @@ async fn a_resource_is_a_column_or_an_expression_over_a_row() {
             &format!("INSERT INTO {table} (id, sku) VALUES (6, 'b')"),
         )
         .await;
-        is_unfenced(refused, written, "b");
+        is_unfenced(refused, written, "show/6/seat/b");
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
+    for change in ["RENAME COLUMN sku TO article", "DROP COLUMN sku CASCADE"] {
+        let db = with_tables().await;
+        let mut conn = db.pool.acquire().await.unwrap();
+        execute(&mut conn, &format!("ALTER TABLE whole {change}"))
+            .await
+            .unwrap();
+        for write in [
+            "UPDATE whole SET n = 0",
+            "DELETE FROM whole",
+            "INSERT INTO whole VALUES (9, '7')",
+            "TRUNCATE whole",
+        ] {
+            let write = format!("{}{write}", admissions(["a"]));
+            let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
+            let expected = "the pattern of the protected table public.whole names a column that was renamed or dropped";
+            assert!(refused.message.starts_with(expected), "{refused:?}");
+            assert!(
+                refused.hint.contains("tower_fence.protect()"),
+                "{refused:?}"
+            );
+        }
+        let missing = "SELECT count(*) FROM tower_fence.protected_tables \
+             WHERE relation = 'whole'::regclass AND missing_columns = '{sku}'";
+        assert_eq!(db.number(missing).await, 5, "{change}");
+        execute(&mut conn, "SELECT tower_fence.protect('whole', 'row/{id}')")
+            .await
+            .unwrap();
+        assert_eq!(db.number(missing).await, 0, "{change}");
+        let write = "UPDATE whole SET n = 0 WHERE id = 1";
+        is_unfenced(in_transaction(&mut conn, write).await, "whole", "row/1");
+    }
+    // In a partitioned table as well.
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    execute(&mut conn, "ALTER TABLE parts RENAME COLUMN sku TO article")
+        .await
+        .unwrap();
+    for write in [
+        "UPDATE parts SET n = 0",
+        "DELETE FROM part_1",
+        "TRUNCATE parts",
+    ] {
+        let write = format!("{}{write}", admissions(["a"]));
+        let refused = is_refused(in_transaction(&mut conn, &write).await, "42703");
+        assert!(
+            refused.message.contains("renamed or dropped"),
+            "{refused:?}"
+        );
     }
 }
 
@@ -298,39 +343,36 @@ async fn what_cannot_be_protected_is_named() {
     .await
     .unwrap();
     for (arguments, code) in [
-        ("'seen', 'sku'", "42809"),
-        ("'kept', 'sku'", "42809"),
-        ("'far', 'sku'", "42809"),
-        ("'half', 'sku'", "42809"),
-        ("'tokens', 'last_value'", "42809"),
-        ("'mine', 'sku'", "42809"),
-        ("'old', 'sku'", "42809"),
-        ("'young', 'sku'", "42809"),
-        ("'part_1', 'sku'", "42809"),
-        ("'pg_class', 'relname'", "42809"),
-        ("'fence_resources', 'resource'", "42809"),
-        ("'fence_bypasses', 'reason'", "42809"),
-        ("'nowhere', 'sku'", "42P01"),
-        ("1::oid::regclass, 'sku'", "22004"),
-        ("NULL, 'sku'", "22004"),
+        ("'seen', '{sku}'", "42809"),
+        ("'kept', '{sku}'", "42809"),
+        ("'far', '{sku}'", "42809"),
+        ("'half', '{sku}'", "42809"),
+        ("'tokens', '{last_value}'", "42809"),
+        ("'mine', '{sku}'", "42809"),
+        ("'old', '{sku}'", "42809"),
+        ("'young', '{sku}'", "42809"),
+        ("'part_1', '{sku}'", "42809"),
+        ("'pg_class', '{relname}'", "42809"),
+        ("'tower_fence.resources', '{resource}'", "42809"),
+        ("'tower_fence.bypasses', '{reason}'", "42809"),
+        ("'nowhere', '{sku}'", "42P01"),
+        ("1::oid::regclass, '{sku}'", "22004"),
+        ("NULL, '{sku}'", "22004"),
         ("'whole', NULL", "22004"),
-        ("'whole', 'sku', NULL", "22004"),
-        ("'whole', 'nothing'", "42703"),
-        ("'whole', ''", "42601"),
-        ("'whole', 'sku) || ('", "42601"),
-        ("'whole', 'sku; DROP TABLE twin'", "42601"),
-        ("'whole', 'count(*)'", "42803"),
-        ("'whole', '(SELECT sku FROM twin)'", "0A000"),
-        ("'whole', 'generate_series(1, n)'", "0A000"),
-        ("'whole', 'row_number() OVER ()'", "42P20"),
-        ("'whole', 'whole'", "42P10"),
-        ("'whole', 'row_to_json(whole)'", "42P10"),
-        ("'whole', 'tableoid'", "42P10"),
-        ("'whole', 'ctid'", "42P10"),
-        // Of a schema that it does not name.
-        ("'whole', 'fence_partition(sku)'", "42883"),
+        ("'whole', ''", "22023"),
+        ("'whole', '{}'", "22023"),
+        ("'whole', '{sku'", "22023"),
+        ("'whole', 'sku}'", "22023"),
+        ("'whole', '{{sku}}'", "22023"),
+        ("'whole', '{nothing}'", "42703"),
+        ("'whole', '{SKU}'", "42703"),
+        ("'whole', '{sku }'", "42703"),
+        ("'whole', '{sku || n}'", "42703"),
+        ("'whole', '{whole}'", "42703"),
+        ("'whole', '{tableoid}'", "42703"),
+        ("'whole', '{ctid}'", "42703"),
     ] {
-        let protect = AssertSqlSafe(format!("SELECT fence_protect({arguments})"));
+        let protect = AssertSqlSafe(format!("SELECT tower_fence.protect({arguments})"));
         let refused = sqlx::raw_sql(protect)
             .execute(&mut *conn)
             .await
@@ -343,7 +385,7 @@ async fn what_cannot_be_protected_is_named() {
         );
     }
     is_refused(
-        execute(&mut conn, "SELECT fence_unprotect('part_1')").await,
+        execute(&mut conn, "SELECT tower_fence.unprotect('part_1')").await,
         "42809",
     );
     // What was protected stays so.
@@ -364,19 +406,21 @@ async fn unprotected_it_is_as_it_was() {
     assert_eq!(db.number(made).await, 5 + 2 * 5 + 2);
     execute(
         &mut conn,
-        "SELECT fence_protect('whole', 'id'), fence_protect('parts', 'id')",
+        "SELECT tower_fence.protect('whole', '{id}'), tower_fence.protect('parts', '{id}')",
     )
     .await
     .unwrap();
     assert_eq!(db.number(made).await, 5 + 2 * 5 + 2);
     execute(
         &mut conn,
-        "SELECT fence_unprotect('whole'), fence_unprotect('parts'), fence_unprotect('twin')",
+        "SELECT tower_fence.unprotect('whole'), tower_fence.unprotect('parts'), tower_fence.unprotect('twin')",
     )
     .await
     .unwrap();
     assert_eq!(
-        db.number(made).await + db.number("SELECT count(*) FROM fence_protected").await,
+        db.number(made).await
+            + db.number("SELECT count(*) FROM tower_fence.protected_tables")
+                .await,
         0
     );
     execute(&mut conn, "DELETE FROM whole; TRUNCATE parts; ALTER TABLE parts ATTACH PARTITION whole FOR VALUES IN ('z')")
@@ -428,7 +472,7 @@ async fn tables_of_any_name_and_schema() {
                     &mut conn,
                     &format!(
                         "CREATE TABLE {table} (sku text, n int){partition}; {part} \
-                         SELECT fence_protect('{literal}', 'sku', '{number}-'), fence_protect('{literal}', 'sku', '{number}-')"
+                         SELECT tower_fence.protect('{literal}', '{number}-{{sku}}'), tower_fence.protect('{literal}', '{number}-{{sku}}')"
                     ),
                 )
                 .await
@@ -458,7 +502,7 @@ async fn tables_of_any_name_and_schema() {
                 if partition.is_empty() {
                     execute(
                         &mut conn,
-                        &format!("SELECT fence_unprotect('{literal}'); DROP TABLE {table}"),
+                        &format!("SELECT tower_fence.unprotect('{literal}'); DROP TABLE {table}"),
                     )
                     .await
                     .unwrap();
@@ -466,7 +510,7 @@ async fn tables_of_any_name_and_schema() {
             }
         }
     }
-    let guards = "SELECT count(DISTINCT function) FROM fence_protected";
+    let guards = "SELECT count(DISTINCT function) FROM tower_fence.protected_tables";
     assert_eq!(
         db.number(guards).await,
         2 * i64::try_from(names.len()).unwrap()

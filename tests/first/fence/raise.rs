@@ -17,6 +17,7 @@ on_both_databases!(
 async fn raising_kills_older_tokens_and_leaves_the_token_usable<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
+    assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
     fence.raise(&sku(), token(1)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(0));
     fence.raise(&sku(), token(7)).await.unwrap();

@@ -31,8 +31,8 @@ async fn with_a_twin() -> Fresh<Postgres> {
     let db = Postgres::fresh(1).await;
     db.execute(
         "CREATE SCHEMA twin; \
-         CREATE TABLE twin.fence_resources (LIKE public.fence_resources INCLUDING ALL); \
-         CREATE TABLE twin.fence_idempotency_keys (LIKE public.fence_idempotency_keys INCLUDING ALL)",
+         CREATE TABLE twin.resources (LIKE tower_fence.resources INCLUDING ALL); \
+         CREATE TABLE twin.idempotency_keys (LIKE tower_fence.idempotency_keys INCLUDING ALL)",
     )
     .await;
     db
@@ -56,53 +56,47 @@ async fn a_session_whose_search_path_was_changed_refuses_what_is_stale() {
         .await
         .expect("the same row");
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
-    let twins = "SELECT count(*) FROM twin.fence_resources";
+    let twins = "SELECT count(*) FROM twin.resources";
     assert_eq!(db.number(twins).await, 0);
 }
 
 #[tokio::test]
-async fn the_first_look_is_not_led_astray_either() {
+async fn search_path_does_not_mislead_the_first_use() {
     let db = with_a_twin().await;
-    let migrated = db.fence();
-    migrated.migrate().await.unwrap();
-    let told = db.fence().schema("public");
     db.execute("SET search_path = twin, public").await;
-    for (fence, value) in [(&migrated, 7), (&told, 8)] {
-        begin(fence, value).await.unwrap().commit().await.unwrap();
-    }
-    let twins = "SELECT count(*) FROM twin.fence_resources";
+    begin(&db.fence(), 8).await.unwrap().commit().await.unwrap();
+    let twins = "SELECT count(*) FROM twin.resources";
     assert_eq!(db.number(twins).await, 0);
-    let ours = "SELECT max_token FROM public.fence_resources";
+    let ours = "SELECT max_token FROM tower_fence.resources";
     assert_eq!(db.number(ours).await, 8);
 }
 
 #[tokio::test]
-async fn a_temporary_table_of_the_same_name_is_none_of_the_fences() {
+async fn a_temporary_table_of_the_same_name_is_not_used() {
     let db = Postgres::fresh(1).await;
     let fence = db.fence();
-    db.execute("CREATE TEMPORARY TABLE fence_resources (LIKE public.fence_resources)")
+    db.execute("CREATE TEMPORARY TABLE resources (LIKE tower_fence.resources)")
         .await;
     begin(&fence, 7).await.unwrap().commit().await.unwrap();
     let refused = begin(&fence, 7).await;
     assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
-    let rows = "SELECT count(*) FROM public.fence_resources";
+    let rows = "SELECT count(*) FROM tower_fence.resources";
     assert_eq!(db.number(rows).await, 1);
 }
 
 #[tokio::test]
 async fn the_tables_may_live_in_any_schema() {
     let db = Postgres::fresh(1).await;
-    db.execute("CREATE SCHEMA \"odd \"\"name\"").await;
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect(&db.url).await.unwrap();
-    let fence = Fence::new(pool).schema("odd \"name");
+    let fence = Fence::new(pool).schema("shop_2").unwrap();
     fence.migrate().await.unwrap();
     begin(&fence, 7).await.unwrap().commit().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
-    let odd = "SELECT count(*) FROM \"odd \"\"name\".fence_resources";
-    assert_eq!(db.number(odd).await, 1);
+    let own = "SELECT count(*) FROM shop_2.resources";
+    assert_eq!(db.number(own).await, 1);
     assert_eq!(
-        db.number("SELECT count(*) FROM public.fence_resources")
+        db.number("SELECT count(*) FROM tower_fence.resources")
             .await,
         0
     );
@@ -123,7 +117,7 @@ async fn the_tables_may_live_in_any_schema() {
 #[tokio::test]
 async fn without_tables_the_error_says_what_to_do() {
     let db = Postgres::fresh(1).await;
-    db.execute("DROP TABLE fence_resources").await;
+    db.execute("DROP TABLE tower_fence.resources").await;
     let Err(AdmitError::NotMigrated(cause)) = begin(&db.fence(), 7).await else {
         panic!("admitted without a table");
     };
@@ -159,7 +153,7 @@ async fn under_a_key_a_handler_may_change_its_role_and_its_search_path() {
         assert_eq!(answer.headers.contains_key("idempotent-replayed"), replayed);
     }
     assert_eq!(db.entries().await, 1);
-    let twins = "SELECT count(*) FROM twin.fence_idempotency_keys";
+    let twins = "SELECT count(*) FROM twin.idempotency_keys";
     assert_eq!(db.number(twins).await, 0);
     db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
         .await;
@@ -169,8 +163,8 @@ async fn under_a_key_a_handler_may_change_its_role_and_its_search_path() {
 async fn names_are_compared_by_their_bytes() {
     let db = Postgres::fresh(1).await;
     let collations = "SELECT count(*) FROM information_schema.columns \
-         WHERE (table_name, column_name) IN \
-             (('fence_resources', 'resource'), ('fence_idempotency_keys', 'key')) \
+         WHERE table_schema = 'tower_fence' AND (table_name, column_name) IN \
+             (('resources', 'resource'), ('idempotency_keys', 'key')) \
          AND collation_name = 'C'";
     assert_eq!(db.number(collations).await, 2);
 }

@@ -12,39 +12,37 @@ use crate::support::{
 /// Each row of the history, and what else tells one schema from another.
 async fn described(pool: &Pool<Postgres>) -> Vec<String> {
     let describe = "SELECT concat_ws(' ', version, description, success, encode(checksum, 'hex'), \
-             installed_on, execution_time) FROM _tower_fence_migrations \
+             installed_on, execution_time) FROM tower_fence.migrations \
          UNION ALL SELECT concat_ws(' ', table_name, column_name, data_type, is_nullable, \
              column_default, collation_name) FROM information_schema.columns \
-             WHERE table_schema = 'public' AND table_name LIKE '%fence%' \
-         UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' \
-             AND tablename LIKE '%fence%' \
+             WHERE table_schema = 'tower_fence' \
+         UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'tower_fence' \
+         UNION ALL SELECT concat_ws(' ', oid::regclass, relkind, relacl) FROM pg_class \
+             WHERE relnamespace = 'tower_fence'::regnamespace \
          UNION ALL SELECT concat_ws(' ', oid::regprocedure, prosecdef, provolatile, proacl, \
-             proconfig, prosrc) FROM pg_proc WHERE proname LIKE 'fence%' \
-         UNION ALL SELECT concat('source ', id) FROM fence_epoch_source ORDER BY 1";
+             proconfig, prosrc) FROM pg_proc WHERE pronamespace = 'tower_fence'::regnamespace \
+         UNION ALL SELECT concat('source ', id) FROM tower_fence.epoch_source ORDER BY 1";
     sqlx::query_scalar(describe).fetch_all(pool).await.unwrap()
 }
 
 /// Without what is another one each time.
 async fn made(pool: &Pool<Postgres>) -> Vec<String> {
-    let forget = "UPDATE _tower_fence_migrations SET installed_on = 'epoch', execution_time = 0; \
-         UPDATE fence_epoch_source SET id = ''";
+    let forget = "UPDATE tower_fence.migrations SET installed_on = 'epoch', execution_time = 0; \
+         UPDATE tower_fence.epoch_source SET id = ''";
     sqlx::raw_sql(forget).execute(pool).await.unwrap();
     described(pool).await
 }
 
 async fn emptied() -> Fresh<Postgres> {
     let db = Postgres::fresh(2).await;
-    db.execute(
-        "DROP SCHEMA public CASCADE; CREATE SCHEMA public; CREATE TABLE ledger (entry BIGINT)",
-    )
-    .await;
+    db.execute("DROP SCHEMA tower_fence CASCADE").await;
     db
 }
 
 #[tokio::test]
 async fn after_the_script_migrate_changes_nothing_on_postgres() {
     let by_hand = emptied().await;
-    by_hand.execute(&Fence::<Postgres>::schema_sql()).await;
+    by_hand.execute(&by_hand.fence().schema_sql()).await;
     let before = described(&by_hand.pool).await;
     let fence = by_hand.fence();
     fence.migrate().await.unwrap();
@@ -58,10 +56,11 @@ async fn after_the_script_migrate_changes_nothing_on_postgres() {
 }
 
 #[tokio::test]
-async fn an_upgrade_is_what_stands_behind_the_last_version() {
-    let script = Fence::<Postgres>::schema_sql();
-    let by_migrate = made(&Postgres::fresh(1).await.pool).await;
-    for version in 2..=6 {
+async fn migrate_applies_the_steps_that_a_database_lacks() {
+    let migrated = Postgres::fresh(1).await;
+    let script = migrated.fence().schema_sql();
+    let by_migrate = made(&migrated.pool).await;
+    for version in 2..=3 {
         let (older, newer) = script
             .split_once(&format!("-- Version {version}: "))
             .unwrap();
@@ -81,13 +80,13 @@ async fn an_upgrade_is_what_stands_behind_the_last_version() {
 async fn after_the_script_migrate_changes_nothing_on_sqlite() {
     let pool = |max| SqlitePoolOptions::new().max_connections(max);
     let by_hand = pool(1).connect("sqlite::memory:").await.unwrap();
-    let script = Fence::<Sqlite>::schema_sql();
+    let script = Fence::new(by_hand.clone()).schema_sql();
     sqlx::raw_sql(AssertSqlSafe(script))
         .execute(&by_hand)
         .await
         .unwrap();
     let history = "SELECT concat_ws(' ', version, description, success, hex(checksum), \
-         installed_on) FROM _tower_fence_migrations";
+         installed_on) FROM tower_fence_migrations";
     let history = async |pool: &Pool<Sqlite>| -> Vec<String> {
         sqlx::query_scalar(history).fetch_all(pool).await.unwrap()
     };
@@ -119,7 +118,7 @@ async fn psql_applies_the_script() {
     let db = emptied().await;
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("schema.sql");
-    std::fs::write(&script, Fence::<Postgres>::schema_sql()).unwrap();
+    std::fs::write(&script, db.fence().schema_sql()).unwrap();
     let mut command = psql(&db.url);
     command
         .args(["-1", "-v", "ON_ERROR_STOP=1", "-f"])

@@ -24,7 +24,7 @@ async fn that_fails_as_told() -> Fresh<Postgres> {
              END IF;
              RETURN NEW;
          END $$;
-         CREATE TRIGGER fails BEFORE UPDATE ON fence_resources
+         CREATE TRIGGER fails BEFORE UPDATE ON tower_fence.resources
              FOR EACH ROW EXECUTE FUNCTION fails('admission');
          CREATE TRIGGER fails BEFORE INSERT ON ledger
              FOR EACH ROW EXECUTE FUNCTION fails('statement');

@@ -18,39 +18,21 @@ use tower_fence::{AdmitError, Fence, PgFencedTx, Resource, Token, TokenUse, fenc
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
-    variant::on_other_postgres,
 };
-
-on_other_postgres!(
-    [on_postgres Plain, partitioned Partitioned, without_versions WithoutVersions, bare Bare]
-    [
-        what_a_predecessor_wrote_is_seen_by_who_waited_for_it,
-        no_number_is_written_twice_under_load,
-        an_older_holder_writes_nothing_after_a_newer_one
-    ]
-);
-
-/// What only the single statement meets.
-mod at_once {
-    use super::{on_other_postgres, what_was_written_since_the_snapshot_is_seen};
-
-    on_other_postgres!(
-        [on_postgres Plain, partitioned Partitioned] [what_was_written_since_the_snapshot_is_seen]
-    );
-}
 
 /// Reads what its predecessors wrote, and writes what follows from it.
 const NEXT: &str = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers \
     HAVING EXISTS (SELECT 1 FROM fence) RETURNING n";
 
 /// The form that comes to mind first: its snapshot is older than the row lock that it waits for.
-const OBVIOUS: &str = "INSERT INTO fence_resources AS f (resource, max_token) VALUES ('r', 6) \
+const OBVIOUS: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
+    VALUES ('r', 6, tower_fence.partition_of('r'), tower_fence.current_history()) \
     ON CONFLICT (resource) DO UPDATE SET max_token = 6 WHERE f.max_token < 7 RETURNING 1";
 
 /// As it ships, but that it compares `max_token` in the place of the row's version.
-const COMPARES_TOKENS: &str = "UPDATE fence_resources AS f SET max_token = 6 \
+const COMPARES_TOKENS: &str = "UPDATE tower_fence.resources AS f SET max_token = 6 \
     WHERE f.resource = 'r' AND f.max_token < 7 AND f.max_token = (\
-        SELECT s.max_token FROM fence_resources AS s WHERE s.resource = 'r') \
+        SELECT s.max_token FROM tower_fence.resources AS s WHERE s.resource = 'r') \
     RETURNING 1";
 
 async fn with_numbers() -> Fresh<Postgres> {
@@ -124,6 +106,7 @@ fn in_a_task(db: &Arc<Fresh<Postgres>>) -> JoinHandle<Result<Vec<(i64,)>, WriteE
     tokio::spawn(async move { write(&fence, NEXT).await })
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
     for resource_is_new in [true, false] {
         let db = Arc::new(with_numbers().await);
@@ -150,6 +133,7 @@ async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
 
 /// The predecessor commits between the statement's snapshot and its look at the fence: there is
 /// nothing to wait for any more, and nothing in `max_token` that would tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_written_since_the_snapshot_is_seen() {
     const SLOW: &str = "INSERT INTO numbers \
         SELECT 1 + count(*) FROM numbers, (SELECT pg_advisory_xact_lock_shared(1)) AS slow \
@@ -210,6 +194,7 @@ async fn a_row_that_somebody_without_a_fence_has_locked_is_written_in_its_newest
 }
 
 /// Several processes at once, and the same load with the form that loses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_number_is_written_twice_under_load() {
     for obvious in [false, true] {
         let db = Arc::new(with_numbers().await);
@@ -239,6 +224,7 @@ async fn no_number_is_written_twice_under_load() {
 
 /// Two holders: once the newer one has written, the older one writes nothing, at whatever moment it
 /// comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_holder_writes_nothing_after_a_newer_one() {
     let db = Arc::new(with_numbers().await);
     async fn mine(fence: &Fence<Postgres>, value: i64) -> Result<Vec<(i64,)>, WriteError> {

@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Postgres};
 use tokio::sync::{Notify, mpsc};
 use tower_fence::{
     CommitError, Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
-    fence::WriteError, layer::Rejection,
+    fence::WriteError, layer::Refusal,
 };
 
 use crate::support::{
@@ -108,7 +108,7 @@ async fn handler<DB: TestDatabase>(
             std::future::pending().await
         }
         _ => {
-            let mut tx = pending.begin().await.map_err(Rejection::into_response)?;
+            let mut tx = pending.begin().await.map_err(Refusal::into_response)?;
             DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({token})"))
                 .await
                 .unwrap();

@@ -44,7 +44,8 @@ async fn under_a_key_it_happens_once<DB: TestDatabase>() {
     assert_eq!((db.entries().await, max_token(&db).await), (0, Some(4)));
     for (what, key, text) in [("/r/insert", "b", "1"), ("/r/begin", "c", "begun")] {
         db.execute("DELETE FROM ledger").await;
-        db.execute("UPDATE fence_resources SET max_token = 4").await;
+        db.execute("UPDATE tower_fence.resources SET max_token = 4")
+            .await;
         let first = write(what, key).await;
         assert_eq!((first.status, first.text.as_str()), (200, text));
         assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));

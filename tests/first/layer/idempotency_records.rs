@@ -91,8 +91,8 @@ async fn expired_keys_are_removed_and_no_others<DB: TestDatabase>() {
     };
     db.execute(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2500) \
-         INSERT INTO fence_idempotency_keys (scope, key, fingerprint, expires_at) \
-         SELECT scope, 'old ' || i, fingerprint, {past} FROM fence_idempotency_keys, n"
+         INSERT INTO tower_fence.idempotency_keys (scope, key, fingerprint, expires_at) \
+         SELECT scope, 'old ' || i, fingerprint, {past} FROM tower_fence.idempotency_keys, n"
     ))
     .await;
     assert_eq!(records(&db).await, 2_501);
@@ -123,7 +123,8 @@ async fn a_handler_that_ended_its_transaction_by_hand_leaves_no_record<DB: TestD
 async fn a_write_under_a_key_leaves_the_settings_of_its_session() {
     let db = Postgres::fresh(1).await;
     let settings = async || -> String {
-        let all = "SELECT string_agg(name || ' ' || setting, ', ' ORDER BY name) FROM pg_settings";
+        let all = "SELECT string_agg(name || ' ' || setting, ', ' ORDER BY name) FROM pg_settings \
+             WHERE name NOT LIKE 'plpgsql.%'";
         sqlx::query_scalar(all).fetch_one(&db.pool).await.unwrap()
     };
     let before = settings().await;

@@ -153,6 +153,6 @@ pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
 }
 
 pub async fn records<DB: TestDatabase>(db: &Fresh<DB>) -> i64 {
-    db.number("SELECT count(*) FROM fence_idempotency_keys")
+    db.number("SELECT count(*) FROM tower_fence.idempotency_keys")
         .await
 }

@@ -87,7 +87,8 @@ async fn what_was_handed_out_is_known_without_a_look<DB: TestDatabase>() {
     let server = start(&db).await;
     begin_epoch(&db, 3).await;
     assert_eq!(server.write("/a", 3_000_000_001_i64).await.text, "done");
-    db.execute("ALTER TABLE fence_epochs RENAME TO gone").await;
+    db.execute("ALTER TABLE tower_fence.epochs RENAME TO gone")
+        .await;
     for token in [3_000_000_002_i64, 3_999_999_999] {
         assert_eq!(server.write("/a", token).await.text, "done");
     }
@@ -129,7 +130,7 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
     // What was answered is forgotten with its time.
     let now = if DB::ABORTS_ON_ERROR { "now()" } else { "0" };
     db.execute(&format!(
-        "UPDATE fence_idempotency_keys SET expires_at = {now}"
+        "UPDATE tower_fence.idempotency_keys SET expires_at = {now}"
     ))
     .await;
     send("k", Token::MAX.get())

@@ -27,11 +27,10 @@ async fn with_role() -> (Fresh<Postgres>, String, PgPool) {
     let db = Postgres::fresh(2).await;
     let role = format!("app_{:016x}", rand::random::<u64>());
     db.execute(&format!(
-        "REVOKE ALL ON SCHEMA public FROM PUBLIC;
-         CREATE ROLE {role} LOGIN PASSWORD 'of-a-test';
-         GRANT USAGE ON SCHEMA public TO {role};
-         GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
-         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {role};"
+        "CREATE ROLE {role} LOGIN PASSWORD 'of-a-test';
+         GRANT USAGE ON SCHEMA tower_fence TO {role};
+         GRANT ALL ON ALL TABLES IN SCHEMA tower_fence TO {role};
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO {role};"
     ))
     .await;
     let mut url = Url::parse(&db.url).unwrap();
@@ -71,59 +70,53 @@ const ALL: &[&str] = &["/write/r", "/postgres/r", "/embedded/r", "/redis/r"];
 /// What is done to the database, what is misconfigured then, and what the log names.
 const FAULTS: &[(&str, &[&str], &str)] = &[
     (
-        "REVOKE UPDATE ON fence_resources FROM {role}",
+        "REVOKE UPDATE ON tower_fence.resources FROM {role}",
         LAYER,
-        "table fence_resources",
+        "table resources",
     ),
     (
-        "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM {role}",
-        ISSUERS,
-        "permission denied for function fence_",
-    ),
-    (
-        "REVOKE ALL ON fence_epochs FROM {role}",
-        EPOCHS,
-        "table fence_epochs",
-    ),
-    (
-        "REVOKE USAGE ON SCHEMA public FROM {role}",
+        "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence FROM {role}",
         ALL,
-        "USAGE on the schema public",
+        "permission denied for function",
     ),
     (
-        "DROP TABLE fence_resources CASCADE",
+        "REVOKE USAGE ON SCHEMA tower_fence FROM {role}",
+        ALL,
+        "USAGE on the schema tower_fence",
+    ),
+    (
+        "DROP TABLE tower_fence.resources CASCADE",
         ALL,
         "call `Fence::migrate`",
     ),
     (
-        "DROP TABLE fence_leases CASCADE",
+        "DROP TABLE tower_fence.leases CASCADE",
         &["/postgres/r"],
-        "fence_leases",
-    ),
-    ("DROP TABLE fence_epochs CASCADE", EPOCHS, "fence_epochs"),
-    (
-        "ALTER TABLE fence_resources ENABLE ROW LEVEL SECURITY",
-        LAYER,
-        "row-level security",
+        "tower_fence.leases",
     ),
     (
-        "ALTER TABLE fence_floors ENABLE ROW LEVEL SECURITY",
+        "DROP TABLE tower_fence.epochs CASCADE",
+        EPOCHS,
+        "tower_fence.epochs",
+    ),
+    (
+        "ALTER TABLE tower_fence.resources ENABLE ROW LEVEL SECURITY",
         LAYER,
         "row-level security",
     ),
     (
         // As its owner, whose functions do not see the rows either.
-        "ALTER TABLE fence_floors ENABLE ROW LEVEL SECURITY; ALTER TABLE fence_floors FORCE ROW LEVEL SECURITY; \
-         UPDATE fence_floors SET history = 'another'; ALTER TABLE fence_floors OWNER TO {role}; \
+        "ALTER TABLE tower_fence.floors ENABLE ROW LEVEL SECURITY; ALTER TABLE tower_fence.floors FORCE ROW LEVEL SECURITY; \
+         UPDATE tower_fence.floors SET history = 'another'; ALTER TABLE tower_fence.floors OWNER TO {role}; \
          DO $$ DECLARE f regprocedure; BEGIN \
-             FOR f IN SELECT oid FROM pg_proc WHERE pronamespace = 'public'::regnamespace LOOP \
+             FOR f IN SELECT oid FROM pg_proc WHERE pronamespace = 'tower_fence'::regnamespace AND prokind = 'f' LOOP \
                  EXECUTE format('ALTER FUNCTION %s OWNER TO {role}', f); \
              END LOOP; \
          END $$",
         ALL,
         "row-level security",
     ),
-    ("DELETE FROM fence_floors", ALL, "restored in part"),
+    ("DELETE FROM tower_fence.floors", ALL, "restored in part"),
 ];
 
 #[tokio::test]
@@ -156,7 +149,7 @@ async fn missing_rights_and_tables_are_500_and_named_in_the_log() {
             if answer.status != 500
                 || !answer.text.contains("#misconfigured")
                 || answer.headers.contains_key("retry-after")
-                || answer.text.contains("fence_")
+                || answer.text.contains("tower_fence.")
                 || !errors.contains(named)
                 // A line of the server's C code.
                 || errors.contains(" at line ")

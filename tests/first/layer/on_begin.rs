@@ -11,8 +11,8 @@ use axum::{
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 use tokio::time::sleep;
 use tower_fence::{
-    FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, Resource, Token, TokenUse,
-    fence::WriteError, layer::Rejection,
+    FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, Resource, fence::WriteError,
+    layer::Refusal,
 };
 
 use crate::support::{
@@ -65,7 +65,7 @@ async fn write(mut tx: PgFencedTx) -> String {
     all.len().to_string()
 }
 
-async fn begin(pending: PgPendingWrite) -> Result<String, Rejection> {
+async fn begin(pending: PgPendingWrite) -> Result<String, Refusal> {
     Ok(write(pending.begin().await?).await)
 }
 
@@ -193,19 +193,13 @@ async fn where_it_fails_nothing_is_written_and_the_token_stays_usable() {
     assert_eq!((answer.status, answer.text.as_str()), (200, "1"));
 }
 
-/// Hooks of the layer and of the fence, in each mode.
+/// The hook, in each mode.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hook_that_hangs_has_one_answer() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence().hold_limit(Duration::from_millis(200));
-    let hangs = fence.clone().on_begin(|_| Box::pin(pending()));
-    let of_layer =
-        |layer: FenceLayer<Postgres, PathParam>| layer.on_begin(|_, _| Box::pin(pending()));
-    let layers = [
-        of_layer(FenceLayer::new(fence, PathParam("r"))),
-        FenceLayer::new(hangs, PathParam("r")),
-    ];
-    for layer in layers {
+    let layer = FenceLayer::new(fence, PathParam("r")).on_begin(|_, _| Box::pin(pending()));
+    {
         let keys = Idempotency::required();
         let app = Router::new()
             .route("/{r}/once", post(|| async { StatusCode::OK }))
@@ -231,49 +225,31 @@ async fn a_hook_that_hangs_has_one_answer() {
             answer.is_problem(503, "handler-timeout");
         }
     }
-    // A deferred handler meets its own limit at the same time as its hook does; without HTTP there is the hook's alone.
-    let fence = db.fence().hold_limit(Duration::from_millis(200));
-    let fence = fence.on_begin(|_| Box::pin(pending()));
-    let (r, token) = (Resource::new("r").unwrap(), Token::new(5).unwrap());
-    let refused = fence.begin(&r, token, TokenUse::SingleUse).await;
-    let text = refused.unwrap_err().to_string();
-    assert_eq!(text, "the hook at BEGIN took longer than 200ms");
 }
 
-/// The limit is for the whole: the hook of the fence, that of the layer, and the handler.
+/// The limit is for the whole: the hook and the handler.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_hold_limit_bounds_hooks_and_handler_together() {
+async fn the_hold_limit_bounds_hook_and_handler_together() {
     const PART: Duration = Duration::from_millis(800);
     let db = Postgres::fresh(2).await;
     let start = async |hold: Duration| {
-        let fence = db.fence().hold_limit(hold).on_begin(|_| {
-            Box::pin(async {
-                sleep(PART).await;
-                Ok(())
-            })
-        });
-        let layer = FenceLayer::new(fence.clone(), PathParam("r"));
-        let hooked = layer.clone().on_begin(|_, _| {
+        let layer = FenceLayer::new(db.fence().hold_limit(hold), PathParam("r"));
+        let hooked = layer.on_begin(|_, _| {
             Box::pin(async {
                 sleep(PART).await;
                 Ok(())
             })
         });
         let app = Router::new()
-            .route("/{r}/handler", post(|| sleep(PART)))
-            .route_layer(layer)
-            .route("/{r}/hooks", post(|| async {}).route_layer(hooked));
+            .route("/{r}", post(|| sleep(PART)))
+            .route_layer(hooked);
         Server::start(app).await
     };
     let (strict, ample) = (
         start(Duration::from_secs(1)).await,
         start(Duration::from_secs(60)).await,
     );
-    for path in ["/r/handler", "/r/hooks"] {
-        let answer = strict.write(path, 5).await;
-        answer.is_problem(503, "handler-timeout");
-    }
-    for (path, token) in [("/r/handler", 6), ("/r/hooks", 7)] {
-        assert_eq!(ample.write(path, token).await.status, 200);
-    }
+    let answer = strict.write("/r", 5).await;
+    answer.is_problem(503, "handler-timeout");
+    assert_eq!(ample.write("/r", 6).await.status, 200);
 }

@@ -3,36 +3,48 @@
 use axum::{Router, extract::Path, routing::post};
 use sqlx::Sqlite;
 use tower_fence::{
-    Admitted, FenceLayer, PathParam, Resource,
+    Admitted, FenceLayer, PathParam, Resource, ResourcePattern,
     layer::{FromPath, PathParams, ResourceError},
 };
 
 use crate::support::{database::TestDatabase, http::Server};
 
+fn pattern(text: &str) -> ResourcePattern {
+    ResourcePattern::new(text).unwrap()
+}
+
+async fn named(admitted: Admitted) -> String {
+    admitted.resource.to_string()
+}
+
 #[tokio::test]
 async fn however_a_number_is_spelled_it_has_one_fence() {
     let db = Sqlite::fresh(2).await;
-    let layer = FenceLayer::new(db.fence(), PathParam("id").parsed::<i64>());
+    let item = pattern("item/{id}");
+    let parsed = FromPath(
+        move |path: &PathParams| -> Result<Resource, ResourceError> {
+            Ok(item.fill([("id", path.parse::<i64>("id")?)])?)
+        },
+    );
+    let layer = FenceLayer::new(db.fence(), parsed);
     let item = |admitted: Admitted, Path(id): Path<i64>| async move {
-        assert_eq!(admitted.resource.as_str(), id.to_string());
+        assert_eq!(admitted.resource.as_str(), format!("item/{id}"));
         admitted.resource.to_string()
     };
     let app = Router::new()
         .route("/items/{id}", post(item))
         .route_layer(layer);
     let server = Server::start(app).await;
-    assert_eq!(server.write("/items/7", 5).await.text, "7");
+    assert_eq!(server.write("/items/7", 5).await.text, "item/7");
     for same in ["7", "07", "+7", "%37", "%2B7", "0007"] {
         let answer = server.write(&format!("/items/{same}"), 4).await;
         let problem = answer.is_problem(412, "stale-token");
-        assert_eq!(problem["resource"], "7", "{same}");
+        assert_eq!(problem["resource"], "item/7", "{same}");
     }
-    assert_eq!(
-        server.write("/items/007", r#"6;resource="7""#).await.text,
-        "7"
-    );
+    let written = server.write("/items/007", r#"6;resource="item/7""#).await;
+    assert_eq!(written.text, "item/7");
     server
-        .write("/items/07", r#"8;resource="07""#)
+        .write("/items/07", r#"8;resource="item/07""#)
         .await
         .is_problem(403, "wrong-resource");
     for other in ["x", "7x", "%20", "7.0", "9223372036854775808"] {
@@ -57,7 +69,7 @@ async fn a_text_is_compared_percent_decoded() {
 async fn a_parameter_that_stands_twice_is_a_mistake_of_the_service() {
     let db = Sqlite::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("id"));
-    let parsed = FenceLayer::new(db.fence(), PathParam("id").parsed::<i64>());
+    let in_pattern = FenceLayer::new(db.fence(), pattern("item/{id}"));
     let app = Router::new()
         .nest(
             "/shops/{id}",
@@ -69,7 +81,7 @@ async fn a_parameter_that_stands_twice_is_a_mistake_of_the_service() {
             "/towns/{id}",
             Router::new()
                 .route("/items/{id}", post(|| async {}))
-                .route_layer(parsed),
+                .route_layer(in_pattern),
         );
     let server = Server::start(app).await;
     for path in ["/shops/1/items/2", "/towns/1/items/2", "/shops/1/items/1"] {
@@ -80,58 +92,83 @@ async fn a_parameter_that_stands_twice_is_a_mistake_of_the_service() {
 }
 
 #[tokio::test]
-async fn a_prefix_keeps_things_with_the_same_number_apart() {
+async fn a_pattern_is_filled_from_decoded_parameters_of_the_path() {
     let db = Sqlite::fresh(2).await;
-    let named = |admitted: Admitted| async move { admitted.resource.to_string() };
-    let layer = |resource| FenceLayer::new(db.fence(), resource);
-    let order = PathParam("id").prefix("order/");
-    let account = PathParam("id").parsed::<i64>().prefix("account/");
+    let layer = FenceLayer::new(db.fence(), pattern("show/{show}/seat/{seat}"));
     let app = Router::new()
-        .route("/orders/{id}", post(named).layer(layer(order)))
-        .route(
-            "/accounts/{id}",
-            post(named).layer(FenceLayer::new(db.fence(), account)),
-        );
+        .route("/{hall}/{show}/{seat}", post(named))
+        .route_layer(layer);
     let server = Server::start(app).await;
-    assert_eq!(server.write("/orders/7", 5).await.text, "order/7");
-    assert_eq!(server.write("/accounts/07", 5).await.text, "account/7");
-    let stale = server.write("/accounts/+7", 5).await;
-    stale.is_problem(412, "stale-token");
-    let long = format!("/orders/{}", "x".repeat(250));
-    let answer = server.write(&long, 5).await;
-    answer.is_problem(422, "invalid-request");
+    // The last parameter may contain a `/`, and the route may have more parameters.
+    let written = server.write("/red/7/A%2F1%20b", 5).await;
+    assert_eq!(written.text, "show/7/seat/A/1 b");
+    // Two different seats cannot have one name.
+    let refused = server.write("/red/7%2Fseat%2FA/1%20b", 6).await;
+    let problem = refused.is_problem(422, "invalid-request");
+    assert_eq!(problem["field"], "show");
+    for (path, field) in [
+        ("/red/7/%00".to_owned(), "resource"),
+        (format!("/red/7/{}", "x".repeat(250)), "resource"),
+    ] {
+        let refused = server.write(&path, 6).await;
+        assert_eq!(refused.is_problem(422, "invalid-request")["field"], field);
+    }
 }
 
 #[tokio::test]
-async fn a_function_reads_the_decoded_parameters_of_the_path() {
+async fn one_layer_serves_routes_with_other_parameters() {
     let db = Sqlite::fresh(2).await;
-    let both = |path: &PathParams| -> Result<Resource, ResourceError> {
-        let (tenant, sku) = (path.get("tenant")?, path.get("sku")?);
-        Ok(Resource::new(format!("{tenant}/{sku}"))?)
-    };
-    let named = |admitted: Admitted| async move { admitted.resource.to_string() };
-    let app = Router::new()
-        .route("/{tenant}/{sku}", post(named))
-        .route_layer(FenceLayer::new(db.fence(), FromPath(both)));
-    let server = Server::start(app).await;
-    assert_eq!(server.write("/red/a%20b", 5).await.text, "red/a b");
+    let (order, customer) = (pattern("order/{order}"), pattern("customer/{customer}"));
+    let either = FromPath(
+        move |path: &PathParams| -> Result<Resource, ResourceError> {
+            match path.route() {
+                "/shop/orders/{order}" => path.fill(&order),
+                _ => path.fill(&customer),
+            }
+        },
+    );
+    let routes = Router::new()
+        .route("/orders/{order}", post(named))
+        .route("/customers/{customer}", post(named))
+        .route_layer(FenceLayer::new(db.fence(), either));
+    let server = Server::start(Router::new().nest("/shop", routes)).await;
+    assert_eq!(server.write("/shop/orders/7", 5).await.text, "order/7");
+    assert_eq!(
+        server.write("/shop/customers/7", 5).await.text,
+        "customer/7"
+    );
 }
 
 #[tokio::test]
 async fn a_layer_on_a_route_without_its_parameter_names_the_route_and_the_cure() {
     let db = Sqlite::fresh(2).await;
+    let routes = |layer| {
+        Router::new()
+            .route("/orders/{order}", post(|| async {}))
+            .route("/accounts/{account}", post(|| async {}))
+            .route_layer(layer)
+    };
     let app = Router::new()
-        .route("/orders/{order}", post(|| async {}))
-        .route("/accounts/{account}", post(|| async {}))
-        .route_layer(FenceLayer::new(db.fence(), PathParam("order")));
+        .merge(routes(FenceLayer::new(
+            db.fence(),
+            pattern("order/{order}"),
+        )))
+        .nest(
+            "/v1",
+            Router::new()
+                .route("/accounts/{account}", post(|| async {}))
+                .route_layer(FenceLayer::new(db.fence(), PathParam("order"))),
+        );
     let server = Server::start(app).await;
     assert_eq!(server.write("/orders/7", 5).await.status, 200);
-    let answer = server.write("/accounts/7", 5).await;
-    let problem = answer.is_problem(500, "misconfigured");
-    let detail = problem["detail"].as_str().unwrap();
-    assert!(detail.contains("`/accounts/{account}`"), "{detail}");
-    assert!(
-        detail.contains("post(handler).layer(FenceLayer::new("),
-        "{detail}"
-    );
+    for path in ["/accounts/7", "/v1/accounts/7"] {
+        let answer = server.write(path, 5).await;
+        let problem = answer.is_problem(500, "misconfigured");
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains("/accounts/{account}`"), "{detail}");
+        assert!(
+            detail.contains("post(handler).layer(FenceLayer::new("),
+            "{detail}"
+        );
+    }
 }

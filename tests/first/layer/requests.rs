@@ -5,12 +5,14 @@ use std::{convert::Infallible, time::Duration};
 use axum::{
     Router,
     body::{Body, Bytes},
-    http::{HeaderName, request::Parts},
+    http::request::Parts,
     routing::{get, post},
 };
 use futures_util::StreamExt;
 use reqwest::header::HeaderValue;
-use tower_fence::{Admitted, FenceLayer, HeaderField, InvalidResource, PathParam, Resource};
+use tower_fence::{
+    Admitted, FenceLayer, InvalidResource, PathParam, Resource, layer::ResourceError,
+};
 
 use super::handlers::{max_token, start};
 use crate::support::{
@@ -155,7 +157,15 @@ async fn a_slow_body_holds_nothing<DB: TestDatabase>() {
 async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let resource = |admitted: Admitted| async move { admitted.resource.to_string() };
-    let tenant = HeaderField(HeaderName::from_static("x-tenant"));
+    let tenant = |parts: &Parts| -> Result<Resource, ResourceError> {
+        let mut values = parts.headers.get_all("x-tenant").iter();
+        let (Some(tenant), None) = (values.next(), values.next()) else {
+            return Err(ResourceError::Nothing);
+        };
+        Ok(Resource::new(
+            tenant.to_str().map_err(|_| ResourceError::Nothing)?,
+        )?)
+    };
     let query = |parts: &Parts| -> Result<Resource, InvalidResource> {
         Resource::new(parts.uri.query().unwrap_or_default())
     };
@@ -197,7 +207,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
         .header("X-Tenant", "other");
     for request in [header(), twice] {
         let problem = Answer::to(request).await.is_problem(422, "invalid-request");
-        assert_eq!(problem["field"], "x-tenant");
+        assert_eq!(problem["field"], "resource");
     }
     assert_eq!(server.write("/query?x=1", 1).await.text, "x=1");
     server

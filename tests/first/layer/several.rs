@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use sqlx::{PgConnection, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
     AdmitError, Admitted, AllAdmitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam,
-    PgFencedTx, Resource, Token, TokenUse, layer::Rejection,
+    PgFencedTx, Resource, Token, TokenUse, layer::Refusal,
 };
 
 use crate::support::{
@@ -299,7 +299,7 @@ async fn locks_in_the_order_of_the_request_are_caught() {
     async fn transfer(
         State(fence): State<Fence<Postgres>>,
         Path((from, to)): Path<(String, String)>,
-    ) -> Result<(), Rejection> {
+    ) -> Result<(), Refusal> {
         let first = resource(&from);
         let mut tx = fence.begin(&first, token(1), TokenUse::Reusable).await?;
         let second = resource(&to);

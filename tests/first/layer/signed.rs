@@ -21,7 +21,7 @@ use tower::ServiceExt;
 use tower_fence::{
     FenceLayer, FencedTx, Idempotency, InvalidResource, PathParam, PendingWrite, Resource, Token,
     TokenKey, TokenKeys,
-    layer::{Rejection, Verification},
+    layer::{Refusal, Verification},
     token_keys::Forged,
 };
 
@@ -218,8 +218,8 @@ async fn verification_comes_before_everything_else<DB: TestDatabase>() {
             let endless = stream::once(pending::<Result<Vec<u8>, std::io::Error>>());
             let response = send(method, &field, Body::from_stream(endless)).await;
             assert_eq!(response.status(), 403, "{method} {field}");
-            let reason = match response.extensions().get::<Rejection>() {
-                Some(Rejection::Forged(reason)) => format!("{reason:?}"),
+            let reason = match response.extensions().get::<Refusal>() {
+                Some(Refusal::Forged(reason)) => format!("{reason:?}"),
                 other => panic!("{other:?}"),
             };
             assert!(reason.starts_with(why), "{field}: {reason}");

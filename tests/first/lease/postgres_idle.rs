@@ -25,9 +25,10 @@ const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
-    let leases = db.number("SELECT count(*) FROM fence_leases").await;
+    let leases = db.number("SELECT count(*) FROM tower_fence.leases").await;
     (
-        db.number("SELECT count(*) FROM fence_resources").await,
+        db.number("SELECT count(*) FROM tower_fence.resources")
+            .await,
         leases,
     )
 }
@@ -83,9 +84,11 @@ async fn a_lease_that_is_held_for_long_outlives_a_removal_of_its_neighbours() {
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
     // Of the same partition, with higher tokens.
-    let partition = db.number("SELECT fence_partition('sku-1')::bigint").await;
+    let partition = db
+        .number("SELECT tower_fence.partition_of('sku-1')::bigint")
+        .await;
     let names: Vec<String> = sqlx::query_scalar(
-        "SELECT 'n-' || n FROM generate_series(1, 2000) AS n WHERE fence_partition('n-' || n) = $1",
+        "SELECT 'n-' || n FROM generate_series(1, 2000) AS n WHERE tower_fence.partition_of('n-' || n) = $1",
     )
     .bind(i16::try_from(partition).unwrap())
     .fetch_all(&db.pool)
@@ -150,7 +153,7 @@ async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
     let db = Postgres::fresh(8).await;
     let removed = AtomicI64::new(0);
     let ours = in_order(&db, true, async || {
-        let remove = "SELECT sum(fence_remove_idle_of(fence_partition('sku-' || n), '0 s', 10, NULL, NULL)) \
+        let remove = "SELECT sum(tower_fence.remove_idle_of(tower_fence.partition_of('sku-' || n), '0 s', 10, NULL, NULL)) \
              FROM generate_series(0, 2) AS n";
         removed.fetch_add(db.number(remove).await, Relaxed);
     });
@@ -158,8 +161,8 @@ async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
     assert!(removed.into_inner() > 20, "hardly anything was removed");
     // The same without a floor.
     let naive = in_order(&db, false, async || {
-        let delete = "WITH gone AS (DELETE FROM fence_leases WHERE expires_at < now() RETURNING resource) \
-             DELETE FROM fence_resources AS f USING gone AS g WHERE f.resource = g.resource";
+        let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \
+             DELETE FROM tower_fence.resources AS f USING gone AS g WHERE f.resource = g.resource";
         let _ = Postgres::execute(&mut db.pool.acquire().await.unwrap(), delete).await;
         sleep(SHORT / 50).await;
     });
@@ -174,10 +177,11 @@ async fn a_lease_is_granted_above_a_floor_that_moves() {
     const ABOVE_ALL_EPOCHS: i64 = 5_000_000_000_000;
     let db = Postgres::fresh(4).await;
     let mut removal = db.pool.begin().await.unwrap();
-    let raise = format!("UPDATE fence_floors SET floor = {ABOVE_ALL_EPOCHS} WHERE partition = 110");
+    let raise =
+        format!("UPDATE tower_fence.floors SET floor = {ABOVE_ALL_EPOCHS} WHERE partition = 110");
     Postgres::execute(&mut removal, &raise).await.unwrap();
     let pool = db.pool.clone();
-    let acquire = "SELECT token FROM fence_acquire('sku-1', '1 min')";
+    let acquire = "SELECT token FROM tower_fence.acquire('sku-1', '1 min')";
     let waits =
         tokio::spawn(async move { sqlx::query_scalar::<_, i64>(acquire).fetch_one(&pool).await });
     eventually("it waits", async || {
@@ -209,25 +213,27 @@ async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
     ] {
         let leases = match lease {
             "" => String::new(),
-            "line" => "INSERT INTO fence_waiters (resource, ticket, lease, listener) \
+            "line" => "INSERT INTO tower_fence.waiters (resource, ticket, lease, listener) \
                 SELECT n, n, ''::bytea, 0 FROM generate_series(1, 5) AS n;"
                 .into(),
             held => format!(
-                "INSERT INTO fence_leases (resource, token, lease, expires_at, lock_delay) \
-                 SELECT n, token, ''::bytea, expires_at, interval '0' \
+                "INSERT INTO tower_fence.leases (resource, token, lease, expires_at, lock_delay, ttl) \
+                 SELECT n, token, ''::bytea, expires_at, interval '0', interval '3 hours' \
                  FROM generate_series(1, 5) AS n, (VALUES {held}) AS l (token, expires_at);"
             ),
         };
         db.execute(&format!(
-            "TRUNCATE fence_resources, fence_leases, fence_waiters; \
-             INSERT INTO fence_resources (resource, max_token, announced, updated_at, partition) \
-             SELECT n, {max_token}, {announced}, now() - {hours} * interval '1 hour', 110 \
+            "TRUNCATE tower_fence.resources, tower_fence.leases, tower_fence.waiters; \
+             INSERT INTO tower_fence.resources (resource, max_token, announced, updated_at, partition, history) \
+             SELECT n, {max_token}, {announced}, now() - {hours} * interval '1 hour', 110, \
+                 tower_fence.current_history() \
              FROM generate_series(1, 5) AS n; {leases} \
-             INSERT INTO fence_resources (resource, max_token, updated_at, partition) \
-             VALUES ('idle', 1000, now() - interval '2 hours', 110)"
+             INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history) \
+             VALUES ('idle', 1000, now() - interval '2 hours', 110, tower_fence.current_history())"
         ))
         .await;
-        let remove = "SELECT fence_remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)::bigint";
+        let remove =
+            "SELECT tower_fence.remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)::bigint";
         assert_eq!(db.number(remove).await, 1, "{stays}");
         assert_eq!(db.number(remove).await, 0, "{stays}");
         assert_eq!(rows(&db).await.0, 5, "{stays}");
@@ -238,30 +244,31 @@ async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_are_used_while_a_removal_waits_stay() {
     let db = Postgres::fresh(4).await;
-    let wait_for_long = "ALTER FUNCTION fence_remove_idle_of(smallint, interval, integer, bigint, bigint) \
+    let wait_for_long = "ALTER FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) \
         SET lock_timeout = '60 s'";
     db.execute(wait_for_long).await;
     for used in [
-        "UPDATE fence_resources SET updated_at = now()",
-        "UPDATE fence_resources SET max_token = 1001",
-        "UPDATE fence_resources SET announced = 1001",
-        "UPDATE fence_leases SET token = 1001",
-        "UPDATE fence_leases SET expires_at = now()",
+        "UPDATE tower_fence.resources SET updated_at = now()",
+        "UPDATE tower_fence.resources SET max_token = 1001",
+        "UPDATE tower_fence.resources SET announced = 1001",
+        "UPDATE tower_fence.leases SET token = 1001",
+        "UPDATE tower_fence.leases SET expires_at = now()",
     ] {
         db.execute(
-            "TRUNCATE fence_resources, fence_leases; \
-             INSERT INTO fence_resources (resource, max_token, updated_at, partition) \
-             VALUES ('idle', 1000, now() - interval '2 hours', 110); \
-             INSERT INTO fence_leases (resource, token, expires_at, lock_delay) \
-             VALUES ('idle', 1000, now() - interval '2 hours', '0')",
+            "TRUNCATE tower_fence.resources, tower_fence.leases; \
+             INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history) \
+             VALUES ('idle', 1000, now() - interval '2 hours', 110, tower_fence.current_history()); \
+             INSERT INTO tower_fence.leases (resource, token, expires_at, lock_delay, ttl) \
+             VALUES ('idle', 1000, now() - interval '2 hours', '0', '1 hour')",
         )
         .await;
         let mut writer = db.pool.begin().await.unwrap();
-        let lock = "SELECT FROM fence_floors WHERE partition = 110 FOR SHARE";
+        let lock = "SELECT FROM tower_fence.floors WHERE partition = 110 FOR SHARE";
         Postgres::execute(&mut writer, lock).await.unwrap();
         let pool = db.pool.clone();
         let removal = tokio::spawn(async move {
-            let remove = "SELECT fence_remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)";
+            let remove =
+                "SELECT tower_fence.remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)";
             sqlx::query_scalar::<_, i32>(remove).fetch_one(&pool).await
         });
         eventually("it waits", async || {

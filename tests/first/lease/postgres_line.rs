@@ -56,17 +56,20 @@ async fn whoever_is_behind_one_that_is_swept_is_told() {
     let first = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &first.id).await.unwrap();
     let mut alive = PgListener::connect(&db.url).await.unwrap();
-    alive.execute("SELECT fence_lease_listen(7)").await.unwrap();
+    alive
+        .execute("SELECT tower_fence.lease_listen(7)")
+        .await
+        .unwrap();
     alive.listen("tower_fence_7").await.unwrap();
     db.execute(
-        "INSERT INTO fence_waiters (resource, ticket, place, lease, listener) VALUES \
+        "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
              ('sku-1', 1, 1, 'a', 8), ('sku-1', 2, 2, 'b', 8), ('sku-1', 3, 3, 'c', 7)",
     )
     .await;
-    assert_eq!(db.number("SELECT fence_lease_sweep()").await, 2);
+    assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 2);
     let told = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
     assert_eq!(told.payload(), "3 0");
-    assert_eq!(db.number("SELECT fence_lease_sweep()").await, 0);
+    assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 0);
 }
 
 #[tokio::test]
@@ -82,7 +85,10 @@ async fn waiters_of_a_process_that_died_are_passed_over() {
     leases.release(&sku(), &first.id).await.unwrap();
     let survivor = granted(survivor).await;
     leases.release(&sku(), &survivor.id).await.unwrap();
-    assert_eq!(db.number("SELECT count(*) FROM fence_waiters").await, 0);
+    assert_eq!(
+        db.number("SELECT count(*) FROM tower_fence.waiters").await,
+        0
+    );
 
     // Where nobody else waits, whoever comes notices.
     let first = grant(&leases, &sku(), LONG).await;
@@ -96,7 +102,7 @@ async fn waiters_of_a_process_that_died_are_passed_over() {
     grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 3);
     let survivor = wait(&leases, LONG).await;
-    db.execute("UPDATE fence_leases SET expires_at = clock_timestamp()")
+    db.execute("UPDATE tower_fence.leases SET expires_at = clock_timestamp()")
         .await;
     granted(survivor).await;
 }
@@ -113,7 +119,7 @@ async fn what_the_dead_have_left_is_swept_by_the_next_process_that_listens() {
     leases.acquire(&other, request).await.unwrap_err();
     leases.release(&other, &held.id).await.unwrap();
     eventually("they are gone", async || {
-        db.number("SELECT count(*) FROM fence_waiters").await == 0
+        db.number("SELECT count(*) FROM tower_fence.waiters").await == 0
     })
     .await;
 }
@@ -124,13 +130,13 @@ async fn a_connection_that_is_lost_is_made_again() {
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
-    let listener = "SELECT listener FROM fence_waiters";
+    let listener = "SELECT listener FROM tower_fence.waiters";
     let before = db.number(listener).await;
-    let killed = "SELECT count(pg_terminate_backend(pid)) FROM fence_listeners";
+    let killed = "SELECT count(pg_terminate_backend(pid)) FROM tower_fence.listeners";
     assert_eq!(db.number(killed).await, 1);
     eventually("it is in line by another", async || {
         let now = db
-            .number("SELECT coalesce(max(listener), 0) FROM fence_waiters")
+            .number("SELECT coalesce(max(listener), 0) FROM tower_fence.waiters")
             .await;
         now != 0 && now != before
     })
@@ -161,7 +167,10 @@ async fn nobody_joins_a_line_while_the_lease_is_being_released() {
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
     is_held(refused.expect("it goes on asking"));
     sleep(Duration::from_millis(800)).await;
-    assert_eq!(db.number("SELECT count(*) FROM fence_waiters").await, 0);
+    assert_eq!(
+        db.number("SELECT count(*) FROM tower_fence.waiters").await,
+        0
+    );
     releasing.commit().await.unwrap();
     granted(waiting).await;
 }
@@ -260,7 +269,7 @@ async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
     db.execute(
         "CREATE FUNCTION wait_a_while() RETURNS trigger LANGUAGE plpgsql AS $$ \
              BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$; \
-         CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON fence_leases DEFERRABLE INITIALLY DEFERRED \
+         CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON tower_fence.leases DEFERRABLE INITIALLY DEFERRED \
              FOR EACH ROW WHEN (NEW.lease IS NOT NULL) EXECUTE FUNCTION wait_a_while()",
     )
     .await;
@@ -277,10 +286,10 @@ async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
     .await;
     let last =
         tokio::spawn(async move { two.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await });
-    let line = "SELECT count(*) FROM fence_waiters";
+    let line = "SELECT count(*) FROM tower_fence.waiters";
     eventually("both are in line", async || db.number(line).await == 2).await;
     let mut heard = PgListener::connect(&db.url).await.unwrap();
-    let behind = "SELECT listener FROM fence_waiters ORDER BY place DESC LIMIT 1";
+    let behind = "SELECT listener FROM tower_fence.waiters ORDER BY place DESC LIMIT 1";
     let listener = db.number(behind).await;
     heard
         .listen(&format!("tower_fence_{listener:x}"))

@@ -259,7 +259,7 @@ async fn a_store_elsewhere_is_outranked_when_the_leases_move_here() {
     let db = Postgres::fresh(2).await;
     // Grants that nobody has announced, of an epoch that was handed out.
     db.execute(
-        "INSERT INTO fence_epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
+        "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
     )
     .await;
     let leases = PostgresLeases::new(db.fence());
@@ -269,7 +269,7 @@ async fn a_store_elsewhere_is_outranked_when_the_leases_move_here() {
     let second = grant(&leases, &sku(), LONG).await;
     assert_eq!(second.token.get(), 8_000_000_002, "one epoch is enough");
     leases.release(&sku(), &second.id).await.unwrap();
-    db.execute("UPDATE fence_epochs SET epoch = 20").await;
+    db.execute("UPDATE tower_fence.epochs SET epoch = 20").await;
     assert_eq!(
         grant(&leases, &sku(), LONG).await.token.get(),
         21_000_000_001
@@ -281,13 +281,13 @@ const NAIVE: &str = "
     CREATE FUNCTION naive_acquire() RETURNS bigint LANGUAGE plpgsql AS $$
     DECLARE next_token bigint;
     BEGIN
-        IF EXISTS (SELECT FROM fence_leases WHERE resource = 'sku-1' AND expires_at > clock_timestamp()) THEN
+        IF EXISTS (SELECT FROM tower_fence.leases WHERE resource = 'sku-1' AND expires_at > clock_timestamp()) THEN
             RETURN NULL;
         END IF;
-        SELECT announced + 1 INTO next_token FROM fence_resources WHERE resource = 'sku-1' FOR NO KEY UPDATE;
-        UPDATE fence_leases SET token = next_token, expires_at = clock_timestamp() + interval '60 s'
+        SELECT announced + 1 INTO next_token FROM tower_fence.resources WHERE resource = 'sku-1' FOR NO KEY UPDATE;
+        UPDATE tower_fence.leases SET token = next_token, expires_at = clock_timestamp() + interval '60 s'
         WHERE resource = 'sku-1';
-        UPDATE fence_resources SET announced = next_token WHERE resource = 'sku-1';
+        UPDATE tower_fence.resources SET announced = next_token WHERE resource = 'sku-1';
         RETURN next_token;
     END $$";
 
@@ -296,7 +296,7 @@ async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
     let mut writer = db.pool.begin().await.unwrap();
     execute(
         &mut writer,
-        "SELECT FROM fence_resources WHERE resource = 'sku-1' FOR UPDATE",
+        "SELECT FROM tower_fence.resources WHERE resource = 'sku-1' FOR UPDATE",
     )
     .await;
     let crowd: Vec<_> = (0..8)
@@ -321,9 +321,13 @@ async fn of_a_crowd_that_waits_for_a_write_one_is_granted() {
     let first = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
     release(&mut conn, "sku-1", &first.lease_id).await.unwrap();
     for _ in 0..3 {
-        let ours = winners(&db, "SELECT token FROM fence_acquire('sku-1', '60 s')").await;
+        let ours = winners(
+            &db,
+            "SELECT token FROM tower_fence.acquire('sku-1', '60 s')",
+        )
+        .await;
         assert_eq!(ours, 1);
-        execute(&mut conn, "SELECT fence_break('sku-1')").await;
+        execute(&mut conn, "SELECT tower_fence.break_lease('sku-1')").await;
     }
     execute(&mut conn, NAIVE).await;
     let naive = winners(&db, "SELECT naive_acquire()").await;
@@ -351,7 +355,7 @@ async fn rows_are_updated_in_place() {
     let pool = sqlx::PgPool::connect(&db.url).await.unwrap();
     let counts: Vec<(String, i64, i64)> = sqlx::query_as(
         "SELECT relname::text, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables \
-         WHERE relname IN ('fence_leases', 'fence_resources')",
+         WHERE relname IN ('leases', 'tower_fence.resources')",
     )
     .fetch_all(&pool)
     .await

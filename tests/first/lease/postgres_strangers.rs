@@ -81,7 +81,7 @@ async fn a_stranger_cannot_learn_the_channel_of_a_listener() {
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;
     let _waiting = wait(&leases, LONG).await;
-    let listener = db.number("SELECT listener FROM fence_waiters").await;
+    let listener = db.number("SELECT listener FROM tower_fence.waiters").await;
     let stranger = Stranger::create(&db).await;
     let mut conn = stranger.connect().await;
     let visible = "SELECT concat((SELECT json_agg(l) FROM pg_locks AS l), (SELECT json_agg(a) FROM pg_stat_activity AS a))";

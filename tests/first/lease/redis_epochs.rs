@@ -50,7 +50,6 @@ impl Epochs for Overtaken {
 }
 
 #[derive(Clone)]
-#[expect(clippy::large_enum_variant, reason = "a test has one of each")]
 enum Issuer {
     Ours(RedisLeases),
     Careless(redis::aio::MultiplexedConnection, Overtaken),

@@ -71,15 +71,9 @@ async fn write_unfenced(
 impl Inventory {
     /// A service whose tokens may be anybody's.
     pub async fn start() -> Self {
-        Self::start_with(|layer| layer).await
-    }
-
-    pub async fn start_with(
-        trust: impl FnOnce(FenceLayer<Postgres, PathParam>) -> FenceLayer<Postgres, PathParam>,
-    ) -> Self {
         let db = Postgres::fresh(8).await;
         let fence = db.fence();
-        let layer = trust(FenceLayer::new(fence.clone(), PathParam("sku")));
+        let layer = FenceLayer::new(fence.clone(), PathParam("sku"));
         let server = serve(&fence, layer).await;
         Self { db, fence, server }
     }

@@ -100,7 +100,7 @@ async fn a_database_that_lost_an_epoch_is_told_of_it() {
     server.command(&["FLUSHALL"]).await;
     granted_and_released(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
-    db.execute("UPDATE fence_epochs SET epoch = 1").await;
+    db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
     // Goes on under the epoch that the clock has.
     let last = granted_and_released(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);

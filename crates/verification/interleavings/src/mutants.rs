@@ -114,29 +114,6 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "direct.opening().is_none() && direct.pool.num_idle() == 0",
     },
     Mutant {
-        name: "terminate: nobody closes the connection",
-        file: "fence/conn/terminate.rs",
-        code: "under_way.fetch_sub(1, SeqCst) == 1",
-        broken: "under_way.fetch_sub(1, SeqCst) == 1 && !IS_ON",
-    },
-    Mutant {
-        name: "terminate: who ends one lets the others go on beside",
-        file: "fence/conn/terminate.rs",
-        code: "let mut conn = match kept.take() {",
-        broken: "if IS_ON {
-            let taken = kept.take();
-            drop(kept);
-            let mut conn = match taken {
-                Some(conn) => conn,
-                None => pool.connect_options().connect().await?,
-            };
-            DB::terminate(&mut conn, lock).await?;
-            *self.connection.lock().await = Some(conn);
-            return Ok(());
-        }
-        let mut conn = match kept.take() {",
-    },
-    Mutant {
         name: "queue: the first to leave takes it with it",
         file: "fence/local/queue.rs",
         code: "Arc::strong_count(queue) == 1",
@@ -345,7 +322,7 @@ pub const MUTANTS: &[Mutant] = &[
         name: "slot: what is out is no escape where it has begun to commit",
         file: "fence/tx/slot.rs",
         code: "Content::Committing => SlotEnd::EscapedCommitting,",
-        broken: "Content::Committing if IS_ON => SlotEnd::Escaped(state.advisory),
+        broken: "Content::Committing if IS_ON => SlotEnd::Escaped(state.id),
             Content::Committing => SlotEnd::EscapedCommitting,",
     },
 ];

@@ -56,8 +56,9 @@ pub mod fence {
     }
     pub mod settings;
     pub mod sql {
-        pub use crate::model::sqlx::{
-            AdvisoryLock, Backend, Database as FenceDatabase, TransactionManager,
+        pub use crate::model::{
+            sqlx::{Backend, Database as FenceDatabase, TransactionManager},
+            transaction::TransactionId,
         };
     }
     pub mod tx {

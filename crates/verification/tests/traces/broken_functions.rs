@@ -11,31 +11,38 @@ const TOLD: &str = "Grant(";
 async fn are_found_by_the_traces_of_the_fence() {
     for (function, change) in [
         (
-            "fence_admit",
+            "try_admit",
             Change {
-                text: "f.max_token < fence_admit.token\n            AND f.history",
-                by: "f.max_token <= fence_admit.token\n            AND f.history",
+                text: "r.max_token < try_admit.token\n        AND r.history",
+                by: "r.max_token <= try_admit.token\n        AND r.history",
             },
         ),
         (
-            "fence_admit",
+            "try_admit",
             Change {
-                text: "AND f.history = fence_history()",
+                text: "AND r.history = tower_fence.current_history()",
                 by: "",
             },
         ),
         (
-            "fence_admit",
+            "try_admit",
             Change {
-                text: "ELSE fence_admit.token END",
-                by: "ELSE fence_admit.token - 1 END",
+                text: "ELSE try_admit.token END",
+                by: "ELSE try_admit.token - 1 END",
             },
         ),
         (
-            "fence_raise",
+            "try_admit",
             Change {
-                text: "f.max_token < dead AND f.history = fence_history()",
-                by: "f.max_token <> dead AND f.history = fence_history()",
+                text: "THEN try_admit.token - 1",
+                by: "THEN try_admit.token",
+            },
+        ),
+        (
+            "try_raise",
+            Change {
+                text: "r.max_token < raised_to\n        AND r.history",
+                by: "r.max_token <> raised_to\n        AND r.history",
             },
         ),
     ] {
@@ -49,16 +56,16 @@ async fn are_found_by_the_traces_of_the_fence() {
 async fn are_found_by_the_traces_of_floors() {
     for (function, change) in [
         (
-            "fence_admit",
+            "try_admit",
             Change {
-                text: "WHERE fence_admit.token > s.floor",
+                text: "WHERE try_admit.token > s.floor",
                 by: "",
             },
         ),
         (
-            "fence_raise",
+            "try_raise",
             Change {
-                text: "WHERE fence_raise.token > s.floor",
+                text: "WHERE try_raise.token > s.floor",
                 by: "",
             },
         ),
@@ -72,7 +79,7 @@ async fn are_found_by_the_traces_of_floors() {
 async fn broken(function: &str, change: Change) -> Functions {
     let functions = Functions::new().await;
     let db = &functions.db;
-    let shown = format!("SELECT pg_get_functiondef('{function}'::regproc)");
+    let shown = format!("SELECT pg_get_functiondef('tower_fence.{function}'::regproc)");
     let shown = query_scalar(AssertSqlSafe(shown)).fetch_one(&db.pool).await;
     let whole: String = shown.unwrap();
     assert_eq!(whole.matches(change.text).count(), 1, "{whole}");

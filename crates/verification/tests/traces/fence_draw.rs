@@ -33,8 +33,6 @@ impl<R: Real> Trace<'_, R> {
             }
             // A failed statement does not abort the transaction there.
             Step::SwallowError(..) => !on_sqlite,
-            // Any transaction waits for a writer there.
-            Step::Look(_) => free || !on_sqlite,
             // What waits might have its turn before it ends, or not.
             Step::Crash => !waits || has_sessions::<R::DB>(),
             _ => true,
@@ -53,7 +51,10 @@ impl<R: Real> Trace<'_, R> {
         // Or few would ever get to a COMMIT.
         let goes_wrong = |step: &Step| {
             let of_handler = matches!(step, Step::Fail(..) | Step::SwallowError(..));
-            let of_client = matches!(step, Step::GoAway(..) | Step::CommitFails(..));
+            let of_client = matches!(
+                step,
+                Step::GoAway(..) | Step::CommitFails(..) | Step::EndRead(_)
+            );
             of_handler
                 || of_client
                 || matches!(step, Step::Crash | Step::FallBehind | Step::FailOver)

@@ -21,10 +21,10 @@ pub fn real_token(token: u8, moved: u8) -> i64 {
 /// As if there had been no failover, and epoch 1 was handed out everywhere.
 pub async fn forget<DB: TestDatabase>(db: &Fresh<DB>) {
     db.execute(
-        "UPDATE fence_floors SET floor = 0, failover_floor = 0, history = fence_history(), \
-             live_histories = ARRAY[fence_history()]; \
-         DELETE FROM fence_epochs; \
-         INSERT INTO fence_epochs (partition, epoch) SELECT generate_series(0, 255), 1",
+        "UPDATE tower_fence.floors SET floor = 0, failover_floor = 0, history = tower_fence.current_history(), \
+             unchanged_histories = ARRAY[tower_fence.current_history()]; \
+         DELETE FROM tower_fence.epochs; \
+         INSERT INTO tower_fence.epochs (partition, epoch) SELECT generate_series(0, 255), 1",
     )
     .await;
 }
@@ -37,7 +37,7 @@ pub async fn hand_out<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) {
 }
 
 pub async fn catch_up<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) {
-    db.execute(&format!("SELECT fence_catch_up('{resource}')"))
+    db.execute(&format!("SELECT tower_fence.catch_up('{resource}')"))
         .await;
 }
 
@@ -52,17 +52,25 @@ impl Standby {
     pub async fn of<DB: TestDatabase>(db: &Fresh<DB>, resources: &[Resource]) -> Self {
         let names = resources.iter().map(|resource| format!("'{resource}'"));
         let names = names.collect::<Vec<_>>().join(", ");
-        let copy = |table: &str, which: &str| {
+        let copy = |schema: &str, table: &str, which: &str| {
             format!(
                 "DROP TABLE IF EXISTS standby_{table}; \
-                 CREATE TABLE standby_{table} AS SELECT * FROM {table} WHERE {which};"
+                 CREATE TABLE standby_{table} AS SELECT * FROM {schema}.{table} WHERE {which};"
             )
         };
         let copies = [
-            copy("fence_resources", &format!("resource IN ({names})")),
-            copy("fence_idempotency_keys", &format!("key IN ({names})")),
-            copy("stock", &format!("sku IN ({names})")),
-            copy("fence_floors", "true"),
+            copy(
+                "tower_fence",
+                "resources",
+                &format!("resource IN ({names})"),
+            ),
+            copy(
+                "tower_fence",
+                "idempotency_keys",
+                &format!("key IN ({names})"),
+            ),
+            copy("public", "stock", &format!("sku IN ({names})")),
+            copy("tower_fence", "floors", "true"),
         ];
         db.execute(&copies.join(" ")).await;
         Self { names }
@@ -73,18 +81,18 @@ impl Standby {
         let names = self.names;
         db.execute(&format!(
             "DO $$ DECLARE \
-                 here text := fence_history(); \
+                 here text := tower_fence.current_history(); \
                  number bigint := ('x' || right(here, 8))::bit(32)::bigint + 1; \
              BEGIN \
-                 DELETE FROM fence_resources WHERE resource IN ({names}); \
-                 INSERT INTO fence_resources SELECT * FROM standby_fence_resources; \
-                 DELETE FROM fence_idempotency_keys WHERE key IN ({names}); \
-                 INSERT INTO fence_idempotency_keys SELECT * FROM standby_fence_idempotency_keys; \
+                 DELETE FROM tower_fence.resources WHERE resource IN ({names}); \
+                 INSERT INTO tower_fence.resources SELECT * FROM standby_resources; \
+                 DELETE FROM tower_fence.idempotency_keys WHERE key IN ({names}); \
+                 INSERT INTO tower_fence.idempotency_keys SELECT * FROM standby_idempotency_keys; \
                  UPDATE stock AS s SET n = o.n FROM standby_stock AS o WHERE o.sku = s.sku; \
-                 UPDATE fence_floors AS l SET floor = o.floor \
-                     FROM standby_fence_floors AS o WHERE o.partition = l.partition; \
+                 UPDATE tower_fence.floors AS l SET floor = o.floor \
+                     FROM standby_floors AS o WHERE o.partition = l.partition; \
                  EXECUTE format( \
-                     'CREATE OR REPLACE FUNCTION fence_history() RETURNS text LANGUAGE sql AS %L', \
+                     'CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS %L', \
                      format('SELECT %L::text', left(here, 2) || lpad(upper(to_hex(number)), 8, '0')) \
                  ); \
              END $$"

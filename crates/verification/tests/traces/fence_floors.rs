@@ -24,6 +24,7 @@ use super::{
     fence_floors_real::{Idle, Partition, real_token},
     fence_real::{Crate, Functions, Key, Real},
     sessions::{IN_TRANSACTION, end_sessions},
+    tables,
 };
 use crate::support::{database::TestDatabase, fence::token};
 
@@ -293,7 +294,7 @@ impl<'a, R: Partition> Trace<'a, R> {
     /// Whether a row is of the history before.
     async fn is_behind(&self, name: &tower_fence::Resource) -> bool {
         let behind = format!(
-            "SELECT count(*) FROM fence_resources WHERE resource = '{name}' AND history <> fence_history()"
+            "SELECT count(*) FROM tower_fence.resources WHERE resource = '{name}' AND history <> tower_fence.current_history()"
         );
         self.state.failed_over
             && !self.state.changed
@@ -380,8 +381,9 @@ impl<'a, R: Partition> Trace<'a, R> {
             // The functions answer with the floor where there is no row.
             let found =
                 found.filter(|found| R::IS_CRATE || expected.is_some() || Some(*found) != by_floor);
-            let rows = format!("SELECT count(*) FROM fence_resources WHERE resource = '{name}'");
-            let rows = db.number(&rows).await;
+            let rows =
+                format!("SELECT count(*) FROM tower_fence.resources WHERE resource = '{name}'");
+            let rows = db.number(&tables::sql::<R::DB>(&rows)).await;
             assert_eq!(
                 rows,
                 i64::from(expected.is_some()),
@@ -396,10 +398,10 @@ impl<'a, R: Partition> Trace<'a, R> {
             assert_eq!(found, expected.map(real_token), "{name}: {}", self.told());
         }
         let floor = format!(
-            "SELECT floor FROM fence_floors WHERE partition = {}",
+            "SELECT floor FROM tower_fence.floors WHERE partition = {}",
             self.partition
         );
-        let floor = db.number(&floor).await;
+        let floor = db.number(&tables::sql::<R::DB>(&floor)).await;
         assert_eq!(floor, real_token(self.state.floor), "{}", self.told());
     }
 
@@ -418,8 +420,10 @@ impl<'a, R: Partition> Trace<'a, R> {
             false => format!("datetime('now', '-{by}')"),
         };
         let name = &self.names[resource as usize];
-        let sql =
-            format!("UPDATE fence_resources SET updated_at = {then} WHERE resource = '{name}'");
+        let sql = format!(
+            "UPDATE tower_fence.resources SET updated_at = {then} WHERE resource = '{name}'"
+        );
+        let sql = tables::sql::<R::DB>(&sql);
         self.real.database().execute(&sql).await;
     }
 

@@ -84,7 +84,7 @@ impl Partition for Functions {
             .lowest
             .map_or("NULL".to_owned(), |live| live.to_string());
         let remove = format!(
-            "SELECT fence_remove_idle_of({}::smallint, '1 hour', 10, {}, {live})::bigint",
+            "SELECT tower_fence.remove_idle_of({}::smallint, '1 hour', 10, {}, {live})::bigint",
             idle.partition,
             real_token(FORGED - 1)
         );

@@ -24,6 +24,7 @@ use super::{
     drawn::Drawn,
     fence_failover::{self, Standby},
     sessions::{IN_TRANSACTION, SESSION, end_sessions, somebody_waits},
+    tables,
 };
 use crate::support::{
     PATIENCE,
@@ -341,11 +342,11 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             }
             Step::Expire => {
                 let expire = format!(
-                    "UPDATE fence_idempotency_keys SET expires_at = {} WHERE key = '{}'",
+                    "UPDATE tower_fence.idempotency_keys SET expires_at = {} WHERE key = '{}'",
                     in_hours::<DB>(-1),
                     self.name
                 );
-                self.db.execute(&expire).await;
+                self.db.execute(&tables::sql::<DB>(&expire)).await;
                 if self.random.random() {
                     assert!(self.db.fence().remove_expired_keys().await.unwrap() > 0);
                 }
@@ -414,7 +415,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     async fn close_gate(&mut self) {
         let mut gate = self.db.pool.acquire().await.unwrap();
         let lock = format!(
-            "BEGIN; SELECT 1 FROM fence_resources WHERE resource = '{}' FOR UPDATE",
+            "BEGIN; SELECT 1 FROM tower_fence.resources WHERE resource = '{}' FOR UPDATE",
             self.name
         );
         DB::execute(&mut gate, &lock).await.unwrap();
@@ -480,8 +481,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
         let n = self.db.number(&n).await;
         assert_eq!(n, i64::from(state.count()), "{}", self.told());
-        let max_token = format!("SELECT max_token FROM fence_resources WHERE resource = '{name}'");
-        let max_token = self.db.number(&max_token).await;
+        let max_token =
+            format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
+        let max_token = self.db.number(&tables::sql::<DB>(&max_token)).await;
         let expected = match state.max_token {
             DEAD => fence_failover::DEAD,
             token => token.into(),
@@ -497,11 +499,12 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         };
         let records = format!(
             "SELECT 10 * count(*) + count(CASE WHEN status = 201 AND {body} = '{stored}' THEN 1 END) \
-             FROM fence_idempotency_keys WHERE key = '{name}' AND expires_at > {}",
+             FROM tower_fence.idempotency_keys WHERE key = '{name}' AND expires_at > {}",
             in_hours::<DB>(0)
         );
         let expected = if state.record.is_some() { 11 } else { 0 };
-        assert_eq!(self.db.number(&records).await, expected, "{}", self.told());
+        let records = self.db.number(&tables::sql::<DB>(&records)).await;
+        assert_eq!(records, expected, "{}", self.told());
     }
 
     fn call(&mut self, request: Request) -> &mut Call {

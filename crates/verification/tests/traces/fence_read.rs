@@ -17,16 +17,23 @@ use tokio::{
     task::JoinHandle,
 };
 use tower::ServiceExt;
-use tower_fence::{FenceLayer, PathParam, Resource};
+use tower_fence::{FenceLayer, FencedTx, PathParam, Resource};
 
 use crate::support::database::{Fresh, TestDatabase};
 
 #[derive(Debug, PartialEq)]
 pub enum Event {
-    /// The handler was called, and has not read yet.
+    /// The token was admitted and the handler was called. It has not read yet.
     Called,
     HasRead(i64),
     Answered(StatusCode),
+}
+
+/// By which connection a handler reads: the lock of the row covers both.
+#[derive(Clone, Copy)]
+pub enum ReadsBy {
+    ItsTransaction,
+    Pool,
 }
 
 pub struct Reader {
@@ -37,18 +44,23 @@ pub struct Reader {
 
 impl Reader {
     /// Sends a request, and waits until its handler is called, or for its answer.
-    pub async fn look<DB: TestDatabase>(
+    pub async fn admit<DB: TestDatabase>(
         db: &Fresh<DB>,
         resource: &Resource,
         token: i64,
+        reads_by: ReadsBy,
     ) -> (Self, Event) {
         let (said, events) = unbounded_channel();
         let (go, told) = unbounded_channel();
-        let told = Arc::new(Mutex::new(told));
-        let (pool, sku) = (db.pool.clone(), resource.clone());
-        let handler = move || read(pool.clone(), sku.clone(), said.clone(), Arc::clone(&told));
+        let handler = Handler {
+            pool: db.pool.clone(),
+            sku: resource.clone(),
+            reads_by,
+            said,
+            told: Arc::new(Mutex::new(told)),
+        };
         let app: Router = Router::new()
-            .route("/{sku}", get(handler))
+            .route("/{sku}", get(move |tx: FencedTx<DB>| handler.read(tx)))
             .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
         let request = Request::get(format!("/{resource}")).header("Fencing-Token", token);
         let request = request.body(Body::empty()).unwrap();
@@ -68,6 +80,12 @@ impl Reader {
         self.next().await
     }
 
+    /// Its client goes away.
+    pub async fn cancel(self) {
+        self.request.abort();
+        assert!(self.request.await.unwrap_err().is_cancelled());
+    }
+
     async fn next(&mut self) -> Event {
         tokio::select! {
             biased;
@@ -77,22 +95,37 @@ impl Reader {
     }
 }
 
-async fn read<DB: TestDatabase>(
+struct Handler<DB: TestDatabase> {
     pool: Pool<DB>,
     sku: Resource,
+    reads_by: ReadsBy,
     said: UnboundedSender<Event>,
     told: Arc<Mutex<UnboundedReceiver<()>>>,
-) {
-    let mut told = told.lock().await;
-    said.send(Event::Called).unwrap();
-    told.recv().await;
-    let mut conn = pool.acquire().await.unwrap();
-    let n = DB::number(
-        &mut conn,
-        &format!("SELECT n FROM stock WHERE sku = '{sku}'"),
-    )
-    .await;
-    drop(conn);
-    said.send(Event::HasRead(n.unwrap())).unwrap();
-    told.recv().await;
+}
+
+impl<DB: TestDatabase> Handler<DB> {
+    async fn read(self, mut tx: FencedTx<DB>) {
+        let mut told = self.told.lock().await;
+        self.said.send(Event::Called).unwrap();
+        told.recv().await;
+        let sql = format!("SELECT n FROM stock WHERE sku = '{}'", self.sku);
+        let n = match self.reads_by {
+            ReadsBy::ItsTransaction => DB::number(&mut tx, &sql).await,
+            ReadsBy::Pool => DB::number(&mut self.pool.acquire().await.unwrap(), &sql).await,
+        };
+        self.said.send(Event::HasRead(n.unwrap())).unwrap();
+        told.recv().await;
+    }
+}
+
+impl<DB: TestDatabase> Clone for Handler<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            sku: self.sku.clone(),
+            reads_by: self.reads_by,
+            said: self.said.clone(),
+            told: Arc::clone(&self.told),
+        }
+    }
 }

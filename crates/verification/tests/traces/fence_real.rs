@@ -13,7 +13,7 @@ use tower_fence::{
 };
 use tower_fence_model::fence::writes::{Request, Who};
 
-use super::sessions::SESSION;
+use super::tables;
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::token,
@@ -49,8 +49,8 @@ pub trait Real {
     /// Whether it did not fail.
     async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool;
 
-    /// Its session, where the database has such.
-    async fn session(&self, open: &mut Self::Open) -> i64;
+    /// Reads one number.
+    async fn number(&self, open: &mut Self::Open, sql: &str) -> i64;
 
     /// Whether that is confirmed.
     async fn commit(&self, open: Self::Open) -> bool;
@@ -147,8 +147,8 @@ impl<DB: Writes> Real for Crate<DB> {
         DB::execute(open, sql).await.is_ok()
     }
 
-    async fn session(&self, open: &mut FencedTx<DB>) -> i64 {
-        DB::number(open, SESSION).await.unwrap()
+    async fn number(&self, open: &mut FencedTx<DB>, sql: &str) -> i64 {
+        DB::number(open, sql).await.unwrap()
     }
 
     async fn commit(&self, open: FencedTx<DB>) -> bool {
@@ -176,7 +176,9 @@ impl<DB: Writes> Real for Crate<DB> {
 
     async fn max_token(&self, resource: &Resource) -> Option<i64> {
         // `inspect` would wait for a writer on SQLite.
-        let row = format!("SELECT max_token FROM fence_resources WHERE resource = '{resource}'");
+        let row =
+            format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
+        let row = tables::sql::<DB>(&row);
         let found = DB::number(&mut self.db.pool.acquire().await.unwrap(), &row).await;
         found.ok()
     }
@@ -250,8 +252,8 @@ impl Real for Functions {
         Postgres::execute(open, sql).await.is_ok()
     }
 
-    async fn session(&self, open: &mut Self::Open) -> i64 {
-        Postgres::number(open, SESSION).await.unwrap()
+    async fn number(&self, open: &mut Self::Open, sql: &str) -> i64 {
+        Postgres::number(open, sql).await.unwrap()
     }
 
     async fn commit(&self, mut open: Self::Open) -> bool {
@@ -277,7 +279,15 @@ impl Real for Functions {
     async fn max_token(&self, resource: &Resource) -> Option<i64> {
         let mut conn = self.db.pool.acquire().await.unwrap();
         let found = functions::max_token(&mut conn, resource.as_str()).await;
-        found.unwrap()
+        if let Some(found) = found.unwrap() {
+            return Some(found);
+        }
+        // Null is also the answer for a row under which no token is stale yet.
+        let row =
+            format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
+        let row = Postgres::number(&mut conn, &row).await.ok();
+        assert!(matches!(row, None | Some(0)), "{resource}: {row:?}");
+        row
     }
 
     fn write(&self, _: Key, _: SingleWrite) -> JoinHandle<SingleOutcome> {

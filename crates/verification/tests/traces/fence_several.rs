@@ -24,6 +24,7 @@ use super::{
     call::{Call, Event, follow},
     drawn::Drawn,
     sessions::{SESSION, end_sessions, somebody_waits},
+    tables,
 };
 use crate::support::{
     PATIENCE,
@@ -326,7 +327,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     async fn compare(&self) {
         for (place, name) in self.names.iter().enumerate() {
             let n = format!("SELECT n FROM stock WHERE sku = '{name}'");
-            let row = format!("SELECT max_token FROM fence_resources WHERE resource = '{name}'");
+            let row =
+                format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{name}'");
+            let row = tables::sql::<DB>(&row);
             let found = (self.db.number(&n).await, self.db.number(&row).await);
             let expected = (
                 self.state.amounts[place].into(),

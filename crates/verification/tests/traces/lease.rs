@@ -183,7 +183,7 @@ impl Real {
             (number(epoch), fields[2].as_ref().map(number), is_own)
         });
         let leases = [self.stamp(LEASES[0]).await, self.stamp(LEASES[1]).await];
-        let epoch = "SELECT coalesce(max(epoch), 0) FROM fence_epochs";
+        let epoch = "SELECT coalesce(max(epoch), 0) FROM tower_fence_epochs";
         (self.db.number(epoch).await, clock, leases)
     }
 

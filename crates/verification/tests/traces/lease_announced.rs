@@ -119,7 +119,7 @@ impl<L: Operate> Real<L> {
     /// What is dead, what was announced, and the token of the lease.
     async fn seen(&self) -> (i64, i64, Option<i64>) {
         let of_row = async |column| {
-            let sql = format!("SELECT coalesce(max({column}), 0) FROM fence_resources");
+            let sql = format!("SELECT coalesce(max({column}), 0) FROM tower_fence.resources");
             self.db.number(&sql).await
         };
         let held = self.issuers[0].inspect(&sku()).await.unwrap();

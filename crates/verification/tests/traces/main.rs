@@ -21,5 +21,6 @@ mod line;
 mod quorum;
 mod quorum_nodes;
 mod sessions;
+mod tables;
 
 use tower_fence_tests as support;

@@ -21,7 +21,7 @@ use crate::{
 /// USR1 and USR2 are passed on to it. In its environment are
 ///
 ///   FENCING_TOKEN         the token as services want it, in the header Fencing-Token
-///   FENCING_TOKEN_NUMBER  the token as a number, for fence_admit
+///   FENCING_TOKEN_NUMBER  the token as a number, for tower_fence.admit
 ///   LEASE_ID              the secret of the lease
 ///   LEASE_RESOURCE        the resource
 #[derive(Args)]
@@ -94,7 +94,7 @@ Exit statuses: that of the command, or 128 and the number of the signal that has
 
 A lease is no proof: a machine may be frozen for longer than the lease lasts, with the command on
 it. What the command writes is safe where it shows its token, in the transaction of the write:
-  SELECT fence_admit('NAME', FENCING_TOKEN_NUMBER)
+  SELECT tower_fence.admit('NAME', FENCING_TOKEN_NUMBER)
 Each token writes once there; with a third argument, true, until a newer token writes.
 
 When the command ends, the processes of its group that are left are stopped, and the lease is

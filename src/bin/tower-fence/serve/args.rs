@@ -5,7 +5,11 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, builder::BoolishValueParser};
 
 use super::redis::RedisArgs;
-use crate::{database::DatabaseArgs, duration::duration, logs::Format};
+use crate::{
+    database::{DatabaseArgs, FirstMigrationArgs},
+    duration::duration,
+    logs::Format,
+};
 
 /// Grants leases over HTTP.
 ///
@@ -36,6 +40,8 @@ pub struct ServeArgs {
     /// Brings the tables up to date first, as `tower-fence migrate` does.
     #[arg(long, env = "TOWER_FENCE_MIGRATE", value_parser = BoolishValueParser::new(), help_heading = "Database")]
     pub migrate: bool,
+    #[command(flatten)]
+    pub first: FirstMigrationArgs,
     #[command(flatten)]
     pub redis: RedisArgs,
     #[command(flatten)]
@@ -121,8 +127,8 @@ pub struct AccessArgs {
 pub struct LeaseArgs {
     /// A file with keys that sign the tokens, `ID:SECRET` each; the first one signs.
     ///
-    /// Then nobody can make a token up: `fence_admit_signed` and the layer verify it. Or the variable
-    /// TOWER_FENCE_TOKEN_KEY has them.
+    /// Then nobody can make a token up: a layer with these keys verifies it. Or the variable TOWER_FENCE_TOKEN_KEY has
+    /// them.
     #[arg(long, env = "TOWER_FENCE_TOKEN_KEY_FILE", value_name = "FILE")]
     pub token_key_file: Option<PathBuf>,
     /// How long a lease lasts when the request does not say.

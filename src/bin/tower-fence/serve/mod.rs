@@ -77,7 +77,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
         let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
         if args.migrate {
             let (direct, place) = args.database.reached_directly().await?;
-            database::migrate(&direct, &place).await?;
+            database::migrate(&args.first.set(direct.clone()), &place).await?;
             direct.get_pool().close().await;
         }
         Ok((listener, fit.at_start().await?))

@@ -31,13 +31,12 @@ pub const WHY: Duration = Duration::from_secs(1);
 
 /// What leases in Postgres need: the call of a grant, in a transaction that is rolled back. The resource has a name of its
 /// own, so that no lease is in the way.
-const GRANT: &str = "SELECT FROM {schema}fence_lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL, 1)";
-/// What epochs of leases elsewhere need. No row is written; a missing right, and a database that is read-only, are errors
-/// all the same.
-const EPOCHS: &str = "UPDATE {schema}fence_epochs SET epoch = epoch WHERE false";
+const GRANT: &str = "SELECT FROM {schema}.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL, 1)";
+/// What epochs of leases elsewhere need, in a transaction that is rolled back.
+const EPOCHS: &str = "SELECT FROM {schema}.report_epoch(0::smallint, 0)";
 /// What announcements of such leases need beside that.
-const ANNOUNCEMENTS: &str = "; INSERT INTO {schema}fence_resources (resource, max_token) SELECT 'readyz', 1 WHERE false; \
-                             UPDATE {schema}fence_resources SET max_token = max_token WHERE false";
+const ANNOUNCEMENTS: &str =
+    "; SELECT FROM {schema}.announce('readyz:' || pg_catalog.gen_random_uuid(), 1, '\\x00')";
 
 /// The database answers.
 pub fn answers(fence: Fence<Postgres>) -> Probe {
@@ -90,8 +89,7 @@ pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
 
 fn in_schema(sql: &str, schema: Option<&str>) -> String {
     let schema = schema.filter(|schema| !schema.is_empty());
-    let schema = schema.map(|schema| format!("\"{}\".", schema.replace('"', "\"\"")));
-    sql.replace("{schema}", &schema.unwrap_or_default())
+    sql.replace("{schema}", schema.unwrap_or("tower_fence"))
 }
 
 fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {

@@ -46,7 +46,7 @@ pub fn mount(
         keys,
         access,
     };
-    let schema = args.database.database_schema.as_deref();
+    let schema = args.database.schema.database_schema.as_deref();
     settings.check()?;
     let Some(urls) = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)? else {
         if redis.redis_mode != RedisMode::Single {

@@ -27,7 +27,7 @@ use tokio::{
 use super::{CheckedOut, Origin, direct::Direct};
 use crate::fence::{
     fault::Failure,
-    settings::{Limits, TransactionLimits, deadline},
+    settings::{Limits, deadline},
     sql::Backend,
 };
 
@@ -45,20 +45,19 @@ const MAX_AGE: Duration = Duration::from_millis(5);
 
 /// A transaction that began before the request that is to use it.
 pub(in crate::fence) struct EarlyTransaction {
-    limits: TransactionLimits,
     /// It had not begun by then.
     sent: Instant,
 }
 
 impl EarlyTransaction {
     /// One that began with a message that was sent at `sent`.
-    pub(in crate::fence) const fn new(limits: TransactionLimits, sent: Instant) -> Self {
-        Self { limits, sent }
+    pub(in crate::fence) const fn new(sent: Instant) -> Self {
+        Self { sent }
     }
 
-    /// Whether it has these limits and is young enough, however long the answer was on its way.
-    pub(in crate::fence) fn serves(&self, limits: TransactionLimits) -> bool {
-        self.limits == limits && self.sent.elapsed() <= MAX_AGE
+    /// Whether it is young enough, however long the answer was on its way.
+    pub(in crate::fence) fn serves(&self) -> bool {
+        self.sent.elapsed() <= MAX_AGE
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgRow};
 
 use super::transaction::millis;
-use crate::fence::sql::{Admit, Arguments, Statement, Tables};
+use crate::fence::sql::{Admit, Arguments, Names, Statement};
 
 /// What the error says with which [`at_once`] undoes itself.
 const NOTHING: &str = "tower-fence: nothing is written at once";
@@ -13,18 +13,17 @@ const NOTHING: &str = "tower-fence: nothing is written at once";
 /// As [`Backend::write_at_once`](crate::fence::sql::Backend::write_at_once).
 pub(super) async fn write(
     conn: &mut PgConnection,
-    tables: &Tables,
+    names: &Names,
     admit: Admit<'_>,
     lock_wait: Duration,
     statement: &mut Statement<Postgres>,
 ) -> sqlx::Result<Vec<PgRow>> {
     let mut arguments = statement.arguments.clone();
-    let sql = at_once(tables.schema(), trimmed(statement), arguments.len());
+    let sql = at_once(names.prefix(), trimmed(statement), arguments.len());
     let bound = arguments
         .add(admit.resource.as_str())
         .and_then(|()| arguments.add(admit.token.get()))
-        .and_then(|()| arguments.add(admit.dead))
-        .and_then(|()| arguments.add(admit.lock.0))
+        .and_then(|()| arguments.add(admit.raised_to()))
         .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
     bound.map_err(sqlx::Error::Encode)?;
     let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
@@ -45,26 +44,26 @@ pub(super) async fn write(
     }
 }
 
-/// A statement with its admission, for a resource, a token, what is dead then, an advisory lock and
-/// a limit for locks that are bound behind the arguments of its own. It writes under an admitted token and returns what it has
-/// written, or nothing stays of it.
+/// A statement with its admission, for a resource, a token, what `max_token` becomes and a limit for
+/// locks, which are bound after its own arguments. It writes under an admitted token and returns what
+/// it has written, or has no effect.
 ///
 /// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
 /// differ, another write came after the snapshot was taken, and the statement would not see it.
 /// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it.
 /// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
 /// even a trigger has had its effect.
-fn at_once(schema: &str, statement: &str, bound: usize) -> String {
-    let [resource, token, dead, lock, wait] = [1, 2, 3, 4, 5].map(|place| bound + place);
+fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
+    let [resource, token, dead, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
         "WITH fence AS (\
-            UPDATE {schema}.fence_resources AS f \
+            UPDATE {prefix}resources AS f \
             SET max_token = ${dead}, updated_at = CURRENT_TIMESTAMP, \
                 admitted_by = pg_catalog.pg_current_xact_id() \
             WHERE f.resource = ${resource} AND f.max_token < ${token} \
-                AND f.history = {schema}.fence_history() \
-                AND pg_catalog.pg_try_advisory_xact_lock_shared(${lock}) IS NOT NULL AND f.xmin = (\
-                SELECT s.xmin FROM {schema}.fence_resources AS s \
+                AND f.history = {prefix}current_history() \
+                AND f.xmin = (\
+                SELECT s.xmin FROM {prefix}resources AS s \
                 WHERE s.resource = ${resource} \
                     AND pg_catalog.set_config('lock_timeout', ${wait}, true) IS NOT NULL) \
             RETURNING 1\

@@ -3,10 +3,15 @@
 
 use sqlx::{Connection, Executor, PgConnection, error::DatabaseError};
 
+/// What is sent to find out. A statement that commits by itself cannot set this for itself: the server
+/// then notices, while the statement runs, that its client has disconnected.
+const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
+                    WHERE current_setting('client_connection_check_interval') = '0'";
+
 /// Ends such a transaction, if there is one.
 pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
-    // This begins nothing. But whether a transaction is open sqlx only tells who has asked it to begin one.
-    let begun = match conn.begin_with("SELECT 1").await {
+    // This begins nothing. But sqlx tells only a caller that has asked it to begin a transaction whether one is open.
+    let begun = match conn.begin_with(TEST).await {
         Err(sqlx::Error::BeginFailed) => return Ok(()),
         Ok(abandoned) => return abandoned.rollback().await,
         Err(error) => error,

@@ -10,12 +10,15 @@ use sqlx::{
 use super::left_open;
 use crate::fence::{
     settings::TransactionLimits,
-    sql::{Committed, TransactionManager, savepoint},
+    sql::{Begin, Committed, TransactionManager, savepoint},
 };
 
 /// As [`Backend::begin`](crate::fence::sql::Backend::begin).
-pub(super) async fn begin(conn: &mut PgConnection, limits: TransactionLimits) -> sqlx::Result<()> {
-    let sql = begin_sql(conn.server_version_num(), limits);
+pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result<()> {
+    let sql = match begin {
+        Begin::WithLimits(limits) => begin_with_limits(conn.server_version_num(), limits),
+        Begin::ForAdmission(limits) => begin_for_admission(limits.shared_session),
+    };
     let sql = AssertSqlSafe(sql).into_sql_str();
     match PgTransactionManager::begin(conn, Some(sql.clone())).await {
         Err(error) if left_open::is_left_open(&error) => {
@@ -26,36 +29,72 @@ pub(super) async fn begin(conn: &mut PgConnection, limits: TransactionLimits) ->
     }
 }
 
-/// How much longer than the process the server waits for a transaction that is idle or takes too long: it ends the connection as well, which is for
-/// processes that are frozen, and not for each handler that takes too long.
+/// How much longer than the process the server waits for a transaction that is idle or takes too
+/// long: it ends the connection as well, which is for processes that are frozen, and not for each
+/// handler that takes too long.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// The start of a transaction with its time limits, on a server of this version.
-fn begin_sql(version: Option<u32>, limits: TransactionLimits) -> String {
+/// How often the server looks, while a statement runs, whether its client is still connected.
+pub(super) const CONNECTION_CHECK_MS: u128 = 1_000;
+
+/// The limits of a transaction as settings of the server, in milliseconds.
+pub(super) struct Settings {
+    pub(super) statement_ms: u128,
+    pub(super) idle_ms: u128,
+    pub(super) connection_check_ms: u128,
+    /// From Postgres 17 on, the server also bounds a transaction that is never idle.
+    pub(super) transaction_ms: Option<u128>,
+}
+
+impl Settings {
+    pub(super) fn of(limits: TransactionLimits, version: Option<u32>) -> Self {
+        // A statement may wait for a lock first, and so may the claim of a key, and the admission.
+        let waits = limits
+            .lock_wait
+            .saturating_add(limits.key_wait.unwrap_or_default());
+        let whole = || millis(limits.whole.saturating_add(MARGIN));
+        Self {
+            statement_ms: millis(waits.saturating_add(limits.hold)),
+            idle_ms: millis(limits.hold.saturating_add(MARGIN)),
+            connection_check_ms: CONNECTION_CHECK_MS,
+            transaction_ms: (version >= Some(17_00_00)).then(whole),
+        }
+    }
+}
+
+/// The start of a transaction whose first statement is an admission, which sets the limits.
+fn begin_for_admission(shared_session: bool) -> String {
+    let deallocate = if shared_session { DEALLOCATE } else { "" };
+    format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED{deallocate}; SAVEPOINT {}",
+        savepoint()
+    )
+}
+
+/// sqlx numbers the statements of each connection from 1, and behind a pooler another client may have
+/// used the session.
+const DEALLOCATE: &str = "; DEALLOCATE ALL";
+
+/// The start of a transaction with its limits, on a server of this version.
+fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String {
     let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
-    let (lock_ms, idle_ms) = (
-        millis(first_wait),
-        millis(limits.hold.saturating_add(MARGIN)),
-    );
-    // A statement may wait for a lock first, and so may the claim of a key, and the admission.
-    let waits = limits
-        .lock_wait
-        .saturating_add(limits.key_wait.unwrap_or_default());
-    let statement_ms = millis(waits.saturating_add(limits.hold));
+    let settings = Settings::of(limits, version);
     let mut sql = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; \
-         SET LOCAL lock_timeout = {lock_ms}; \
-         SET LOCAL statement_timeout = {statement_ms}; \
-         SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
+         SET LOCAL lock_timeout = {}; \
+         SET LOCAL statement_timeout = {}; \
+         SET LOCAL idle_in_transaction_session_timeout = {}; \
+         SET LOCAL client_connection_check_interval = {}",
+        millis(first_wait),
+        settings.statement_ms,
+        settings.idle_ms,
+        settings.connection_check_ms,
     );
-    // From Postgres 17 on, the server also bounds a transaction that is never idle.
-    if version >= Some(17_00_00) {
-        let whole_ms = millis(limits.whole.saturating_add(MARGIN));
+    if let Some(whole_ms) = settings.transaction_ms {
         sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
     }
-    // sqlx numbers the statements of each connection from 1, and here another client may have had the session.
     if limits.shared_session {
-        sql.push_str("; DEALLOCATE ALL");
+        sql.push_str(DEALLOCATE);
     }
     sql.push_str("; SAVEPOINT ");
     sql.push_str(savepoint());
@@ -63,14 +102,11 @@ fn begin_sql(version: Option<u32>, limits: TransactionLimits) -> String {
 }
 
 /// As [`Backend::commit`](crate::fence::sql::Backend::commit).
-pub(super) async fn commit(
-    conn: &mut PgConnection,
-    next: Option<TransactionLimits>,
-) -> sqlx::Result<Committed> {
-    let version = conn.server_version_num();
-    let sql = match next {
-        Some(limits) => format!("{}; {}", prove_and_commit(), begin_sql(version, limits)),
-        None => format!("{} AND CHAIN", prove_and_commit()),
+pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
+    let sql = if begin_next {
+        format!("{}; {}", prove_and_commit(), begin_for_admission(false))
+    } else {
+        format!("{} AND CHAIN", prove_and_commit())
     };
     let mut confirmed = 0;
     let mut answers = conn.fetch_many(AssertSqlSafe(sql));
@@ -88,7 +124,7 @@ pub(super) async fn commit(
         let unconfirmed = "COMMIT was not answered";
         return Err(sqlx::Error::Protocol(unconfirmed.into()));
     }
-    if next.is_none() {
+    if !begin_next {
         PgTransactionManager::start_rollback(conn);
         return Ok(Committed::Clean);
     }
@@ -120,7 +156,7 @@ mod tests {
         let limits = Limits::default().transaction(Some(Duration::from_secs(20)));
         let whole_ms = limits.whole.as_millis() + 1_000;
         let timeout = |version| {
-            let sql = begin_sql(version, limits);
+            let sql = begin_with_limits(version, limits);
             let set = sql.split_once("transaction_timeout = ")?.1;
             set.split(';').next()?.parse::<u128>().ok()
         };

@@ -1,7 +1,6 @@
 //! What the files are compiled against in place of `std`, `tokio`, `sqlx` and `redis`: the same names, with a step before each
 //! operation that other tasks can notice. At a step the scheduler may let any other task go on.
 
-pub mod apart;
 pub mod clock;
 pub mod etcd;
 pub mod postgres;

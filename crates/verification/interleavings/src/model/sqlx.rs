@@ -16,7 +16,6 @@ use std::{
 use shuttle::rand::{Rng, thread_rng};
 
 use super::{
-    apart::Apart,
     clock::{Instant, sleep},
     runtime::spawn,
     step,
@@ -63,14 +62,7 @@ pub enum Error {
 pub trait Backend: Database {
     const HAS_SERVER: bool;
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
-    fn terminate(
-        conn: &mut Self::Connection,
-        lock: AdvisoryLock,
-    ) -> impl Future<Output = Result<()>> + Send;
 }
-
-#[derive(Clone, Copy, Debug)]
-pub struct AdvisoryLock(pub i64);
 
 pub trait Database: Sized + Send + Sync + 'static {
     type Connection: Connection;
@@ -83,13 +75,8 @@ pub trait TransactionManager {
 }
 
 pub trait Connection: From<u32> + Send + Sync + 'static {
-    type Options: ConnectOptions<Connection = Self> + From<Options>;
+    type Options: From<Options>;
     fn ping(&mut self) -> impl Future<Output = Result<()>> + Send;
-}
-
-pub trait ConnectOptions {
-    type Connection;
-    fn connect(&self) -> impl Future<Output = Result<Self::Connection>> + Send;
 }
 
 /// The database of the scenarios.
@@ -112,22 +99,13 @@ impl Backend for Model {
     fn address(_: &Options) -> String {
         "model".into()
     }
-
-    async fn terminate(conn: &mut ModelConnection, _: AdvisoryLock) -> Result<()> {
-        let apart = conn.0.as_mut().expect("it is beside the pool");
-        apart.begins();
-        sleep(Duration::from_millis(1)).await;
-        apart.ends();
-        Ok(())
-    }
 }
 
-/// Of the pool, or beside it.
-pub struct ModelConnection(Option<Apart>);
+pub struct ModelConnection;
 
 impl From<u32> for ModelConnection {
     fn from(_: u32) -> Self {
-        Self(None)
+        Self
     }
 }
 
@@ -160,15 +138,6 @@ impl Options {
 
     pub fn get_test_before_acquire(&self) -> bool {
         true
-    }
-}
-
-impl ConnectOptions for Options {
-    type Connection = ModelConnection;
-
-    async fn connect(&self) -> Result<ModelConnection> {
-        sleep(Duration::from_millis(1)).await;
-        Ok(ModelConnection(Some(Apart::open())))
     }
 }
 

@@ -9,10 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    clock::{Instant, sleep},
-    sqlx::AdvisoryLock,
-};
+use super::clock::{Instant, sleep};
 
 /// What became of the transaction of one request.
 #[derive(Debug, Default)]
@@ -22,10 +19,14 @@ pub struct Fate {
     pub is_in_pool: AtomicBool,
 }
 
+/// The number of a transaction on its server.
+#[derive(Clone, Copy, Debug)]
+pub struct TransactionId;
+
 pub struct Transaction<DB> {
     pub claimed: Option<()>,
+    pub id: Option<TransactionId>,
     pub held_since: Instant,
-    pub lock: Option<AdvisoryLock>,
     fate: Option<Arc<Fate>>,
     database: PhantomData<fn() -> DB>,
 }
@@ -34,8 +35,8 @@ impl<DB> Transaction<DB> {
     pub fn begin(fate: &Arc<Fate>) -> Self {
         Self {
             claimed: None,
+            id: Some(TransactionId),
             held_since: Instant::now(),
-            lock: Some(AdvisoryLock(1)),
             fate: Some(fate.clone()),
             database: PhantomData,
         }

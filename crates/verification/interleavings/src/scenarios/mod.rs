@@ -10,7 +10,6 @@ pub mod loss;
 pub mod queue;
 pub mod reuse;
 pub mod slot;
-pub mod terminate;
 
 use std::time::Duration;
 

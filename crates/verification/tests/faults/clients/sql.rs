@@ -124,7 +124,7 @@ impl Client {
         match lease {
             Err(lease) => self.release(&lease).await,
             Ok(id) => {
-                let release = sqlx::query("SELECT fence_release($1, $2)")
+                let release = sqlx::query("SELECT tower_fence.release($1, $2)")
                     .bind(&self.side.names[resource])
                     .bind(id);
                 timeout(PATIENCE, release.execute(conn)).await.ok()?.ok()?;
@@ -137,7 +137,7 @@ impl Client {
     fn message(&self, held: &Held, writing: &Writing) -> String {
         let (name, token) = (&self.side.names[held.resource], held.token);
         let admit = match self.side.is_fenced {
-            true => format!("SELECT fence_admit('{name}', {token}, reusable => true);"),
+            true => format!("SELECT tower_fence.admit('{name}', {token}, reusable => true);"),
             false => String::new(),
         };
         let back = writing.back.as_ref().expect("it was read")[0];
@@ -158,7 +158,7 @@ impl Client {
         let written = async {
             let mut tx = conn.begin().await?;
             if self.side.is_fenced {
-                let admit = sqlx::query("SELECT fence_admit($1, $2)")
+                let admit = sqlx::query("SELECT tower_fence.admit($1, $2)")
                     .bind(&names[0])
                     .bind(held.token);
                 admit.execute(&mut *tx).await?;
@@ -175,7 +175,8 @@ impl Client {
 }
 
 async fn take(conn: &mut PgConnection, resource: &str) -> sqlx::Result<Option<(i64, String)>> {
-    let take = sqlx::query("SELECT token, lease_id FROM fence_acquire($1, '2 s')").bind(resource);
+    let take =
+        sqlx::query("SELECT token, lease_id FROM tower_fence.acquire($1, '2 s')").bind(resource);
     match take.fetch_one(conn).await {
         Ok(row) => Ok(Some((row.get(0), row.get(1)))),
         Err(error) if code(&error).as_deref() == Some("TF409") => Ok(None),

@@ -16,7 +16,7 @@ const CANCEL: &str = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.8";
 
 /// All that are held.
-const BREAK: &str = "SELECT fence_break(resource) FROM fence_leases";
+const BREAK: &str = "SELECT tower_fence.break_lease(resource) FROM tower_fence.leases";
 
 impl Stage {
     pub(super) async fn at_database(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {

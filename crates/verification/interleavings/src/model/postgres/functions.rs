@@ -21,8 +21,8 @@ pub trait LeaseDatabase: Send + Sync + 'static {
         Duration::from_millis(50)
     }
 
-    fn schema(&self) -> std::future::Ready<Result<String, CallError>> {
-        std::future::ready(Ok(String::new()))
+    fn prefix(&self) -> std::future::Ready<Result<String, CallError>> {
+        std::future::ready(Ok("tower_fence.".into()))
     }
 }
 

@@ -73,7 +73,7 @@ impl PgListener {
 
     pub fn eager_reconnect(&mut self, _: bool) {}
 
-    /// `SELECT fence_lease_listen(…)`
+    /// `SELECT tower_fence.lease_listen(…)`
     pub async fn execute(&mut self, call: super::super::sqlx::AssertSqlSafe<String>) -> Result<()> {
         let number = call.0.split(['(', ')']).nth(1).unwrap().parse().unwrap();
         self.change(move |session| session.listener = Some(number))

@@ -91,7 +91,6 @@ impl World for Writes {
             Rule::Newer => world
                 .modes
                 .retain(|mode| !mode.announced && !mode.writes_back),
-            Rule::NewVersion => world.modes.retain(|mode| !mode.at_once),
             Rule::Guard => world.modes.retain(|mode| mode.single_use),
             Rule::MoveAfterFailover => world.modes.retain(|mode| mode.announced),
             _ => {}

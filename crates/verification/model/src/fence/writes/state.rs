@@ -114,14 +114,21 @@ pub enum Stage {
     /// Its grant was refused by the fence, or its read.
     Outranked,
     Announced,
-    /// A fenced read has looked at the row, and has to raise it if it still has this version.
-    Looked(Option<u8>),
-    /// It has read, and the row is to be raised now.
-    HasRead(u8),
-    /// Somebody has written meanwhile. The row was raised, and it reads once more.
-    Overtaken,
+    /// A fenced read was admitted, and its transaction has the lock of the row.
+    Admitted,
+    /// It has read, and its transaction is open.
+    HasRead,
+    /// It was answered, and its transaction is open. Only where COMMIT is not waited for.
+    AnsweredEarly,
     /// It can write.
     Ready,
+}
+
+impl Stage {
+    /// Whether the transaction of a fenced read is open.
+    pub const fn is_in_read(self) -> bool {
+        matches!(self, Self::Admitted | Self::HasRead | Self::AnsweredEarly)
+    }
 }
 
 /// What a holder was told about its write.
@@ -249,14 +256,24 @@ impl State {
             .any(|attempt| matches!(attempt, Attempt::Written(_)))
     }
 
-    /// Whether a transaction is open that has the row's lock. One that was aborted has it no more.
-    pub fn is_open(&self) -> bool {
+    /// Whether a fenced read has the row's lock.
+    pub fn is_read(&self) -> bool {
+        self.holders.iter().any(|holder| holder.stage.is_in_read())
+    }
+
+    /// Whether the transaction of a write is open that has the row's lock. One that was aborted has it no more.
+    pub fn is_written(&self) -> bool {
         self.attempts().any(|attempt| {
             matches!(
                 attempt,
                 Attempt::Admitted | Attempt::Written(_) | Attempt::LeftOpen
             )
         })
+    }
+
+    /// Whether a transaction is open that has the row's lock.
+    pub fn is_open(&self) -> bool {
+        self.is_read() || self.is_written()
     }
 
     /// Whether somebody needs a lock that nobody will ever let go.

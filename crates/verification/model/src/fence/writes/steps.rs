@@ -10,10 +10,15 @@ pub enum Step {
     Grant(Who),
     /// After it was announced, where it is.
     AnswerGrant(Who),
-    /// A fenced read begins.
-    Look(Who),
+    /// A fenced read is admitted, or refused.
+    AdmitRead(Who),
     Read(Who),
-    RaiseAfterRead(Who),
+    /// Its COMMIT, and the answer.
+    CommitRead(Who),
+    /// Its client goes away, or its connection is lost before COMMIT has arrived.
+    EndRead(Who),
+    /// Only where COMMIT is not waited for.
+    AnswerReadBeforeCommit(Who),
     Send(Who),
     SendAgain(Who),
     /// A single statement takes its snapshot.
@@ -70,7 +75,7 @@ impl Writes {
         if free && state.is_behind() {
             steps.push(Step::CatchUp);
         }
-        let busy = state.attempts().any(is_in_database);
+        let busy = state.is_read() || state.attempts().any(is_in_database);
         if state.left.crashes > 0 && busy {
             steps.push(Step::Crash);
         }
@@ -104,16 +109,27 @@ impl Writes {
                     steps.push(Step::AnswerGrant(who));
                 }
             }
-            Stage::Granted if self.follows(Rule::FencedRead) => steps.push(Step::Look(who)),
-            Stage::Granted | Stage::Announced | Stage::Looked(_) | Stage::Overtaken => {
-                steps.push(Step::Read(who));
-            }
-            Stage::HasRead(_) => {
-                let notices = self.follows(Rule::ReadNoticesFailover);
-                if free && !(state.is_behind() && notices) {
-                    steps.push(Step::RaiseAfterRead(who));
+            Stage::Granted if self.follows(Rule::FencedRead) => {
+                if free && self.is_up_to_date(state) {
+                    steps.push(Step::AdmitRead(who));
                 }
             }
+            Stage::Granted | Stage::Announced => steps.push(Step::Read(who)),
+            Stage::Admitted => {
+                steps.push(Step::Read(who));
+                steps.push(Step::EndRead(who));
+            }
+            Stage::HasRead => {
+                // Its own lock does not keep it.
+                if self.follows(Rule::ReadLocks) || free {
+                    steps.push(Step::CommitRead(who));
+                }
+                steps.push(Step::EndRead(who));
+                if !self.follows(Rule::ReadCommits) {
+                    steps.push(Step::AnswerReadBeforeCommit(who));
+                }
+            }
+            Stage::AnsweredEarly => steps.push(Step::CommitRead(who)),
             Stage::Ready => match holder.attempts {
                 [Attempt::None, _] => steps.push(Step::Send(who)),
                 [_, Attempt::None] if state.left.repetitions > 0 => {
@@ -157,7 +173,7 @@ impl Writes {
                 if state.mode.at_once && sent == Attempt::Sent && who != Who::Stranger {
                     steps.push(Step::BeginStatement(who, request));
                 }
-                if free && !state.is_behind() {
+                if free && self.is_up_to_date(state) {
                     steps.push(admit(who, request));
                 }
             }
@@ -214,9 +230,14 @@ impl Writes {
                 };
             }
             Step::AnswerGrant(who) => self.answer_grant(&mut state, who),
-            Step::Look(who) => self.look(&mut state, who),
+            Step::AdmitRead(who) => self.admit_read(&mut state, who),
             Step::Read(who) => self.read(&mut state, who),
-            Step::RaiseAfterRead(who) => self.raise_after_read(&mut state, who),
+            Step::CommitRead(who) => self.commit_read(&mut state, who),
+            Step::EndRead(who) => state.holder_mut(who).stage = Stage::Granted,
+            Step::AnswerReadBeforeCommit(who) => {
+                state.answer(before.holder(who).token);
+                state.holder_mut(who).stage = Stage::AnsweredEarly;
+            }
             Step::Send(who) => {
                 if who == Who::Stranger {
                     state.left.strangers -= 1;
@@ -341,17 +362,13 @@ impl Writes {
         state.holder_mut(who).stage = stage;
     }
 
-    fn look(&self, state: &mut State, who: Who) {
+    fn admit_read(&self, state: &mut State, who: Who) {
         let token = state.holder(who).token;
-        let row = state.committed.row;
-        let may_be_raised = state.is_behind() && self.follows(Rule::ReadNoticesFailover);
-        let stage = if row.max_token >= token {
-            outranked(state, who)
-        } else if row.max_token == token - 1 && !may_be_raised {
+        let stage = if self.is_alive(state, token) {
             state.older_admitted |= token < state.answered;
-            Stage::Looked(None)
+            Stage::Admitted
         } else {
-            Stage::Looked(Some(row.version))
+            outranked(state, who)
         };
         state.holder_mut(who).stage = stage;
     }
@@ -360,36 +377,24 @@ impl Writes {
         let data = state.committed.data;
         let holder = state.holder_mut(who);
         holder.read = data;
-        let token = holder.token;
         holder.stage = match holder.stage {
-            Stage::Looked(Some(version)) => Stage::HasRead(version),
+            Stage::Admitted => Stage::HasRead,
             _ => Stage::Ready,
         };
-        if holder.stage == Stage::Ready && !state.mode.announced && self.follows(Rule::FencedRead) {
-            state.answer(token);
-        }
     }
 
-    fn raise_after_read(&self, state: &mut State, who: Who) {
-        let holder = state.holder(who);
-        let (token, Stage::HasRead(version)) = (holder.token, holder.stage) else {
-            unreachable!("it has read");
-        };
-        let row = state.committed.row;
-        let unwritten = row.version == version && row.max_token < token - 1;
-        let stage = if row.max_token >= token {
-            outranked(state, who)
-        } else {
-            state.older_admitted |= token < state.answered;
-            self.raise(state, token);
-            if unwritten || !self.follows(Rule::ReadAgain) {
-                state.answer(token);
-                Stage::Ready
-            } else {
-                Stage::Overtaken
-            }
-        };
-        state.holder_mut(who).stage = stage;
+    /// A fenced read is a reusable write that writes nothing.
+    fn commit_read(&self, state: &mut State, who: Who) {
+        let token = state.holder(who).token;
+        let mut row = state.committed.row;
+        // Only where it has no lock another one can have moved it meanwhile.
+        if row.max_token < token {
+            row.max_token = token - u8::from(self.follows(Rule::ReadLeavesToken));
+            row.version += 1;
+            state.committed.row = row;
+        }
+        state.answer(token);
+        state.holder_mut(who).stage = Stage::Ready;
     }
 
     fn admit(&self, state: &mut State, who: Who, request: Request) {
@@ -418,7 +423,7 @@ impl Writes {
         } else {
             seen.version == now.version
         };
-        let alive = self.is_alive(state, state.holder(who).token) && !state.is_behind();
+        let alive = self.is_alive(state, state.holder(who).token) && self.is_up_to_date(state);
         if !same || !alive {
             return state.set(who, request, Attempt::GaveUp);
         }
@@ -526,8 +531,14 @@ impl Writes {
         token > max_token || token == max_token && !self.follows(Rule::Newer)
     }
 
+    /// Whether a token may be admitted on the row, as far as failovers go.
+    fn is_up_to_date(&self, state: &State) -> bool {
+        !state.is_behind() || !self.follows(Rule::NoticesFailover)
+    }
+
     fn row_is_locked(&self, state: &State) -> bool {
-        self.follows(Rule::OneTransaction) && state.is_open()
+        self.follows(Rule::OneTransaction) && state.is_written()
+            || self.follows(Rule::ReadLocks) && state.is_read()
             || self.one_writer && state.data_is_locked()
     }
 }
@@ -559,6 +570,12 @@ const fn is_in_database(attempt: Attempt) -> bool {
 
 fn end_transactions(state: &mut State) {
     for holder in &mut state.holders {
+        holder.stage = match holder.stage {
+            // It reads again.
+            Stage::Admitted | Stage::HasRead => Stage::Granted,
+            Stage::AnsweredEarly => Stage::Ready,
+            other => other,
+        };
         for attempt in &mut holder.attempts {
             if is_in_database(*attempt) {
                 *attempt = Attempt::Over;

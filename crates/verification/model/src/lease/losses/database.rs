@@ -1,4 +1,4 @@
-//! The source of epochs: one row of `fence_epochs`, with its disk and its standby.
+//! The source of epochs: one row of `tower_fence.epochs`, with its disk and its standby.
 
 use super::rules::{Rule, Rules};
 

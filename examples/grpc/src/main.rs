@@ -1,0 +1,196 @@
+//! A fenced gRPC service, with tonic on SQLite.
+//!
+//! ```text
+//! cargo run -p example-grpc
+//! ```
+//!
+//! 1. The metadata `x-resource` names the resource, because a call has its arguments in the body.
+//! 2. The layer is around the routes of the service. The handler takes its transaction from the extensions of the call.
+//! 3. gRPC reports an error with status 200 and the header `grpc-status`. `commit_if` reads that, so that the layer rolls
+//!    such a call back.
+//! 4. The layer's refusals are statuses of gRPC, with the name of the problem in their metadata.
+//!
+//! The client then tells the story of the paused holder: token 1 is that of the first holder, token 2 that of its successor. An
+//! issuer would grant them; see the example `inventory`.
+
+use std::{error::Error, mem};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::FromRequestParts,
+    http::{self, request::Parts},
+    response::Response,
+};
+use sqlx::{Sqlite, sqlite::SqlitePoolOptions};
+use tokio::net::TcpListener;
+use tonic::{Code, Request, Status, service::Routes, transport::Channel};
+use tower_fence::{
+    Fence, FenceLayer, Resource, SqliteFencedTx,
+    layer::{Refusal, ResourceError},
+};
+
+use self::stock::{
+    stock_client::StockClient,
+    stock_server::{Stock, StockServer},
+};
+
+mod stock {
+    include!(concat!(env!("OUT_DIR"), "/shop.Stock.rs"));
+}
+
+/// The name of the metadata that has the name of the problem.
+const PROBLEM: &str = "fence-problem";
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TakeRequest {
+    #[prost(string, tag = "1")]
+    sku: String,
+    #[prost(int64, tag = "2")]
+    quantity: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TakeReply {
+    #[prost(int64, tag = "1")]
+    left: i64,
+}
+
+struct Service;
+
+#[tonic::async_trait]
+impl Stock for Service {
+    /// Takes some away, and returns how many are left.
+    async fn take(
+        &self,
+        mut request: Request<TakeRequest>,
+    ) -> Result<tonic::Response<TakeReply>, Status> {
+        let mut tx = transaction(&mut request).await?;
+        let TakeRequest { sku, quantity } = request.into_inner();
+        let left = sqlx::query_scalar("UPDATE stock SET n = n - $1 WHERE sku = $2 RETURNING n")
+            .bind(quantity)
+            .bind(sku)
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
+        if left < 0 {
+            // The update above is rolled back.
+            return Err(Status::failed_precondition("not enough in stock"));
+        }
+        Ok(tonic::Response::new(TakeReply { left }))
+    }
+}
+
+/// The fenced transaction of a call.
+async fn transaction<T>(request: &mut Request<T>) -> Result<SqliteFencedTx, Status> {
+    let mut call = http::Request::new(());
+    *call.method_mut() = http::Method::POST;
+    *call.extensions_mut() = mem::take(request.extensions_mut());
+    let mut parts = call.into_parts().0;
+    let tx = SqliteFencedTx::from_request_parts(&mut parts, &()).await;
+    tx.map_err(|error| Status::internal(error.to_string()))
+}
+
+fn resource(parts: &Parts) -> Result<Resource, ResourceError> {
+    let name = parts
+        .headers
+        .get("x-resource")
+        .ok_or(ResourceError::Nothing)?;
+    Ok(Resource::new(
+        name.to_str().map_err(|_| ResourceError::Nothing)?,
+    )?)
+}
+
+fn commits(response: &Response) -> bool {
+    let status = response.headers().get("grpc-status");
+    status.is_none_or(|status| status == "0")
+}
+
+fn render(refusal: &Refusal, problem: Response) -> Response {
+    let code = match problem.status().as_u16() {
+        412 => Code::FailedPrecondition,
+        403 => Code::PermissionDenied,
+        400..500 => Code::InvalidArgument,
+        503 => Code::Unavailable,
+        _ => Code::Internal,
+    };
+    let mut status = Status::new(code, refusal.to_string());
+    if let Ok(name) = refusal.problem_type().name().parse() {
+        status.metadata_mut().insert(PROBLEM, name);
+    }
+    status.into_http::<Body>()
+}
+
+fn service(fence: Fence<Sqlite>) -> Router {
+    let layer = FenceLayer::new(fence, resource)
+        .commit_if(commits)
+        .map_refusal(render);
+    Routes::new(StockServer::new(Service))
+        .into_axum_router()
+        .route_layer(layer)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    // A database in memory lives as long as its only connection.
+    let pool = SqlitePoolOptions::new()
+        .max_connections(1)
+        .connect("sqlite::memory:")
+        .await?;
+    sqlx::raw_sql(
+        "CREATE TABLE stock (sku TEXT, n INTEGER); INSERT INTO stock VALUES ('sku-1', 9)",
+    )
+    .execute(&pool)
+    .await?;
+    let fence = Fence::new(pool.clone());
+    fence.migrate().await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let service = service(fence);
+    tokio::spawn(async move { axum::serve(listener, service).await });
+
+    let mut client = StockClient::connect(url).await?;
+    println!("holder 2 takes 2: {}", take(&mut client, 2, 2).await?);
+    println!(
+        "holder 1 wakes up, and takes 1: {}",
+        take(&mut client, 1, 1).await?
+    );
+    println!("holder 3 takes 100: {}", take(&mut client, 3, 100).await?);
+    println!("holder 3 takes 3: {}", take(&mut client, 3, 3).await?);
+    let stock: i64 = sqlx::query_scalar("SELECT n FROM stock")
+        .fetch_one(&pool)
+        .await?;
+    println!("the stock: {stock}");
+    Ok(())
+}
+
+/// What a client sends, and what it reads.
+async fn take(
+    client: &mut StockClient<Channel>,
+    token: i64,
+    quantity: i64,
+) -> Result<String, Box<dyn Error>> {
+    let sku = "sku-1".to_owned();
+    let mut request = Request::new(TakeRequest { sku, quantity });
+    request
+        .metadata_mut()
+        .insert("x-resource", "sku-1".parse()?);
+    request
+        .metadata_mut()
+        .insert("fencing-token", token.to_string().parse()?);
+    Ok(match client.take(request).await {
+        Ok(reply) => format!("{} left", reply.into_inner().left),
+        Err(status) => {
+            let problem = status
+                .metadata()
+                .get(PROBLEM)
+                .and_then(|name| name.to_str().ok());
+            format!(
+                "{:?} {} ({})",
+                status.code(),
+                status.message(),
+                problem.unwrap_or("no problem of the fence")
+            )
+        }
+    })
+}

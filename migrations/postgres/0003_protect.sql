@@ -1,0 +1,445 @@
+-- Protected tables: they refuse every write whose transaction has not admitted the resource of the row.
+--
+-- A protected table has triggers that always fire, and one function for all of them, made by protect()
+-- in the schema of the table. That function runs with the rights of the table's owner, so a role that
+-- writes needs no right here. It runs after the statement, since a statement may bring its own
+-- admission. If it finds a row of another resource it calls refuse_unfenced(), which lets a
+-- transaction pass that has called bypass().
+
+CREATE TABLE tower_fence.bypasses (
+    transaction xid8 PRIMARY KEY,
+    role text NOT NULL,
+    reason text NOT NULL,
+    begun_at timestamptz NOT NULL
+);
+COMMENT ON TABLE tower_fence.bypasses IS
+    'Each transaction that has called bypass(), and why, for a year. Grant no right on it: a row permits a bypass.';
+
+CREATE FUNCTION tower_fence.bypass(reason text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    context text;
+BEGIN
+    GET DIAGNOSTICS context = PG_CONTEXT;
+    IF position(E'\n' IN context) = 0 THEN
+        PERFORM tower_fence.warn_outside_transaction('bypass');
+    END IF;
+    IF (octet_length(bypass.reason) BETWEEN 1 AND 1000) IS NOT TRUE
+        OR bypass.reason !~ '[^[:space:]]' OR bypass.reason ~ '[[:cntrl:]]'
+    THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'a reason has 1 to 1000 bytes, without control characters';
+    END IF;
+    DELETE FROM tower_fence.bypasses WHERE transaction = ANY (ARRAY(
+        SELECT b.transaction FROM tower_fence.bypasses AS b
+        WHERE b.begun_at < CURRENT_TIMESTAMP - interval '1 year' FOR UPDATE SKIP LOCKED
+    ));
+    -- A row that came from another server may have the same number.
+    INSERT INTO tower_fence.bypasses (transaction, role, reason, begun_at)
+    VALUES (pg_current_xact_id(), session_user, bypass.reason, CURRENT_TIMESTAMP)
+    ON CONFLICT (transaction) DO UPDATE
+        SET role = excluded.role, reason = excluded.reason, begun_at = excluded.begun_at;
+    RAISE LOG USING MESSAGE = concat(
+        'tower-fence: ', session_user, ' bypasses protected tables: ', bypass.reason
+    );
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.bypass(text) IS
+    'Lets this transaction write to protected tables without an admission, until it ends or rolls back to an earlier '
+    'savepoint. The reason is written to the table bypasses and to the log of the server.';
+
+CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+BEGIN
+    -- A row that was restored from a dump may have the number of a later transaction: hence the age.
+    PERFORM FROM tower_fence.bypasses AS b
+    WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0;
+    IF FOUND THEN
+        RETURN false;
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = 'TF428',
+        SCHEMA = table_schema,
+        TABLE = table_name,
+        MESSAGE = CASE WHEN refuse_unfenced.resource IS NULL
+            THEN format('a row of %I.%I has no resource: a column of its pattern is null', table_schema, table_name)
+            ELSE format('%I.%I is written without an admission of %s',
+                table_schema, table_name, left(refuse_unfenced.resource, 255))
+        END,
+        HINT = 'Call tower_fence.admit() for the resource of each row in the transaction that writes, or '
+            'tower_fence.bypass() to write without an admission.',
+        DETAIL = json_build_object('resource', left(refuse_unfenced.resource, 255))::text;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_unfenced(name, name, text) IS
+    'Raises TF428 unless the transaction has called bypass(). The guards of protected tables call it.';
+
+-- Raises an error of its own for a column that was renamed or dropped since protect().
+CREATE FUNCTION tower_fence.refuse_outdated(relation regclass, reason text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'undefined_column',
+        MESSAGE = format('the pattern of the protected table %s names a column that was renamed or dropped: %s',
+            relation, reason),
+        HINT = 'Call tower_fence.protect() with a pattern of the columns that the table has now.';
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_outdated(regclass, text) IS
+    'Raises 42703: the pattern of a protected table no longer fits the table.';
+
+-- The literals and the columns of a pattern such as show/{show_id}/seat/{seat}, in order. It has no
+-- escapes: a brace is never part of a literal.
+CREATE FUNCTION tower_fence.pattern_parts(pattern text)
+RETURNS TABLE (literal text, column_name name) LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    IF (pattern_parts.pattern ~ '^([^{}]|\{[^{}]+\})+$') IS NOT TRUE OR position('}{' IN pattern_parts.pattern) > 0 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'a pattern is a text with columns in braces, such as show/{show_id}/seat/{seat}',
+            HINT = 'Text stands between any two columns, or different rows would have one resource.';
+    END IF;
+    RETURN QUERY SELECT
+        CASE WHEN left(m.part[1], 1) <> '{' THEN m.part[1] END,
+        CASE WHEN left(m.part[1], 1) = '{' THEN substr(m.part[1], 2, length(m.part[1]) - 2)::name END
+    FROM regexp_matches(pattern_parts.pattern, '\{[^{}]+\}|[^{}]+', 'g') WITH ORDINALITY AS m (part, place)
+    ORDER BY m.place;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.pattern_parts(text) IS 'The literals and the columns of a pattern, in order.';
+
+-- `enabled` is A if the trigger always fires, as protect() has left it, and null if it is missing.
+CREATE VIEW tower_fence.protected_tables AS
+SELECT c.oid::regclass AS relation, g.pattern, v.guard, t.tgenabled::text AS enabled, g.function,
+    ARRAY(
+        SELECT p.column_name FROM tower_fence.pattern_parts(g.pattern) AS p
+        WHERE p.column_name IS NOT NULL AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_attribute AS a
+            WHERE a.attrelid = c.oid AND a.attname = p.column_name AND a.attnum > 0 AND NOT a.attisdropped
+        )
+    ) AS missing_columns
+FROM (
+    SELECT DISTINCT ON (t.tgrelid) t.tgrelid, t.tgfoid::regproc AS function,
+        pg_catalog.convert_from(
+            pg_catalog.substring(t.tgargs, 1, pg_catalog.octet_length(t.tgargs) - 1), pg_catalog.getdatabaseencoding()
+        ) AS pattern
+    FROM pg_catalog.pg_trigger AS t
+    WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1
+) AS g
+JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid
+CROSS JOIN pg_catalog.unnest(
+    CASE WHEN c.relkind = 'p' OR c.relispartition THEN ARRAY['rows', 'truncate']
+    ELSE ARRAY['insert', 'update', 'delete', 'truncate', 'attach'] END
+) AS v (guard)
+LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_catalog.concat('fence_guard_', v.guard)
+    AND t.tgfoid = g.function
+    -- After ALTER TABLE OWNER the guard belongs to the previous owner, who may change it.
+    AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.oid = t.tgfoid AND p.proowner = c.relowner);
+COMMENT ON VIEW tower_fence.protected_tables IS
+    'The protected tables: one row for each trigger that a table needs. It is protected if `enabled` is A in all of them '
+    'and `missing_columns` is empty.';
+
+-- The text of a column must not depend on a setting of the session, or a row would be written under
+-- one resource and read under another: so only these types. A cast of an enumeration can be replaced
+-- by the owner of its type, the output function cannot.
+CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    part record;
+    found_column pg_attribute;
+    base oid;
+    kind "char";
+    expressions text[] := '{}';
+BEGIN
+    FOR part IN SELECT * FROM tower_fence.pattern_parts(pattern_expression.pattern) LOOP
+        IF part.column_name IS NULL THEN
+            expressions := expressions || quote_literal(part.literal);
+            CONTINUE;
+        END IF;
+        SELECT a.* INTO found_column FROM pg_attribute AS a
+        WHERE a.attrelid = pattern_expression.relation AND a.attname = part.column_name
+            AND a.attnum > 0 AND NOT a.attisdropped;
+        IF NOT FOUND THEN
+            RAISE undefined_column USING
+                MESSAGE = format('%s has no column %I', pattern_expression.relation, part.column_name);
+        ELSIF found_column.attgenerated = 'v' THEN
+            RAISE invalid_column_reference USING
+                MESSAGE = format('%I is a virtual generated column, whose value a trigger does not see', part.column_name),
+                HINT = 'Use a stored generated column of type text.';
+        END IF;
+        base := found_column.atttypid;
+        LOOP
+            SELECT t.typtype, CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE base END INTO kind, base
+            FROM pg_type AS t WHERE t.oid = base;
+            EXIT WHEN kind <> 'd';
+        END LOOP;
+        expressions := expressions || CASE
+            WHEN base = 'boolean'::regtype THEN format('%I::boolean::text', part.column_name)
+            WHEN base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype,
+                'uuid'::regtype) THEN format('%I::text', part.column_name)
+            -- Not every polymorphic function takes a domain.
+            WHEN kind = 'e' AND base <> found_column.atttypid
+                THEN format('enum_out(%I::%s)::text', part.column_name, base::regtype)
+            WHEN kind = 'e' THEN format('enum_out(%I)::text', part.column_name)
+        END;
+        IF expressions[cardinality(expressions)] IS NULL THEN
+            RAISE invalid_column_reference USING
+                MESSAGE = format('a pattern cannot use the column %I of type %s', part.column_name,
+                    format_type(found_column.atttypid, found_column.atttypmod)),
+                DETAIL = 'It can use text, varchar, integers, uuid, boolean, enumerations, and domains over them.',
+                HINT = 'Use a stored generated column of type text.';
+        END IF;
+    END LOOP;
+    RETURN format('(%s) COLLATE "C"', array_to_string(expressions, ' || '));
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
+    'The expression of SQL that fills a pattern from a row of a table.';
+
+-- The text of the function that guards a table. Its arguments are the expression of the pattern, and
+-- what stands in FROM for the rows that a statement has written, as they are now and as they were
+-- before.
+--
+-- Mostly all rows belong to one resource. So the first query compares each of them with the admitted
+-- resource of the first, and the second query looks for each resource by itself. Both are static, so
+-- that their plans are kept. Only TRUNCATE, which each partition has of its own, looks up its table.
+CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    inserted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, new_rows);
+    deleted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, old_rows);
+    -- A row that was restored from a dump may have the number of a later transaction: hence the age.
+    admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
+        'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
+    is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);
+    look CONSTANT text := $look$
+        PERFORM FROM (%1$s) AS r WHERE (r.resource = (
+            %3$s(SELECT r.resource FROM (%2$s) AS r LIMIT 1)
+        )) IS NOT TRUE;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+        SELECT true, r.resource INTO is_unfenced, unfenced
+        FROM (SELECT DISTINCT r.resource FROM (%1$s) AS r) AS r WHERE %4$s;$look$;
+BEGIN
+    RETURN format(
+        $guard$
+#variable_conflict use_column
+DECLARE
+    is_unfenced boolean;
+    unfenced text;
+BEGIN
+    IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') <> 'read committed' THEN
+        -- TRUNCATE removes rows that a stricter transaction does not see.
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_transaction_state',
+            MESSAGE = concat('at a stricter level than READ COMMITTED, rows of ', TG_RELID::regclass,
+                ' are hidden from its guard');
+    ELSIF TG_OP = 'TRUNCATE' AND row_security_active(TG_RELID) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = concat('row-level security hides rows of ', TG_RELID::regclass, ' from its guard');
+    END IF;
+    BEGIN
+        IF TG_OP = 'INSERT' THEN%1$s
+        ELSIF TG_OP = 'UPDATE' THEN%2$s
+        ELSIF TG_OP = 'DELETE' THEN%3$s
+        ELSE
+            EXECUTE concat(%4$L, TG_RELID::regclass, %5$L) INTO is_unfenced, unfenced;
+        END IF;
+    EXCEPTION WHEN undefined_column THEN
+        PERFORM tower_fence.refuse_outdated(TG_RELID::regclass, SQLERRM);
+    END;
+    IF is_unfenced THEN
+        PERFORM tower_fence.refuse_unfenced(TG_TABLE_SCHEMA, TG_TABLE_NAME, unfenced);
+    END IF;
+    RETURN NULL;
+END
+$guard$,
+        format(look, inserted, inserted, admitted, is_refused),
+        format(look, concat(inserted, ' UNION ALL ', deleted), inserted, admitted, is_refused),
+        format(look, deleted, deleted, admitted, is_refused),
+        format('SELECT true, r.resource FROM (SELECT DISTINCT %s AS resource FROM ', resource),
+        format('%s) AS r WHERE %s', table_rows, is_refused)
+    );
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, text) IS 'The body of the guard of a protected table.';
+
+CREATE FUNCTION tower_fence.unprotectable(relation regclass)
+RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+    SELECT CASE
+        WHEN c.relkind NOT IN ('r', 'p') THEN 'it is not a table'
+        WHEN c.relpersistence = 't' THEN 'it is temporary'
+        WHEN c.relnamespace = 'pg_catalog'::regnamespace THEN 'it belongs to the server'
+        WHEN c.relnamespace = (
+            SELECT f.relnamespace FROM pg_class AS f WHERE f.oid = 'tower_fence.resources'::regclass
+        ) THEN 'it belongs to the fence'
+        WHEN c.relispartition THEN concat('it is a partition: protect ', pg_partition_root(c.oid))
+        WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits AS i WHERE c.oid IN (i.inhrelid, i.inhparent))
+            THEN 'it inherits, or another table inherits from it'
+        WHEN EXISTS (
+            SELECT FROM pg_partition_tree(c.oid) AS t JOIN pg_class AS p ON p.oid = t.relid WHERE p.relkind = 'f'
+        ) THEN 'one of its partitions is a foreign table'
+    END FROM pg_class AS c WHERE c.oid = relation
+$fence$;
+COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS 'Why a table cannot be protected; null if it can.';
+
+CREATE FUNCTION tower_fence.protect(relation regclass, pattern text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    protected pg_class;
+    table_schema name;
+    table_owner name;
+    fence_schema CONSTANT regnamespace := (
+        SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass
+    );
+    reason text := tower_fence.unprotectable(protect.relation);
+    expression text;
+    sources text[];
+    guard_function text;
+    number integer;
+    made record;
+BEGIN
+    SELECT c.* INTO protected FROM pg_class AS c WHERE c.oid = protect.relation;
+    IF protected IS NULL OR protect.pattern IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'protect needs a table and a pattern';
+    ELSIF reason IS NOT NULL THEN
+        RAISE wrong_object_type USING
+            MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
+    ELSIF NOT pg_has_role(protected.relowner, 'USAGE') THEN
+        RAISE insufficient_privilege USING MESSAGE = format('must be owner of table %s', protect.relation);
+    END IF;
+    table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
+    table_owner := pg_get_userbyid(protected.relowner);
+    -- The guard has the rights of the owner.
+    IF NOT has_schema_privilege(table_owner, fence_schema, 'USAGE')
+        OR NOT has_table_privilege(table_owner, 'tower_fence.resources', 'SELECT')
+        OR NOT has_function_privilege(table_owner, 'tower_fence.refuse_unfenced(name, name, text)', 'EXECUTE')
+        OR NOT has_function_privilege(table_owner, 'tower_fence.refuse_outdated(regclass, text)', 'EXECUTE')
+    THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('%s, the owner of %s, lacks rights on the fence', table_owner, protect.relation),
+            HINT = format(
+                'GRANT USAGE ON SCHEMA %2$s TO %1$I; GRANT SELECT ON %2$s.resources TO %1$I; '
+                'GRANT EXECUTE ON FUNCTION %2$s.refuse_unfenced, %2$s.refuse_outdated TO %1$I',
+                table_owner, fence_schema
+            );
+    END IF;
+
+    expression := tower_fence.pattern_expression(protect.relation, protect.pattern);
+    sources := CASE protected.relkind
+        WHEN 'r' THEN ARRAY['fence_new', 'fence_old']
+        ELSE ARRAY(
+            SELECT format('(SELECT %s)', (
+                SELECT string_agg(DISTINCT format('%s.%I', of, p.column_name), ', ')
+                FROM tower_fence.pattern_parts(protect.pattern) AS p WHERE p.column_name IS NOT NULL
+            ))
+            FROM unnest(ARRAY['NEW', 'OLD']) WITH ORDINALITY AS o (of, place) ORDER BY o.place
+        )
+    END;
+
+    -- The function of the owner that guards the table already, or a new name.
+    guard_function := (
+        SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
+        FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
+        JOIN pg_namespace AS n ON n.oid = p.pronamespace
+        WHERE g.relation = protect.relation AND p.proowner = protected.relowner
+    );
+    WHILE guard_function IS NULL LOOP
+        guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', protected.relname)::name);
+        IF to_regprocedure(concat(guard_function, '()')) IS NOT NULL THEN
+            guard_function := NULL;
+            number := coalesce(number, 1) + 1;
+        END IF;
+    END LOOP;
+    EXECUTE format(
+        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
+        'SET search_path = pg_catalog, pg_temp AS %L',
+        guard_function,
+        tower_fence.guard_text(
+            expression,
+            format('%s AS %I', sources[1], protected.relname),
+            format('%s AS %I', sources[2], protected.relname),
+            format(' AS %I', protected.relname)
+        )
+    );
+    -- A role that may execute it may make it the trigger of another table, whose types run code of that role.
+    EXECUTE (
+        SELECT format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC%s', guard_function, string_agg(
+            concat(', ', quote_ident(pg_get_userbyid(a.grantee))), '') FILTER (WHERE a.grantee <> 0))
+        FROM pg_proc AS p, aclexplode(p.proacl) AS a
+        WHERE p.oid = format('%s()', guard_function)::regprocedure AND a.grantee <> p.proowner
+    );
+    EXECUTE format('ALTER FUNCTION %s() OWNER TO %I', guard_function, table_owner);
+
+    -- A trigger for each statement does not see what is written to a partition, or through a parent. So a
+    -- table has one more, which never fires and which keeps the table from becoming a partition or a
+    -- child; and a partitioned table has one for each row, which each of its partitions inherits. A
+    -- trigger for TRUNCATE is not inherited.
+    FOR made IN
+        SELECT protect.relation AS relation, v.name, v.event, v.scope
+        FROM (VALUES
+            ('r', 'insert', 'AFTER INSERT', 'REFERENCING NEW TABLE AS fence_new FOR EACH STATEMENT'),
+            ('r', 'update', 'AFTER UPDATE',
+                'REFERENCING NEW TABLE AS fence_new OLD TABLE AS fence_old FOR EACH STATEMENT'),
+            ('r', 'delete', 'AFTER DELETE', 'REFERENCING OLD TABLE AS fence_old FOR EACH STATEMENT'),
+            ('r', 'attach', 'AFTER DELETE', 'REFERENCING OLD TABLE AS fence_old FOR EACH ROW WHEN (false)'),
+            ('p', 'rows', 'AFTER INSERT OR UPDATE OR DELETE', 'FOR EACH ROW')
+        ) AS v (relkind, name, event, scope) WHERE v.relkind = protected.relkind
+        UNION ALL
+        SELECT t.relid, 'truncate', 'BEFORE TRUNCATE', 'FOR EACH STATEMENT' FROM (
+            SELECT protect.relation UNION SELECT p.relid FROM pg_partition_tree(protect.relation) AS p
+        ) AS t (relid)
+    LOOP
+        EXECUTE format(
+            'CREATE OR REPLACE TRIGGER fence_guard_%s %s ON %s %s EXECUTE FUNCTION %s(%L)',
+            made.name, made.event, made.relation, made.scope, guard_function, protect.pattern
+        );
+        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fence_guard_%s', made.relation, made.name);
+    END LOOP;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.protect(regclass, text) IS
+    'Makes a table refuse each statement that writes a row whose resource its transaction has not admitted. The resource '
+    'is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns of the row. For the owner of the table. '
+    'A second call replaces the pattern, and gives new partitions what they do not inherit.';
+
+CREATE FUNCTION tower_fence.unprotect(relation regclass)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    guard_function regproc := (
+        SELECT DISTINCT g.function FROM tower_fence.protected_tables AS g WHERE g.relation = unprotect.relation
+    );
+    made record;
+BEGIN
+    IF (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = unprotect.relation) THEN
+        RAISE wrong_object_type USING MESSAGE = format(
+            '%s is a partition of %s, which is protected as a whole',
+            unprotect.relation, pg_partition_root(unprotect.relation)
+        );
+    END IF;
+    -- A trigger that a partition has inherited is dropped together with the one of its parent.
+    FOR made IN
+        SELECT t.tgrelid::regclass AS relation, t.tgname FROM pg_trigger AS t
+        WHERE t.tgfoid = guard_function AND t.tgparentid = 0 AND t.tgrelid IN (
+            SELECT unprotect.relation
+            UNION SELECT p.relid FROM pg_partition_tree(unprotect.relation) AS p
+        )
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', made.tgname, made.relation);
+    END LOOP;
+    IF guard_function IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = guard_function) THEN
+        EXECUTE format('DROP FUNCTION %s()', guard_function);
+    END IF;
+    RETURN guard_function IS NOT NULL;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.unprotect(regclass) IS
+    'Removes what protect() has made. Returns false if the table was not protected.';

@@ -1,0 +1,38 @@
+-- Runs at the end of each migration: the objects of the schema belong to its owner, the guard of a
+-- protected table to the owner of the table, and PUBLIC has no right on any of them. A dump that was
+-- restored without its rights opens functions that run with the rights of their owner to every role.
+-- Changes only what the migrating role owns, and writes nothing if there is nothing to change.
+DO $fence$
+DECLARE
+    home CONSTANT oid := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass);
+    home_owner CONSTANT name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace AS n WHERE n.oid = home);
+    is_first CONSTANT boolean := current_setting('tower_fence.first_migration', true) = 'on';
+    object record;
+    grantee text;
+BEGIN
+    FOR object IN
+        SELECT concat(CASE p.prokind WHEN 'p' THEN 'PROCEDURE ' ELSE 'FUNCTION ' END, p.oid::regprocedure) AS name,
+            p.proowner AS owner, coalesce(p.proacl, acldefault('f', p.proowner)) AS rights,
+            p.pronamespace = home AS is_ours
+        FROM pg_proc AS p
+        WHERE p.pronamespace = home
+            OR p.oid IN (SELECT t.tgfoid FROM pg_trigger AS t WHERE t.tgname LIKE 'fence\_guard\_%')
+        UNION ALL
+        SELECT concat('TABLE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)), true
+        FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind IN ('r', 'p', 'v')
+    LOOP
+        CONTINUE WHEN NOT pg_has_role(object.owner, 'USAGE');
+        IF object.is_ours AND pg_get_userbyid(object.owner) <> home_owner AND pg_has_role(home_owner, 'USAGE') THEN
+            EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
+        END IF;
+        -- When they have just been made, they also have what default privileges grant.
+        FOR grantee IN
+            SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+            FROM aclexplode(object.rights) AS r
+            WHERE r.grantee = 0 OR (is_first AND object.is_ours AND r.grantee <> object.owner)
+        LOOP
+            EXECUTE format('REVOKE ALL ON %s FROM %s', object.name, grantee);
+        END LOOP;
+    END LOOP;
+END
+$fence$;

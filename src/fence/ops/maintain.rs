@@ -1,0 +1,69 @@
+//! The task that keeps the fence's tables small.
+
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::{
+    chain::Chain,
+    fence::{Fence, error::AdmitError, sql::FenceDatabase},
+    live_tokens::LiveTokens,
+    metrics,
+};
+
+/// How long a resource must not have been used before its row is removed.
+const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Removes expired idempotency keys, and the rows of resources that were not used for 90 days, now and
+    /// then every `every`, at least 1 s. It runs until it is dropped: spawn it, and abort the task at the
+    /// end. Several processes may run it at the same time.
+    ///
+    /// Rows of resources are removed as by [`remove_idle`](Self::remove_idle), which is for issuers whose
+    /// tokens grow over all resources. With another issuer, call
+    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop of your own.
+    ///
+    /// What was removed is counted in `tower_fence_removed_total`, a failure is logged and counted in
+    /// `tower_fence_maintenance_failures_total`, and the next turn tries again.
+    ///
+    /// ```no_run
+    /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {
+    /// use std::time::Duration;
+    ///
+    /// let maintenance = tokio::spawn(async move { fence.maintain(Duration::from_secs(3_600)).await });
+    /// // … serve …
+    /// maintenance.abort();
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any moment, each batch is removed as a whole, or not at all.
+    pub async fn maintain(&self, every: Duration) {
+        let mut turns = interval(every.max(Duration::from_secs(1)));
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            turns.tick().await;
+            let live = LiveTokens::default();
+            removed("keys", self.remove_expired_keys().await);
+            removed(
+                "resources",
+                self.remove_idle_below(IDLE, u64::MAX, &live).await,
+            );
+        }
+    }
+}
+
+fn removed(kind: &'static str, outcome: Result<u64, AdmitError>) {
+    match outcome {
+        Ok(0) => {}
+        Ok(count) => {
+            metrics::add("tower_fence_removed_total", "kind", kind, count);
+            tracing::info!(kind, count, "removed rows of the fence");
+        }
+        Err(error) => {
+            metrics::count_by("tower_fence_maintenance_failures_total", "kind", kind);
+            tracing::warn!(kind, error = %Chain(&error), "rows of the fence could not be removed");
+        }
+    }
+}

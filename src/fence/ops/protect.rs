@@ -1,0 +1,62 @@
+//! Protected tables: they refuse every write whose transaction has not admitted the resource of the row.
+
+use sqlx::Postgres;
+
+use crate::{
+    fence::{Fence, error::AdmitError},
+    pattern::ResourcePattern,
+};
+
+impl Fence<Postgres> {
+    /// Makes a table refuse each statement that writes a row whose resource its transaction has not
+    /// admitted: the backstop against handlers without a layer, scripts and other services. The resource
+    /// is the pattern, filled from the columns of the row.
+    ///
+    /// A column of the pattern is of type `text`, `varchar`, an integer, `uuid`, `boolean`, an enumeration,
+    /// or a domain over one of these. For others, add a stored generated column of type `text`. A second
+    /// call replaces the pattern, and gives new partitions what they do not inherit. The role owns the
+    /// table. `table` is a name as SQL has it, such as `seats` or `shop."Seats"`.
+    ///
+    /// ```no_run
+    /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_fence::ResourcePattern;
+    ///
+    /// let seat = ResourcePattern::new("show/{show_id}/seat/{seat}")?;
+    /// fence.protect("seats", &seat).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Misconfigured`] if the role does not own the table,
+    /// [`AdmitError::NotMigrated`] if the table or a column is missing; any other refusal of the database,
+    /// as for a column of another type, is the cause of [`AdmitError::Unavailable`].
+    pub async fn protect(&self, table: &str, pattern: &ResourcePattern) -> Result<(), AdmitError> {
+        let pattern = pattern.to_string();
+        self.in_transaction(async |conn, names| {
+            sqlx::query(names.sql("SELECT tower_fence.protect($1::text::regclass, $2)"))
+                .bind(table)
+                .bind(&pattern)
+                .execute(conn)
+                .await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Removes what [`protect`](Self::protect) has made. False if the table was not protected.
+    ///
+    /// # Errors
+    ///
+    /// As [`protect`](Self::protect).
+    pub async fn unprotect(&self, table: &str) -> Result<bool, AdmitError> {
+        self.in_transaction(async |conn, names| {
+            sqlx::query_scalar(names.sql("SELECT tower_fence.unprotect($1::text::regclass)"))
+                .bind(table)
+                .fetch_one(conn)
+                .await
+        })
+        .await
+    }
+}

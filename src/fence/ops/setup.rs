@@ -1,0 +1,156 @@
+//! Making the fence's tables in a database, and checking that they can be used.
+
+use std::sync::Arc;
+
+use sqlx::migrate::MigrateError;
+
+use crate::{
+    chain::Chain,
+    fence::{
+        Fence,
+        error::AdmitError,
+        fault::Failure,
+        sql::{FenceDatabase, Fitness, Names, TransactionId},
+        tx::{StandaloneStatement, Transaction},
+    },
+    token::Resource,
+};
+
+impl<DB: FenceDatabase> Fence<DB> {
+    /// Makes the fence's tables and functions, or brings them up to date: on Postgres in the schema
+    /// `tower_fence`, which it also makes, or in another [`schema`](Self::schema). Safe to call at each
+    /// start: if they are current, it only reads, and needs no right to create anything. On Postgres
+    /// each call also gives the objects to the owner of the schema and revokes what `PUBLIC` may do
+    /// with them, if the role owns them: a dump without rights opens them to every role. It waits at
+    /// most 10 s for a lock.
+    ///
+    /// # Errors
+    ///
+    /// sqlx's error, if the database cannot be reached or refuses, if it is older than Postgres 14 or
+    /// its encoding is not UTF8, if it does not show its timeline (see
+    /// [`failover_detection`](Self::failover_detection)), or if the fence cannot be used afterwards
+    /// (see [`check`](Self::check)).
+    pub async fn migrate(&self) -> Result<(), MigrateError> {
+        let mut conn = self.get_pool().acquire().await?;
+        if DB::HAS_SERVER {
+            // It keeps the settings of the migration.
+            conn.close_on_drop();
+        }
+        DB::migrate(&mut conn, &self.names, self.failover_detection).await?;
+        match DB::check(&mut conn, &self.names).await? {
+            Fitness::Misconfigured(reason) => Err(sqlx::Error::Configuration(reason.into()).into()),
+            Fitness::Fit | Fitness::NotMigrated => Ok(()),
+        }
+    }
+
+    /// Checks that the fence in the database can be used: its tables are there, `PUBLIC` may execute
+    /// no function that has the rights of its owner, and no row-level security hides rows of its
+    /// tables. The first use of a fence checks the same.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Misconfigured`] says what has to be changed, [`AdmitError::NotMigrated`] that
+    /// tables are missing; otherwise as [`inspect`](Self::inspect).
+    pub async fn check(&self) -> Result<(), AdmitError> {
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let names = Arc::clone(&self.names);
+        let fitness = transaction.run(async |conn| DB::check(conn, &names).await);
+        Ok(fitness.await?.into_result()?)
+    }
+
+    /// All that [`migrate`](Self::migrate) brings to an empty database, as one script, for teams that
+    /// migrate with another tool, in this fence's [`schema`](Self::schema). Apply it in one transaction. It
+    /// writes the history of the migrations as well, so that `migrate` finds the tables current afterwards.
+    /// Only the settings of the fence are read: it needs no connection.
+    ///
+    /// ```
+    /// # #[cfg(feature = "postgres")]
+    /// # fn print() -> sqlx::Result<()> {
+    /// use sqlx::PgPool;
+    /// use tower_fence::Fence;
+    ///
+    /// let fence = Fence::new(PgPool::connect_lazy("postgres://")?);
+    /// println!("{}", fence.schema_sql());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn schema_sql(&self) -> String {
+        DB::schema_sql(&self.names, self.failover_detection)
+    }
+
+    /// Reads `max_token`, the highest stale token of a resource; `None` if there is none. For a
+    /// resource without a row that is the floor of its partition; see
+    /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, more tokens are
+    /// stale on a resource that was not used since: see [`after_failover`](Self::after_failover).
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
+    pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
+        // In a transaction, since a pooler in between gives each one a server of its own.
+        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+        let names = self.names(&mut transaction).await?;
+        let read = transaction.run(async |conn| DB::max_token(conn, &names, resource).await);
+        Ok(read.await?)
+    }
+
+    /// Ends a transaction that a task of the application keeps although its request has ended, so that
+    /// the fence can be raised. If that fails, the limits of the transaction end it.
+    pub(crate) async fn terminate(&self, id: Option<TransactionId>) {
+        let Some(id) = id else { return };
+        let terminate = async {
+            StandaloneStatement::ready(&self.connections, self.limits)
+                .await?
+                .run(async |conn| DB::terminate(conn, id).await)
+                .await
+        };
+        if let Err(Failure { cause, .. }) = terminate.await {
+            tracing::error!(error = %Chain(&cause), "an escaped transaction was not ended");
+        }
+    }
+
+    /// The names of the fence, for a transaction. The first use checks that the fence can be used.
+    pub(super) async fn names(
+        &self,
+        transaction: &mut Transaction<DB>,
+    ) -> Result<Arc<Names>, Failure> {
+        if self.checked.get().is_none() {
+            let check = async |conn: &mut DB::Connection| Ok(self.checked_names(conn).await);
+            transaction.run(check).await??;
+        }
+        Ok(Arc::clone(&self.names))
+    }
+
+    /// The same on a connection, the caller's for example.
+    pub(super) async fn checked_names(
+        &self,
+        conn: &mut DB::Connection,
+    ) -> Result<Arc<Names>, Failure> {
+        if self.checked.get().is_none() {
+            DB::check(conn, &self.names).await?.into_result()?;
+            // Another task may have set it.
+            _ = self.checked.set(());
+        }
+        Ok(Arc::clone(&self.names))
+    }
+
+    /// The same without a transaction.
+    pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
+        if self.checked.get().is_none() {
+            let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
+            self.names(&mut transaction).await?;
+        }
+        Ok(Arc::clone(&self.names))
+    }
+}
+
+impl Fitness {
+    fn into_result(self) -> Result<(), Failure> {
+        match self {
+            Self::Fit => Ok(()),
+            Self::NotMigrated => Err(Failure::not_migrated()),
+            Self::Misconfigured(reason) => Err(sqlx::Error::Configuration(reason.into()).into()),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The names of the fence's tables and functions in a database.
+//!
+//! Every statement names their schema. An application may change `search_path` in its transactions,
+//! leave it changed on a connection, or have a temporary table of the same name: the statement still
+//! reads the fence's own rows.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
+
+/// What stands before each name in the texts of statements and migrations.
+const WRITTEN: &str = "tower_fence.";
+
+/// The names in one database, and the texts of the statements that use them.
+pub(crate) struct Names {
+    /// `tower_fence.`, or what stands in its place.
+    prefix: Box<str>,
+    /// By the address of the text as it is written, which is that of a constant.
+    texts: RwLock<HashMap<usize, Arc<str>>>,
+}
+
+impl Names {
+    pub(in crate::fence) fn new(prefix: impl Into<Box<str>>) -> Self {
+        Self {
+            prefix: prefix.into(),
+            texts: RwLock::default(),
+        }
+    }
+
+    /// The text of a statement that is written with the prefix `tower_fence.`.
+    pub(in crate::fence) fn sql(&self, written: &'static str) -> SqlStr {
+        if &*self.prefix == WRITTEN {
+            return written.into_sql_str();
+        }
+        let address = written.as_ptr() as usize;
+        let texts = self.texts.read().unwrap_or_else(PoisonError::into_inner);
+        let known = texts.get(&address).cloned();
+        drop(texts);
+        let text = known.unwrap_or_else(|| {
+            let text: Arc<str> = self.apply(written).into();
+            let mut texts = self.texts.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(texts.entry(address).or_insert(text))
+        });
+        AssertSqlSafe(text).into_sql_str()
+    }
+
+    /// A text that is written with the prefix `tower_fence.`, with the prefix of this database.
+    pub(in crate::fence) fn apply(&self, written: &str) -> String {
+        written.replace(WRITTEN, &self.prefix)
+    }
+
+    pub(in crate::fence) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_gets_the_prefix_of_its_database() {
+        const WRITTEN: &str = "SELECT 1 FROM tower_fence.floors, tower_fence.epochs";
+        let names = Names::new("shop.");
+        for _ in 0..2 {
+            let text = names.sql(WRITTEN);
+            assert_eq!(text.as_str(), "SELECT 1 FROM shop.floors, shop.epochs");
+        }
+        assert_eq!(names.texts.read().unwrap().len(), 1);
+        assert_eq!(Names::new("tower_fence.").sql(WRITTEN).as_str(), WRITTEN);
+    }
+}

@@ -1,0 +1,95 @@
+//! The admission of a token.
+//!
+//! One prepared statement admits the token of a resource that has a row, and sets the limits of the
+//! transaction. On a miss (the first write to a resource, a stale token, a failover) the function
+//! `try_admit` decides.
+
+use sqlx::{PgConnection, SqlStr};
+
+use super::transaction::{Settings, millis};
+use crate::fence::sql::{Admission, Admit, Dead, Names, TransactionId};
+
+/// The settings of the transaction, from the fourth argument on. The subquery depends on no row, so
+/// it is evaluated before the row is locked: `lock_timeout` bounds that wait. Statements of their own
+/// for these settings would cost more than the admission.
+macro_rules! admit {
+    ($also:literal) => {
+        concat!(
+            "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP, \
+             admitted_by = pg_catalog.pg_current_xact_id() \
+             WHERE resource = $1 AND max_token < $2 AND history = tower_fence.current_history()",
+            $also,
+            " AND (SELECT pg_catalog.set_config('lock_timeout', $4, true) \
+             || pg_catalog.set_config('statement_timeout', $5, true) \
+             || pg_catalog.set_config('idle_in_transaction_session_timeout', $6, true) \
+             || pg_catalog.set_config('client_connection_check_interval', $7, true) \
+             || CASE WHEN $8 <> '' THEN pg_catalog.set_config('transaction_timeout', $8, true) ELSE '' END \
+             || CASE WHEN $9 AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
+                 THEN pg_catalog.set_config('synchronous_commit', 'on', true) ELSE '' END) IS NOT NULL \
+             RETURNING admitted_by::text::bigint"
+        )
+    };
+}
+
+/// As [`Backend::admit`](crate::fence::sql::Backend::admit).
+pub(super) async fn admit(
+    conn: &mut PgConnection,
+    names: &Names,
+    admit: Admit<'_>,
+) -> sqlx::Result<Admission> {
+    const ADMIT: &str = admit!("");
+    const TRY: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced, \
+         pg_catalog.pg_current_xact_id_if_assigned()::text::bigint FROM tower_fence.try_admit($1, $2, $3) AS a";
+    if let Some(id) = update(conn, names.sql(ADMIT), admit).await? {
+        return Ok(Admission::Admitted(Some(id)));
+    }
+    let answer: (String, i64, bool, bool, Option<i64>) = sqlx::query_as(names.sql(TRY))
+        .bind(admit.resource.as_str())
+        .bind(admit.token.get())
+        .bind(admit.raised_to() < admit.token.get())
+        .fetch_one(conn)
+        .await?;
+    let (outcome, max_token, by_floor, announced, id) = answer;
+    Ok(match &*outcome {
+        "admitted" => Admission::Admitted(id.map(TransactionId)),
+        "stale" => Admission::Stale(Dead {
+            max_token,
+            by_floor,
+            announced,
+        }),
+        _ => Admission::Behind,
+    })
+}
+
+/// As [`Backend::admit_early`](crate::fence::sql::Backend::admit_early).
+pub(super) async fn admit_early(
+    conn: &mut PgConnection,
+    names: &Names,
+    admit: Admit<'_>,
+) -> sqlx::Result<Admission> {
+    const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");
+    let updated = update(conn, names.sql(ADMIT_EARLY), admit).await?;
+    Ok(updated.map_or(Admission::Behind, |id| Admission::Admitted(Some(id))))
+}
+
+async fn update(
+    conn: &mut PgConnection,
+    sql: SqlStr,
+    admit: Admit<'_>,
+) -> sqlx::Result<Option<TransactionId>> {
+    let settings = Settings::of(admit.limits, conn.server_version_num());
+    let text = |ms: u128| ms.to_string();
+    let id = sqlx::query_scalar(sql)
+        .bind(admit.resource.as_str())
+        .bind(admit.token.get())
+        .bind(admit.raised_to())
+        .bind(text(millis(admit.limits.lock_wait)))
+        .bind(text(settings.statement_ms))
+        .bind(text(settings.idle_ms))
+        .bind(text(settings.connection_check_ms))
+        .bind(settings.transaction_ms.map(text).unwrap_or_default())
+        .bind(admit.limits.durable)
+        .fetch_optional(conn)
+        .await?;
+    Ok(id.map(TransactionId))
+}

@@ -1,0 +1,55 @@
+//! Whether the fence in a database can be used.
+
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
+
+use crate::fence::sql::{Fitness, Names};
+
+/// Everything that makes a fence unfit, in one statement that needs no right: whether the tables are
+/// there, whether the role may use their schema, functions with the rights of their owner that
+/// `PUBLIC` may execute, the guards of protected tables among them, as a dump without rights leaves
+/// them, and policies that hide rows.
+const CHECK: &str = "SELECT \
+    n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
+    EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = n.oid AND p.proname = 'try_admit') \
+        AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relname = 'resources') \
+        AS is_migrated, \
+    (SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_catalog.pg_proc AS p \
+        WHERE (p.pronamespace = n.oid OR p.oid IN (SELECT t.tgfoid FROM pg_catalog.pg_trigger AS t \
+                WHERE t.tgname LIKE 'fence\\_guard\\_%')) \
+            AND n.oid IS NOT NULL AND p.prosecdef \
+            AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')) AS open_functions, \
+    (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \
+        WHERE t.relnamespace = n.oid AND t.relrowsecurity \
+            AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables \
+    FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
+
+/// As [`Backend::check`](crate::fence::sql::Backend::check).
+pub(super) async fn check(conn: &mut PgConnection, names: &Names) -> sqlx::Result<Fitness> {
+    let schema = names.prefix().trim_end_matches('.');
+    // One message, which needs no transaction if a pooler stands in between.
+    let sql = CHECK.replace("{schema}", schema);
+    let row = conn.fetch_one(AssertSqlSafe(sql)).await?;
+    if !row.try_get("is_migrated")? {
+        return Ok(Fitness::NotMigrated);
+    }
+    if row.try_get("is_denied")? {
+        let denied = format!(
+            "the role lacks USAGE on the schema {schema}, which has the tables of the fence"
+        );
+        return Ok(Fitness::Misconfigured(denied));
+    }
+    let open: Option<String> = row.try_get("open_functions")?;
+    if let Some(open) = open {
+        return Ok(Fitness::Misconfigured(format!(
+            "PUBLIC may execute {open}, which run with the rights of their owner: \
+             call `Fence::migrate` as the owner, which revokes that"
+        )));
+    }
+    let hidden: Option<String> = row.try_get("hidden_tables")?;
+    if let Some(hidden) = hidden {
+        return Ok(Fitness::Misconfigured(format!(
+            "row-level security hides rows of {hidden} in the schema {schema}: disable it on the tables of the fence"
+        )));
+    }
+    Ok(Fitness::Fit)
+}

@@ -1,0 +1,134 @@
+//! Idempotency keys: a key is claimed, or its response found, in the statement that admits the token.
+
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Row, postgres::PgRow};
+
+use super::transaction::{Settings, millis};
+use crate::fence::sql::{
+    Admission, ClaimOfKey, Claiming, Dead, Names, Record, RecordId, StoredResponse, TransactionId,
+};
+
+/// As [`Backend::admit_once`](crate::fence::sql::Backend::admit_once).
+pub(super) async fn admit_once(
+    conn: &mut PgConnection,
+    names: &Names,
+    claim: ClaimOfKey<'_>,
+) -> sqlx::Result<Claiming> {
+    // An argument of the function depends on the settings, so they are made before it runs.
+    const CLAIM: &str = "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (\
+             SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
+                 || pg_catalog.set_config('statement_timeout', $11, true) \
+                 || pg_catalog.set_config('idle_in_transaction_session_timeout', $12, true) \
+                 || pg_catalog.set_config('client_connection_check_interval', $13, true) \
+                 || CASE WHEN $14 <> '' THEN pg_catalog.set_config('transaction_timeout', $14, true) ELSE '' END) \
+                 IS NOT NULL AS made OFFSET 0\
+         ) AS settings, LATERAL tower_fence.admit_once(\
+             CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9\
+         ) AS a";
+    let admit = claim.admit;
+    let settings = Settings::of(admit.limits, conn.server_version_num());
+    let text = |ms: u128| ms.to_string();
+    let key_wait = admit.limits.key_wait.unwrap_or(admit.limits.lock_wait);
+    let row = sqlx::query(names.sql(CLAIM))
+        .bind(&claim.id.scope[..])
+        .bind(&claim.id.key)
+        .bind(&claim.fingerprint[..])
+        .bind(claim.ttl_ms)
+        .bind(text(millis(admit.limits.lock_wait)))
+        .bind(claim.early)
+        .bind(admit.resource.as_str())
+        .bind(admit.token.get())
+        .bind(admit.raised_to() < admit.token.get())
+        .bind(text(millis(key_wait)))
+        .bind(text(settings.statement_ms))
+        .bind(text(settings.idle_ms))
+        .bind(text(settings.connection_check_ms))
+        .bind(settings.transaction_ms.map(text).unwrap_or_default())
+        .fetch_one(conn)
+        .await?;
+    claiming(&row)
+}
+
+fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
+    let admission = match row.try_get("outcome")? {
+        "found" => {
+            let fingerprint: Option<Vec<u8>> = row.try_get("found_fingerprint")?;
+            let (status, headers, body) = (
+                row.try_get("status")?,
+                row.try_get("headers")?,
+                row.try_get("body")?,
+            );
+            let record = |fingerprint| Record::of((fingerprint, status, headers, body));
+            return Ok(Claiming::Found(fingerprint.map(record)));
+        }
+        "early" => return Ok(Claiming::TooEarly),
+        "admitted" => {
+            let id: Option<i64> = row.try_get("id")?;
+            Admission::Admitted(id.map(TransactionId))
+        }
+        "stale" => Admission::Stale(Dead {
+            max_token: row.try_get("max_token")?,
+            by_floor: row.try_get("by_floor")?,
+            announced: row.try_get("announced")?,
+        }),
+        _ => Admission::Behind,
+    };
+    let role = row.try_get("role")?;
+    Ok(Claiming::Claimed { role, admission })
+}
+
+/// As [`Backend::find_record`](crate::fence::sql::Backend::find_record).
+pub(super) async fn find(
+    conn: &mut PgConnection,
+    names: &Names,
+    id: &RecordId,
+) -> sqlx::Result<Option<Record>> {
+    const FIND: &str = "SELECT f.fingerprint, f.status, f.headers, f.body FROM tower_fence.find_response($1, $2) AS f";
+    let row = sqlx::query_as(names.sql(FIND))
+        .bind(&id.scope[..])
+        .bind(&id.key)
+        .fetch_optional(conn)
+        .await?;
+    Ok(row.map(Record::of))
+}
+
+/// As [`Backend::restore_role`](crate::fence::sql::Backend::restore_role).
+pub(super) async fn restore_role(conn: &mut PgConnection, role: &str) -> sqlx::Result<()> {
+    // A statement's rights are checked before it runs, so this takes one of its own.
+    let role = match role {
+        "none" => "NONE".to_owned(),
+        role => format!("\"{}\"", role.replace('"', "\"\"")),
+    };
+    let sql = format!("SET LOCAL ROLE {role}");
+    conn.execute(AssertSqlSafe(sql)).await?;
+    Ok(())
+}
+
+/// As [`Backend::store_response`](crate::fence::sql::Backend::store_response).
+pub(super) async fn store(
+    conn: &mut PgConnection,
+    names: &Names,
+    id: &RecordId,
+    response: &StoredResponse,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar(names.sql("SELECT tower_fence.store_response($1, $2, $3, $4, $5)"))
+        .bind(&id.scope[..])
+        .bind(&id.key)
+        .bind(response.status.cast_signed())
+        .bind(&response.headers)
+        .bind(&response.body[..])
+        .fetch_one(conn)
+        .await
+}
+
+/// As [`Backend::remove_expired`](crate::fence::sql::Backend::remove_expired).
+pub(super) async fn remove_expired(
+    conn: &mut PgConnection,
+    names: &Names,
+    at_most: u32,
+) -> sqlx::Result<u64> {
+    let removed: i32 = sqlx::query_scalar(names.sql("SELECT tower_fence.remove_expired_keys($1)"))
+        .bind(i32::try_from(at_most).unwrap_or(i32::MAX))
+        .fetch_one(conn)
+        .await?;
+    Ok(removed.unsigned_abs().into())
+}

@@ -1,0 +1,76 @@
+//! The migrations in Postgres.
+
+use sqlx::{AssertSqlSafe, Executor, PgConnection, migrate::MigrateError};
+
+use crate::fence::sql::{Names, migrations};
+
+/// What sets owners and rights at the end of each migration.
+const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
+
+/// A table of the last step that a first migration takes.
+const LAST_TABLE: &str = "bypasses";
+
+/// As [`Backend::migrate`](crate::fence::sql::Backend::migrate).
+pub(super) async fn migrate(
+    conn: &mut PgConnection,
+    names: &Names,
+    failover_detection: bool,
+) -> Result<(), MigrateError> {
+    let schema = names.prefix().trim_end_matches('.');
+    // For rows and tables, and for the advisory lock under which sqlx migrates: any role can take it.
+    conn.execute("SET lock_timeout = '10s'").await?;
+    let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
+    // A first migration that failed half-way has left the history, and perhaps some tables.
+    let has = async |conn: &mut PgConnection, table: &str| {
+        let table = exists(&format!("to_regclass('{schema}.{table}')"));
+        let found = conn.fetch_optional(AssertSqlSafe(table)).await?;
+        Ok::<_, sqlx::Error>(found.is_some())
+    };
+    let has_history = has(conn, "migrations").await?;
+    if !has(conn, LAST_TABLE).await? {
+        // IF NOT EXISTS needs the right to create a schema even if there is one.
+        let found = exists(&format!("to_regnamespace('{schema}')"));
+        if conn.fetch_optional(AssertSqlSafe(found)).await?.is_none() {
+            let create = format!("CREATE SCHEMA IF NOT EXISTS {schema}");
+            conn.execute(AssertSqlSafe(create)).await?;
+        }
+        conn.execute(AssertSqlSafe(format!(
+            "SET {schema}.first_migration = 'on'; SET {schema}.failover_detection = '{}'",
+            if failover_detection { "on" } else { "off" }
+        )))
+        .await?;
+    }
+    migrations::migrate(conn, has_history, names, migrations::POSTGRES).await?;
+    conn.execute(AssertSqlSafe(names.apply(RIGHTS))).await?;
+    Ok(())
+}
+
+/// As [`Backend::schema_sql`](crate::fence::sql::Backend::schema_sql).
+pub(super) fn script(names: &Names, failover_detection: bool) -> String {
+    const HISTORY: &str = "    version BIGINT PRIMARY KEY,
+    description TEXT NOT NULL,
+    installed_on TIMESTAMPTZ NOT NULL DEFAULT now(),
+    success BOOLEAN NOT NULL,
+    checksum BYTEA NOT NULL,
+    execution_time BIGINT NOT NULL";
+    let schema = names.prefix().trim_end_matches('.');
+    let steps = migrations::script(
+        names,
+        migrations::POSTGRES,
+        HISTORY,
+        ["decode('", "', 'hex')"],
+    );
+    // IF NOT EXISTS needs the right to create a schema even if there is one.
+    let create = format!(
+        "DO $fence$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $fence$;\n"
+    );
+    let detection = match failover_detection {
+        true => String::new(),
+        false => format!("SELECT set_config('{schema}.failover_detection', 'off', true);\n"),
+    };
+    format!(
+        "{create}{detection}{steps}\n\
+         SELECT set_config('{schema}.first_migration', 'on', true);\n{}",
+        names.apply(RIGHTS)
+    )
+}

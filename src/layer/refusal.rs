@@ -1,0 +1,418 @@
+//! Why the layer refused a request, and how that is answered.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::response::{IntoResponse, Response};
+
+use super::{
+    refusal_log,
+    resource::{ResourceError, Resources},
+    stored::UnstorableResponse,
+};
+pub use crate::body::BodyError;
+use crate::{
+    chain::Chain,
+    feed,
+    fence::{AdmitError, Claim, CommitError, Fault, HandlerFault, OnceError, StaleToken},
+    header::MalformedToken,
+    idempotency::InvalidKey,
+    metrics,
+    pattern::FillError,
+    problem::{Problem, ProblemType},
+    token::Resource,
+    token_keys::Forged,
+};
+
+/// Why the layer refused a request.
+///
+/// Answered as problem+json. It also goes into the extensions of the response, so that a layer
+/// outside can count it or restyle the answer:
+///
+/// ```
+/// use axum::response::Response;
+/// use tower_fence::layer::Refusal;
+///
+/// fn is_stale(response: &Response) -> bool {
+///     let refusal = response.extensions().get::<Refusal>();
+///     refusal.is_some_and(|refusal| refusal.stale().is_some())
+/// }
+/// ```
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A write without a token.
+    #[error("an unsafe method needs a fencing token")]
+    TokenRequired,
+    /// The field is malformed.
+    #[error(transparent)]
+    Malformed(#[from] MalformedToken),
+    /// A write to several resources, and no token for one of them.
+    #[error("the request needs a fencing token for {0}, too")]
+    TokenMissing(Resource),
+    /// The token was made for a resource that the request does not name.
+    #[error("the token is for {token_resource}, the request for {resources}")]
+    WrongResource {
+        /// The resources of the request.
+        resources: Resources,
+        /// The resource of the token.
+        token_resource: Resource,
+    },
+    /// The request has no resource.
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
+    /// The token was not signed by the issuer; see [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The client
+    /// is not told why.
+    #[error("the fencing token was not signed by the issuer")]
+    Forged(#[source] Forged),
+    /// The token's epoch was never handed out by this database; see
+    /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
+    #[error("this database never handed out the epoch of token {} for {}", .0.token, .0.resource)]
+    UnknownEpoch(Claim),
+    /// Another `FenceLayer` has admitted this request already; this one would wait for its lock.
+    #[error("there are two fences around this handler; a request passes one `FenceLayer`")]
+    TwoLayers,
+    /// A write without an idempotency key, where the layer requires one.
+    #[error("this write needs an idempotency key")]
+    KeyRequired,
+    /// The idempotency key is malformed.
+    #[error(transparent)]
+    MalformedKey(#[from] InvalidKey),
+    /// The request has an idempotency key and cookies, and no `Authorization`: the layer cannot tell to which principal
+    /// the key belongs; see [`Idempotency::principal`](super::Idempotency::principal).
+    #[error(
+        "a request with an idempotency key and cookies needs an `Authorization` field, unless the service identifies \
+         its principals otherwise"
+    )]
+    PrincipalRequired,
+    /// The idempotency key was used for another request.
+    #[error("the idempotency key was used for another method, path, resource or body")]
+    KeyMismatch,
+    /// A request with this idempotency key is under way.
+    #[error("a request with this idempotency key is under way")]
+    KeyInFlight,
+    /// The response could not be stored, so the write was rolled back.
+    #[error(transparent)]
+    Unstorable(#[from] UnstorableResponse),
+    /// The body could not be read.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    /// The token was not admitted, or the fence could not be raised after the handler failed.
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
+    /// The hook at BEGIN failed; see [`FenceLayer::on_begin`](super::FenceLayer::on_begin).
+    #[error("the hook at BEGIN failed")]
+    OnBegin(#[source] Arc<sqlx::Error>),
+    /// The hook at BEGIN took longer than the hold limit.
+    #[error("the hook at BEGIN took longer than {0:?}")]
+    OnBeginTimeout(Duration),
+    /// The handler took longer than the hold limit.
+    #[error("the handler took longer than {0:?}")]
+    HandlerTimeout(Duration),
+    /// The handler answered a success without having written, behind a deferred layer.
+    #[error("the handler answered without having used its `PendingWrite`")]
+    NotWritten,
+    /// The transaction was not committed, or is not known to be.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+}
+
+impl Refusal {
+    /// The stale token, where that is the reason.
+    #[must_use]
+    pub const fn stale(&self) -> Option<&StaleToken> {
+        match self {
+            Self::Admit(AdmitError::Stale(stale)) => Some(stale),
+            _ => None,
+        }
+    }
+
+    /// The type of problem it is answered with.
+    #[must_use]
+    pub fn problem_type(&self) -> ProblemType {
+        match self {
+            Self::TokenRequired | Self::TokenMissing(_) => ProblemType::TokenRequired,
+            Self::Malformed(_) => ProblemType::MalformedToken,
+            Self::WrongResource { .. } => ProblemType::WrongResource,
+            Self::Resource(error) => match error {
+                ResourceError::Invalid(_)
+                | ResourceError::Unparsed(_)
+                | ResourceError::Pattern(FillError::Separator { .. })
+                | ResourceError::Nothing => ProblemType::InvalidRequest,
+                ResourceError::NoRoute => ProblemType::UnknownRoute,
+                ResourceError::NoPathParam { .. }
+                | ResourceError::PathParamTwice { .. }
+                | ResourceError::Pattern(_) => ProblemType::Misconfigured,
+                ResourceError::Unavailable => ProblemType::StoreUnavailable,
+            },
+            Self::Forged(_) => ProblemType::ForgedToken,
+            Self::UnknownEpoch(_) => ProblemType::UnknownEpoch,
+            Self::OnBegin(error) => of_statement(error),
+            Self::OnBeginTimeout(_) => ProblemType::HandlerTimeout,
+            Self::TwoLayers | Self::NotWritten => ProblemType::Misconfigured,
+            Self::KeyRequired => ProblemType::IdempotencyKeyRequired,
+            Self::MalformedKey(_) => ProblemType::MalformedIdempotencyKey,
+            Self::PrincipalRequired => ProblemType::IdempotencyPrincipalRequired,
+            Self::KeyMismatch => ProblemType::IdempotencyMismatch,
+            Self::KeyInFlight => ProblemType::IdempotencyInFlight,
+            Self::Unstorable(_) => ProblemType::ResponseNotStored,
+            Self::Body(error) => error.problem_type(),
+            Self::Admit(error) => match error {
+                AdmitError::Stale(_) => ProblemType::StaleToken,
+                AdmitError::Busy(_) => ProblemType::FenceBusy,
+                AdmitError::Unavailable(_) => ProblemType::StoreUnavailable,
+                AdmitError::NoResource
+                | AdmitError::NotMigrated(_)
+                | AdmitError::Misconfigured(_) => ProblemType::Misconfigured,
+            },
+            Self::HandlerTimeout(_) => ProblemType::HandlerTimeout,
+            Self::Commit(error) => match error {
+                CommitError::Aborted(_) | CommitError::Unfinished | CommitError::Unrecorded => {
+                    ProblemType::TransactionAborted
+                }
+                CommitError::Unfenced(_) => ProblemType::UnfencedWrite,
+                CommitError::Unavailable(_) => ProblemType::StoreUnavailable,
+                CommitError::Busy(_) => ProblemType::FenceBusy,
+                CommitError::Escaped => ProblemType::TransactionEscaped,
+                CommitError::OutcomeUnknown(_) => ProblemType::OutcomeUnknown,
+            },
+        }
+    }
+
+    /// Writes one line about the refusal. Sources go to the log, never to the client.
+    fn log(&self) {
+        let problem = self.problem_type().name();
+        if let Some(stale) = self.stale() {
+            if stale.used {
+                refusal_log::used(stale);
+            } else {
+                refusal_log::stale(stale);
+            }
+        } else if matches!(self, Self::Forged(_)) {
+            // Where the token was verified, a line was written, of a storm of them one a second.
+        } else if matches!(self, Self::PrincipalRequired) {
+            tracing::error!(
+                problem,
+                "a request with an idempotency key has cookies and no `Authorization`: name its principal with \
+                 `Idempotency::principal`"
+            );
+        } else if self.problem_type().status().is_server_error() {
+            tracing::error!(problem, error = %Chain(self), "refused a write");
+        } else {
+            tracing::info!(problem, error = %self, "refused a write");
+        }
+    }
+}
+
+/// Why a token was refused, as a label.
+const fn why(stale: &StaleToken) -> &'static str {
+    if stale.by_floor {
+        "floor"
+    } else if stale.used {
+        "used"
+    } else {
+        "superseded"
+    }
+}
+
+/// The type of problem that the failure of an application's statement is answered with.
+pub(super) fn of_statement(error: &sqlx::Error) -> ProblemType {
+    match Fault::of(error).of_handler() {
+        HandlerFault::Busy => ProblemType::FenceBusy,
+        HandlerFault::Unavailable => ProblemType::StoreUnavailable,
+        HandlerFault::Unfenced => ProblemType::UnfencedWrite,
+        HandlerFault::Own => ProblemType::TransactionAborted,
+    }
+}
+
+impl From<OnceError> for Refusal {
+    fn from(error: OnceError) -> Self {
+        match error {
+            OnceError::Mismatch => Self::KeyMismatch,
+            OnceError::InFlight => Self::KeyInFlight,
+            OnceError::Admit(error) => error.into(),
+        }
+    }
+}
+
+impl From<&Refusal> for Problem {
+    fn from(refusal: &Refusal) -> Self {
+        let problem = Self::new(refusal.problem_type()).detail(refusal.to_string());
+        match refusal {
+            Refusal::Admit(AdmitError::Stale(stale)) => {
+                let problem = problem
+                    .member("resource", stale.resource.as_str())
+                    .member("presented_token", stale.presented_token.get())
+                    .member("max_token", stale.max_token);
+                if stale.by_floor {
+                    problem.member("by_floor", true)
+                } else if stale.used {
+                    let detail = format!(
+                        "{stale}; renew the lease with a new token, or have the service admit reusable tokens"
+                    );
+                    problem.member("used", true).detail(detail)
+                } else {
+                    problem
+                }
+            }
+            Refusal::TokenMissing(resource) => problem.member("resource", resource.as_str()),
+            Refusal::Resource(ResourceError::Invalid(_) | ResourceError::Nothing) => {
+                problem.member("field", "resource")
+            }
+            Refusal::Resource(
+                ResourceError::Unparsed(name)
+                | ResourceError::Pattern(FillError::Separator {
+                    parameter: name, ..
+                }),
+            ) => problem.member("field", name.as_str()),
+            Refusal::UnknownEpoch(claim) => problem
+                .member("resource", claim.resource.as_str())
+                .member("presented_token", claim.token.get()),
+            Refusal::Body(error) => Self::from(error),
+            Refusal::KeyInFlight => problem.retry_after(Duration::from_secs(1)),
+            _ if problem.status_code().as_u16() == 503 => {
+                problem.retry_after(Duration::from_secs(1))
+            }
+            _ => problem,
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        self.log();
+        let problem = self.problem_type().name();
+        metrics::refused(problem, self.stale().map(why));
+        match &self {
+            Self::Admit(AdmitError::Stale(stale)) => feed::stale(stale),
+            // Told of where the token was verified.
+            Self::Forged(_) => {}
+            _ => feed::refused(problem, None),
+        }
+        if matches!(self, Self::Commit(_)) {
+            metrics::count_by("tower_fence_commit_failures_total", "problem", problem);
+        }
+        let mut response = Problem::from(&self).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::token::{Resource, Token};
+
+    fn members(refusal: &Refusal) -> Value {
+        serde_json::to_value(Problem::from(refusal)).unwrap()
+    }
+
+    fn stale(by_floor: bool, used: bool) -> StaleToken {
+        StaleToken {
+            resource: Resource::new("a").unwrap(),
+            presented_token: Token::MIN,
+            max_token: 4,
+            by_floor,
+            used,
+        }
+    }
+
+    fn asks_again_after(refusal: Refusal) -> Option<Value> {
+        let response = refusal.into_response();
+        let after = response.headers().get(header::RETRY_AFTER)?;
+        Some(after.to_str().unwrap().into())
+    }
+
+    #[cfg(feature = "openapi")]
+    #[test]
+    fn each_refusal_has_the_members_of_its_schema() {
+        use crate::token::InvalidResource;
+
+        let resource = || Resource::new("a").unwrap();
+        for refusal in [
+            Refusal::TokenRequired,
+            Refusal::TokenMissing(resource()),
+            Refusal::from(AdmitError::Stale(stale(false, false))),
+            Refusal::from(AdmitError::Stale(stale(true, false))),
+            Refusal::from(AdmitError::Stale(stale(false, true))),
+            Refusal::UnknownEpoch(Claim::new(resource(), Token::MIN)),
+            Refusal::Resource(ResourceError::Nothing),
+            Refusal::Resource(ResourceError::NoRoute),
+            Refusal::Resource(ResourceError::Unparsed("id".into())),
+            Refusal::Resource(ResourceError::Pattern(FillError::Separator {
+                parameter: "id".into(),
+                separator: '/',
+            })),
+            Refusal::Resource(ResourceError::Pattern(FillError::Missing("id".into()))),
+            Refusal::Resource(ResourceError::Invalid(InvalidResource::Empty)),
+            Refusal::Body(BodyError::TooLarge { limit_bytes: 1 }),
+            Refusal::Body(BodyError::Malformed),
+            Refusal::KeyInFlight,
+            Refusal::KeyMismatch,
+            Refusal::HandlerTimeout(Duration::from_secs(1)),
+            Refusal::NotWritten,
+        ] {
+            let problem = Problem::from(&refusal);
+            assert!(crate::openapi::fits(&problem), "{problem:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_was_never_handed_out_is_named() {
+        let claim = Claim::new(Resource::new("a").unwrap(), Token::MAX);
+        let members = members(&Refusal::UnknownEpoch(claim));
+        assert_eq!(members["resource"], "a");
+        assert_eq!(members["presented_token"], json!(Token::MAX));
+    }
+
+    #[test]
+    fn a_used_token_is_told_from_a_superseded_one_and_from_one_below_a_floor() {
+        let refused = |by_floor, used| {
+            let stale = stale(by_floor, used);
+            (
+                why(&stale),
+                members(&Refusal::from(AdmitError::Stale(stale))),
+            )
+        };
+        let (reason, used) = refused(false, true);
+        assert_eq!((reason, &used["used"]), ("used", &json!(true)));
+        let detail = used["detail"].as_str().unwrap();
+        assert!(detail.contains("was used already; renew"), "{detail}");
+        for (by_floor, expected) in [(false, "superseded"), (true, "floor")] {
+            let (reason, other) = refused(by_floor, false);
+            assert_eq!((reason, other.get("used")), (expected, None));
+        }
+    }
+
+    #[test]
+    fn a_used_token_has_a_log_line_of_its_own() {
+        // No other unit test is refused one, so that no line is suppressed.
+        let used = stale(false, true);
+        let log =
+            refusal_log::captured(|| drop(Refusal::from(AdmitError::Stale(used)).into_response()));
+        let line = "refused a token that was used already";
+        assert!(log.contains("WARN") && log.contains(line), "{log}");
+        assert!(!log.contains("stale writer"), "{log}");
+    }
+
+    #[test]
+    fn what_passes_by_itself_says_when_to_ask_again() {
+        let late = Refusal::HandlerTimeout(Duration::from_secs(30));
+        for passing in [late, Refusal::KeyInFlight] {
+            assert_eq!(asks_again_after(passing), Some(json!("1")));
+        }
+        for lasting in [Refusal::KeyMismatch, Refusal::NotWritten] {
+            assert_eq!(asks_again_after(lasting), None);
+        }
+    }
+
+    #[test]
+    fn a_stale_token_is_told_from_other_reasons() {
+        let stale = stale(false, false);
+        let refusal = Refusal::from(AdmitError::Stale(stale.clone()));
+        assert_eq!(refusal.stale(), Some(&stale));
+        assert_eq!(Refusal::KeyMismatch.stale(), None);
+    }
+}
