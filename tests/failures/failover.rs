@@ -146,7 +146,7 @@ async fn what_an_asynchronous_standby_has_lost_is_outranked() {
     assert_eq!([doubled, forgotten, repeated], [0; 3]);
 }
 
-/// The second one has not followed the first, so it takes the same time line.
+/// The second one has not followed the first, so it takes the same timeline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_promotions_that_look_like_one_are_told_apart_by_an_operator() {
     let mut primary = server().await;

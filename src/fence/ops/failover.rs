@@ -5,8 +5,8 @@
 //! 2. So every token is dead that was handed out before, or in the part that is lost: each partition's epoch
 //!    moves up by 1,000, which is more than any such part can hold, and its rows and its floor to the end of
 //!    that epoch. Where an operator tells of it, by 500: a promotion is above what it has lost of that, too.
-//! 3. Postgres tells by the time line of its log that it was promoted, or restored from its archive. Each row
-//!    keeps the time line on which it was admitted last, and nothing is admitted on a row of another one: the
+//! 3. Postgres tells by the timeline of its log that it was promoted, or restored from its archive. Each row
+//!    keeps the timeline on which it was admitted last, and nothing is admitted on a row of another one: the
 //!    fence catches up first, resource by resource. Where the database cannot tell, an operator says it.
 
 #[cfg(feature = "postgres")]
@@ -29,7 +29,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// before the failover.
     ///
     /// On Postgres the fence does this by itself where the server was promoted, or restored from its archive,
-    /// which the time line of its log tells; see [`notice_failover`](Self::notice_failover). Call it where
+    /// which the timeline of its log tells; see [`notice_failover`](Self::notice_failover). Call it where
     /// nothing tells: a dump was loaded, a copy of the disks was put back, the file of SQLite was restored. What
     /// is restored has to be whole: the fence's tables together with those that it protects.
     ///
@@ -98,7 +98,7 @@ impl<DB: FenceDatabase> Fence<DB> {
 #[cfg(feature = "postgres")]
 impl Fence<Postgres> {
     /// Whether the fence does by itself what [`after_failover`](Self::after_failover) does, for each resource
-    /// before it is written to, read under a token, or raised, when the time line of the server's log has
+    /// before it is written to, read under a token, or raised, when the timeline of the server's log has
     /// changed: at each promotion of a standby, and when a server was restored from its archive. Default: yes.
     /// This is kept in the database, so it holds for all processes, and for the functions in SQL.
     ///
@@ -106,7 +106,7 @@ impl Fence<Postgres> {
     /// so that a promotion loses nothing, or who call [`after_failover`](Self::after_failover) as a part of it. What has
     /// happened before this call is treated as it would have been without it.
     ///
-    /// Where a server does not tell its time line (`pg_walfile_name` fails there when the tables are made), nothing
+    /// Where a server does not tell its timeline (`pg_walfile_name` fails there when the tables are made), nothing
     /// is noticed.
     ///
     /// The database's role needs EXECUTE on `tower_fence.notice_failover`.

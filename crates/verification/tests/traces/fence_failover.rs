@@ -1,4 +1,4 @@
-//! The failover of a trace: a database that has lost its last transactions and says that it is on another time line.
+//! The failover of a trace: a database that has lost its last transactions and says that it is on another timeline.
 
 use tower_fence::{
     Resource,
@@ -76,7 +76,7 @@ impl Standby {
         Self { names }
     }
 
-    /// Has it take over, on the next time line.
+    /// Has it take over, on the next timeline.
     pub async fn promote<DB: TestDatabase>(self, db: &Fresh<DB>) {
         let names = self.names;
         db.execute(&format!(

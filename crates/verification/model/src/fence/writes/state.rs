@@ -94,7 +94,7 @@ impl Faults {
 pub struct Row {
     pub max_token: u8,
     pub version: u8,
-    /// The time line on which it was admitted last.
+    /// The timeline on which it was admitted last.
     pub history: u8,
 }
 
@@ -187,7 +187,7 @@ pub struct State {
     pub committed: Database,
     /// What the standby has, where that does not follow any more.
     pub standby: Option<Database>,
-    /// The time line of the server.
+    /// The timeline of the server.
     pub history: u8,
     pub holders: [Holder; 4],
     /// How often each write was committed.

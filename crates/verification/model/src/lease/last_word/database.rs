@@ -5,7 +5,7 @@ use super::rules::{Rule, Rules};
 /// How many tokens an epoch has.
 pub const EPOCH: u8 = 16;
 
-/// How many epochs a partition moves up for each change of the time line. (1,000 in the crate.)
+/// How many epochs a partition moves up for each change of the timeline. (1,000 in the crate.)
 const MOVE: u8 = 3;
 
 /// How far a row moves up that is above all epochs. (1,000,000 in the crate.)
@@ -21,7 +21,7 @@ pub struct Database {
     pub lease: Option<u8>,
     /// What is protected: the number of its last write.
     pub value: u8,
-    /// The time line of the server, and the one on which the row was looked at last.
+    /// The timeline of the server, and the one on which the row was looked at last.
     pub time_line: u8,
     pub seen_on: u8,
 }

@@ -142,7 +142,7 @@ impl fmt::Display for Rule {
             Self::RenewalIsLost => "an outranked renewal is lost",
             Self::NewToken => "a renewal with a new token is announced",
             Self::OfOthers => "a renewal announces what another process took",
-            Self::MoveUp => "all are dead when the database changed its time line",
+            Self::MoveUp => "all are dead when the database changed its timeline",
         })
     }
 }

@@ -23,7 +23,7 @@ pub struct Bounds {
     pub new_tokens: u8,
     /// A clock's numbers are below this. (10⁹ in the crate.)
     pub numbers: u8,
-    /// Whether the database notices that its time line has changed.
+    /// Whether the database notices that its timeline has changed.
     pub notices: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use super::rules::{Rule, Rules};
 
-/// How many epochs a partition moves up when the time line of its database has changed: more than a part that is
+/// How many epochs a partition moves up when the timeline of its database has changed: more than a part that is
 /// lost can have handed out. (1,000 in the crate.)
 const MOVE: u8 = 3;
 
@@ -14,7 +14,7 @@ pub struct Database {
     pub disk: u8,
     /// What the standby has of it, where that does not follow any more.
     pub standby: Option<u8>,
-    /// Whether the time line has changed, and nobody has looked since.
+    /// Whether the timeline has changed, and nobody has looked since.
     pub changed: bool,
     /// All epochs up to this one are dead.
     pub floor: u8,

@@ -183,7 +183,7 @@ impl fmt::Display for Rule {
             Self::Durable => "an epoch is on the disk before it is used",
             Self::BroughtBack => "epochs are brought back to the database",
             Self::Again => "and again each minute, since it may have forgotten them",
-            Self::MoveUp => "epochs move up when the database changed its time line",
+            Self::MoveUp => "epochs move up when the database changed its timeline",
             Self::Memory => "an issuer remembers how far a partition has counted",
             Self::FindMaster => "the master is found again before its clock is replaced",
             Self::BeginsAbove => "a clock below the memory is replaced",
