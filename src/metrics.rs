@@ -44,7 +44,7 @@ pub(crate) fn count(name: &'static str) {
 }
 
 /// Adds one to a counter with one label.
-#[cfg(any(feature = "_axum", feature = "client"))]
+#[cfg(any(feature = "_axum", feature = "client", feature = "_fence"))]
 pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
     #[cfg(feature = "metrics")]
     metrics::counter!(name, label => value).increment(1);

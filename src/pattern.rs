@@ -9,8 +9,8 @@ use crate::token::{InvalidResource, Resource};
 /// 1. A pattern is text with parameters in braces. Each parameter has a name of its own, of letters, digits, `_` and `-`.
 /// 2. [`fill`](Self::fill) replaces each parameter by its value. Values are neither encoded nor trimmed, so SQL gives
 ///    the same name: `concat('show/', show_id, '/seat/', seat)`.
-/// 3. Text stands between any two parameters, and a value does not contain the character that follows its parameter. The
-///    last parameter has any value. So two different fillings never give one name.
+/// 3. Two parameters are always separated by text. The value of every parameter but the last must not contain the
+///    character that follows the parameter. So different values always give different names.
 ///
 /// The layer ([`FenceLayer::new`](crate::FenceLayer::new)) fills it from path parameters, and a holder from its own values.
 ///

@@ -1,4 +1,4 @@
-//! [`StaleToken`]: the refusal for which all of this exists.
+//! [`StaleToken`]: the refusal of a stale token.
 
 use http::StatusCode;
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A token that is not newer than what its resource has seen: superseded, or used already.
+/// A token that is not above the highest stale token of its resource: superseded, or used already.
 ///
 /// The fence says so in its errors, and a holder reads it from the answer to a write: on the wire
 /// these are the members of a `stale-token` problem.
@@ -20,20 +20,20 @@ pub struct StaleToken {
     pub resource: Resource,
     /// The token that was refused.
     pub presented_token: Token,
-    /// The highest token that is dead, 0 or more.
+    /// The highest stale token, 0 or more.
     pub max_token: i64,
-    /// Whether `max_token` is the floor of a partition: the resource has no row, since nobody had used it
-    /// for long when its row was removed. Then the token may be that of a lease which is still held. Its
-    /// holder renews the lease with a new token, and reads again before it writes.
+    /// Whether `max_token` is the floor of a partition, because the resource has no row. Then the token may be
+    /// that of a lease which is still held: its holder renews the lease with a new token, and reads again
+    /// before it writes.
     #[serde(default)]
     pub by_floor: bool,
     /// Whether the token is a single-use one that has written already. No newer holder needs to exist. To write
     /// again, the holder renews its lease with a new token; a service whose holders write many times under one
     /// token admits reusable ones.
     ///
-    /// The fence says so where the token equals `max_token` and no grant of a newer one was announced. After a raise
-    /// to the very next number, or a write under that as a reusable token, it also says so of a token that has not
-    /// written.
+    /// The fence sets this if a single-use token equals `max_token` and no newer grant was announced. It can be wrong:
+    /// if the fence was raised for token + 1, or token + 1 has written as a reusable token, `max_token` equals this
+    /// token although it has not written.
     #[serde(default)]
     pub used: bool,
 }

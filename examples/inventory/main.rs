@@ -24,7 +24,6 @@ use std::{env, error::Error, io::IsTerminal, net::SocketAddr, time::Duration};
 use axum::{Router, routing::get};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use sqlx::{
-    Pool,
     postgres::PgPoolOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
 };
@@ -71,35 +70,31 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => {
             let pool = PgPoolOptions::new()
                 .max_connections(16)
-                .acquire_timeout(Duration::from_secs(5))
-                .connect(&url)
-                .await?;
-            run(listener, addr, pool, "Postgres", metrics).await
+                .acquire_timeout(Duration::from_secs(5));
+            let fence = Fence::connect_with(pool, url.parse()?).await?;
+            run(listener, addr, fence, "Postgres", metrics).await
         }
         Some(url) if url.starts_with("sqlite:") => {
-            let pool = sqlite(url.parse()?).await?;
+            let fence = sqlite(url.parse()?).await?;
             let database = "SQLite, as DATABASE_URL says";
-            run(listener, addr, pool, database, metrics).await
+            run(listener, addr, fence, database, metrics).await
         }
         Some(_) => Err("DATABASE_URL must begin with postgres:// or sqlite:".into()),
         None => {
             let folder = tempfile::tempdir()?;
             let file = folder.path().join("inventory.db");
-            let pool = sqlite(SqliteConnectOptions::new().filename(&file)).await?;
+            let fence = sqlite(SqliteConnectOptions::new().filename(&file)).await?;
             let database = format!("SQLite in {}", file.display());
-            run(listener, addr, pool, &database, metrics).await
+            run(listener, addr, fence, &database, metrics).await
         }
     }
 }
 
-async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<sqlx::SqlitePool> {
+async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<Fence<sqlx::Sqlite>> {
     let options = options
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal);
-    SqlitePoolOptions::new()
-        .max_connections(8)
-        .connect_with(options)
-        .await
+    Fence::connect_with(SqlitePoolOptions::new().max_connections(8), options).await
 }
 
 /// The service, with its playground at `/` and its console at `/console`. A console is for operators alone: outside of an
@@ -140,7 +135,7 @@ impl LeaseDatabase for sqlx::Sqlite {
 async fn run<DB: Stock + LeaseDatabase>(
     listener: TcpListener,
     addr: SocketAddr,
-    pool: Pool<DB>,
+    fence: Fence<DB>,
     database: &str,
     metrics: PrometheusHandle,
 ) -> Result<(), Box<dyn Error>> {
@@ -150,9 +145,10 @@ async fn run<DB: Stock + LeaseDatabase>(
         Some(_) => "signed and verified, with TOKEN_KEY",
         None => "plain numbers, which anybody may make up; TOKEN_KEY signs them",
     };
-    let fence = Fence::new(pool.clone());
+    let pool = fence.get_pool().clone();
     fence.migrate().await?;
-    tokio::spawn(remove_old_keys(fence.clone()));
+    let maintained = fence.clone();
+    tokio::spawn(async move { maintained.maintain(Duration::from_secs(60 * 60)).await });
     DB::create_table(&mut *pool.acquire().await?).await?;
 
     let (app, leases) = match env::var("REDIS_URL") {
@@ -172,17 +168,6 @@ async fn run<DB: Stock + LeaseDatabase>(
     serve(listener, app).await?;
     pool.close().await;
     Ok(())
-}
-
-/// Once an hour.
-async fn remove_old_keys<DB: Stock>(fence: Fence<DB>) {
-    let mut hour = tokio::time::interval(Duration::from_secs(60 * 60));
-    loop {
-        hour.tick().await;
-        if let Err(error) = fence.remove_expired_keys().await {
-            tracing::warn!(%error, "old idempotency keys stay for another hour");
-        }
-    }
 }
 
 /// Serves until SIGINT or SIGTERM; then lets the requests under way finish.

@@ -62,9 +62,9 @@ COMMENT ON TABLE tower_fence.floors IS
     'The highest stale token of resources without a row, for each of 256 partitions.';
 COMMENT ON COLUMN tower_fence.floors.history IS 'The timeline of the server that the partition has caught up with.';
 COMMENT ON COLUMN tower_fence.floors.unchanged_histories IS
-    'The timelines since the last failover that made tokens stale here.';
+    'The timeline of the last failover that made tokens of this partition stale, and each later one.';
 COMMENT ON COLUMN tower_fence.floors.failover_floor IS
-    'The token up to which that failover made all tokens stale; 0: none did.';
+    'The highest token that the last such failover made stale; 0: no failover did.';
 
 CREATE TABLE tower_fence.epochs (
     partition smallint PRIMARY KEY CHECK (partition BETWEEN 0 AND 255),
@@ -96,9 +96,9 @@ CREATE TABLE tower_fence.idempotency_keys (
 CREATE INDEX idempotency_keys_expires_at ON tower_fence.idempotency_keys (expires_at);
 COMMENT ON TABLE tower_fence.idempotency_keys IS
     'The response of each write under an idempotency key, stored in the transaction of that write.';
-COMMENT ON COLUMN tower_fence.idempotency_keys.scope IS 'SHA-256 of what the key belongs to, the principal among it.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.scope IS 'SHA-256 of the scope of the key, which includes the principal.';
 COMMENT ON COLUMN tower_fence.idempotency_keys.fingerprint IS 'SHA-256 of the request.';
-COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status; null only within that transaction.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status; null only until the transaction of the write stores the response.';
 
 -- The version and the timeline of the server; null on a standby. The version stands in front, since
 -- timelines are counted from 1 again after an upgrade. The function has no settings of its own, so
@@ -152,8 +152,9 @@ BEGIN
             ELSE concat('token ', token, ' for ', resource, ' is not newer than ', max_token,
                 CASE WHEN by_floor THEN ', the floor of its partition' END) END,
         -- A hint cannot be null.
-        HINT = CASE WHEN used
-            THEN 'Renew the lease with a new token for another write, or admit the token as reusable.'
+        HINT = CASE
+            WHEN used THEN 'Renew the lease with a new token for another write, or admit the token as reusable.'
+            WHEN by_floor THEN 'Renew the lease with a new token, and read again before the next write.'
             ELSE 'Acquire the lease again, and read again before the next write.' END,
         DETAIL = json_build_object(
             'resource', resource, 'presented_token', token, 'max_token', max_token,
@@ -308,7 +309,7 @@ RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $
     END
 $fence$;
 COMMENT ON FUNCTION tower_fence.forgotten_epochs(text, text) IS
-    'How many epochs a server may have forgotten between two timelines.';
+    'The highest number of epochs that may have been lost between two timelines.';
 
 CREATE FUNCTION tower_fence.move_up(partition smallint, forgotten bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -957,8 +958,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
-    'Sets max_token of a resource, also to a lower one, and returns the lowest token that is allowed: a lower one changes '
-    'nothing. From then on no request may write with a token above it that was granted before.';
+    'Sets max_token of a resource to this token, which may be below the current max_token. Returns the lowest token to '
+    'which the fence may be reset; if this token is below that, nothing is changed. Before the call, make sure that no '
+    'request can still write with a token above this one that was granted before: such a token is admitted again.';
 
 -- Promotions since the last use count as well. A promotion moves further than a call: it may have
 -- lost one.

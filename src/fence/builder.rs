@@ -11,7 +11,7 @@ use super::{
 /// A name that cannot be that of the fence's schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the schema of a fence has 1 to 63 characters of a-z 0-9 _ and begins with none of 0-9 and not with pg_"
+    "a schema name must have 1 to 63 characters of a-z 0-9 _, and must not begin with a digit or pg_"
 )]
 #[non_exhaustive]
 pub struct InvalidSchema;
@@ -26,8 +26,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// How long to wait for those of this process that write to the same resource, then for the row
-    /// lock, and each statement of the transaction for any other lock. Default: 5 s each. At least
+    /// The timeout of each wait for a lock: in the queue of this process for the resource, for the row
+    /// lock, and for any other lock that a statement of the transaction needs. Default: 5 s each. At least
     /// 1 ms.
     #[must_use]
     pub const fn lock_wait(mut self, limit: Duration) -> Self {
@@ -66,13 +66,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// taken again.) What a handler sets on its session, as by `SET` without `LOCAL`, stays until a
     /// hook resets it, as with any use of the pool.
     ///
-    /// These are round trips. Say yes where no hook has to see each use, and what one write leaves on
-    /// a session may be there for the next:
+    /// These hooks cost round trips. Choose `true` if no hook has to see each use, and if the next write may
+    /// see the session settings that one write leaves. Then:
     ///
     /// - An idle connection is taken untested, since BEGIN is as good a test as a ping: where it
     ///   turns out to be dead, another one is taken.
-    /// - When its write is done, a connection goes to the next in line of this fence, or is kept for
-    ///   one for twenty milliseconds. Those that wait for a connection are served in turn, and the pool
+    /// - After its write, a connection goes to the first waiter in the queue of this fence. If there is none,
+    ///   it is kept for 20 ms. Waiters are served in order, and the pool
     ///   is asked in another task. The pool sees a connection again after a second at most. While
     ///   others of the application may be waiting for one, the pool gets one back every ten
     ///   milliseconds.
@@ -81,7 +81,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///   is never older than that of the last write to the same resource, unless it waited for that
     ///   one's lock. Where the answer to COMMIT takes longer than that, another one begins.
     ///
-    /// Say so before the fence is cloned: its clones share what is kept.
+    /// Set this before the fence is cloned: its clones share the kept connections.
     #[must_use]
     pub fn reuse_connections(mut self, yes: bool) -> Self {
         self.connections = self.connections.reusing(yes);
@@ -102,8 +102,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         self
     }
 
-    /// Uses the tables and functions in this schema of Postgres, or in this database file of SQLite's
-    /// connection. Default: `tower_fence`, and on SQLite `main`.
+    /// Sets the schema of the fence's tables and functions. On Postgres it is a schema, by default
+    /// `tower_fence`. On SQLite it is the name of the connection's database, by default `main`, or the name
+    /// under which a file was attached.
     ///
     /// If each tenant has a schema with tables of its own, each needs a fence of its own, too: it shares
     /// the pool with this one, and no cache.

@@ -8,8 +8,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Opens a pool for this fence, and returns a fence whose connections go from write to write
     /// ([`reuse_connections`](Self::reuse_connections)): the fastest way to write under a token.
     ///
-    /// The application uses the same pool, as [`get_pool`](Self::get_pool). It has sqlx's defaults, of
-    /// which the first is 10 connections at most; [`connect_with`](Self::connect_with) chooses others. A
+    /// The application can use the same pool: [`get_pool`](Self::get_pool). It has sqlx's default options, such
+    /// as at most 10 connections, and one connection to a SQLite in memory;
+    /// [`connect_with`](Self::connect_with) takes other options. A
     /// pool that the application has already, with hooks that see each use, is for [`new`](Self::new).
     ///
     /// ```no_run
@@ -35,9 +36,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Like [`connect`](Self::connect), with options of the pool and of its connections.
     ///
-    /// Hooks of the pool see a connection when it is opened, and seldom between two writes. On Postgres
-    /// `after_connect` is the fence's: it sets `client_connection_check_interval`, so that the server ends
-    /// a statement whose client has disconnected, a [single statement](Self::write) too.
+    /// The pool's hooks run when a connection is opened, but rarely between two writes. On Postgres the fence
+    /// replaces the `after_connect` of `pool`: its own sets `client_connection_check_interval`, so that the
+    /// server ends a statement whose client has disconnected, a [single statement](Self::write) too.
     ///
     /// # Errors
     ///

@@ -15,16 +15,18 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Removes expired idempotency keys, and the rows of resources that were not used for 90 days, now and
-    /// then every `every`, at least 1 s. It runs until it is dropped: spawn it, and abort the task at the
-    /// end. Several processes may run it at the same time.
+    /// Removes expired idempotency keys and the rows of resources that were not used for 90 days.
+    ///
+    /// The first removal starts at once, the next ones at the interval `every` (at least 1 s). The future
+    /// never completes: spawn it, and abort the task at the end. Several processes may run it at the same
+    /// time.
     ///
     /// Rows of resources are removed as by [`remove_idle`](Self::remove_idle), which is for issuers whose
     /// tokens grow over all resources. With another issuer, call
     /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop of your own.
     ///
-    /// What was removed is counted in `tower_fence_removed_total`, a failure is logged and counted in
-    /// `tower_fence_maintenance_failures_total`, and the next turn tries again.
+    /// Removed rows are counted in `tower_fence_removed_total`. A failure is logged and counted in
+    /// `tower_fence_maintenance_failures_total`; the removal is retried after the interval.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {
@@ -38,7 +40,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, each batch is removed as a whole, or not at all.
+    /// If the future is dropped, the batch in progress is removed as a whole or not at all.
     pub async fn maintain(&self, every: Duration) {
         let mut turns = interval(every.max(Duration::from_secs(1)));
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -14,8 +14,9 @@ impl Fence<Postgres> {
     ///
     /// A column of the pattern is of type `text`, `varchar`, an integer, `uuid`, `boolean`, an enumeration,
     /// or a domain over one of these. For others, add a stored generated column of type `text`. A second
-    /// call replaces the pattern, and gives new partitions what they do not inherit. The role owns the
-    /// table. `table` is a name as SQL has it, such as `seats` or `shop."Seats"`.
+    /// call replaces the pattern, and adds the TRUNCATE trigger to new partitions, which do not inherit it.
+    /// The role of the connection must own the table. `table` is a table name in SQL syntax, such as `seats`
+    /// or `shop."Seats"`.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {

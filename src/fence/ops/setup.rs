@@ -122,7 +122,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Arc::clone(&self.names))
     }
 
-    /// The same on a connection, the caller's for example.
+    /// Returns the names of the fence, checked on this connection, which may be the caller's.
     pub(super) async fn checked_names(
         &self,
         conn: &mut DB::Connection,
@@ -135,7 +135,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Arc::clone(&self.names))
     }
 
-    /// The same without a transaction.
+    /// Returns the names of the fence. Opens a transaction for the check if it has not been done yet.
     pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
         if self.checked.get().is_none() {
             let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
