@@ -162,8 +162,12 @@ pub mod epochs;
 mod feed;
 #[cfg(feature = "_fence")]
 #[cfg_attr(
-    not(feature = "layer"),
-    allow(dead_code, unused_imports, reason = "parts serve the layer alone")
+    not(all(feature = "layer", feature = "postgres", feature = "sqlite")),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "parts serve the layer, or one of the databases, alone"
+    )
 )]
 pub mod fence;
 // For the fuzz targets in `crates/verification/fuzz`, and for tests.

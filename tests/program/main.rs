@@ -14,6 +14,7 @@ mod package;
 mod pgbouncer;
 pub mod program;
 mod redis_secrets;
+mod redis_tls;
 mod run;
 mod run_loss;
 mod run_other_user;

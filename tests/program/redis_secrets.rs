@@ -1,10 +1,8 @@
-//! Redis with passwords, users, databases and certificates: alone, and as the master of sentinels.
-
-use std::net::SocketAddr;
+//! Redis with passwords, users and databases: the master of sentinels.
 
 use serde_json::json;
 use sqlx::Postgres;
-use tower_fence::lease::{LeaseError, RedisLeases, RedisLeasesBuilder};
+use tower_fence::lease::{RedisLeases, RedisLeasesBuilder};
 
 use super::program::{Served, file, name, path, run};
 use crate::support::{
@@ -16,12 +14,12 @@ use crate::support::{
     redis::{RedisServer, Sentinel, fresh_prefix},
 };
 
-const MASTER: &str = "the-password-of-the-master";
-const SENTINEL: &str = "the-password-of-the-sentinel";
+pub const MASTER: &str = "the-password-of-the-master";
+pub const SENTINEL: &str = "the-password-of-the-sentinel";
 const WRONG: &str = "a-password-that-is-none";
 
 /// Serves with the leases behind a sentinel at this URL, and with these further arguments.
-async fn serve(db: &Fresh<Postgres>, url: &str, password: &str, more: &[&str]) -> Served {
+pub async fn serve(db: &Fresh<Postgres>, url: &str, password: &str, more: &[&str]) -> Served {
     let mut arguments = vec!["--redis-mode", "sentinel", "--redis-master", "the-master"];
     arguments.extend(["--log", "trace"]);
     arguments.extend(more);
@@ -35,7 +33,7 @@ async fn serve(db: &Fresh<Postgres>, url: &str, password: &str, more: &[&str]) -
     Served::start_with(&arguments, &variables).await
 }
 
-async fn grants(server: &Served) {
+pub async fn grants(server: &Served) {
     eventually("the sentinel knows the master", async || {
         server.get("/readyz").await.status == 200
     })
@@ -46,7 +44,7 @@ async fn grants(server: &Served) {
 }
 
 /// Nothing is granted, and the log has this reason.
-async fn refuses(server: &Served, reason: &str) {
+pub async fn refuses(server: &Served, reason: &str) {
     // The first call may come before the sentinel knows its master.
     eventually("the master refuses", async || {
         let refused = server.post("/locks/sku-1", &json!({})).await;
@@ -69,7 +67,7 @@ fn shows_no_secret(server: &Served) {
     }
 }
 
-async fn is_granted(builder: RedisLeasesBuilder, sentinel: &str) {
+pub async fn is_granted(builder: RedisLeasesBuilder, sentinel: &str) {
     let prefix = fresh_prefix();
     let builder = builder.key_prefix(prefix);
     let connected = builder.connect_sentinels(&[sentinel], "the-master").await;
@@ -168,127 +166,6 @@ async fn the_master_of_sentinels_may_have_secrets() {
         let refused = format!("{:?}", refused.unwrap_err());
         assert!(!refused.contains(WRONG), "{refused}");
     }
-}
-
-/// What has a Redis speak TLS on this port, with clients that show a certificate.
-fn speaks_tls(certificates: &Certificates, port: u16) -> Vec<String> {
-    let [cert, key, authority] = ["server.pem", "server.key", "authority.pem"]
-        .map(|file| certificates.path(file).display().to_string());
-    [
-        format!("tls-port {port}"),
-        format!("tls-cert-file {cert}"),
-        format!("tls-key-file {key}"),
-        format!("tls-ca-cert-file {authority}"),
-        "tls-auth-clients yes".into(),
-    ]
-    .to_vec()
-}
-
-async fn redis_with_tls(certificates: &Certificates, password: &[&str]) -> (RedisServer, u16) {
-    let port = free_port();
-    let lines = speaks_tls(certificates, port);
-    let words = lines.iter().flat_map(|line| line.split(' '));
-    let options = words.map(|word| match word.starts_with("tls-") {
-        true => format!("--{word}"),
-        false => word.to_owned(),
-    });
-    let options: Vec<String> = options.collect();
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    (
-        RedisServer::start(&[&options, password].concat()).await,
-        port,
-    )
-}
-
-#[tokio::test]
-async fn sentinels_and_their_master_may_have_tls() {
-    let (certificates, others) = (Certificates::make(), Certificates::make());
-    let (cert, key) = certificates.another_server();
-    let [authority, other] = [&certificates, &others].map(|made| made.path("authority.pem"));
-    let secret = ["--requirepass", MASTER];
-    let (_redis, master) = redis_with_tls(&certificates, &secret).await;
-    let (db, port) = (Postgres::fresh(4).await, free_port());
-    let mut lines = speaks_tls(&certificates, port);
-    lines.extend([
-        "port 0".to_owned(),
-        "tls-replication yes".into(),
-        format!("requirepass {SENTINEL}"),
-        format!("sentinel auth-pass the-master {MASTER}"),
-    ]);
-    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    let _sentinel = Sentinel::start_with(port, SocketAddr::from(([127, 0, 0, 1], master)), &lines);
-    let url = format!("rediss://:{SENTINEL}@127.0.0.1:{port}");
-    let shown = [
-        "--redis-master-tls",
-        "--redis-cert-file",
-        name(&cert),
-        "--redis-key-file",
-        name(&key),
-    ];
-    let trusting = |file| [&shown[..], &["--redis-ca-file", name(file)]].concat();
-    let right = trusting(&authority);
-    grants(&serve(&db, &url, MASTER, &right).await).await;
-    let pem = |file: &std::path::Path| std::fs::read(file).unwrap();
-    let builder = |authority| {
-        RedisLeases::builder(db.fence())
-            .master_password(MASTER)
-            .master_tls(true)
-            .certificate_authority(pem(authority))
-    };
-    is_granted(
-        builder(&authority).client_certificate(pem(&cert), pem(&key)),
-        &url,
-    )
-    .await;
-
-    // Another authority, that of the system, no certificate, and no TLS to the master.
-    let wrong = trusting(&other);
-    refuses(
-        &serve(&db, &url, MASTER, &wrong).await,
-        "invalid peer certificate",
-    )
-    .await;
-    refuses(
-        &serve(&db, &url, MASTER, &shown).await,
-        "invalid peer certificate",
-    )
-    .await;
-    let without = ["--redis-master-tls", "--redis-ca-file", name(&authority)];
-    refuses(&serve(&db, &url, MASTER, &without).await, "ertificate").await;
-    refuses(&serve(&db, &url, MASTER, &right[1..]).await, "Redis at").await;
-    for builder in [builder(&other), builder(&authority)] {
-        let refused = builder.connect_sentinels(&[&url], "the-master").await;
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn a_redis_alone_may_ask_for_a_certificate() {
-    let (certificates, others) = (Certificates::make(), Certificates::make());
-    let (cert, key) = certificates.another_server();
-    let [authority, other] = [&certificates, &others].map(|made| made.path("authority.pem"));
-    let secret = ["--requirepass", MASTER];
-    let (_redis, port) = redis_with_tls(&certificates, &secret).await;
-    let (db, url) = (
-        Postgres::fresh(4).await,
-        format!("rediss://:{MASTER}@127.0.0.1:{port}"),
-    );
-    let variables = [
-        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
-        ("TOWER_FENCE_REDIS_URL", url.as_str()),
-        ("TOWER_FENCE_REDIS_CERT_FILE", name(&cert)),
-        ("TOWER_FENCE_REDIS_KEY_FILE", name(&key)),
-    ];
-    let trusting = |file| [&variables[..], &[("TOWER_FENCE_REDIS_CA_FILE", name(file))]].concat();
-    grants(&Served::start_with(&[], &trusting(&authority)).await).await;
-    refuses(
-        &Served::start_with(&[], &trusting(&other)).await,
-        "invalid peer certificate",
-    )
-    .await;
 }
 
 #[tokio::test]

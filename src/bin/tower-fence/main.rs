@@ -5,6 +5,7 @@
 mod args;
 mod client;
 mod database;
+mod database_url;
 mod duration;
 mod failure;
 mod logs;

@@ -1,0 +1,279 @@
+//! The URL of a database, read as libpq reads it.
+
+use std::env;
+
+use reqwest::Url;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+
+use crate::failure::{Failure, chain};
+
+/// What becomes of a parameter of the URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parameter {
+    /// The driver knows it.
+    Honoured,
+    /// The program behaves as the parameter asks, or the parameter only tunes the connection.
+    Ignored,
+    /// Without it, the connection would be another one than the URL asks for. The text says what to do instead.
+    Refused(&'static str),
+}
+
+/// Reads a URL as libpq reads it.
+pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
+    let invalid = |why: &str| Failure::configuration(format!("invalid database URL: {why}"));
+    let Some(rest) = ["postgres://", "postgresql://"]
+        .iter()
+        .find_map(|scheme| url.strip_prefix(scheme))
+    else {
+        return Err(invalid("it begins with postgres://"));
+    };
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    // In such a URL, a password would be read as something else, and then be shown.
+    if path.contains('@') || path.contains('#') {
+        return Err(invalid(
+            "in a user and a password, write / as %2F, ? as %3F, # as %23 and @ as %40",
+        ));
+    }
+    let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let several = "it names several hosts, and one is supported: name the primary, or an address that leads to it";
+    if host.contains(',') {
+        return Err(invalid(several));
+    }
+    // The parser of URLs takes no user without a host, as in `postgres://me@/shop`.
+    let (whole, query_user) = match host.is_empty() && !user.is_empty() {
+        true => (format!("postgres://{path}"), user),
+        false => (format!("postgres://{rest}"), ""),
+    };
+    let mut whole = Url::parse(&whole).map_err(|error| invalid(&error.to_string()))?;
+    let pairs: Vec<_> = whole.query_pairs().into_owned().collect();
+    whole.set_query(None);
+    let (mut mode, mut authority, mut name) = (None, None, None);
+    for (parameter, value) in &pairs {
+        match of(parameter, value) {
+            Parameter::Honoured => {}
+            Parameter::Ignored => {
+                tracing::info!(parameter, "a parameter of the database URL has no effect");
+                continue;
+            }
+            Parameter::Refused(instead) => {
+                let text = format!("the parameter {parameter} is not supported; {instead}");
+                return Err(invalid(&text));
+            }
+        }
+        match &**parameter {
+            "host" | "hostaddr" | "port" if value.contains(',') => return Err(invalid(several)),
+            "sslmode" | "ssl-mode" => mode = Some(value.to_ascii_lowercase()),
+            "sslrootcert" | "ssl-root-cert" | "ssl-ca" => {
+                authority = Some(value.clone());
+                if value == SYSTEM {
+                    continue;
+                }
+            }
+            "fallback_application_name" => {
+                name = Some(value.clone());
+                continue;
+            }
+            _ => {}
+        }
+        whole.query_pairs_mut().append_pair(parameter, value);
+    }
+    if !query_user.is_empty() {
+        let (user, password) = query_user.split_once(':').unwrap_or((query_user, ""));
+        let mut query = whole
+            .query()
+            .map(|query| format!("{query}&"))
+            .unwrap_or_default();
+        for (parameter, value) in [("user", user), ("password", password)] {
+            if !value.is_empty() {
+                query.push_str(&format!("{parameter}={}&", value.replace('+', "%2B")));
+            }
+        }
+        whole.set_query(Some(query.trim_end_matches('&')));
+    }
+    let mut options: PgConnectOptions = whole
+        .as_str()
+        .parse()
+        .map_err(|error| invalid(&chain(&error)))?;
+    if let Some(host) = options.get_host().strip_prefix('[') {
+        let host = host.trim_end_matches(']').to_owned();
+        options = options.host(&host);
+    }
+    // PgBouncer refuses this parameter unless it is told to ignore it, and the fence has no such numbers.
+    options = options.extra_float_digits(None);
+    if options.get_application_name().is_none() {
+        options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
+    }
+    let from_environment = || {
+        env::var("PGSSLROOTCERT")
+            .ok()
+            .filter(|file| !file.is_empty())
+    };
+    let verifies = match authority.or_else(from_environment) {
+        None => None,
+        Some(authority) if authority == SYSTEM => match mode.as_deref() {
+            None | Some("verify-full") => Some(PgSslMode::VerifyFull),
+            Some(_) => return Err(invalid("sslrootcert=system takes sslmode=verify-full")),
+        },
+        // libpq verifies here, too.
+        Some(_) if matches!(options.get_ssl_mode(), PgSslMode::Require) => {
+            Some(PgSslMode::VerifyCa)
+        }
+        Some(_) => None,
+    };
+    Ok(match verifies {
+        Some(mode) => options.ssl_mode(mode),
+        None => options,
+    })
+}
+
+/// The authorities of the system, as libpq names them.
+const SYSTEM: &str = "system";
+
+/// What becomes of this parameter: those of libpq, and those that only sqlx has.
+fn of(parameter: &str, value: &str) -> Parameter {
+    use Parameter::{Honoured, Ignored, Refused};
+    match parameter {
+        "sslmode"
+        | "ssl-mode"
+        | "sslrootcert"
+        | "ssl-root-cert"
+        | "ssl-ca"
+        | "sslcert"
+        | "ssl-cert"
+        | "sslkey"
+        | "ssl-key"
+        | "statement-cache-capacity"
+        | "host"
+        | "hostaddr"
+        | "port"
+        | "dbname"
+        | "user"
+        | "password"
+        | "application_name"
+        | "fallback_application_name"
+        | "options" => Honoured,
+        _ if parameter.starts_with("options[") => Honoured,
+        "connect_timeout"
+        | "keepalives"
+        | "keepalives_idle"
+        | "keepalives_interval"
+        | "keepalives_count"
+        | "tcp_user_timeout"
+        | "client_encoding"
+        | "sslsni"
+        | "sslcompression"
+        | "sslkeylogfile"
+        | "load_balance_hosts"
+        | "krbsrvname"
+        | "gsslib"
+        | "gssdelegation"
+        | "min_protocol_version"
+        | "max_protocol_version" => Ignored,
+        "channel_binding" if value != "require" => Ignored,
+        "channel_binding" => Refused("use sslmode=verify-full"),
+        "gssencmode" if value != "require" => Ignored,
+        "gssencmode" => Refused("use TLS: sslmode=verify-full"),
+        // A database that refuses writes is reported by /readyz.
+        "target_session_attrs" if !matches!(value, "read-only" | "standby") => Ignored,
+        "target_session_attrs" => Refused("the fence writes: name the primary"),
+        "ssl_min_protocol_version" if value != "TLSv1.3" => Ignored,
+        "ssl_min_protocol_version" => Refused("set it in the server's configuration"),
+        "ssl_max_protocol_version" if value == "TLSv1.3" || value.is_empty() => Ignored,
+        "ssl_max_protocol_version" => Refused("set it in the server's configuration"),
+        "sslnegotiation" if value != "direct" => Ignored,
+        "sslnegotiation" => Refused("leave it out: the server has to take the usual negotiation"),
+        "sslcertmode" if value == "allow" => Ignored,
+        "sslcertmode" => {
+            Refused("name a client certificate in sslcert and sslkey, or leave them out")
+        }
+        "sslcrl" | "sslcrldir" => Refused(
+            "revoked certificates are not looked up: name an authority of your own in sslrootcert",
+        ),
+        "sslpassword" => Refused("use a key without a passphrase"),
+        "requiressl" | "ssl" => Refused("use sslmode=require, or verify-full"),
+        "passfile" => Refused("name the file in the variable PGPASSFILE"),
+        "service" | "servicefile" => {
+            Refused("write the host, the user and the database into the URL")
+        }
+        "require_auth" => {
+            Refused("have the server demand it, in pg_hba.conf, and use sslmode=verify-full")
+        }
+        "requirepeer" => Refused("use a directory for the socket that only the server writes to"),
+        _ => Refused(
+            "sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name and options are",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn urls_that_psql_accepts_are_read_alike() {
+        let read = |url: &str| options(url).unwrap_or_else(|error| panic!("{url}: {error:?}"));
+        let v6 = read("postgres://me:p%2Bw@[::1]:7/shop?connect_timeout=3&application_name=till");
+        assert_eq!((v6.get_host(), v6.get_port()), ("::1", 7));
+        assert_eq!(v6.get_application_name(), Some("till"));
+        let socket = read("postgresql://me%40x@/shop?host=/run/pg&keepalives=1");
+        assert_eq!(socket.get_socket(), Some(&PathBuf::from("/run/pg")));
+        assert_eq!(socket.get_username(), "me@x");
+        assert_eq!(socket.get_database(), Some("shop"));
+        assert_eq!(socket.get_application_name(), Some("tower-fence"));
+        let fallback = read("postgres://db/shop?fallback_application_name=till");
+        assert_eq!(fallback.get_application_name(), Some("till"));
+    }
+
+    #[test]
+    fn certificates_are_verified_when_libpq_verifies_them() {
+        let mode = |query: &str| {
+            let url = format!("postgres://db/shop?{query}");
+            options(&url).map(|options| options.get_ssl_mode())
+        };
+        for (query, expected) in [
+            ("sslmode=require", PgSslMode::Require),
+            ("sslmode=require&sslrootcert=a.pem", PgSslMode::VerifyCa),
+            ("sslrootcert=a.pem&sslmode=require", PgSslMode::VerifyCa),
+            ("sslmode=prefer&sslrootcert=a.pem", PgSslMode::Prefer),
+            (
+                "sslmode=verify-full&sslrootcert=a.pem",
+                PgSslMode::VerifyFull,
+            ),
+            ("sslrootcert=system", PgSslMode::VerifyFull),
+        ] {
+            let found = mode(query).unwrap();
+            assert_eq!(format!("{found:?}"), format!("{expected:?}"), "{query}");
+        }
+        assert!(mode("sslrootcert=system&sslmode=require").is_err());
+    }
+
+    #[test]
+    fn each_parameter_that_is_refused_is_named() {
+        for (query, name) in [
+            ("channel_binding=require", "channel_binding"),
+            ("target_session_attrs=standby", "target_session_attrs"),
+            ("passfile=hunter2", "passfile"),
+            ("service=hunter2", "service"),
+            (
+                "ssl_min_protocol_version=TLSv1.3",
+                "ssl_min_protocol_version",
+            ),
+            ("pgbouncer=hunter2", "pgbouncer"),
+        ] {
+            let refused = options(&format!("postgres://me:hunter2@db/shop?{query}")).unwrap_err();
+            assert!(refused.text.contains(name), "{}", refused.text);
+            assert!(!refused.text.contains("hunter2"), "{}", refused.text);
+        }
+        for url in [
+            "postgres://me:hunter2@a,b/shop",
+            "postgres://me:hunter2@a:1,b:2/shop",
+            "postgres:///shop?host=a,b",
+            "postgres://a/shop?port=1,2",
+        ] {
+            let refused = options(url).unwrap_err();
+            assert!(refused.text.contains("several hosts"), "{}", refused.text);
+        }
+    }
+}
