@@ -1,8 +1,8 @@
 -- The fence: the highest stale token of each resource, and the functions that compare and raise it.
 --
 -- All of it lives in one schema, `tower_fence`. Another schema gets the same text with its name in
--- place of `tower_fence`. Every name is qualified, so no search_path and no temporary table changes
--- what a statement means. Functions with SECURITY DEFINER run with the rights of their owner: a role
+-- place of `tower_fence`. Migrations run, and each function runs, with a search_path of pg_catalog alone,
+-- so that no object of another role changes what a statement means. Functions with SECURITY DEFINER run with the rights of their owner: a role
 -- that is granted EXECUTE needs no right on the tables. Nothing is granted to PUBLIC.
 --
 -- A refusal is an error with an SQLSTATE of its own: TF400 for an invalid token or resource name,
@@ -573,6 +573,10 @@ DECLARE
     names text[] := '{}';
 BEGIN
     WHILE rest <> '' LOOP
+        -- The work grows with the square of their number.
+        IF cardinality(names) >= 100 THEN
+            PERFORM tower_fence.refuse_malformed('the field has more than 100 tokens');
+        END IF;
         part := regexp_match(rest, member);
         IF part IS NULL THEN
             PERFORM tower_fence.refuse_malformed('the field is not a List of Integers');
@@ -609,8 +613,8 @@ BEGIN
             IF resource = ANY (names) THEN
                 PERFORM tower_fence.refuse_malformed(concat('the field names ', resource, ' twice'));
             END IF;
-            names := names || resource;
         END IF;
+        names := names || resource;
         RETURN NEXT;
         EXIT WHEN part[3] = '';
         part := regexp_match(part[3], '^[ \t]*,[ \t]*(.+)$');

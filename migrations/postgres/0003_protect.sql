@@ -129,9 +129,12 @@ FROM (
             pg_catalog.substring(t.tgargs, 1, pg_catalog.octet_length(t.tgargs) - 1), pg_catalog.getdatabaseencoding()
         ) AS pattern
     FROM pg_catalog.pg_trigger AS t
-    WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1
+    JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
+    -- A trigger of another origin may have such a name.
+    WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1 AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
 ) AS g
 JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid
+    AND g.pattern ~ '^([^{}]|\{[^{}]+\})+$' AND g.pattern !~ '\}\{'
 CROSS JOIN pg_catalog.unnest(
     CASE WHEN c.relkind = 'p' OR c.relispartition THEN ARRAY['rows', 'truncate']
     ELSE ARRAY['insert', 'update', 'delete', 'truncate', 'attach'] END

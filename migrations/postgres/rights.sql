@@ -16,7 +16,8 @@ BEGIN
             p.pronamespace = home AS is_ours
         FROM pg_proc AS p
         WHERE p.pronamespace = home
-            OR p.oid IN (SELECT t.tgfoid FROM pg_trigger AS t WHERE t.tgname LIKE 'fence\_guard\_%')
+            OR p.prosecdef AND p.proname LIKE 'fence\_guard%'
+                AND p.oid IN (SELECT t.tgfoid FROM pg_trigger AS t WHERE t.tgname LIKE 'fence\_guard\_%')
         UNION ALL
         SELECT concat('TABLE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)), true
         FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind IN ('r', 'p', 'v')

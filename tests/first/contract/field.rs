@@ -157,6 +157,14 @@ async fn admit_header_takes_the_token_of_its_resource() {
     );
     assert_eq!(admit("", "b").await, Err("TF400".into()));
     assert_eq!(admit("9", "").await, Err("TF400".into()));
+    let many = |count: usize| {
+        let members: Vec<_> = (1..=count)
+            .map(|n| format!(r#"{};resource="r{n}""#, 1000 + n))
+            .collect();
+        members.join(", ")
+    };
+    assert_eq!(admit(&many(100), "r100").await, Ok(1100));
+    assert_eq!(admit(&many(101), "r101").await, Err("TF400".into()));
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ async fn restricted(db: &Fresh<Postgres>) -> (String, Fence<Postgres>) {
         "CREATE ROLE {role} LOGIN PASSWORD '{role}';
          GRANT USAGE ON SCHEMA tower_fence TO {role};
          GRANT SELECT ON tower_fence.migrations TO {role};
-         GRANT SELECT, UPDATE ON tower_fence.resources TO {role};
+         GRANT SELECT, UPDATE (max_token, updated_at, admitted_by) ON tower_fence.resources TO {role};
          GRANT EXECUTE ON FUNCTION tower_fence.current_history, tower_fence.try_admit TO {role};
          GRANT INSERT ON ledger TO {role};"
     ))

@@ -274,3 +274,40 @@ async fn virtual_generated_column_is_no_resource() {
     }
     protect("{sku}").await.unwrap();
 }
+
+/// Objects of any role that may create some: named like those of the fence, or like those that its statements call.
+#[tokio::test]
+async fn objects_of_others_are_not_taken_for_those_of_the_fence_or_of_the_server() {
+    let db = protected("{sku}").await.unwrap();
+    let calls = |arguments: &str| {
+        format!(
+            "CREATE FUNCTION concat({arguments}) RETURNS text LANGUAGE plpgsql AS \
+             'BEGIN INSERT INTO public.called VALUES (current_user); RETURN pg_catalog.concat($1, $2); END';"
+        )
+    };
+    db.execute(&format!(
+        "CREATE TABLE called (role text); CREATE TABLE other (n int); {} {} \
+         CREATE FUNCTION is_like(name, name) RETURNS boolean LANGUAGE plpgsql AS \
+             'BEGIN INSERT INTO public.called VALUES (current_user); RETURN true; END'; \
+         CREATE OPERATOR ~~ (LEFTARG = name, RIGHTARG = name, FUNCTION = is_like); \
+         CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
+         CREATE TRIGGER fence_guard_x AFTER INSERT ON other EXECUTE FUNCTION audit('{{')",
+        calls("text, regprocedure"),
+        calls("text, regclass"),
+    ))
+    .await;
+    let fence = db.fence();
+    fence.migrate().await.unwrap();
+    db.execute("DROP SCHEMA tower_fence CASCADE").await;
+    fence.migrate().await.unwrap();
+    db.execute("DROP SCHEMA tower_fence CASCADE").await;
+    db.execute(&fence.schema_sql()).await;
+    fence.check().await.unwrap();
+    let guards = "SELECT count(*) FROM tower_fence.protected_tables WHERE enabled = 'A'";
+    assert_eq!(db.number(guards).await, 5);
+    let unprotected = "SELECT count(*) FROM tower_fence.unprotect('other') AS was WHERE was";
+    assert_eq!(db.number(unprotected).await, 0);
+    let open = "SELECT count(*) FROM pg_proc WHERE oid = 'audit'::regproc AND has_function_privilege('public', oid, 'EXECUTE')";
+    assert_eq!(db.number(open).await, 1);
+    assert_eq!(db.number("SELECT count(*) FROM called").await, 0);
+}

@@ -15,7 +15,7 @@ const CHECK: &str = "SELECT \
         AS is_migrated, \
     (SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_catalog.pg_proc AS p \
         WHERE (p.pronamespace = n.oid OR p.oid IN (SELECT t.tgfoid FROM pg_catalog.pg_trigger AS t \
-                WHERE t.tgname LIKE 'fence\\_guard\\_%')) \
+                WHERE pg_catalog.starts_with(t.tgname::pg_catalog.text, 'fence_guard_'))) \
             AND n.oid IS NOT NULL AND p.prosecdef \
             AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')) AS open_functions, \
     (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \

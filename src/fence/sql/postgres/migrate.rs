@@ -18,7 +18,9 @@ pub(super) async fn migrate(
 ) -> Result<(), MigrateError> {
     let schema = names.prefix().trim_end_matches('.');
     // For rows and tables, and for the advisory lock under which sqlx migrates: any role can take it.
-    conn.execute("SET lock_timeout = '10s'").await?;
+    // Another role may have operators and functions in a schema of the search path.
+    conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
+        .await?;
     let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
     // A first migration that failed half-way has left the history, and perhaps some tables.
     let has = async |conn: &mut PgConnection, table: &str| {
@@ -69,7 +71,7 @@ pub(super) fn script(names: &Names, failover_detection: bool) -> String {
         false => format!("SELECT set_config('{schema}.failover_detection', 'off', true);\n"),
     };
     format!(
-        "{create}{detection}{steps}\n\
+        "SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\
          SELECT set_config('{schema}.first_migration', 'on', true);\n{}",
         names.apply(RIGHTS)
     )
