@@ -311,7 +311,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// Its failure is answered as that of a handler's statement ([`DatabaseError`]); nothing is
     /// written, the token stays usable, and the fence stays where it was. The fence's
-    /// [`hold_limit`](Fence::hold_limit) bounds the whole: the hook of the [fence](Fence::on_begin), this one, and the
+    /// [`hold_limit`](Fence::hold_limit) bounds the whole: this hook and the
     /// handler. Over it, the answer is 503 `handler-timeout`.
     ///
     /// It runs in each mode of the layer. Behind a [`deferred`](Self::deferred) one it runs when the
