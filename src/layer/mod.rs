@@ -311,12 +311,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// Its failure is answered as that of a handler's statement ([`DatabaseError`]); nothing is
     /// written, the token stays usable, and the fence stays where it was. The fence's
-    /// [`hold_limit`](Fence::hold_limit) bounds the whole: this hook and the
-    /// handler. Over it, the answer is 503 `handler-timeout`.
+    /// [`hold_limit`](Fence::hold_limit) bounds this hook and the handler together. Over it, the answer is 503 `handler-timeout`.
     ///
     /// It runs in each mode of the layer. Behind a [`deferred`](Self::deferred) one it runs when the
     /// handler begins, and [`PendingWrite::write`] takes an open transaction instead of a single
-    /// statement. It does not run for what has no transaction: a read, fenced or not, and the
+    /// statement. It does not run if there is no transaction: for a read without a token, and for the
     /// answer to a repetition under an idempotency key.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self
