@@ -61,7 +61,7 @@
 //! - Each resource that was named with an admissible token keeps a row, and, where grants are announced,
 //!   each that was ever leased, until [`Fence::remove_idle`]. Do not delete rows by hand: older tokens would be
 //!   admitted again. Records of idempotency keys are removed by [`Fence::remove_expired_keys`].
-//!   [`Fence::maintain`] does both, now and then.
+//!   [`Fence::maintain`] does both at an interval.
 //! - A token that is far too high closes its resource: everything below is stale from then on. An
 //!   issuer whose grants are announced outranks it; otherwise [`Fence::reset`] takes it back.
 

@@ -278,9 +278,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             // It may have been answered before, whatever became of its token.
             return Ok(Some((keys, id)));
         }
-        self.fence
-            .check_stale(claims, self.token_use)
-            .map_err(AdmitError::from)?;
+        // As the database will judge it: a read is admitted as a reusable write.
+        let token_use = match parts.method.is_safe() {
+            true => TokenUse::Reusable,
+            false => self.token_use,
+        };
+        let known = self.fence.check_stale(claims, token_use);
+        known.map_err(AdmitError::from)?;
         Ok(None)
     }
 
