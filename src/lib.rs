@@ -211,7 +211,7 @@ mod wire;
 
 #[cfg(feature = "_fence")]
 pub use self::fence::{
-    AdmitError, Admitted, AllAdmitted, Claim, Claims, CommitError, Fence, FenceDatabase, FencedTx,
+    AdmitError, Admitted, Claim, Claims, CommitError, Fence, FenceBuilder, FenceDatabase, FencedTx,
     TokenUse,
 };
 pub use self::live_tokens::LiveTokens;

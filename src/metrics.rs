@@ -15,7 +15,7 @@
 //! | `tower_fence_replayed_total` | writes that were answered from the record of their idempotency key | it rises: clients get no answers |
 //! | `tower_fence_commit_failures_total{problem}` | transactions that were not committed although the handler had succeeded | any `transaction-aborted` or `transaction-escaped`: a bug in a handler |
 //! | `tower_fence_admission_seconds` | histogram: from the body's end to the admission, a refusal or a replay; waits for the resource and the pool included | its tail nears `lock_wait` or `pool_wait` |
-//! | `tower_fence_hold_seconds` | histogram: from the admission to the end of the transaction | its tail nears `hold_limit`; others wait that long |
+//! | `tower_fence_hold_seconds` | histogram: from the admission to the end of the transaction | its tail nears `hold_timeout`; others wait that long |
 //! | `tower_fence_leases_granted_total` | leases that the issuer has granted | it stops |
 //! | `tower_fence_grants_outranked_total` | grants that were announced below what the resource had seen, and were granted anew above it (a renewal: lost) | any: somebody sent a token from elsewhere, or a forged one; `Fence::reset` is the cure |
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |

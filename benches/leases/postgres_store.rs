@@ -46,7 +46,7 @@ impl PostgresStore {
             .block_on(fence.migrate())
             .expect("the fence's tables");
         let leases = |fence| PostgresLeases::new(fence).max_waiters_per_resource(MAX_WAITERS);
-        let fence_of_reusing = Fence::new(reusing).reuse_connections(true);
+        let fence_of_reusing = Fence::builder().reuse_connections(true).build(reusing);
         // What `leases` spawns.
         let _runtime = runtime.enter();
         Self {

@@ -73,7 +73,9 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
     let route = || Router::new().route("/{sku}", post(fenced));
     let layer = || FenceLayer::new(fence.clone(), PathParam("sku"));
     // Clones of one: they share the connections that are kept.
-    let reusing = fence.clone().reuse_connections(true);
+    let reusing = Fence::builder()
+        .reuse_connections(true)
+        .build(fence.pool().clone());
     let reusing = || FenceLayer::new(reusing.clone(), PathParam("sku"));
     let keys = Idempotency::optional();
     let app = |name, carries, when_hot, router| App {

@@ -36,7 +36,7 @@ pub fn router<DB: Stock, L: Operate + Clone>(
     leases: L,
     token_keys: Option<TokenKeys>,
 ) -> Router {
-    let pool = fence.get_pool().clone();
+    let pool = fence.pool().clone();
     // A client without an answer to its write repeats it under its key. All clients share their keys, because this service
     // authenticates nobody; without a principal, a key that comes with cookies is refused.
     let keys = Idempotency::optional().principal(|_| "anybody");

@@ -71,7 +71,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let pool = PgPoolOptions::new()
                 .max_connections(16)
                 .acquire_timeout(Duration::from_secs(5));
-            let fence = Fence::connect_with(pool, url.parse()?).await?;
+            let fence = Fence::builder().connect_with(pool, url.parse()?).await?;
             run(listener, addr, fence, "Postgres", metrics).await
         }
         Some(url) if url.starts_with("sqlite:") => {
@@ -94,7 +94,9 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<Fence<sqlx::Sqlit
     let options = options
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal);
-    Fence::connect_with(SqlitePoolOptions::new().max_connections(8), options).await
+    Fence::builder()
+        .connect_with(SqlitePoolOptions::new().max_connections(8), options)
+        .await
 }
 
 /// The service, with its playground at `/` and its console at `/console`. A console is for operators alone: outside of an
@@ -105,7 +107,7 @@ fn routes<DB: Stock, L: Operate + Clone>(
     keys: Option<TokenKeys>,
 ) -> Router {
     let console = console::router(fence.clone(), leases.clone());
-    let playground = playground::router(fence.get_pool().clone());
+    let playground = playground::router(fence.pool().clone());
     app::router(fence, leases, keys)
         .merge(playground)
         .nest_service("/console", console)
@@ -145,7 +147,7 @@ async fn run<DB: Stock + LeaseDatabase>(
         Some(_) => "signed and verified, with TOKEN_KEY",
         None => "plain numbers, which anybody may make up; TOKEN_KEY signs them",
     };
-    let pool = fence.get_pool().clone();
+    let pool = fence.pool().clone();
     fence.migrate().await?;
     let maintained = fence.clone();
     tokio::spawn(async move { maintained.maintain(Duration::from_secs(60 * 60)).await });

@@ -30,7 +30,7 @@ pub async fn run(
     ttl: Duration,
     pace: Duration,
 ) -> Result<(), Box<dyn Error>> {
-    let pool = fence.get_pool().clone();
+    let pool = fence.pool().clone();
     sqlx::raw_sql(shop::TABLES).execute(&pool).await?;
     let relay = Relay {
         pool,

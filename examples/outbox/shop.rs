@@ -19,7 +19,7 @@ pub async fn run(
     pace: Duration,
     changes: u64,
 ) -> Result<(), Box<dyn Error>> {
-    sqlx::raw_sql(TABLES).execute(fence.get_pool()).await?;
+    sqlx::raw_sql(TABLES).execute(fence.pool()).await?;
     let holder = Holder::new(PostgresLeases::new(fence.clone())).wait(Duration::from_secs(30));
     for sku in SKUS.into_iter().cycle().take(changes as usize) {
         sleep(pace).await;

@@ -27,7 +27,7 @@ struct Event {
 }
 
 pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error>> {
-    let pool = fence.get_pool().clone();
+    let pool = fence.pool().clone();
     sqlx::raw_sql(TABLES).execute(&pool).await?;
     // A relay sends many events under one token.
     let layer = FenceLayer::new(fence, PathParam("stream")).reusable();
@@ -57,7 +57,7 @@ async fn hear(
     Path(_stream): Path<String>,
     Json(event): Json<Event>,
 ) -> Result<StatusCode, StatusCode> {
-    let token = tx.admitted().token.get();
+    let token = tx.admitted().token().get();
     let heard = async {
         sqlx::query(
             "INSERT INTO price_list VALUES ($1, $2, $3) \

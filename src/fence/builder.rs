@@ -1,9 +1,18 @@
-//! The settings of a fence.
+//! [`FenceBuilder`]: the settings of a fence.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use sqlx::{Connection, Pool, pool::PoolOptions};
+use tokio::sync::Semaphore;
 
 use super::{
     Fence,
+    conn::Connections,
     settings::Limits,
     sql::{FenceDatabase, Names},
 };
@@ -16,98 +25,126 @@ use super::{
 #[non_exhaustive]
 pub struct InvalidSchema;
 
-impl<DB: FenceDatabase> Fence<DB> {
-    /// How long to wait for a connection of the pool. Default: 5 s.
+/// Makes a [`Fence`] with other settings than the default ones.
+///
+/// ```
+/// # fn build(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tower_fence::Fence;
+///
+/// let fence = Fence::builder()
+///     .schema("shop_fence")?
+///     .lock_timeout(Duration::from_secs(2))
+///     .build(pool);
+/// # let _ = fence;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct FenceBuilder<DB> {
+    limits: Limits,
+    schema: Option<String>,
+    reuse_connections: Option<bool>,
+    transaction_pooling: bool,
+    failover_detection: bool,
+    database: PhantomData<fn() -> DB>,
+}
+
+impl<DB: FenceDatabase> FenceBuilder<DB> {
+    pub(super) fn new() -> Self {
+        Self {
+            limits: Limits::default(),
+            schema: None,
+            reuse_connections: None,
+            transaction_pooling: false,
+            failover_detection: true,
+            database: PhantomData,
+        }
+    }
+
+    /// The timeout of the wait for a connection of the pool. Default: 5 s.
     ///
     /// The pool's own `acquire_timeout` applies as well; the shorter of the two decides.
-    #[must_use]
-    pub const fn pool_wait(mut self, limit: Duration) -> Self {
-        self.limits.pool_wait = limit;
+    pub const fn pool_timeout(mut self, timeout: Duration) -> Self {
+        self.limits.pool_timeout = timeout;
         self
     }
 
     /// The timeout of each wait for a lock: in the queue of this process for the resource, for the row
     /// lock, and for any other lock that a statement of the transaction needs. Default: 5 s each. At least
     /// 1 ms.
-    #[must_use]
-    pub const fn lock_wait(mut self, limit: Duration) -> Self {
-        self.limits.lock_wait = limit;
+    pub const fn lock_timeout(mut self, timeout: Duration) -> Self {
+        self.limits.lock_timeout = timeout;
         self
     }
 
     /// How long a transaction may hold its row locks once it has all of them. Default: 10 s. At least 1 ms.
     ///
-    /// It bounds the whole: the hooks at BEGIN and the handler together. `FenceLayer` ends a handler that takes
-    /// longer. On Postgres the server does so as well, so that a process that is frozen loses its transaction: it ends
-    /// one that is idle for a second longer than this, and a statement that takes longer than this and
-    /// [`lock_wait`](Self::lock_wait) together. From Postgres 17 on, it also ends a transaction that takes a second
-    /// longer than all of its waits may: [`lock_wait`](Self::lock_wait) and [`answer_wait`](Self::answer_wait) for each
-    /// resource and for the idempotency key, this limit, and [`answer_wait`](Self::answer_wait) for COMMIT.
-    #[must_use]
-    pub const fn hold_limit(mut self, limit: Duration) -> Self {
-        self.limits.hold = limit;
+    /// It bounds the hooks at BEGIN and the handler together. `FenceLayer` ends a handler that takes
+    /// longer. Postgres does so as well, so that a process that is frozen loses its transaction. The server ends
+    /// a transaction that is idle for a second longer than this, and a statement that takes longer than this and
+    /// [`lock_timeout`](Self::lock_timeout) together. From Postgres 17 on, it also ends a transaction that takes a
+    /// second longer than the sum of its timeouts: [`lock_timeout`](Self::lock_timeout) and
+    /// [`answer_timeout`](Self::answer_timeout) for each resource and for the idempotency key, this one, and
+    /// [`answer_timeout`](Self::answer_timeout) for COMMIT.
+    pub const fn hold_timeout(mut self, timeout: Duration) -> Self {
+        self.limits.hold_timeout = timeout;
         self
     }
 
-    /// How long to wait for the database's answer to BEGIN, COMMIT or a statement of the fence,
-    /// beyond the wait for locks. Default: 5 s.
-    #[must_use]
-    pub const fn answer_wait(mut self, limit: Duration) -> Self {
-        self.limits.answer_wait = limit;
+    /// The timeout of the database's answer to BEGIN, COMMIT or a statement of the fence, beyond the
+    /// wait for locks. Default: 5 s.
+    pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.limits.answer_timeout = timeout;
         self
     }
 
-    /// Whether connections go from write to write, past the pool. Default: no.
+    /// Whether connections go from write to write, past the pool. Default: no, and yes for a pool that
+    /// the fence opens itself ([`connect`](Self::connect)).
     ///
-    /// By default each use takes a connection from the pool, in the task that asks, and gives it back
-    /// afterwards: `test_before_acquire`, `before_acquire` and `after_release` see each one, and find
-    /// the task-locals of the request. (Where a request is dropped while a connection is tested for
-    /// it, another task sees that through, without them; nobody uses that connection before it is
+    /// If not, each use takes a connection from the pool, in the task that needs it, and returns it
+    /// afterwards: `test_before_acquire`, `before_acquire` and `after_release` run for each use, and see
+    /// the task-locals of the request. (If a request is dropped while a connection is tested for it,
+    /// another task completes the test, without them, and nothing uses that connection before it is
     /// taken again.) What a handler sets on its session, as by `SET` without `LOCAL`, stays until a
     /// hook resets it, as with any use of the pool.
     ///
     /// These hooks cost round trips. Choose `true` if no hook has to see each use, and if the next write may
     /// see the session settings that one write leaves. Then:
     ///
-    /// - An idle connection is taken untested, since BEGIN is as good a test as a ping: where it
-    ///   turns out to be dead, another one is taken.
+    /// - An idle connection is taken untested, since BEGIN is as good a test as a ping. If the connection
+    ///   is closed, another one is taken.
     /// - After its write, a connection goes to the first waiter in the queue of this fence. If there is none,
-    ///   it is kept for 20 ms. Waiters are served in order, and the pool
-    ///   is asked in another task. The pool sees a connection again after a second at most. While
-    ///   others of the application may be waiting for one, the pool gets one back every ten
-    ///   milliseconds.
+    ///   it is kept for 20 ms. Waiters are served in order, and the pool is asked in another task. The
+    ///   pool gets a connection back after a second at most, and every ten milliseconds while other
+    ///   tasks of the application may be waiting for one.
     /// - On Postgres the next transaction begins with the COMMIT of the one before on the same
     ///   connection. `now()` in a write may so be up to five milliseconds older than its request. It
-    ///   is never older than that of the last write to the same resource, unless it waited for that
-    ///   one's lock. Where the answer to COMMIT takes longer than that, another one begins.
-    ///
-    /// Set this before the fence is cloned: its clones share the kept connections.
-    #[must_use]
-    pub fn reuse_connections(mut self, yes: bool) -> Self {
-        self.connections = self.connections.reusing(yes);
+    ///   is never older than that of the last write to the same resource, unless it waited for the lock of
+    ///   that write. If the answer to COMMIT takes longer than that, another transaction begins.
+    pub const fn reuse_connections(mut self, yes: bool) -> Self {
+        self.reuse_connections = Some(yes);
         self
     }
 
     /// Whether a pooler that gives each transaction a server of its own stands between this process
     /// and Postgres, as PgBouncer with `pool_mode = transaction`. Default: no.
     ///
-    /// Then no transaction begins before its request, and [`write`](Self::write) runs in an open
+    /// Then no transaction begins before its request, and [`Fence::write`] runs in an open
     /// transaction, since its statement could be prepared on one server and executed on another. Each transaction
     /// begins with `DEALLOCATE ALL`, since other clients may have left statements of the same names.
     /// sqlx's cache of statements has to be off: `PgConnectOptions::statement_cache_capacity(0)`.
-    #[must_use]
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
-        self.connections.transaction_pooling = yes;
-        self.limits.shared_session = yes;
+        self.transaction_pooling = yes;
         self
     }
 
-    /// Sets the schema of the fence's tables and functions. On Postgres it is a schema, by default
-    /// `tower_fence`. On SQLite it is the name of the connection's database, by default `main`, or the name
-    /// under which a file was attached.
+    /// The schema of the fence's tables and functions. Default on Postgres: `tower_fence`. On SQLite it is
+    /// the name of the connection's database, by default `main`, or the name under which a file was
+    /// attached.
     ///
-    /// If each tenant has a schema with tables of its own, each needs a fence of its own, too: it shares
-    /// the pool with this one, and no cache.
+    /// If each tenant has a schema with tables of its own, each needs a fence of its own, too. They can
+    /// share one pool.
     ///
     /// # Errors
     ///
@@ -123,27 +160,80 @@ impl<DB: FenceDatabase> Fence<DB> {
         {
             return Err(InvalidSchema);
         }
-        self.names = Arc::new(Names::new(DB::prefix(Some(name))));
-        self.checked = Arc::default();
-        self.queues = Arc::default();
-        self.stale = Arc::default();
-        self.handed_out = Arc::default();
+        self.schema = Some(name.to_owned());
         Ok(self)
     }
 
-    /// Whether [`migrate`](Self::migrate) demands that Postgres shows its timeline, by which the fence
+    /// Whether [`Fence::migrate`] demands that Postgres shows its timeline, by which the fence
     /// notices that a standby was promoted or that the server was restored. Default: yes.
     ///
     /// Some services keep `pg_walfile_name` from their customers. Without it the fence notices no
-    /// failover: after each promotion and each restore, [`after_failover`](Self::after_failover) has to
+    /// failover: after each promotion and each restore, [`Fence::after_failover`] has to
     /// be called before any client writes, or a confirmed write can be lost.
-    #[must_use]
     pub const fn failover_detection(mut self, yes: bool) -> Self {
         self.failover_detection = yes;
         self
     }
 
-    pub(crate) const fn limits(&self) -> Limits {
-        self.limits
+    /// Makes the fence over a pool, `Pool<Postgres>` or `Pool<Sqlite>`.
+    #[must_use]
+    pub fn build(self, pool: Pool<DB>) -> Fence<DB> {
+        let half_of_pool = (pool.options().get_max_connections() as usize / 2).max(1);
+        let reuse = self.reuse_connections.unwrap_or(false);
+        Fence {
+            connections: Connections::new(pool, reuse, self.transaction_pooling),
+            limits: Limits {
+                shared_session: self.transaction_pooling,
+                ..self.limits
+            },
+            queues: Arc::default(),
+            blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
+            stale: Arc::default(),
+            names: Arc::new(Names::new(DB::prefix(self.schema.as_deref()))),
+            failover_detection: self.failover_detection,
+            checked: Arc::new(OnceLock::new()),
+            handed_out: Arc::default(),
+        }
+    }
+
+    /// Opens a pool for the fence, with the database's default options, such as at most 10 connections,
+    /// and makes the fence over it. Connections go from write to write unless
+    /// [`reuse_connections`](Self::reuse_connections) says otherwise.
+    ///
+    /// # Errors
+    ///
+    /// sqlx's error, if the URL is invalid or the database cannot be reached.
+    pub async fn connect(self, url: &str) -> sqlx::Result<Fence<DB>> {
+        self.connect_with(PoolOptions::new(), url.parse()?).await
+    }
+
+    /// Like [`connect`](Self::connect), with options of the pool and of its connections.
+    ///
+    /// If connections are reused, `after_connect` runs for each connection, and `before_acquire` and
+    /// `after_release` rarely between two writes. A SQLite in memory gets one connection that stays open.
+    ///
+    /// # Errors
+    ///
+    /// sqlx's error, if the database cannot be reached.
+    pub async fn connect_with(
+        mut self,
+        pool: PoolOptions<DB>,
+        options: <DB::Connection as Connection>::Options,
+    ) -> sqlx::Result<Fence<DB>> {
+        let pool: Pool<DB> = DB::own_pool(pool, &options).connect_with(options).await?;
+        self.reuse_connections.get_or_insert(true);
+        Ok(self.build(pool))
+    }
+}
+
+impl<DB> fmt::Debug for FenceBuilder<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceBuilder")
+            .field("limits", &self.limits)
+            .field("schema", &self.schema)
+            .field("reuse_connections", &self.reuse_connections)
+            .field("transaction_pooling", &self.transaction_pooling)
+            .field("failover_detection", &self.failover_detection)
+            .finish()
     }
 }

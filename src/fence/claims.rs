@@ -1,7 +1,7 @@
 //! What a request presents, and what a fence has admitted of it.
 //!
-//! A [`Claim`] is a token for a resource that nobody has checked yet. Only an admission makes an
-//! [`Admitted`] of it.
+//! A [`Claim`] is a token for a resource that was not checked yet. Only an admission makes
+//! [`Admitted`] of [`Claims`].
 
 use std::{cmp::Reverse, ops::Deref, sync::Arc};
 
@@ -63,57 +63,70 @@ impl Deref for Claims {
     }
 }
 
-/// What a fence has admitted: the resource and the token.
-///
-/// As an extractor it is the first resource that the request names; [`AllAdmitted`] has them all.
+/// The proof that a fence has admitted claims, at least one: each resource once, in the order in which
+/// they were named. Cheap to clone. Derefs to a slice of [`Claim`].
 ///
 /// ```
 /// use axum::{Router, routing::post};
 /// use tower_fence::Admitted;
 ///
 /// async fn write(admitted: Admitted) -> String {
-///     format!("{} under token {}", admitted.resource, admitted.token)
+///     format!("{} under token {}", admitted.resource(), admitted.token())
 /// }
 ///
 /// let app: Router = Router::new().route("/{sku}", post(write));
 /// # let _ = app;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Admitted {
-    /// The resource.
-    pub resource: Resource,
-    /// The token.
-    pub token: Token,
-}
+pub struct Admitted(Claims);
 
-/// Everything that a request or a transaction was admitted with, at least one: each resource once,
-/// in the order in which they were named. Cheap to clone. Derefs to a slice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AllAdmitted(Arc<[Admitted]>);
-
-impl AllAdmitted {
+impl Admitted {
     /// Claims that were admitted just now.
-    pub(super) fn of(claims: &Claims) -> Self {
-        let admitted = claims.iter().map(|claim| Admitted {
-            resource: claim.resource.clone(),
-            token: claim.token,
-        });
-        Self(admitted.collect())
+    pub(super) const fn new(claims: Claims) -> Self {
+        Self(claims)
     }
 
-    /// The one that was named first.
+    /// The resource; of several, the one that was named first.
     #[must_use]
-    pub fn first(&self) -> &Admitted {
-        // As many as claims, so there is one.
-        &self.0[0]
+    pub fn resource(&self) -> &Resource {
+        &self.0.first().resource
+    }
+
+    /// The token of that resource.
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.0.first().token
+    }
+
+    pub(super) const fn claims(&self) -> &Claims {
+        &self.0
     }
 }
 
-impl Deref for AllAdmitted {
-    type Target = [Admitted];
+impl Deref for Admitted {
+    type Target = [Claim];
 
-    fn deref(&self) -> &[Admitted] {
+    fn deref(&self) -> &[Claim] {
         &self.0
+    }
+}
+
+/// How often a token may write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TokenUse {
+    /// Once. A repeated request cannot apply twice.
+    #[default]
+    SingleUse,
+    /// As often as its holder likes, until a newer token is seen.
+    Reusable,
+}
+
+impl TokenUse {
+    /// The highest token that is dead when `token` was admitted.
+    pub(super) const fn dead(self, token: Token) -> i64 {
+        match self {
+            Self::SingleUse => token.get(),
+            Self::Reusable => token.get() - 1,
+        }
     }
 }

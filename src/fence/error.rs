@@ -57,6 +57,23 @@ impl From<Failure> for AdmitError {
     }
 }
 
+/// What the failed COMMIT of a transaction that only raises the fence, or reads, means to its caller: the
+/// fence may be where it was.
+impl From<CommitError> for AdmitError {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::Busy(cause) => Self::Busy(cause),
+            CommitError::Aborted(cause)
+            | CommitError::Unfenced(cause)
+            | CommitError::Unavailable(cause)
+            | CommitError::OutcomeUnknown(cause) => Self::Unavailable(cause),
+            CommitError::Unfinished | CommitError::Escaped | CommitError::Unrecorded => {
+                Self::Unavailable(sqlx::Error::BeginFailed.into())
+            }
+        }
+    }
+}
+
 /// Why a transaction was not committed, or is not known to be.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -1,12 +1,12 @@
 //! The resource side, without HTTP: [`Fence`] checks a token in the transaction that writes.
 //!
-//! 1. A resource has one row, with `max_token`: the highest token that is dead.
-//! 2. A token is admissible when it is greater than `max_token`. One statement checks that and
-//!    moves `max_token`, in the transaction of the caller's own writes; the row stays locked until
-//!    they commit.
-//! 3. A [single-use](TokenUse::SingleUse) write leaves `max_token` at the token: it never writes
-//!    twice. A [reusable](TokenUse::Reusable) one leaves it one below: its holder may write again,
-//!    everyone older is dead.
+//! 1. A resource has one row, with `max_token`: the highest stale token.
+//! 2. A token is admitted if it is greater than `max_token`. One statement checks that and raises
+//!    `max_token`, in the transaction of the caller's own writes. The row stays locked until they
+//!    commit.
+//! 3. A [single-use](TokenUse::SingleUse) write raises `max_token` to its token, which never writes
+//!    again. A [reusable](TokenUse::Reusable) one raises it to one below: its holder may write again,
+//!    and older tokens are stale.
 //!
 //! # Example
 //!
@@ -40,14 +40,14 @@
 //! # Deployment
 //!
 //! - [`Fence::connect`] opens a pool for the fence and for the application. [`Fence::new`] takes a pool that
-//!   the application has: each use takes a connection from it in the task that asks, and gives it back, so
-//!   its `before_acquire` and `after_release` see all of them, with the task-locals of the request.
+//!   the application has: each use takes a connection from it in the task that needs it, and returns it, so
+//!   its `before_acquire` and `after_release` run for each use, with the task-locals of the request.
+//!   [`Fence::builder`] sets timeouts, the schema, and how connections are used.
 //! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which writers
 //!   wait without a connection of the pool, and the cache of stale tokens, from which stale writers are
-//!   refused without asking the database (for ten seconds at a time). A fence with another
-//!   [`schema`](Fence::schema) has its own.
-//! - The connection of a dropped request is closed if its statement goes on, and Postgres, which looks
-//!   every second whether the client is connected, ends the statement.
+//!   refused without a query for up to ten seconds.
+//! - If a request is dropped while its statement runs, the connection is closed. Postgres checks every
+//!   second whether the client is still connected, and ends the statement.
 //! - [`migrate`](Fence::migrate) makes the tables, with a migration history of their own: on Postgres in
 //!   the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also makes the
 //!   functions that are the rules of the fence; [other programs](crate::guide#16-seaorm-diesel-and-other-languages)
@@ -56,26 +56,24 @@
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together. Epochs and raises (of a grant, a fenced read, a failed handler) are durable even so: their
 //!   transactions wait for the disk. (On SQLite that is `PRAGMA synchronous`: leave it at FULL, its
-//!   default.) After a failover every token of before is dead:
+//!   default.) After a failover all earlier tokens are stale:
 //!   [when the database fails over](crate::deployment#when-the-database-fails-over).
 //! - Each resource that was named with an admissible token keeps a row, and, where grants are announced,
 //!   each that was ever leased, until [`Fence::remove_idle`]. Do not delete rows by hand: older tokens would be
 //!   admitted again. Records of idempotency keys are removed by [`Fence::remove_expired_keys`].
 //!   [`Fence::maintain`] does both at an interval.
-//! - A token that is far too high closes its resource: everything below is stale from then on. An
-//!   issuer whose grants are announced outranks it; otherwise [`Fence::reset`] takes it back.
+//! - A token that is far too high blocks its resource: all lower tokens are stale from then on. An
+//!   issuer whose grants are announced grants above it; otherwise [`Fence::reset`] lowers `max_token`.
 
 mod builder;
 mod claims;
 mod conn;
-mod connect;
 mod error;
 mod fault;
 mod local;
 mod ops;
 mod settings;
 mod sql;
-mod token_use;
 mod tx;
 
 use std::{
@@ -87,12 +85,11 @@ use sqlx::Pool;
 use tokio::sync::Semaphore;
 
 pub use self::{
-    builder::InvalidSchema,
-    claims::{Admitted, AllAdmitted, Claim, Claims},
+    builder::{FenceBuilder, InvalidSchema},
+    claims::{Admitted, Claim, Claims, TokenUse},
     error::{AdmitError, CommitError, StaleToken, WriteError},
     ops::{FenceRow, FenceState, ResetError},
     sql::FenceDatabase,
-    token_use::TokenUse,
     tx::FencedTx,
 };
 use self::{
@@ -103,10 +100,9 @@ use self::{
 };
 pub(crate) use self::{
     fault::{Fault, HandlerFault},
-    local::Permit,
     ops::{KeyedRequest, Once, OnceError, Written, typed},
     sql::{RecordId, Statement, StoredResponse},
-    tx::{Slot, SlotEnd, Transaction},
+    tx::{Closed, Place, Slot, Transaction},
 };
 
 /// [`FencedTx`] on Postgres.
@@ -134,25 +130,53 @@ pub struct Fence<DB: FenceDatabase> {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// A fence over a pool, `Pool<Postgres>` or `Pool<Sqlite>`, with the default limits.
+    /// A fence over a pool of the application, `Pool<Postgres>` or `Pool<Sqlite>`, with the default
+    /// settings. The pool's hooks run for each use.
     pub fn new(pool: Pool<DB>) -> Self {
-        let half_of_pool = (pool.options().get_max_connections() as usize / 2).max(1);
-        Self {
-            connections: Connections::new(pool),
-            limits: Limits::default(),
-            queues: Arc::default(),
-            blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
-            stale: Arc::default(),
-            names: Arc::new(Names::new(DB::prefix(None))),
-            failover_detection: true,
-            checked: Arc::default(),
-            handed_out: Arc::default(),
-        }
+        Self::builder().build(pool)
     }
 
-    /// The pool that it was made with.
-    pub fn get_pool(&self) -> &Pool<DB> {
+    /// Opens a pool for this fence, and returns a fence whose connections go from write to write
+    /// ([`reuse_connections`](FenceBuilder::reuse_connections)): the fastest way to write under a token.
+    ///
+    /// The application can use the same pool: [`pool`](Self::pool). It has sqlx's default options, such
+    /// as at most 10 connections, and one connection to a SQLite in memory;
+    /// [`FenceBuilder::connect_with`] takes other options. A pool that the application has already, with
+    /// hooks that see each use, is for [`new`](Self::new).
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_fence::Fence;
+    ///
+    /// let fence = Fence::<sqlx::Postgres>::connect("postgres://localhost/shop").await?;
+    /// fence.migrate().await?;
+    /// let stock: i64 = sqlx::query_scalar("SELECT sum(stock) FROM inventory")
+    ///     .fetch_one(fence.pool())
+    ///     .await?;
+    /// # let _ = stock;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// sqlx's error, if the URL is invalid or the database cannot be reached.
+    pub async fn connect(url: &str) -> sqlx::Result<Self> {
+        Self::builder().connect(url).await
+    }
+
+    /// Begins a fence with settings of its own.
+    pub fn builder() -> FenceBuilder<DB> {
+        FenceBuilder::new()
+    }
+
+    /// The pool of this fence.
+    pub fn pool(&self) -> &Pool<DB> {
         self.connections.pool()
+    }
+
+    pub(crate) const fn limits(&self) -> Limits {
+        self.limits
     }
 }
 

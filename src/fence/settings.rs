@@ -9,10 +9,10 @@ use super::claims::Claims;
 /// The time limits of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    pub(crate) pool_wait: Duration,
-    pub(crate) lock_wait: Duration,
-    pub(crate) hold: Duration,
-    pub(crate) answer_wait: Duration,
+    pub(crate) pool_timeout: Duration,
+    pub(crate) lock_timeout: Duration,
+    pub(crate) hold_timeout: Duration,
+    pub(crate) answer_timeout: Duration,
     /// How many row locks a transaction takes, each with a wait of its own.
     pub(super) locks: u32,
     /// Whether COMMIT waits for the disk, even if the session does not.
@@ -24,7 +24,7 @@ pub(crate) struct Limits {
 impl Limits {
     /// How long a statement of the fence may take, the wait for the row lock included.
     pub(super) const fn statement(self) -> Duration {
-        self.lock_wait.saturating_add(self.answer_wait)
+        self.lock_timeout.saturating_add(self.answer_timeout)
     }
 
     /// The same, for transactions that take the row locks of these.
@@ -36,12 +36,12 @@ impl Limits {
     }
 
     /// What bounds a transaction.
-    pub(super) const fn transaction(self, key_wait: Option<Duration>) -> TransactionLimits {
+    pub(super) const fn transaction(self, key_timeout: Option<Duration>) -> TransactionLimits {
         TransactionLimits {
-            lock_wait: self.lock_wait,
-            hold: self.hold,
-            key_wait,
-            whole: self.whole(key_wait),
+            lock_timeout: self.lock_timeout,
+            hold_timeout: self.hold_timeout,
+            key_timeout,
+            whole: self.whole(key_timeout),
             durable: self.durable,
             shared_session: self.shared_session,
         }
@@ -49,25 +49,25 @@ impl Limits {
 
     /// The longest that a transaction takes whose waits all stay within their limits: the claim of a key, an admission for
     /// each lock, the hooks and the handler, and COMMIT.
-    const fn whole(self, key_wait: Option<Duration>) -> Duration {
-        let claim = match key_wait {
-            Some(key_wait) => key_wait.saturating_add(self.answer_wait),
+    const fn whole(self, key_timeout: Option<Duration>) -> Duration {
+        let claim = match key_timeout {
+            Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
             None => Duration::ZERO,
         };
         claim
             .saturating_add(self.statement().saturating_mul(self.locks))
-            .saturating_add(self.hold)
-            .saturating_add(self.answer_wait)
+            .saturating_add(self.hold_timeout)
+            .saturating_add(self.answer_timeout)
     }
 }
 
 /// The time limits of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TransactionLimits {
-    pub(super) lock_wait: Duration,
-    pub(super) hold: Duration,
+    pub(super) lock_timeout: Duration,
+    pub(super) hold_timeout: Duration,
     /// How long to wait for the first lock, where that is one of an idempotency key.
-    pub(super) key_wait: Option<Duration>,
+    pub(super) key_timeout: Option<Duration>,
     /// How long all of it may take.
     pub(super) whole: Duration,
     /// Whether its COMMIT waits for the disk, even if its session does not.
@@ -79,10 +79,10 @@ pub(crate) struct TransactionLimits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            pool_wait: Duration::from_secs(5),
-            lock_wait: Duration::from_secs(5),
-            hold: Duration::from_secs(10),
-            answer_wait: Duration::from_secs(5),
+            pool_timeout: Duration::from_secs(5),
+            lock_timeout: Duration::from_secs(5),
+            hold_timeout: Duration::from_secs(10),
+            answer_timeout: Duration::from_secs(5),
             locks: 1,
             durable: false,
             shared_session: false,
@@ -104,26 +104,26 @@ mod tests {
     fn a_transaction_may_take_the_sum_of_its_waits() {
         let secs = Duration::from_secs;
         let limits = Limits {
-            pool_wait: secs(100_000),
-            lock_wait: secs(1_000),
-            hold: secs(100),
-            answer_wait: secs(1),
+            pool_timeout: secs(100_000),
+            lock_timeout: secs(1_000),
+            hold_timeout: secs(100),
+            answer_timeout: secs(1),
             locks: 1,
             durable: false,
             shared_session: false,
         };
         let several = Limits { locks: 3, ..limits };
-        for (limits, key_wait, whole) in [
+        for (limits, key_timeout, whole) in [
             // Admission, hooks and handler, COMMIT.
             (limits, None, 1_001 + 100 + 1),
             (several, None, 3 * 1_001 + 100 + 1),
             (limits, Some(secs(10_000)), 10_001 + 1_001 + 100 + 1),
             (several, Some(secs(0)), 1 + 3 * 1_001 + 100 + 1),
         ] {
-            assert_eq!(limits.transaction(key_wait).whole, secs(whole));
+            assert_eq!(limits.transaction(key_timeout).whole, secs(whole));
         }
         let longest = Limits {
-            lock_wait: Duration::MAX,
+            lock_timeout: Duration::MAX,
             ..several
         };
         assert_eq!(longest.transaction(None).whole, Duration::MAX);

@@ -9,7 +9,7 @@ use axum::{
 use http::request::Parts;
 
 use crate::{
-    fence::{Admitted, AllAdmitted, FenceDatabase, FencedTx, Slot},
+    fence::{Admitted, FenceDatabase, FencedTx, Slot},
     metrics,
     problem::{Problem, ProblemType},
 };
@@ -51,8 +51,8 @@ impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
 }
 
 /// The resources and the tokens of this request: of a write, or of a fenced read. A handler of
-/// plain reads as well takes `Option<AllAdmitted>`.
-impl<S: Sync> FromRequestParts<S> for AllAdmitted {
+/// plain reads as well takes `Option<Admitted>`.
+impl<S: Sync> FromRequestParts<S> for Admitted {
     type Rejection = NoTransaction;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
@@ -73,31 +73,11 @@ impl<S: Sync> FromRequestParts<S> for AllAdmitted {
     }
 }
 
-impl<S: Sync> OptionalFromRequestParts<S> for AllAdmitted {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        Ok(parts.extensions.get::<Self>().cloned())
-    }
-}
-
-/// The resource and the token of this request; of several, those that were named first. A handler
-/// of plain reads as well takes `Option<Admitted>`.
-impl<S: Sync> FromRequestParts<S> for Admitted {
-    type Rejection = NoTransaction;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
-        let all = <AllAdmitted as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        Ok(all.first().clone())
-    }
-}
-
 impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        let all = parts.extensions.get::<AllAdmitted>();
-        Ok(all.map(|all| all.first().clone()))
+        Ok(parts.extensions.get::<Self>().cloned())
     }
 }
 
@@ -203,7 +183,7 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::layer::refusal_log::captured;
+    use crate::layer::report::captured;
 
     #[test]
     fn a_forgotten_layer_is_logged_with_its_route_and_counted() {

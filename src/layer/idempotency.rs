@@ -105,10 +105,10 @@ impl Idempotency {
     }
 
     /// How long to wait for a request with the same key that is under way. Default: the fence's
-    /// [`lock_wait`](crate::Fence::lock_wait). At least 1 ms.
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout). At least 1 ms.
     ///
     /// For a request of another process the wait holds a connection of the pool. On SQLite, where a
-    /// write waits for all others, the fence's `lock_wait` decides then, and the answer is
+    /// write waits for all others, the fence's `lock_timeout` decides then, and the answer is
     /// `fence-busy`.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {

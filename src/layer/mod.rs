@@ -125,8 +125,6 @@
 //!   fence cannot be raised. Nor does a 500 beside which the log says so: a transaction that the
 //!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
 
-mod admitted;
-mod claims;
 mod extract;
 mod failure;
 mod idempotency;
@@ -136,9 +134,8 @@ mod openapi;
 mod path;
 mod pending;
 mod refusal;
-mod refusal_log;
+mod report;
 mod resource;
-mod rollback;
 mod service;
 mod settle;
 mod stored;
@@ -165,9 +162,9 @@ pub use self::{
     pending::PendingWrite,
     refusal::{BodyError, Refusal},
     resource::{ResourceError, ResourceFrom, Resources},
-    rollback::Rollback,
     service::FenceService,
     stored::UnstorableResponse,
+    verdict::Rollback,
     verification::Verification,
 };
 use crate::{
@@ -192,7 +189,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
                 header: FENCING_TOKEN,
                 token_use: TokenUse::SingleUse,
                 body_limit_bytes: 2 * 1024 * 1024,
-                body_wait: Duration::from_secs(10),
+                body_timeout: Duration::from_secs(10),
                 idempotency: None,
                 deferred: false,
                 known_epochs: false,
@@ -311,7 +308,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// Its failure is answered as that of a handler's statement ([`DatabaseError`]); nothing is
     /// written, the token stays usable, and the fence stays where it was. The fence's
-    /// [`hold_limit`](Fence::hold_limit) bounds this hook and the handler together. Over it, the answer is 503 `handler-timeout`.
+    /// [`hold_timeout`](crate::FenceBuilder::hold_timeout) bounds this hook and the handler together. Over it, the answer is 503 `handler-timeout`.
     ///
     /// It runs in each mode of the layer. Behind a [`deferred`](Self::deferred) one it runs when the
     /// handler begins, and [`PendingWrite::write`] takes an open transaction instead of a single
@@ -405,8 +402,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
 
     /// How long to wait for a fenced request's body. Default: 10 s.
     #[must_use]
-    pub const fn body_wait(mut self, limit: Duration) -> Self {
-        self.config.body_wait = limit;
+    pub const fn body_timeout(mut self, limit: Duration) -> Self {
+        self.config.body_timeout = limit;
         self
     }
 
@@ -448,7 +445,7 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .field("header", &self.config.header)
             .field("token_use", &self.config.token_use)
             .field("body_limit_bytes", &self.config.body_limit_bytes)
-            .field("body_wait", &self.config.body_wait)
+            .field("body_timeout", &self.config.body_timeout)
             .field("idempotency", &self.config.idempotency)
             .field("deferred", &self.config.deferred)
             .field("known_epochs", &self.config.known_epochs)

@@ -7,10 +7,10 @@ use http::request::Parts;
 use sqlx::{Execute, FromRow};
 
 use super::{
-    admitted,
     extract::{FencedBy, NoTransaction},
     on_begin::OnBegin,
     refusal::Refusal,
+    report,
 };
 use crate::fence::{
     AdmitError, Claim, Claims, CommitError, Fault, Fence, FenceDatabase, FencedTx, HandlerFault,
@@ -103,7 +103,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             return Err(CommitError::Escaped.into());
         }
         let tx = self.open().await.inspect_err(|error| self.refused(error))?;
-        admitted::for_write(self.slot.claims());
+        report::write_admitted(self.slot.claims());
         let lent = tx.begun_for(&self.slot);
         lent.ok_or_else(|| CommitError::Escaped.into())
     }
@@ -113,7 +113,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         let claims = self.slot.claims().clone();
         let tx = self.fence.begin_admitted(claims, self.token_use).await?;
         match &self.on_begin {
-            Some(on_begin) => on_begin.run(tx, self.fence.limits().hold).await,
+            Some(on_begin) => on_begin.run(tx, self.fence.limits().hold_timeout).await,
             None => Ok(tx),
         }
     }
@@ -167,7 +167,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             written.await
         };
         let written = written.inspect_err(|error| self.failed(error))?;
-        admitted::for_write(self.slot.claims());
+        report::write_admitted(self.slot.claims());
         match written {
             Written::Rows(rows) => {
                 self.slot.settle(Ok(()));

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::response::{IntoResponse, Response};
 
 use super::{
-    refusal_log,
+    report,
     resource::{ResourceError, Resources},
     stored::UnstorableResponse,
 };
@@ -183,9 +183,9 @@ impl Refusal {
         let problem = self.problem_type().name();
         if let Some(stale) = self.stale() {
             if stale.used {
-                refusal_log::used(stale);
+                report::used(stale);
             } else {
-                refusal_log::stale(stale);
+                report::stale(stale);
             }
         } else if matches!(self, Self::Forged(_)) {
             // Where the token was verified, a line was written, of a storm of them one a second.
@@ -390,8 +390,7 @@ mod tests {
     fn a_used_token_has_a_log_line_of_its_own() {
         // No other unit test is refused one, so that no line is suppressed.
         let used = stale(false, true);
-        let log =
-            refusal_log::captured(|| drop(Refusal::from(AdmitError::Stale(used)).into_response()));
+        let log = report::captured(|| drop(Refusal::from(AdmitError::Stale(used)).into_response()));
         let line = "refused a token that was used already";
         assert!(log.contains("WARN") && log.contains(line), "{log}");
         assert!(!log.contains("stale writer"), "{log}");

@@ -1,12 +1,15 @@
-//! Where the names of resources come from.
+//! Where the names of resources come from, and which token is for which resource.
 
 use std::{collections::HashSet, fmt};
 
 use http::request::Parts;
 
+use super::refusal::Refusal;
 use crate::{
+    fence::{Claim, Claims},
+    header::{FencingToken, MalformedToken},
     pattern::FillError,
-    token::{InvalidResource, Resource},
+    token::{InvalidResource, Resource, Token},
 };
 
 /// Finds the resources that a request is about: one, or several.
@@ -56,7 +59,7 @@ use crate::{
 /// }
 /// ```
 pub trait ResourceFrom: Clone + Send + Sync + 'static {
-    /// Finds the resources, within the fence's [`answer_wait`](crate::Fence::answer_wait).
+    /// Finds the resources, within the fence's [`answer_timeout`](crate::FenceBuilder::answer_timeout).
     ///
     /// # Errors
     ///
@@ -199,6 +202,49 @@ impl From<FillError> for ResourceError {
     }
 }
 
+/// Finds the token of each resource. A request for one resource may leave out the parameter
+/// `resource`; one for several may not, since the order of members says nothing.
+pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<Claims, Refusal> {
+    let named = resources.as_slice();
+    if tokens.is_empty() && !named.is_empty() {
+        return Err(Refusal::TokenRequired);
+    }
+    let stranger = |token: &FencingToken| {
+        let resource = token.resource.as_ref();
+        resource
+            .filter(|&resource| !named.contains(resource))
+            .cloned()
+    };
+    let found = tokens.len();
+    if named.len() == 1 && found > 1 {
+        return Err(MalformedToken::Count { found }.into());
+    }
+    if named.len() > 1 && tokens.iter().any(|token| token.resource.is_none()) {
+        return Err(MalformedToken::Unnamed.into());
+    }
+    if let Some(token_resource) = tokens.iter().find_map(stranger) {
+        return Err(Refusal::WrongResource {
+            resources,
+            token_resource,
+        });
+    }
+    let claims = named.iter().map(|resource| {
+        let token = token_for(resource, &tokens);
+        let missing = || Refusal::TokenMissing(resource.clone());
+        Ok(Claim::new(resource.clone(), token.ok_or_else(missing)?))
+    });
+    let claims = claims.collect::<Result<Vec<_>, Refusal>>()?;
+    Claims::new(claims).ok_or_else(|| ResourceError::Nothing.into())
+}
+
+fn token_for(resource: &Resource, tokens: &[FencingToken]) -> Option<Token> {
+    let made_for = |token: &&FencingToken| {
+        let named = token.resource.as_ref();
+        named.is_none_or(|named| named == resource)
+    };
+    tokens.iter().find(made_for).map(|token| token.token)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,5 +254,14 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
         assert_eq!(Resources::from(a.clone()).to_string(), "a");
         assert_eq!(Resources::from([a, b]).to_string(), "a, b");
+    }
+
+    #[test]
+    fn a_request_without_a_token_and_one_without_a_resource_are_told_apart() {
+        let resource = Resource::new("a").unwrap();
+        let missing = claims(vec![], resource.into()).unwrap_err();
+        assert!(matches!(missing, Refusal::TokenRequired));
+        let nothing = claims(vec![], Vec::new().into()).unwrap_err();
+        assert!(matches!(nothing, Refusal::Resource(ResourceError::Nothing)));
     }
 }

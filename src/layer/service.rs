@@ -22,17 +22,17 @@ use tower_service::Service;
 use tracing::{Instrument, Span, field::Empty};
 
 use super::{
-    FenceLayer, admitted,
-    claims::claims,
+    FenceLayer,
     extract::{FencedBy, PlainRead},
     idempotency::Idempotency,
     on_begin::{self, Hook, OnBegin},
     pending::PendingWrite,
     refusal::Refusal,
-    resource::{ResourceError, ResourceFrom},
-    rollback::CommitIf,
+    report,
+    resource::{ResourceError, ResourceFrom, claims},
     settle::{run, settle},
     stored::replay,
+    verdict::CommitIf,
     verification::Verification,
 };
 use crate::{
@@ -48,7 +48,7 @@ pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) header: HeaderName,
     pub(super) token_use: TokenUse,
     pub(super) body_limit_bytes: usize,
-    pub(super) body_wait: Duration,
+    pub(super) body_timeout: Duration,
     pub(super) idempotency: Option<Arc<Idempotency>>,
     pub(super) deferred: bool,
     pub(super) known_epochs: bool,
@@ -237,7 +237,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             return Err(Refusal::TwoLayers);
         }
         let found = self.resource_from.resources_from(parts);
-        let found = timeout(self.fence.limits().answer_wait, found).await;
+        let found = timeout(self.fence.limits().answer_timeout, found).await;
         let resources = found.unwrap_or(Err(ResourceError::Unavailable))?;
         claims(tokens, resources).map(Some)
     }
@@ -247,7 +247,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     fn discard(&self, parts: &Parts, body: Body) {
         // A client that waits for `100 Continue` sends no body before it, and does not have to.
         if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
-            let discarding = body::discard(body, self.body_limit_bytes, self.body_wait);
+            let discarding = body::discard(body, self.body_limit_bytes, self.body_timeout);
             tokio::spawn(discarding);
         }
     }
@@ -258,7 +258,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         parts: &Parts,
         mut body: Body,
     ) -> Result<Collected<Bytes>, Refusal> {
-        let read = body::read(&mut body, self.body_limit_bytes, self.body_wait).await;
+        let read = body::read(&mut body, self.body_limit_bytes, self.body_timeout).await;
         if let Err(BodyError::TooLarge { .. }) = read {
             self.discard(parts, body);
         }
@@ -354,12 +354,12 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     /// Puts a transaction on slot, in which the hook has run.
     async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Refusal> {
         if let Some(hook) = &self.on_begin {
-            tx = on_begin::run(hook, parts, tx, self.fence.limits().hold).await?;
+            tx = on_begin::run(hook, parts, tx, self.fence.limits().hold_timeout).await?;
         }
         let slot = tx.into_slot();
         match parts.method.is_safe() {
-            true => admitted::for_read(slot.claims()),
-            false => admitted::for_write(slot.claims()),
+            true => report::read_admitted(slot.claims()),
+            false => report::write_admitted(slot.claims()),
         }
         Ok(slot)
     }

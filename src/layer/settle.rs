@@ -26,15 +26,12 @@ use tracing::Instrument;
 use super::{
     idempotency::Idempotency,
     refusal::Refusal,
-    rollback::{CommitIf, rolls_back},
     stored::UnstorableResponse,
-    verdict::{Outcome, Verdict, Whereabouts, verdict},
+    verdict::{CommitIf, Outcome, Verdict, rolls_back, verdict},
 };
 use crate::{
     chain::Chain,
-    fence::{
-        CommitError, Fence, FenceDatabase, Permit, Slot, SlotEnd, StoredResponse, Transaction,
-    },
+    fence::{Closed, CommitError, Fence, FenceDatabase, Place, Slot, StoredResponse, Transaction},
 };
 
 /// How long a handler's answer that came too late waits for the end of its transaction.
@@ -88,7 +85,7 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     handler: impl Future<Output = Ended<E>>,
 ) -> Result<Response, E> {
     // What the hooks have left of the limit.
-    let within = slot.left_of(fence.limits().hold);
+    let within = slot.left_of(fence.limits().hold_timeout);
     // Where the client goes away, this future is dropped, and the slot is closed.
     let slot = CloseOnDrop(slot);
     let Ok(ended) = timeout(within, handler).await else {
@@ -112,11 +109,11 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
 /// Ends the transaction of a handler that took too long, and says what became of it.
 async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refusal {
     let ending = Ending::of(slot);
-    let answer = match &ending.end {
-        SlotEnd::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
-        SlotEnd::EscapedCommitting => unknown("the handler took too long to commit").into(),
-        SlotEnd::Escaped(_) => CommitError::Escaped.into(),
-        _ => Refusal::HandlerTimeout(fence.limits().hold),
+    let answer = match &ending.closed.place {
+        Place::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
+        Place::Committing => unknown("the handler took too long to commit").into(),
+        Place::Lent => CommitError::Escaped.into(),
+        _ => Refusal::HandlerTimeout(fence.limits().hold_timeout),
     };
     let fence = fence.clone();
     let ending = async move {
@@ -134,21 +131,18 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     }
 }
 
-/// A transaction that nobody can use any more, and that is to be ended.
+/// A transaction that the handler can no longer use, and that is to be ended. The waiting writes of this
+/// process go on when it has ended.
 struct Ending<DB: FenceDatabase> {
     slot: Slot<DB>,
-    end: SlotEnd<DB>,
-    /// Other writes of this process go on when it has ended.
-    _permits: Vec<Permit>,
+    closed: Closed<DB>,
 }
 
 impl<DB: FenceDatabase> Ending<DB> {
     fn of(slot: &Slot<DB>) -> Self {
-        let (end, permits) = slot.close();
         Self {
+            closed: slot.close(),
             slot: slot.clone(),
-            end,
-            _permits: permits,
         }
     }
 
@@ -160,26 +154,32 @@ impl<DB: FenceDatabase> Ending<DB> {
         stored: Option<&StoredResponse>,
     ) -> Result<(), Refusal> {
         let claims = self.slot.claims();
-        let verdict = verdict(outcome, whereabouts(&self.end));
-        if let SlotEnd::Escaped(id) = &self.end {
-            fence.terminate(*id).await;
+        let Closed {
+            place,
+            id,
+            permits: _permits,
+        } = self.closed;
+        if matches!(place, Place::Lent | Place::Closed) {
+            fence.terminate(id).await;
         }
-        let error = match (verdict, self.end) {
+        let error = match (verdict(outcome, &place), place) {
             (Verdict::Answer, _) => return Ok(()),
             // Dropped, it is rolled back.
             (Verdict::Leave, _) => return Ok(()),
-            (Verdict::Raise, SlotEnd::Home(tx) | SlotEnd::Empty(tx)) => {
-                return Ok(fence.fail(tx, claims).await?);
+            (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
+                return Ok(fence.fail(transaction, claims).await?);
             }
             (Verdict::Raise, _) => return Ok(fence.fail_lost(claims).await?),
-            (Verdict::Commit, SlotEnd::Home(tx)) => match commit(tx, stored).await {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            },
-            (Verdict::Refuse, SlotEnd::Refused(error)) => return Err(error.into()),
+            (Verdict::Commit, Place::Home { transaction, .. }) => {
+                match commit(transaction, stored).await {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error,
+                }
+            }
+            (Verdict::Refuse, Place::Refused(error)) => return Err(error.into()),
             (Verdict::Refuse | Verdict::Commit, _) => return Err(Refusal::NotWritten),
-            (Verdict::RaiseAndRefuse, SlotEnd::Settled(Err(error))) => error,
-            (Verdict::RaiseAndRefuse, SlotEnd::EscapedCommitting) => {
+            (Verdict::RaiseAndRefuse, Place::Settled(Err(error))) => error,
+            (Verdict::RaiseAndRefuse, Place::Committing) => {
                 unknown("the handler answered while it was committing")
             }
             (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
@@ -188,19 +188,6 @@ impl<DB: FenceDatabase> Ending<DB> {
             tracing::error!(error = %Chain(&raise), "the fence could not be raised");
         }
         Err(error.into())
-    }
-}
-
-fn whereabouts<DB: FenceDatabase>(end: &SlotEnd<DB>) -> Whereabouts {
-    match end {
-        SlotEnd::Unused => Whereabouts::Unused,
-        SlotEnd::Refused(_) => Whereabouts::Refused,
-        SlotEnd::Empty(_) => Whereabouts::Empty,
-        SlotEnd::Home(tx) => Whereabouts::Home { used: tx.used },
-        SlotEnd::Settled(Ok(())) => Whereabouts::Committed,
-        SlotEnd::Settled(Err(_)) => Whereabouts::CommitFailed,
-        SlotEnd::Escaped(_) => Whereabouts::Escaped,
-        SlotEnd::EscapedCommitting => Whereabouts::EscapedCommitting,
     }
 }
 

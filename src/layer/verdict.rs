@@ -1,7 +1,49 @@
 //! What becomes of a request's transaction, and of the fence, once its handler has ended: one decision,
 //! without a side effect.
 
+use std::sync::Arc;
+
+use axum::response::Response;
 use http::StatusCode;
+
+use crate::fence::Place;
+
+/// Demands a rollback: an extension of a handler's response.
+///
+/// GraphQL, JSON-RPC and gRPC report errors with status 200, which a [`FenceLayer`](super::FenceLayer) otherwise commits. A
+/// response with this extension counts as a failure: the handler's writes are rolled back, older tokens become stale, the
+/// token stays usable, and under an idempotency key the response is not stored. The client gets the response as it is. Rows
+/// that [`PendingWrite::write`](super::PendingWrite::write) has returned are committed by then, and stay.
+///
+/// ```
+/// use axum::{Extension, Json, response::{IntoResponse, Response}};
+/// use serde_json::{Value, json};
+/// use tower_fence::layer::Rollback;
+///
+/// fn answer(result: Result<Value, String>) -> Response {
+///     match result {
+///         Ok(data) => Json(json!({ "data": data })).into_response(),
+///         Err(message) => {
+///             let errors = json!({ "data": null, "errors": [{ "message": message }] });
+///             (Extension(Rollback), Json(errors)).into_response()
+///         }
+///     }
+/// }
+/// ```
+///
+/// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) decides the same from what a response has already, such as the header
+/// `grpc-status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rollback;
+
+/// The function of [`FenceLayer::commit_if`](super::FenceLayer::commit_if).
+pub(super) type CommitIf = Arc<dyn Fn(&Response) -> bool + Send + Sync>;
+
+/// Whether a response demands a rollback, whatever its status.
+pub(super) fn rolls_back(response: &Response, commit_if: Option<&CommitIf>) -> bool {
+    response.extensions().get::<Rollback>().is_some()
+        || commit_if.is_some_and(|commits| !commits(response))
+}
 
 /// What a handler answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,30 +68,6 @@ impl Outcome {
     }
 }
 
-/// Where the transaction is when the handler has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whereabouts {
-    /// There is none: nothing was ever admitted.
-    Unused,
-    /// There is none: what the handler wanted to write was not admitted.
-    Refused,
-    /// The layer has it, and the handler has `used` it for a statement or not.
-    Home {
-        /// Whether the handler had its connection.
-        used: bool,
-    },
-    /// The layer has it, and the handler's single statement has found nothing to write in it.
-    Empty,
-    /// The handler has committed it.
-    Committed,
-    /// The handler has tried to commit it.
-    CommitFailed,
-    /// Something else still has it.
-    Escaped,
-    /// Something else is committing it.
-    EscapedCommitting,
-}
-
 /// What becomes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -71,24 +89,24 @@ pub(super) enum Verdict {
 }
 
 /// Decides by what the handler answered, and by where its transaction is.
-pub(super) fn verdict(outcome: Outcome, whereabouts: Whereabouts) -> Verdict {
-    use Whereabouts as Tx;
-    let used = whereabouts != Tx::Home { used: false };
-    match (whereabouts, served(outcome, used)) {
-        (Tx::Unused | Tx::Refused, Served::Success) => Verdict::Refuse,
-        (Tx::Unused | Tx::Refused, Served::Failure | Served::TurnedAway) => Verdict::Answer,
-        (Tx::Home { .. }, Served::Success) => Verdict::Commit,
-        (Tx::Home { .. } | Tx::Empty, Served::TurnedAway) => Verdict::Leave,
-        (Tx::Home { .. }, Served::Failure) => Verdict::Raise,
+pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
+    let used = !matches!(place, Place::Home { used: false, .. });
+    match (place, served(outcome, used)) {
+        (Place::Pending | Place::Beginning | Place::Refused(_), Served::Success) => Verdict::Refuse,
+        (Place::Pending | Place::Beginning | Place::Refused(_), _) => Verdict::Answer,
+        (Place::Home { .. }, Served::Success) => Verdict::Commit,
+        (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Leave,
+        (Place::Home { .. }, Served::Failure) => Verdict::Raise,
         // There is nothing to commit, and the handler knows.
-        (Tx::Empty, Served::Success | Served::Failure) => Verdict::Raise,
+        (Place::Empty(_), Served::Success | Served::Failure) => Verdict::Raise,
         // What the handler has committed is there, whatever it answers.
-        (Tx::Committed, _) => Verdict::Answer,
+        (Place::Settled(Ok(())), _) => Verdict::Answer,
         // The handler knows that its COMMIT failed, and answers for it.
-        (Tx::CommitFailed, Served::Failure) => Verdict::Raise,
-        (Tx::CommitFailed, Served::TurnedAway) => Verdict::Answer,
-        (Tx::CommitFailed, Served::Success) => Verdict::RaiseAndRefuse,
-        (Tx::Escaped | Tx::EscapedCommitting, _) => Verdict::RaiseAndRefuse,
+        (Place::Settled(Err(_)), Served::Failure) => Verdict::Raise,
+        (Place::Settled(Err(_)), Served::TurnedAway) => Verdict::Answer,
+        (Place::Settled(Err(_)), Served::Success) => Verdict::RaiseAndRefuse,
+        // Something still has it, or is committing it.
+        (Place::Lent | Place::Committing | Place::Closed, _) => Verdict::RaiseAndRefuse,
     }
 }
 
@@ -122,6 +140,7 @@ fn served(outcome: Outcome, used: bool) -> Served {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fence::{AdmitError, CommitError};
 
     /// Each answer with each place of the transaction.
     #[test]
@@ -130,22 +149,28 @@ mod tests {
             Answer as Ans, Commit as Com, Leave as Lea, Raise as Rai, RaiseAndRefuse as Bad,
             Refuse as Ref,
         };
+        let home = |used| Place::Home {
+            transaction: (),
+            used,
+        };
         let columns = [
-            Whereabouts::Unused,
-            Whereabouts::Refused,
-            Whereabouts::Home { used: false },
-            Whereabouts::Home { used: true },
-            Whereabouts::Empty,
-            Whereabouts::Committed,
-            Whereabouts::CommitFailed,
-            Whereabouts::Escaped,
-            Whereabouts::EscapedCommitting,
+            Place::Pending,
+            Place::Beginning,
+            Place::Refused(AdmitError::NoResource),
+            home(false),
+            home(true),
+            Place::Empty(()),
+            Place::Settled(Ok(())),
+            Place::Settled(Err(CommitError::Unfinished)),
+            Place::Lent,
+            Place::Committing,
+            Place::Closed,
         ];
-        let success = [Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad];
-        let failure = [Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad];
-        let turned_away = [Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad];
+        let success = [Ref, Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad, Bad];
+        let failure = [Ans, Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
+        let turned_away = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad, Bad];
         // A failure, but where the transaction was not used.
-        let unread = [Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad];
+        let unread = [Ans, Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         // The status, its row, and its row if the response demands a rollback.
         let table = [
             (Some(200), success, failure),
@@ -173,9 +198,9 @@ mod tests {
             for (rolls_back, row) in [(false, row), (true, rolled_back)] {
                 let outcome = Outcome { status, rolls_back };
                 assert_eq!(outcome.commits(), row == success, "{outcome:?}");
-                for (whereabouts, expected) in columns.into_iter().zip(row) {
-                    let decided = verdict(outcome, whereabouts);
-                    assert_eq!(decided, expected, "{outcome:?}, {whereabouts:?}");
+                for (column, (place, expected)) in columns.iter().zip(row).enumerate() {
+                    let decided = verdict(outcome, place);
+                    assert_eq!(decided, expected, "{outcome:?}, column {column}");
                 }
             }
         }

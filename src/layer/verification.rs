@@ -1,6 +1,6 @@
 //! [`Verification`]: which tokens a layer takes for the issuer's.
 
-use super::{refusal::Refusal, refusal_log};
+use super::{refusal::Refusal, report};
 use crate::{
     feed,
     header::FencingToken,
@@ -56,13 +56,13 @@ impl Verification {
                 Ok(()) => {}
                 Err(Forged::Unsigned) if !self.required => {
                     metrics::count("tower_fence_unsigned_tokens_total");
-                    refusal_log::unsigned(token);
+                    report::unsigned(token);
                 }
                 Err(why) => {
                     if matches!(why, Forged::UnknownKey(_)) {
                         metrics::count("tower_fence_unknown_token_keys_total");
                     }
-                    refusal_log::forged(token, &why);
+                    report::forged(token, &why);
                     feed::forged(token.resource.as_ref(), token.token);
                     return Err(Refusal::Forged(why));
                 }

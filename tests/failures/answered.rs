@@ -185,7 +185,7 @@ impl Holders {
 
     async fn judge(&self, server: &PostgresServer) -> Outcome {
         let fence = fence(server).await;
-        let entries = entries(fence.get_pool()).await;
+        let entries = entries(fence.pool()).await;
         let acknowledged = std::mem::take(&mut *self.acknowledged.lock().unwrap());
         let lost = |write: &&Write| !entries.contains_key(&write.entry);
         let mut outcome = Outcome {

@@ -334,7 +334,9 @@ async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_mean
 /// As in another process.
 async fn own_pool(url: &str) -> Fence<Postgres> {
     let pool = PgPoolOptions::new().max_connections(1);
-    Fence::new(pool.connect(url).await.unwrap()).reuse_connections(true)
+    Fence::builder()
+        .reuse_connections(true)
+        .build(pool.connect(url).await.unwrap())
 }
 
 /// The answer to the COMMIT with which the next transaction begins may take long.
@@ -346,7 +348,7 @@ async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away
     // More than it needs, so that none goes back for others.
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
-    let fence = Fence::new(pool).reuse_connections(true);
+    let fence = Fence::builder().reuse_connections(true).build(pool);
     let resource = resource(0);
     write(&fence, &resource, 1).await;
     for value in 2..20 {
@@ -373,7 +375,7 @@ async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
             Box::pin(async { Ok(true) })
         });
     let pool = pool.connect(&db.url).await.unwrap();
-    let fence = Fence::new(pool.clone()).reuse_connections(true);
+    let fence = Fence::builder().reuse_connections(true).build(pool.clone());
     for n in 0..40 {
         write(&fence, &resource(n), 1).await;
     }
@@ -445,7 +447,11 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
 async fn a_short_hold_limit_costs_no_connection() {
     let db = Postgres::fresh(2).await;
     drop(db.pool.acquire().await.unwrap());
-    let fence = db.reusing_fence().hold_limit(Duration::from_millis(15));
+    let fence = db.fence_with(|fence| {
+        fence
+            .reuse_connections(true)
+            .hold_timeout(Duration::from_millis(15))
+    });
     let mut server_processes = HashSet::new();
     for value in 1..=5 {
         let first = resource(0);

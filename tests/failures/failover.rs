@@ -55,11 +55,11 @@ async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
 /// Each write is there together with its `max_token` and its lease, or is lost together with its `max_token`.
 async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     let fence = fence(promoted).await;
-    let entries = entries(fence.get_pool()).await;
+    let entries = entries(fence.pool()).await;
     let tokens: Vec<(String, i64, i64)> = sqlx::query_as(
         "SELECT f.resource, f.max_token, l.token FROM tower_fence.resources AS f JOIN tower_fence.leases AS l USING (resource)",
     )
-    .fetch_all(fence.get_pool())
+    .fetch_all(fence.pool())
     .await
     .unwrap();
     for write in &*holders.acknowledged.lock().unwrap() {

@@ -2,6 +2,7 @@
 
 mod answered;
 mod connections;
+mod disconnect;
 mod failover;
 mod outages;
 mod outbox;

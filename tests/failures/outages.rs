@@ -194,8 +194,11 @@ async fn a_database_that_comes_back_needs_no_restart() {
     let proxy = Proxy::to(db.addr()).await;
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
     let short = Duration::from_millis(500);
-    let fence = tower_fence::Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap());
-    let fence = fence.pool_wait(short).answer_wait(short).lock_wait(short);
+    let fence = tower_fence::Fence::builder()
+        .pool_timeout(short)
+        .answer_timeout(short)
+        .lock_timeout(short)
+        .build(pool.connect(&proxy.url(&db.url)).await.unwrap());
     let app = Router::new()
         .route("/{r}", post(async |_tx: PgFencedTx| {}))
         .route_layer(FenceLayer::new(fence, PathParam("r")));

@@ -177,7 +177,7 @@ fn named(name: &str) -> Resource {
 /// whose next write, under this token, adds little to it. A server that has whole pages to write does not wait for long
 /// with them, nor with what stands before.
 async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
-    let (lost, pool) = (named("lost"), fence.get_pool());
+    let (lost, pool) = (named("lost"), fence.pool());
     let dead = fence.inspect(&lost).await.unwrap().unwrap_or(0);
     let next = Token::new(dead + 2).unwrap();
     fence.raise(&lost, next).await.unwrap();
@@ -204,7 +204,7 @@ async fn crash(
     let lost = named("lost");
     let tx = fence.begin(&lost, next, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
-    fence.get_pool().close().await;
+    fence.pool().close().await;
     server.crash().await;
     server.restart().await;
     let after = fence_on(server).await;
@@ -228,7 +228,7 @@ async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk
     let after = crash(&mut server, before, next).await;
     let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
     assert!(again > epoch, "{epoch} was handed out twice");
-    after.get_pool().close().await;
+    after.pool().close().await;
 }
 
 #[tokio::test]
@@ -276,5 +276,5 @@ async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_i
             assert_eq!(dead, Some(8), "{name}: an older one writes again");
         }
     }
-    fence.get_pool().close().await;
+    fence.pool().close().await;
 }

@@ -76,7 +76,7 @@ fn p99(latencies: &[f64]) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_on_one_resource_do_not_starve_the_others() {
     let db = Postgres::fresh(POOL).await;
-    let fence = db.fence().lock_wait(Duration::from_secs(20));
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
     let server = app(fence).await;
     let hot = async |n: u64| {
         server.write("/hot/hot", n).await;
@@ -131,7 +131,7 @@ async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
         }
         sleep(Duration::from_millis(200)).await;
         let wait = if starved { 500 } else { 10_000 };
-        let hasty = db.fence().pool_wait(Duration::from_millis(wait));
+        let hasty = db.fence_with(|fence| fence.pool_timeout(Duration::from_millis(wait)));
         let other = Resource::new("other").unwrap();
         let outcome = hasty.begin(&other, one, TokenUse::Reusable).await;
         match outcome {
@@ -151,7 +151,9 @@ async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_stale_writers_asks_the_database_once() {
     let db = Postgres::fresh(2).await;
-    let (fence, other_process) = (db.fence(), db.fence());
+    // Long enough for what writes, and short enough to wait for in vain.
+    let process = || db.fence_with(|fence| fence.pool_timeout(Duration::from_secs(1)));
+    let (fence, other_process) = (process(), process());
     let resource = Resource::new("r").unwrap();
     let token = |n| Token::new(n).unwrap();
     let write = async |fence: &Fence<Postgres>, n| {
@@ -170,9 +172,7 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
         db.pool.acquire().await.unwrap(),
         db.pool.acquire().await.unwrap(),
     ];
-    let hasty = [fence.clone(), other_process.clone()];
-    let hasty = hasty.map(|fence| fence.pool_wait(Duration::from_millis(100)));
-    for process in &hasty {
+    for process in [&fence, &other_process] {
         for n in 1..=10 {
             match write(process, n).await {
                 Err(AdmitError::Stale(stale)) => assert_eq!(stale.max_token, 10),
@@ -243,7 +243,7 @@ async fn never(mut tx: PgFencedTx) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_never_returns_is_ended_and_its_successor_gets_through() {
     let db = Postgres::fresh(2).await;
-    let fence = db.fence().hold_limit(Duration::from_millis(300));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300)));
     let app = Router::new()
         .route("/never/{r}", post(never))
         .route("/write/{r}", post(async |_tx: PgFencedTx| {}))

@@ -59,8 +59,10 @@ async fn a_database_that_is_away_is_not_said_to_be_busy() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = port.local_addr().unwrap().port();
     for reuse in [false, true] {
-        let fence = Fence::new(pool(port)).reuse_connections(reuse);
-        let fence = fence.pool_wait(Duration::from_millis(300));
+        let fence = Fence::builder()
+            .reuse_connections(reuse)
+            .pool_timeout(Duration::from_millis(300))
+            .build(pool(port));
         for error in join_all((0..4).map(|n| write(&fence, n))).await {
             let error = error.unwrap_err();
             assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
@@ -73,8 +75,11 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
     let db = Postgres::fresh(1).await;
     let held = db.pool.acquire().await.unwrap();
     for reuse in [false, true] {
-        let fence = db.fence().reuse_connections(reuse);
-        let fence = fence.pool_wait(Duration::from_millis(300));
+        let fence = db.fence_with(|fence| {
+            fence
+                .reuse_connections(reuse)
+                .pool_timeout(Duration::from_millis(300))
+        });
         let waiting = join_all((0..4).map(|n| write(&fence, n)));
         // Long before the pool's own limit.
         let refused = timeout(Duration::from_secs(15), waiting).await;
@@ -95,7 +100,13 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
     })
     .await;
     for reuse in [false, true] {
-        let error = write(&Fence::new(hasty.clone()).reuse_connections(reuse), 0).await;
+        let error = write(
+            &Fence::builder()
+                .reuse_connections(reuse)
+                .build(hasty.clone()),
+            0,
+        )
+        .await;
         let error = error.unwrap_err();
         assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
     }
@@ -109,11 +120,14 @@ async fn a_pool_that_the_fence_has_filled_is_said_to_be_busy() {
     for reuse in [false, true] {
         let pool = PgPoolOptions::new().max_connections(1);
         let pool = pool.connect_lazy(&db.url).unwrap();
-        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+        // Long enough for a connection on a busy machine.
+        let fence = Fence::builder()
+            .reuse_connections(reuse)
+            .pool_timeout(Duration::from_secs(3))
+            .build(pool.clone());
         write(&fence, 0).await.unwrap();
         let held = pool.acquire().await.unwrap();
-        let hasty = fence.pool_wait(Duration::from_millis(300));
-        let error = write(&hasty, 0).await.unwrap_err();
+        let error = write(&fence, 0).await.unwrap_err();
         assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
         drop(held);
     }
@@ -138,7 +152,7 @@ async fn connections_are_opened_at_the_same_time_for_those_who_wait() {
         })
     });
     let pool = options.connect_lazy(&db.url).unwrap();
-    let fence = Fence::new(pool.clone()).reuse_connections(true);
+    let fence = Fence::builder().reuse_connections(true).build(pool.clone());
     let held = join_all((0..SIZE).map(|_| pool.acquire())).await;
     let begin = async |n| {
         let resource = Resource::new(format!("r-{n}")).unwrap();
@@ -188,8 +202,10 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
     let good: PgConnectOptions = db.url.parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect_with(good.clone()).await.unwrap();
-    let fence = Fence::new(pool.clone()).reuse_connections(true);
-    let fence = fence.pool_wait(Duration::from_secs(3));
+    let fence = Fence::builder()
+        .reuse_connections(true)
+        .pool_timeout(Duration::from_secs(3))
+        .build(pool.clone());
     write(&fence, 0).await.unwrap();
     eventually("it is back", async || pool.num_idle() == 1).await;
     let silent = silent_proxy(&db).await;
@@ -211,8 +227,10 @@ async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants(
     let silent = silent_proxy(&db).await;
     for reuse in [false, true] {
         let pool = pool(silent.addr.port());
-        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
-        let fence = fence.pool_wait(Duration::from_millis(100));
+        let fence = Fence::builder()
+            .reuse_connections(reuse)
+            .pool_timeout(Duration::from_millis(100))
+            .build(pool.clone());
         write(&fence, 0).await.unwrap_err();
         // sqlx would go on for 30 s.
         let closed = timeout(Duration::from_secs(5), pool.close());
@@ -230,8 +248,11 @@ fn who_waits_goes_on_when_another_runtime_ends() {
 fn who_waits_goes_on(reuse: bool) {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(1));
-    let fence = db.fence().reuse_connections(reuse);
-    let fence = fence.pool_wait(Duration::from_secs(10));
+    let fence = db.fence_with(|fence| {
+        fence
+            .reuse_connections(reuse)
+            .pool_timeout(Duration::from_secs(10))
+    });
     let held = lasting.block_on(db.pool.acquire()).unwrap();
     let ending = runtime();
     let waits_in = |runtime: &Runtime, n| {
@@ -257,7 +278,7 @@ fn a_runtime_ends_whatever_its_tasks_are_about() {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(2));
     for (commits, reuse) in [(false, false), (true, false), (false, true), (true, true)] {
-        let fence = db.fence().reuse_connections(reuse);
+        let fence = db.fence_with(|fence| fence.reuse_connections(reuse));
         let (done, is_done) = mpsc::channel();
         thread::spawn(move || {
             let ending = runtime();
@@ -275,10 +296,7 @@ fn a_runtime_ends_whatever_its_tasks_are_about() {
                     let _ = commit.await;
                 } else {
                     thread::sleep(Duration::from_millis(500));
-                    let held = (
-                        fence.get_pool().try_acquire(),
-                        fence.get_pool().try_acquire(),
-                    );
+                    let held = (fence.pool().try_acquire(), fence.pool().try_acquire());
                     let _ = begin().await;
                     drop(held);
                 }

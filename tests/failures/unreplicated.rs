@@ -58,8 +58,11 @@ async fn written(server: &PostgresServer) -> i64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_acknowledged_that_a_synchronous_standby_has_not_got() {
     let mut primary = server().await;
-    let limited = fence(&primary).await.answer_wait(LIMIT).lock_wait(LIMIT);
-    let limited = limited.hold_limit(LIMIT);
+    let limited = Fence::builder()
+        .answer_timeout(LIMIT)
+        .lock_timeout(LIMIT)
+        .hold_timeout(LIMIT)
+        .build(fence(&primary).await.pool().clone());
     let leases = PostgresLeases::new(limited.clone());
     let service = service(limited).await;
     let standby = Standby::of(&primary, Replication::Synchronous).await;

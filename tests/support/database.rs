@@ -7,7 +7,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
 };
-use tower_fence::{Fence, fence::FenceDatabase};
+use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
 
 use super::template;
 
@@ -64,13 +64,18 @@ pub struct Fresh<DB: FenceDatabase> {
 
 impl<DB: TestDatabase> Fresh<DB> {
     pub fn fence(&self) -> Fence<DB> {
-        let pooled = std::env::var("TEST_PGBOUNCER_PORT").is_ok();
-        Fence::new(self.pool.clone()).transaction_pooling(pooled)
+        self.fence_with(|fence| fence)
     }
 
     /// A fence whose connections go from write to write.
     pub fn reusing_fence(&self) -> Fence<DB> {
-        self.fence().reuse_connections(true)
+        self.fence_with(|fence| fence.reuse_connections(true))
+    }
+
+    /// A fence with settings of its own.
+    pub fn fence_with(&self, set: impl FnOnce(FenceBuilder<DB>) -> FenceBuilder<DB>) -> Fence<DB> {
+        let pooled = std::env::var("TEST_PGBOUNCER_PORT").is_ok();
+        set(Fence::builder().transaction_pooling(pooled)).build(self.pool.clone())
     }
 
     pub async fn execute(&self, sql: &str) {

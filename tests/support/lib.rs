@@ -4,6 +4,7 @@ pub mod announced;
 pub mod certificates;
 pub mod cluster;
 pub mod database;
+pub mod disconnect;
 pub mod etcd;
 pub mod fence;
 pub mod functions;

@@ -4,12 +4,12 @@ use std::{path::PathBuf, pin::pin, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
 use sqlx::{
-    Connection, PgConnection, Postgres,
+    Connection, PgConnection, PgPool, Postgres,
     migrate::MigrateError,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::{sleep, timeout};
-use tower_fence::{Fence, lease::PostgresLeases};
+use tower_fence::{Fence, FenceBuilder, lease::PostgresLeases};
 
 use crate::{
     database_url::options,
@@ -75,13 +75,13 @@ pub struct SchemaArgs {
 }
 
 impl SchemaArgs {
-    pub fn set(&self, fence: Fence<Postgres>) -> Result<Fence<Postgres>, Failure> {
+    pub fn builder(&self) -> Result<FenceBuilder<Postgres>, Failure> {
         let named = self.database_schema.as_deref();
         Ok(match named.filter(|schema| !schema.is_empty()) {
-            Some(schema) => fence.schema(schema).map_err(|error| {
+            Some(schema) => Fence::builder().schema(schema).map_err(|error| {
                 Failure::configuration(format!("--database-schema {schema}: {error}"))
             })?,
-            None => fence,
+            None => Fence::builder(),
         })
     }
 }
@@ -103,8 +103,8 @@ pub struct FirstMigrationArgs {
 }
 
 impl FirstMigrationArgs {
-    pub fn set(&self, fence: Fence<Postgres>) -> Fence<Postgres> {
-        fence.failover_detection(!self.no_failover_detection)
+    pub fn set(&self, builder: FenceBuilder<Postgres>) -> FenceBuilder<Postgres> {
+        builder.failover_detection(!self.no_failover_detection)
     }
 }
 
@@ -129,18 +129,22 @@ impl DatabaseArgs {
     }
 
     /// The same for a migration, which takes a lock that outlives a transaction: past a pooler.
-    pub async fn reached_directly(&self) -> Result<(Fence<Postgres>, String), Failure> {
-        let Some(options) = self.listen()? else {
-            return match self.transaction_pooling {
-                true => Err(Failure::configuration(
+    pub async fn reached_directly(
+        &self,
+        first: &FirstMigrationArgs,
+    ) -> Result<(Fence<Postgres>, String), Failure> {
+        let options = match self.listen()? {
+            Some(options) => options,
+            None if self.transaction_pooling => {
+                return Err(Failure::configuration(
                     "a migration does not go through a pooler in transaction mode: give in --listen-url \
                      (TOWER_FENCE_LISTEN_URL) a URL that leads to the Postgres itself",
-                )),
-                false => self.reached().await,
-            };
+                ));
+            }
+            None => self.options()?,
         };
         let place = place(&options);
-        let fence = self.over(options, 2)?;
+        let fence = first.set(self.schema.builder()?).build(pool(options, 2));
         self.answers(&fence, &place).await?;
         self.refuse_poolers(&fence, &place).await?;
         Ok((fence, place))
@@ -162,7 +166,7 @@ impl DatabaseArgs {
             .listen()?
             .map(|options| (self::place(&options), options));
         let pooled = (!self.transaction_pooling).then(|| {
-            let options = fence.get_pool().connect_options().as_ref().clone();
+            let options = fence.pool().connect_options().as_ref().clone();
             (place.to_owned(), options)
         });
         for (place, options) in pooled.into_iter().chain(direct) {
@@ -198,32 +202,33 @@ impl DatabaseArgs {
 
     /// The fence, over a pool that connects when it is used.
     pub fn fence(&self, connections: u32) -> Result<(Fence<Postgres>, String), Failure> {
-        let url = self.find()?.ok_or_else(|| {
-            Failure::configuration(
-                "no database is named: set TOWER_FENCE_DATABASE_URL, to postgres://localhost/shop for example",
-            )
-        })?;
-        let mut options = options(url.expose())?;
+        let mut options = self.options()?;
         let place = place(&options);
         if self.transaction_pooling {
             // A statement that was prepared on one server is unknown to the next.
             options = options.statement_cache_capacity(0);
         }
-        let fence = self.over(options, connections)?;
-        Ok((fence.transaction_pooling(self.transaction_pooling), place))
+        let builder = self.schema.builder()?;
+        let builder = builder.transaction_pooling(self.transaction_pooling);
+        Ok((builder.build(pool(options, connections)), place))
     }
 
-    fn over(
-        &self,
-        options: PgConnectOptions,
-        connections: u32,
-    ) -> Result<Fence<Postgres>, Failure> {
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(Duration::from_secs(5))
-            .connect_lazy_with(options);
-        self.schema.set(Fence::new(pool))
+    fn options(&self) -> Result<PgConnectOptions, Failure> {
+        let url = self.find()?.ok_or_else(|| {
+            Failure::configuration(
+                "no database is named: set TOWER_FENCE_DATABASE_URL, to postgres://localhost/shop for example",
+            )
+        })?;
+        options(url.expose())
     }
+}
+
+/// A pool that connects when it is used.
+fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(5))
+        .connect_lazy_with(options)
 }
 
 /// Where a database is, for people.
@@ -281,7 +286,7 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure
 
 /// The sessions that hold locks which sessions of this program wait for.
 async fn blockers(fence: &Fence<Postgres>) -> sqlx::Result<Option<String>> {
-    let options = fence.get_pool().connect_options();
+    let options = fence.pool().connect_options();
     let mut conn = PgConnection::connect_with(&options).await?;
     let found = sqlx::query_scalar(BLOCKERS).fetch_one(&mut conn).await?;
     conn.close().await?;
@@ -300,7 +305,7 @@ const BLOCKERS: &str = "\
 
 /// Connects once, beside the pool, which tries again and again and does not tell why.
 pub async fn reach(fence: &Fence<Postgres>, limit: Duration) -> Result<(), String> {
-    let options = fence.get_pool().connect_options();
+    let options = fence.pool().connect_options();
     match timeout(limit, PgConnection::connect_with(&options)).await {
         Ok(Ok(conn)) => {
             _ = conn.close().await;

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use clap::Args;
 use sqlx::{PgPool, postgres::PgConnectOptions};
-use tower_fence::{AdmitError, Fence, Token, fence::ResetError};
+use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
     database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs},
@@ -75,8 +75,8 @@ holder that was refused writes over its successor. Break the lease first, if the
 checked: below that, the reset is refused and says what was granted.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
-    let (fence, place) = args.database.reached_directly().await?;
-    database::migrate(&args.first.set(fence), &place).await?;
+    let (fence, place) = args.database.reached_directly(&args.first).await?;
+    database::migrate(&fence, &place).await?;
     print_text(&format!(
         "the tables and functions in {place} are up to date\n"
     ))
@@ -102,8 +102,8 @@ fn unreadable(place: &str, error: AdmitError) -> Failure {
 /// Within a runtime, which a pool needs that never connects.
 pub async fn print(args: PrintArgs) -> Result<u8, Failure> {
     let unused = PgPool::connect_lazy_with(PgConnectOptions::new_without_pgpass());
-    let fence = args.schema.set(Fence::new(unused))?;
-    let sql = args.first.set(fence).schema_sql();
+    let fence = args.first.set(args.schema.builder()?).build(unused);
+    let sql = fence.schema_sql();
     print_text(&format!("BEGIN;\n\n{}\n\nCOMMIT;\n", sql.trim_end()))
 }
 

@@ -51,21 +51,13 @@ pub(super) enum Origin {
 }
 
 impl<DB: Backend> Connections<DB> {
-    pub(super) fn new(pool: Pool<DB>) -> Self {
+    pub(super) fn new(pool: Pool<DB>, reuse: bool, transaction_pooling: bool) -> Self {
+        let direct = Arc::new(Direct::new(pool));
         Self {
-            direct: Arc::new(Direct::new(pool)),
-            reuse: None,
-            transaction_pooling: false,
+            reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
+            direct,
+            transaction_pooling,
         }
-    }
-
-    /// The same, with connections that go from write to write or without.
-    pub(super) fn reusing(mut self, yes: bool) -> Self {
-        self.reuse = yes.then(|| {
-            let reuse = self.reuse.take();
-            reuse.unwrap_or_else(|| Reuse::new(Arc::clone(&self.direct)))
-        });
-        self
     }
 
     pub(super) fn pool(&self) -> &Pool<DB> {
@@ -92,7 +84,7 @@ impl<DB: Backend> Connections<DB> {
 
     /// Takes a connection by the pool's own way, which tests it unless it was told not to.
     pub(super) async fn check_out_tested(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
-        let conn = self.direct.acquire(limits.pool_wait).await?;
+        let conn = self.direct.acquire(limits.pool_timeout).await?;
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
 

@@ -1,22 +1,17 @@
-//! The beginning of a transaction: first a place in the queues of the process, then a connection, then
-//! the row locks.
-//!
-//! 1. A transaction that began before its request saves a round trip. It is used where nothing
-//!    speaks against it: each token is admitted, and no resource was written to since it began.
-//! 2. Otherwise another one begins, and says why a token is refused.
+//! The admission: first a place in the queues of the process, then a connection, then the row locks.
 
 use tokio::time::Instant;
 
-use super::retry::Tries;
+use super::transact::{Plan, Step};
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
         claims::{Claim, Claims},
         error::{AdmitError, StaleToken},
-        fault::{Failure, Fault},
+        fault::Failure,
         local::{Permit, QueueKey},
-        settings::{Limits, TransactionLimits, deadline},
-        sql::{Admission, Admit, Begin, FenceDatabase, Names},
+        settings::{Limits, deadline},
+        sql::{Admission, Admit, FenceDatabase, Names},
         tx::Transaction,
     },
     metrics,
@@ -51,7 +46,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The row locks are taken in one order, whatever the order of `tokens`, so that two of these
     /// never wait for each other. They come one after the other, each with a round trip of its own
-    /// and with the whole [`lock_wait`](Self::lock_wait).
+    /// and with the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
     /// Where a resource stands twice, the lower of its tokens is stale; the same token twice counts
     /// once.
@@ -188,103 +183,57 @@ impl<DB: FenceDatabase> Fence<DB> {
         permits: Vec<Permit>,
         limits: Limits,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        let mut tries = Tries::new(limits.locking(&claims));
-        loop {
-            let limits = tries.limits();
-            let begin = Begin::ForAdmission(limits.transaction(None));
-            let transaction = Transaction::begin_as(&self.connections, limits, begin).await?;
-            let admitted = self.admit_all(transaction, &claims, token_use, &mut tries);
-            if let Some(transaction) = admitted.await? {
-                return Ok(FencedTx::new(transaction, claims, permits));
-            }
-        }
+        let plan = Plan::admitting(limits, &claims);
+        let (transaction, admitted) = self
+            .open(plan, async |transaction, names| {
+                self.admit_all(transaction, names, &claims, token_use, None)
+                    .await
+            })
+            .await?;
+        admitted?;
+        Ok(FencedTx::new(transaction, claims, permits))
     }
 
-    /// Admits in an open transaction, row lock by row lock. `None` where it collided with another one, or the fence
-    /// had to catch up with a failover first: once more, then.
+    /// Admits in an open transaction, row lock by row lock. The first token may have been admitted
+    /// already, or refused.
     pub(super) async fn admit_all(
         &self,
-        mut transaction: Transaction<DB>,
-        claims: &Claims,
-        token_use: TokenUse,
-        tries: &mut Tries,
-    ) -> Result<Option<Transaction<DB>>, AdmitError> {
-        let names = self.names(&mut transaction).await?;
-        let limits = tries.limits().transaction(None);
-        if transaction.began_early {
-            let began = Instant::now();
-            match admit_early(&mut transaction, &names, claims, token_use, limits).await {
-                Ok(true) => {
-                    transaction.held_since = Instant::now();
-                    return Ok(Some(transaction));
-                }
-                Ok(false) => transaction.restart_after(began.elapsed()).await?,
-                Err(failure) if failure.fault == Fault::Collision => {
-                    drop(transaction);
-                    tries.after(failure).await?;
-                    return Ok(None);
-                }
-                // It had died since it was used last, and nothing was written.
-                Err(failure) if failure.fault.is_gone() => {
-                    transaction.discard();
-                    let (begin, own) = (Begin::ForAdmission(limits), tries.limits());
-                    transaction = Transaction::begin_tested(&self.connections, own, begin).await?;
-                }
-                Err(failure) => return Err(failure.into()),
-            }
-        }
-        self.admit_in_order(transaction, claims, token_use, None, tries)
-            .await
-    }
-
-    /// Admits row lock by row lock. The first token may have been admitted already, or refused.
-    pub(super) async fn admit_in_order(
-        &self,
-        mut transaction: Transaction<DB>,
+        transaction: &mut Transaction<DB>,
+        names: &Names,
         claims: &Claims,
         token_use: TokenUse,
         mut first: Option<Admission>,
-        tries: &mut Tries,
-    ) -> Result<Option<Transaction<DB>>, AdmitError> {
-        let limits = tries.limits().transaction(None);
+    ) -> Result<Step<Result<(), StaleToken>>, Failure> {
+        let early = transaction.began_early && first.is_none();
         for claim in claims.in_lock_order() {
             let admission = match first.take() {
-                Some(admission) => Ok(admission),
+                Some(admission) => admission,
                 None => {
-                    let admit = Admit::new(claim, token_use, limits);
+                    let admit = Admit::new(claim, token_use, transaction.bounds);
                     transaction
-                        .run(async |conn| DB::admit(conn, &self.names, admit).await)
-                        .await
-                }
-            };
-            let admission = match admission {
-                Ok(admission) => admission,
-                Err(failure) => {
-                    drop(transaction);
-                    tries.after(failure).await?;
-                    return Ok(None);
+                        .run(async |conn| match early {
+                            true => DB::admit_early(conn, names, admit).await,
+                            false => DB::admit(conn, names, admit).await,
+                        })
+                        .await?
                 }
             };
             match admission {
                 Admission::Admitted(id) => transaction.id = id,
+                _ if early => return Ok(Step::TooEarly),
                 Admission::Stale(dead) => {
                     // What this very transaction has moved is rolled back with it.
                     let same = claims.iter().filter(|one| one.resource == claim.resource);
                     if same.count() == 1 {
                         self.stale.remember(&claim.resource, dead);
                     }
-                    return Err(dead.refuse(&claim.resource, claim.token, token_use).into());
+                    let stale = dead.refuse(&claim.resource, claim.token, token_use);
+                    return Ok(Step::Done(Err(stale)));
                 }
-                Admission::Behind => {
-                    drop(transaction);
-                    tries.caught_up()?;
-                    self.catch_up(claims).await?;
-                    return Ok(None);
-                }
+                Admission::Behind => return Ok(Step::Behind),
             }
         }
-        transaction.held_since = Instant::now();
-        Ok(Some(transaction))
+        Ok(Step::Done(Ok(())))
     }
 
     /// Refuses what this process knows to be stale, without asking the database.
@@ -304,7 +253,7 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Waits for the other writes of this process to the same resources, without a connection.
     pub(super) async fn wait_in_queues(&self, claims: &Claims) -> Result<Vec<Permit>, AdmitError> {
-        let until = deadline(self.limits.lock_wait);
+        let until = deadline(self.limits.lock_timeout);
         Ok(self.wait_in_queues_until(claims, until).await?)
     }
 
@@ -323,25 +272,4 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
         Ok(permits)
     }
-}
-
-/// Admits all or not all, in a transaction that began before the request.
-async fn admit_early<DB: FenceDatabase>(
-    transaction: &mut Transaction<DB>,
-    names: &Names,
-    claims: &Claims,
-    token_use: TokenUse,
-    limits: TransactionLimits,
-) -> Result<bool, Failure> {
-    for claim in claims.in_lock_order() {
-        let admit = Admit::new(claim, token_use, limits);
-        let admission = transaction
-            .run(async |conn| DB::admit_early(conn, names, admit).await)
-            .await?;
-        let Admission::Admitted(id) = admission else {
-            return Ok(false);
-        };
-        transaction.id = id;
-    }
-    Ok(true)
 }

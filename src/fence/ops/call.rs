@@ -19,18 +19,18 @@ use crate::{
 impl Calls for Fence<Postgres> {
     fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>> {
         Box::pin(async move {
-            let lock_wait = self.limits.lock_wait;
-            Ok(self.call_statements(statements, lock_wait).await?)
+            let lock_timeout = self.limits.lock_timeout;
+            Ok(self.call_statements(statements, lock_timeout).await?)
         })
     }
 
     fn call_function<'a>(&'a self, call: FunctionCall<'a>) -> CallFuture<'a, Vec<PgRow>> {
         Box::pin(async move {
-            let lock_wait = self.limits.lock_wait;
-            let Some(resource) = call.resource.filter(|_| lock_wait > MOMENT) else {
-                return Ok(self.call_within(&call, lock_wait).await?);
+            let lock_timeout = self.limits.lock_timeout;
+            let Some(resource) = call.resource.filter(|_| lock_timeout > MOMENT) else {
+                return Ok(self.call_within(&call, lock_timeout).await?);
             };
-            let until = deadline(lock_wait);
+            let until = deadline(lock_timeout);
             match self.call_within(&call, MOMENT).await {
                 Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
                 outcome => return Ok(outcome?),
@@ -50,12 +50,12 @@ impl Calls for Fence<Postgres> {
     }
 
     fn session_options(&self) -> Option<PgConnectOptions> {
-        let options = || self.get_pool().connect_options().as_ref().clone();
+        let options = || self.pool().connect_options().as_ref().clone();
         (!self.connections.transaction_pooling).then(options)
     }
 
     fn answer_wait(&self) -> Duration {
-        self.limits.answer_wait
+        self.limits.answer_timeout
     }
 }
 
@@ -66,27 +66,27 @@ impl Fence<Postgres> {
     async fn call_within(
         &self,
         call: &FunctionCall<'_>,
-        lock_wait: Duration,
+        lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
         if !self.connections.transaction_pooling && !call.arguments.is_empty() {
-            let rows = self.call_prepared(call, lock_wait).await?;
+            let rows = self.call_prepared(call, lock_timeout).await?;
             if !rows.is_empty() {
                 return Ok(rows);
             }
         }
         let statements = Box::new(|prefix: &str| in_literals(call, prefix));
-        self.call_statements(statements, lock_wait).await
+        self.call_statements(statements, lock_timeout).await
     }
 
     async fn call_statements(
         &self,
         statements: Statements<'_>,
-        lock_wait: Duration,
+        lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
         let names = self.known_names().await?;
         let sql = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; {}",
-            lock_ms(lock_wait),
+            lock_ms(lock_timeout),
             statements(names.prefix())
         );
         // To the end: what comes behind the last row is the answer to the COMMIT of all of them.
@@ -102,11 +102,11 @@ impl Fence<Postgres> {
     async fn call_prepared(
         &self,
         call: &FunctionCall<'_>,
-        lock_wait: Duration,
+        lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
         let names = self.known_names().await?;
         let sql = prepared(call, names.prefix());
-        let lock_ms = lock_ms(lock_wait).to_string();
+        let lock_ms = lock_ms(lock_timeout).to_string();
         let called = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
             .run(async |conn| {
@@ -135,8 +135,8 @@ impl Fence<Postgres> {
     }
 }
 
-fn lock_ms(lock_wait: Duration) -> u128 {
-    lock_wait.as_millis().clamp(1, i32::MAX as u128)
+fn lock_ms(lock_timeout: Duration) -> u128 {
+    lock_timeout.as_millis().clamp(1, i32::MAX as u128)
 }
 
 /// Whether a lock was waited for in vain.

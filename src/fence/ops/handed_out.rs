@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     epochs::{Epoch, partition_of},
-    fence::{AdmitError, Claim, Claims, Fence, FenceDatabase, tx::Transaction},
+    fence::{AdmitError, Claim, Claims, Fence, FenceDatabase},
     token::Resource,
 };
 
@@ -30,9 +30,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     async fn highest_epoch(&self, partition: u8) -> Result<i64, AdmitError> {
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let names = self.names(&mut transaction).await?;
-        let highest = transaction.run(async |conn| DB::last_epoch(conn, &names, partition).await);
+        let highest = self.read(async |conn, names| DB::last_epoch(conn, names, partition).await);
         Ok(highest.await?.unwrap_or_default())
     }
 
@@ -47,9 +45,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     async fn highest_announced(&self, resource: &Resource) -> Result<i64, AdmitError> {
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let names = self.names(&mut transaction).await?;
-        let announced = transaction.run(async |conn| DB::announced(conn, &names, resource).await);
+        let announced = self.read(async |conn, names| DB::announced(conn, names, resource).await);
         Ok(announced.await?.unwrap_or_default())
     }
 }

@@ -12,18 +12,14 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::retry::Tries;
+use super::transact::{Plan, Step};
 use crate::fence::{
     Fence, FencedTx, TokenUse,
     claims::Claims,
     error::{AdmitError, CommitError},
-    fault::{Failure, Fault},
     local::QueueKey,
     settings::deadline,
-    sql::{
-        Admit, Begin, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId,
-        StoredResponse,
-    },
+    sql::{Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse},
     tx::Transaction,
 };
 
@@ -60,12 +56,6 @@ pub(crate) enum OnceError {
     Admit(AdmitError),
 }
 
-impl From<Failure> for OnceError {
-    fn from(failure: Failure) -> Self {
-        Self::Admit(failure.into())
-    }
-}
-
 impl From<AdmitError> for OnceError {
     fn from(error: AdmitError) -> Self {
         Self::Admit(error)
@@ -93,7 +83,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             ttl,
             wait,
         } = request;
-        let wait = wait.unwrap_or(self.limits.lock_wait);
+        let wait = wait.unwrap_or(self.limits.lock_timeout);
         // In this process they wait for each other without a connection: first for the key, then for
         // the resources. Everybody takes them in this order, here and in the database.
         let key = QueueKey::Key(id.scope, id.key.clone());
@@ -104,85 +94,66 @@ impl<DB: FenceDatabase> Fence<DB> {
         let mut permits = match self.wait_in_queues_until(&claims, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {
-                let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-                let found = self.find(&mut transaction, &id).await?;
+                let found = self.find(&id).await?;
                 if found
                     .as_ref()
                     .is_some_and(|record| record.response.is_some())
                 {
                     return replay(found, fingerprint);
                 }
-                drop(transaction);
                 self.wait_in_queues(&claims).await?
             }
         };
         permits.push(permit);
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
-        let within = wait.saturating_add(self.limits.statement());
-        let mut tries = Tries::new(self.limits.locking(&claims));
-        let mut may_be_early = true;
-        loop {
-            let limits = tries.limits();
-            let bounds = limits.transaction(Some(wait));
-            let begin = match may_be_early {
-                true => Begin::ForAdmission(bounds),
-                false => Begin::WithLimits(bounds),
+        let [first, ..] = claims.in_lock_order()[..] else {
+            return Err(AdmitError::NoResource.into());
+        };
+        let plan = Plan::admitting(self.limits, &claims).under_key(wait);
+        let opened = self.open(plan, async |transaction, names| {
+            let claim = ClaimOfKey {
+                id: &id,
+                fingerprint: &fingerprint,
+                ttl_ms,
+                early: transaction.began_early,
+                admit: Admit::new(first, token_use, transaction.bounds),
             };
-            let mut transaction = Transaction::begin_as(&self.connections, limits, begin).await?;
-            let names = self.names(&mut transaction).await?;
-            let [first, ..] = claims.in_lock_order()[..] else {
-                return Err(AdmitError::NoResource.into());
-            };
-            let early = transaction.began_early;
-            let claiming = transaction
-                .run_within(within, async |conn| {
-                    let claim = ClaimOfKey {
-                        id: &id,
-                        fingerprint: &fingerprint,
-                        ttl_ms,
-                        early,
-                        admit: Admit::new(first, token_use, bounds),
-                    };
-                    DB::admit_once(conn, &names, claim).await
-                })
-                .await;
-            match claiming {
-                Ok(Claiming::Claimed { role, admission }) => {
-                    let id = id.clone();
-                    transaction.claimed = Some(Box::new(Claimed { id, names, role }));
-                    let first = Some(admission);
-                    let admitted =
-                        self.admit_in_order(transaction, &claims, token_use, first, &mut tries);
-                    if let Some(transaction) = admitted.await? {
-                        return Ok(Once::First(FencedTx::new(transaction, claims, permits)));
+            let claiming = transaction.claim(async |conn| DB::admit_once(conn, names, claim).await);
+            Ok(match claiming.await? {
+                Claiming::Claimed { role, admission } => {
+                    transaction.claimed = Some(Box::new(Claimed {
+                        id: id.clone(),
+                        names: Arc::clone(&self.names),
+                        role,
+                    }));
+                    let admission = Some(admission);
+                    match self
+                        .admit_all(transaction, names, &claims, token_use, admission)
+                        .await?
+                    {
+                        Step::Done(admitted) => Step::Done(Ok(admitted)),
+                        Step::TooEarly => Step::TooEarly,
+                        Step::Behind => Step::Behind,
                     }
                 }
-                Ok(Claiming::Found(found)) => return replay(found, fingerprint),
-                Ok(Claiming::TooEarly) => may_be_early = false,
-                // A connection that was closed since it was used last: nothing was written.
-                Err(failure) if early && failure.fault.is_gone() => {
-                    transaction.discard();
-                    may_be_early = false;
-                }
-                Err(failure) if failure.fault == Fault::Contention && waits_for_key(&failure) => {
-                    return Err(OnceError::InFlight);
-                }
-                Err(failure) => {
-                    drop(transaction);
-                    tries.after(failure).await?;
-                }
+                Claiming::Found(found) => Step::Done(Err(found)),
+                Claiming::TooEarly => Step::TooEarly,
+            })
+        });
+        match opened.await {
+            Ok((transaction, Ok(admitted))) => {
+                admitted.map_err(AdmitError::from)?;
+                Ok(Once::First(FencedTx::new(transaction, claims, permits)))
             }
+            Ok((_, Err(found))) => replay(found, fingerprint),
+            Err(AdmitError::Busy(cause)) if waits_for_key(&cause) => Err(OnceError::InFlight),
+            Err(error) => Err(error.into()),
         }
     }
 
-    async fn find(
-        &self,
-        transaction: &mut Transaction<DB>,
-        id: &RecordId,
-    ) -> Result<Option<Record>, AdmitError> {
-        let names = self.names(transaction).await?;
-        let find = transaction.run(async |conn| DB::find_record(conn, &names, id).await);
-        Ok(find.await?)
+    async fn find(&self, id: &RecordId) -> Result<Option<Record>, AdmitError> {
+        self.read(async |conn, names| DB::find_record(conn, names, id).await)
+            .await
     }
 
     /// Finds what was answered under a key before, without claiming it; nothing where the request
@@ -191,8 +162,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         &self,
         request: &KeyedRequest,
     ) -> Result<Option<StoredResponse>, OnceError> {
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let found = self.find(&mut transaction, &request.id).await?;
+        let found = self.find(&request.id).await?;
         match replay::<DB>(found, request.fingerprint) {
             Ok(Once::Replay(stored)) => Ok(Some(stored)),
             Ok(Once::First(_)) | Err(OnceError::InFlight) => Ok(None),
@@ -218,9 +188,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn remove_expired_keys(&self) -> Result<u64, AdmitError> {
         let mut removed = 0;
         loop {
-            let remove =
-                async |conn: &mut _, names: &_| DB::remove_expired(conn, names, BATCH).await;
-            let batch = self.in_transaction(remove).await?;
+            let batch = self
+                .in_transaction(async |conn, names| DB::remove_expired(conn, names, BATCH).await)
+                .await?;
             removed += batch;
             if batch < BATCH.into() {
                 return Ok(removed);
@@ -230,9 +200,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 }
 
 /// Whether a claim has waited in vain for its key, and not for the row of a resource.
-fn waits_for_key(failure: &Failure) -> bool {
+fn waits_for_key(cause: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
-    if let Some(error) = failure.cause.as_database_error()
+    if let Some(error) = cause.as_database_error()
         && let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
     {
         return error
@@ -240,7 +210,7 @@ fn waits_for_key(failure: &Failure) -> bool {
             .is_some_and(|context| context.contains("idempotency_keys"));
     }
     // The lock of SQLite's file, or a pool that is full.
-    _ = failure;
+    _ = cause;
     false
 }
 

@@ -1,6 +1,6 @@
 //! What the lock side asks of a fence: epochs that survive its store, and word of each grant.
 
-use super::{raise::commit, retry::Tries};
+use super::transact::{Plan, Step};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
@@ -9,7 +9,6 @@ use crate::{
         claims::Claims,
         error::AdmitError,
         sql::{Announcement, FenceDatabase},
-        tx::Transaction,
     },
     token::{Resource, Token},
 };
@@ -40,14 +39,8 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
         Box::pin(async move {
-            let mut transaction = Transaction::begin(&self.connections, self.limits)
-                .await
-                .map_err(unreachable)?;
-            let names = self.names(&mut transaction).await.map_err(unreachable)?;
-            let id = transaction
-                .run(async |conn| DB::source_id(conn, &names).await)
-                .await
-                .map_err(unreachable)?;
+            let id = self.read(async |conn, names| DB::source_id(conn, names).await);
+            let id = id.await.map_err(unreachable)?;
             SourceId::new(id).map_err(|error| EpochError::Unreachable(Box::new(error)))
         })
     }
@@ -102,36 +95,24 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
         Box::pin(async move {
             let one = Claims::one(resource.clone(), token);
             let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
-            let mut tries = Tries::new(self.limits);
-            loop {
-                let mut transaction = Transaction::begin(&self.connections, tries.limits())
-                    .await
-                    .map_err(unannounced)?;
-                let names = self.names(&mut transaction).await.map_err(unannounced)?;
+            let plan = Plan::locking(self.limits, &one);
+            let announced = self.open(plan, async |transaction, names| {
                 let announcement = transaction
-                    .run(async |conn| DB::announce(conn, &names, resource, token, lease).await)
-                    .await;
-                match announcement {
-                    Err(failure) => {
-                        drop(transaction);
-                        tries.after(failure).await.map_err(unannounced)?;
-                    }
-                    Ok(Announcement::Announced) => {
-                        return commit(transaction).await.map_err(unannounced);
-                    }
-                    Ok(Announcement::Outranked { highest, was_last }) => {
-                        return Err(match Token::new(highest + 1) {
+                    .run(async |conn| DB::announce(conn, names, resource, token, lease).await);
+                Ok(match announcement.await? {
+                    Announcement::Announced => Step::Done(Ok(())),
+                    Announcement::Outranked { highest, was_last } => {
+                        Step::Done(Err(match Token::new(highest + 1) {
                             Ok(next) => AnnounceError::Outranked { next, was_last },
                             Err(_) => AnnounceError::Exhausted { max_token: highest },
-                        });
+                        }))
                     }
-                    Ok(Announcement::Behind) => {
-                        drop(transaction);
-                        tries.caught_up().map_err(unannounced)?;
-                        self.catch_up(&one).await.map_err(unannounced)?;
-                    }
-                }
-            }
+                    Announcement::Behind => Step::Behind,
+                })
+            });
+            let (transaction, announced) = announced.await.map_err(unannounced)?;
+            announced?;
+            transaction.commit().await.map_err(unannounced)
         })
     }
 }

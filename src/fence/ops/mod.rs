@@ -13,9 +13,9 @@ mod protect;
 mod raise;
 mod remove_idle;
 mod reset;
-mod retry;
 mod setup;
 mod states;
+mod transact;
 mod write;
 
 pub(crate) use self::{

@@ -1,12 +1,12 @@
 //! Raising the fence: everyone older is dead, and nothing is written.
 
-use super::retry::Tries;
+use super::transact::{Plan, Step};
 use crate::{
     fence::{
         Fence, TokenUse,
         claims::{Claim, Claims},
-        error::{AdmitError, CommitError},
-        sql::FenceDatabase,
+        error::AdmitError,
+        sql::{FenceDatabase, Names},
         tx::Transaction,
     },
     token::{Resource, Token},
@@ -38,17 +38,16 @@ impl<DB: FenceDatabase> Fence<DB> {
         mut transaction: Transaction<DB>,
         claims: &Claims,
     ) -> Result<(), AdmitError> {
-        if transaction.restart().await.is_ok() {
-            let mut tries = Tries::new(self.limits.locking(claims));
-            match self.raise_on(transaction, claims, &mut tries).await {
-                Ok(false) => {}
-                raised => return outranked_or(raised.map(drop)),
+        let plan = Plan::locking(self.limits, claims);
+        let plan = match transaction.restart().await {
+            Ok(()) => plan.on(transaction),
+            // The connection is lost with its transaction. Its place in the pool is free for another one.
+            Err(_) => {
+                drop(transaction);
+                plan
             }
-        } else {
-            // The connection was lost with its transaction; another one may do.
-            drop(transaction);
-        }
-        self.fail_lost(claims).await
+        };
+        outranked_or(self.raise_by(plan, claims).await)
     }
 
     /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
@@ -57,75 +56,35 @@ impl<DB: FenceDatabase> Fence<DB> {
         outranked_or(self.raise_all(claims).await)
     }
 
-    /// Raises in a transaction of its own.
-    pub(super) async fn raise_all(&self, claims: &Claims) -> Result<(), AdmitError> {
-        let mut tries = Tries::new(self.limits);
-        loop {
-            let transaction = Transaction::begin(&self.connections, tries.limits()).await?;
-            if self.raise_on(transaction, claims, &mut tries).await? {
-                return Ok(());
-            }
-        }
+    async fn raise_all(&self, claims: &Claims) -> Result<(), AdmitError> {
+        self.raise_by(Plan::locking(self.limits, claims), claims)
+            .await
     }
 
-    /// Raises several resources in one transaction. Where one turns out to be stale, the others are
-    /// raised all the same. False where it collided with another one: once more, then.
-    pub(super) async fn raise_on(
-        &self,
-        mut transaction: Transaction<DB>,
-        claims: &Claims,
-        tries: &mut Tries,
-    ) -> Result<bool, AdmitError> {
-        let names = self.names(&mut transaction).await?;
-        let outranked = transaction
-            .run(async |conn| {
-                let mut outranked = None;
-                for Claim { resource, token } in claims.in_lock_order() {
-                    let Some(dead) = DB::raise(conn, &names, resource, *token).await? else {
-                        return Ok(None);
-                    };
-                    if dead.max_token >= token.get() {
-                        outranked.get_or_insert_with(|| {
-                            dead.refuse(resource, *token, TokenUse::Reusable)
-                        });
-                    }
+    /// Raises several resources in one transaction. If one turns out to be stale, the others are raised
+    /// all the same.
+    async fn raise_by(&self, plan: Plan<'_, DB>, claims: &Claims) -> Result<(), AdmitError> {
+        let raise = async |conn: &mut DB::Connection, names: &Names| {
+            let mut outranked = None;
+            for Claim { resource, token } in claims.in_lock_order() {
+                let Some(dead) = DB::raise(conn, names, resource, *token).await? else {
+                    return Ok(Step::Behind);
+                };
+                if dead.max_token >= token.get() {
+                    outranked
+                        .get_or_insert_with(|| dead.refuse(resource, *token, TokenUse::Reusable));
                 }
-                Ok(Some(outranked))
-            })
-            .await;
-        let outranked = match outranked {
-            Ok(Some(outranked)) => outranked,
-            Ok(None) => {
-                drop(transaction);
-                tries.caught_up()?;
-                self.catch_up(claims).await?;
-                return Ok(false);
             }
-            Err(failure) => {
-                drop(transaction);
-                tries.after(failure).await?;
-                return Ok(false);
-            }
+            Ok(Step::Done(outranked))
         };
-        commit(transaction).await?;
-        outranked.map_or(Ok(true), |stale| Err(stale.into()))
+        let (transaction, outranked) = self
+            .open(plan, async |transaction, names| {
+                transaction.run(async |conn| raise(conn, names).await).await
+            })
+            .await?;
+        transaction.commit().await?;
+        outranked.map_or(Ok(()), |stale| Err(stale.into()))
     }
-}
-
-/// Commits a transaction of the fence alone, which is as good as unreachable when it fails.
-pub(super) async fn commit<DB: FenceDatabase>(
-    transaction: Transaction<DB>,
-) -> Result<(), AdmitError> {
-    transaction.commit().await.map_err(|error| match error {
-        CommitError::Busy(cause) => AdmitError::Busy(cause),
-        CommitError::Aborted(cause)
-        | CommitError::Unfenced(cause)
-        | CommitError::Unavailable(cause)
-        | CommitError::OutcomeUnknown(cause) => AdmitError::Unavailable(cause),
-        CommitError::Unfinished | CommitError::Escaped | CommitError::Unrecorded => {
-            AdmitError::Unavailable(sqlx::Error::BeginFailed.into())
-        }
-    })
 }
 
 /// A raise that came after a newer token did what it was for.

@@ -8,13 +8,11 @@
 
 use std::time::Duration;
 
-use super::{raise::commit, retry::Tries};
 use crate::{
     fence::{
         Fence,
         error::AdmitError,
-        sql::{FenceDatabase, Idle, Names},
-        tx::Transaction,
+        sql::{FenceDatabase, Idle},
     },
     live_tokens::LiveTokens,
 };
@@ -129,10 +127,11 @@ impl<DB: FenceDatabase> Fence<DB> {
                     granted: live.granted,
                     live: live.lowest(partition),
                 };
-                let batch = async |conn: &mut _, names: &_| {
-                    DB::remove_idle(conn, names, partition, idle).await
-                };
-                let batch = self.in_transaction(batch).await?;
+                let batch = self
+                    .in_transaction(async |conn, names| {
+                        DB::remove_idle(conn, names, partition, idle).await
+                    })
+                    .await?;
                 removed += batch;
                 if batch < u64::from(idle.at_most) {
                     break;
@@ -140,29 +139,5 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         }
         Ok(removed)
-    }
-
-    /// Runs statements of the fence alone in a transaction, and commits it. What collides is begun anew.
-    pub(super) async fn in_transaction<T>(
-        &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
-    ) -> Result<T, AdmitError> {
-        let mut tries = Tries::new(self.limits);
-        loop {
-            let mut transaction = Transaction::begin(&self.connections, tries.limits()).await?;
-            let names = self.names(&mut transaction).await?;
-            let once = statements.clone();
-            let outcome = transaction.run(async |conn| once(conn, &names).await);
-            match outcome.await {
-                Ok(outcome) => {
-                    commit(transaction).await?;
-                    return Ok(outcome);
-                }
-                Err(failure) => {
-                    drop(transaction);
-                    tries.after(failure).await?;
-                }
-            }
-        }
     }
 }

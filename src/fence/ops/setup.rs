@@ -10,7 +10,7 @@ use crate::{
         Fence,
         error::AdmitError,
         fault::Failure,
-        sql::{FenceDatabase, Fitness, Names, TransactionId},
+        sql::{Begin, FenceDatabase, Fitness, Names, TransactionId},
         tx::{StandaloneStatement, Transaction},
     },
     token::Resource,
@@ -18,7 +18,7 @@ use crate::{
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// Makes the fence's tables and functions, or brings them up to date: on Postgres in the schema
-    /// `tower_fence`, which it also makes, or in another [`schema`](Self::schema). Safe to call at each
+    /// `tower_fence`, which it also makes, or in another [`schema`](crate::FenceBuilder::schema). Safe to call at each
     /// start: if they are current, it only reads, and needs no right to create anything. On Postgres
     /// each call also gives the objects to the owner of the schema and revokes what `PUBLIC` may do
     /// with them, if the role owns them: a dump without rights opens them to every role. It waits at
@@ -28,10 +28,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// sqlx's error, if the database cannot be reached or refuses, if it is older than Postgres 14 or
     /// its encoding is not UTF8, if it does not show its timeline (see
-    /// [`failover_detection`](Self::failover_detection)), or if the fence cannot be used afterwards
+    /// [`failover_detection`](crate::FenceBuilder::failover_detection)), or if the fence cannot be used afterwards
     /// (see [`check`](Self::check)).
     pub async fn migrate(&self) -> Result<(), MigrateError> {
-        let mut conn = self.get_pool().acquire().await?;
+        let mut conn = self.pool().acquire().await?;
         if DB::HAS_SERVER {
             // It keeps the settings of the migration.
             conn.close_on_drop();
@@ -52,14 +52,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [`AdmitError::Misconfigured`] says what has to be changed, [`AdmitError::NotMigrated`] that
     /// tables are missing; otherwise as [`inspect`](Self::inspect).
     pub async fn check(&self) -> Result<(), AdmitError> {
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let names = Arc::clone(&self.names);
-        let fitness = transaction.run(async |conn| DB::check(conn, &names).await);
+        let begin = Begin::WithLimits(self.limits.transaction(None));
+        let mut transaction = Transaction::begin(&self.connections, self.limits, begin).await?;
+        let fitness = transaction.run(async |conn| DB::check(conn, &self.names).await);
         Ok(fitness.await?.into_result()?)
     }
 
     /// All that [`migrate`](Self::migrate) brings to an empty database, as one script, for teams that
-    /// migrate with another tool, in this fence's [`schema`](Self::schema). Apply it in one transaction. It
+    /// migrate with another tool, in this fence's [`schema`](crate::FenceBuilder::schema). Apply it in one transaction. It
     /// writes the history of the migrations as well, so that `migrate` finds the tables current afterwards.
     /// Only the settings of the fence are read: it needs no connection.
     ///
@@ -88,11 +88,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
-        // In a transaction, since a pooler in between gives each one a server of its own.
-        let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-        let names = self.names(&mut transaction).await?;
-        let read = transaction.run(async |conn| DB::max_token(conn, &names, resource).await);
-        Ok(read.await?)
+        self.read(async |conn, names| DB::max_token(conn, names, resource).await)
+            .await
     }
 
     /// Ends a transaction that a task of the application keeps although its request has ended, so that
@@ -138,8 +135,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns the names of the fence. Opens a transaction for the check if it has not been done yet.
     pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
         if self.checked.get().is_none() {
-            let mut transaction = Transaction::begin(&self.connections, self.limits).await?;
-            self.names(&mut transaction).await?;
+            self.read(async |_, _| Ok(())).await?;
         }
         Ok(Arc::clone(&self.names))
     }

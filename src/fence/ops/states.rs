@@ -72,7 +72,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
     pub async fn state(&self, resource: &Resource) -> Result<FenceState, AdmitError> {
         let partition = partition_of(resource);
-        let read = self.in_transaction(async |conn, names| {
+        let read = self.read(async |conn, names| {
             let row = DB::state(conn, names, resource).await?;
             let floor = DB::floor(conn, names, partition).await?;
             let epoch = DB::last_epoch(conn, names, partition).await?;
@@ -109,7 +109,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             "{prefix}{}",
             "\u{10ffff}".repeat(Resource::MAX_BYTES / 4 + 1)
         );
-        let rows = self.in_transaction(async |conn, names| {
+        let rows = self.read(async |conn, names| {
             let rows = Rows {
                 first: prefix,
                 last: &last,
@@ -128,7 +128,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// As [`state`](Self::state).
     pub async fn floors(&self) -> Result<Vec<(u8, i64)>, AdmitError> {
-        let floors = self.in_transaction(async |conn, names| DB::floors(conn, names).await);
+        let floors = self.read(async |conn, names| DB::floors(conn, names).await);
         let floors = floors.await?.into_iter();
         let in_range = |(partition, floor)| Some((u8::try_from(partition).ok()?, floor));
         Ok(floors.filter_map(in_range).collect())

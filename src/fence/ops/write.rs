@@ -15,12 +15,13 @@ use std::sync::Arc;
 use sqlx::{Execute, FromRow};
 use tokio::time::Instant;
 
-use super::retry::Tries;
+use super::transact::{Plan, Step};
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
         claims::Claims,
         error::{AdmitError, WriteError},
+        fault::{Failure, Fault},
         local::Permit,
         settings::Limits,
         sql::{Admit, FenceDatabase, Names, Statement},
@@ -48,7 +49,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
     /// # fence.migrate().await?;
     /// # sqlx::raw_sql("CREATE TABLE stock (sku TEXT, n BIGINT); INSERT INTO stock VALUES ('sku-1', 9)")
-    /// #     .execute(fence.get_pool()).await?;
+    /// #     .execute(fence.pool()).await?;
     /// let decrement = "UPDATE stock SET n = n - $1 \
     ///                  WHERE sku = $2 AND n >= $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
     /// let left: Vec<(i64,)> = fence
@@ -85,7 +86,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// a number higher than that of the bound arguments is refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
     /// by itself is not ended by the server, as it would be in an open transaction; a
     /// `statement_timeout` of the pool's connections does that. Nor does
-    /// [`lock_wait`](Self::lock_wait) bound its wait for a whole table, as while an `ALTER TABLE`
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) bound its wait for a whole table, as while an `ALTER TABLE`
     /// runs: it is given up, with an unknown outcome, when an open transaction would be; a
     /// `lock_timeout` of the pool's connections makes that a [`AdmitError::Busy`]. Dropped during such
     /// a wait, the statement is not ended, and may write once the table is free.
@@ -93,7 +94,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Errors
     ///
     /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable. Busy, too, where it has collided with
-    ///   other transactions (40001, or a deadlock) for the whole [`lock_wait`](Self::lock_wait): it is repeated until
+    ///   other transactions (40001, or a deadlock) for the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout): it is repeated until
     ///   then.
     /// - [`WriteError::Statement`] when the statement failed, has an argument of a type that the
     ///   database does not know, or a `$` with a number higher than that of its arguments. Nothing was written.
@@ -148,7 +149,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let began = Instant::now();
             let alone = StandaloneStatement::ready(&self.connections, limits).await;
             let alone = alone.map_err(AdmitError::from)?;
-            let (wait, own) = (limits.lock_wait, &mut statement);
+            let (wait, own) = (limits.lock_timeout, &mut statement);
             let whole = limits.transaction(None);
             let written = alone.run(async |conn| {
                 let admit = Admit::new(claim, token_use, whole);
@@ -159,7 +160,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 return Ok(Written::Rows(rows));
             }
             // It may have waited for a lock, in vain.
-            limits.lock_wait = limits.lock_wait.saturating_sub(began.elapsed());
+            limits.lock_timeout = limits.lock_timeout.saturating_sub(began.elapsed());
         }
         self.write_in_transaction(claims, token_use, permits, limits, statement)
             .await
@@ -168,26 +169,37 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Runs the statement in an open transaction, and once more where it collides with another one.
     async fn write_in_transaction(
         &self,
-        mut claims: Claims,
+        claims: Claims,
         token_use: TokenUse,
-        mut permits: Vec<Permit>,
+        permits: Vec<Permit>,
         limits: Limits,
-        mut statement: Statement<DB>,
+        statement: Statement<DB>,
     ) -> Result<Written<DB>, WriteError> {
-        let mut tries = Tries::new(limits);
-        loop {
-            let tx = self.begin_in_turn(claims, token_use, permits, tries.limits());
-            let mut tx = tx.await?;
-            let failure = match tx.try_write(&mut statement).await {
-                Ok(rows) => return tx.commit_rows(rows).await,
-                Err(failure) => failure,
-            };
-            let transaction;
-            (claims, transaction, permits) = tx.into_parts();
-            drop(transaction);
-            let again = tries.after(failure).await;
-            again.map_err(WriteError::in_transaction)?;
-        }
+        let presented = &claims;
+        let plan = Plan::admitting(limits, presented);
+        let opened = self.open(plan, async move |transaction, names| {
+            let mut statement = statement;
+            let admitted = self.admit_all(transaction, names, presented, token_use, None);
+            Ok(match admitted.await? {
+                Step::Done(Ok(())) => {
+                    let conn = transaction.connection_mut();
+                    match DB::write_admitted(conn, &mut statement)
+                        .await
+                        .map_err(Failure::from)
+                    {
+                        Err(failure) if failure.fault == Fault::Collision => return Err(failure),
+                        written => Step::Done(written.map_err(WriteError::in_transaction)),
+                    }
+                }
+                Step::Done(Err(stale)) => Step::Done(Err(AdmitError::from(stale).into())),
+                Step::TooEarly => Step::TooEarly,
+                Step::Behind => Step::Behind,
+            })
+        });
+        let (transaction, rows) = opened.await?;
+        FencedTx::new(transaction, claims, permits)
+            .commit_rows(rows?)
+            .await
     }
 
     /// The names of the fence, if check and write can be one statement: not with a pooler in between, which

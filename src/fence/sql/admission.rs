@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use crate::{
-    fence::{claims::Claim, settings::TransactionLimits, token_use::TokenUse},
+    fence::{
+        claims::{Claim, TokenUse},
+        settings::TransactionLimits,
+    },
     stale::StaleToken,
     token::{Resource, Token},
 };

@@ -96,15 +96,17 @@ pub(crate) enum Fitness {
 }
 
 /// One database.
-pub(crate) trait Backend: Database {
+pub(crate) trait Backend: Database<Arguments: Clone> {
     /// Where the database is, without any secret.
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
 
     /// The options of a pool that is the fence's own.
     fn own_pool(
         pool: PoolOptions<Self>,
-        options: &<Self::Connection as Connection>::Options,
-    ) -> PoolOptions<Self>;
+        _: &<Self::Connection as Connection>::Options,
+    ) -> PoolOptions<Self> {
+        pool
+    }
 
     /// What stands before each name of the fence, for a schema that the application has chosen.
     fn prefix(schema: Option<&str>) -> String;
@@ -284,7 +286,7 @@ pub(crate) trait Backend: Database {
         conn: &mut Self::Connection,
         names: &Names,
         admit: Admit<'_>,
-        lock_wait: Duration,
+        lock_timeout: Duration,
         statement: &mut Statement<Self>,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 

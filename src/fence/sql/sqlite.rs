@@ -20,7 +20,7 @@ use super::{
 use crate::{
     announce::LeaseDigest,
     epochs::{Epoch, partition_of},
-    fence::token_use::TokenUse,
+    fence::claims::TokenUse,
     token::{Resource, Token},
 };
 
@@ -49,8 +49,8 @@ impl Backend for Sqlite {
     async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
         // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
-        let lock_wait = begin.limits().lock_wait;
-        let lock_ms = lock_wait.as_millis().clamp(1, i32::MAX as u128);
+        let lock_timeout = begin.limits().lock_timeout;
+        let lock_ms = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
         let sql = format!(
             "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
             savepoint()

@@ -12,6 +12,18 @@ pub(crate) struct Statement<DB: Database> {
     pub(super) arguments: DB::Arguments,
 }
 
+impl<DB: Database> Clone for Statement<DB>
+where
+    DB::Arguments: Clone,
+{
+    fn clone(&self) -> Self {
+        Self {
+            sql: self.sql.clone(),
+            arguments: self.arguments.clone(),
+        }
+    }
+}
+
 impl<DB: Database> Statement<DB> {
     /// Takes a query of sqlx apart.
     pub(crate) fn new<'q>(mut query: impl Execute<'q, DB>) -> Result<Self, WriteError> {

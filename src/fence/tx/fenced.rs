@@ -3,15 +3,13 @@
 use std::{
     fmt, mem,
     ops::{Deref, DerefMut},
-    sync::OnceLock,
     time::Duration,
 };
 
 use super::{slot::Slot, transaction::Transaction};
 use crate::fence::{
-    claims::{Admitted, AllAdmitted, Claims},
+    claims::{Admitted, Claims},
     error::{CommitError, WriteError},
-    fault::Failure,
     local::Permit,
     sql::{FenceDatabase, Statement},
 };
@@ -38,9 +36,7 @@ use crate::fence::{
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,
-    claims: Claims,
-    /// The same for the borrower, made when it asks.
-    admitted: OnceLock<AllAdmitted>,
+    admitted: Admitted,
     /// Other writes of this process go on once the transaction has ended.
     permits: Vec<Permit>,
 }
@@ -55,8 +51,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         Self {
             transaction: Some(transaction),
             slot: None,
-            admitted: OnceLock::new(),
-            claims,
+            admitted: Admitted::new(claims),
             permits,
         }
     }
@@ -65,8 +60,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         Self {
             transaction: Some(transaction),
             slot: Some(slot.clone()),
-            admitted: OnceLock::new(),
-            claims: slot.claims().clone(),
+            admitted: slot.admitted(),
             permits: Vec::new(),
         }
     }
@@ -88,7 +82,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// A slot with this transaction, for the layer to lend.
     pub(crate) fn into_slot(mut self) -> Slot<DB> {
         let permits = mem::take(&mut self.permits);
-        let claims = self.claims.clone();
+        let claims = self.admitted.claims().clone();
         Slot::new(self.transaction.take(), claims, permits)
     }
 
@@ -103,7 +97,11 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// What was admitted in it, and the transaction itself, if it is not over.
     pub(in crate::fence) fn into_parts(mut self) -> (Claims, Option<Transaction<DB>>, Vec<Permit>) {
         let permits = mem::take(&mut self.permits);
-        (self.claims.clone(), self.transaction.take(), permits)
+        (
+            self.admitted.claims().clone(),
+            self.transaction.take(),
+            permits,
+        )
     }
 
     /// Runs a statement that names `fence`; in here it is admitted.
@@ -111,30 +109,14 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &mut self,
         statement: &mut Statement<DB>,
     ) -> Result<Vec<DB::Row>, WriteError> {
-        let written = self.try_write(statement).await;
-        written.map_err(WriteError::in_transaction)
+        let written = DB::write_admitted(self, statement).await;
+        written.map_err(|error| WriteError::in_transaction(error.into()))
     }
 
-    /// The same for who decides what its failure means.
-    pub(in crate::fence) async fn try_write(
-        &mut self,
-        statement: &mut Statement<DB>,
-    ) -> Result<Vec<DB::Row>, Failure> {
-        DB::write_admitted(self, statement)
-            .await
-            .map_err(Failure::from)
-    }
-
-    /// The resource and the token that were admitted; of several, those that were named first.
+    /// The resources and the tokens that were admitted.
     #[must_use]
-    pub fn admitted(&self) -> &Admitted {
-        self.all_admitted().first()
-    }
-
-    /// All resources and tokens that were admitted.
-    #[must_use]
-    pub fn all_admitted(&self) -> &AllAdmitted {
-        self.admitted.get_or_init(|| AllAdmitted::of(&self.claims))
+    pub const fn admitted(&self) -> &Admitted {
+        &self.admitted
     }
 
     /// How much is left of this time since its row locks were taken.
@@ -219,7 +201,7 @@ impl<DB: FenceDatabase> Drop for FencedTx<DB> {
 impl<DB: FenceDatabase> fmt::Debug for FencedTx<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FencedTx")
-            .field("admitted", self.all_admitted())
+            .field("admitted", &self.admitted)
             .finish_non_exhaustive()
     }
 }

@@ -14,6 +14,6 @@ mod transaction;
 pub use self::fenced::FencedTx;
 pub(super) use self::standalone::StandaloneStatement;
 pub(crate) use self::{
-    slot::{Slot, SlotEnd},
+    slot::{Closed, Place, Slot},
     transaction::Transaction,
 };

@@ -1,8 +1,7 @@
 //! The transaction of a request, which the layer lends to its handler.
 //!
 //! The handler may drop what it was lent, keep it for too long, or commit it. The layer closes the
-//! slot when the handler has ended, and learns how things stand; from then on nothing that is still
-//! out can commit.
+//! slot when the handler has ended; from then on nothing that is still out can commit.
 
 use std::{
     mem,
@@ -14,7 +13,7 @@ use tokio::time::Instant;
 
 use super::transaction::Transaction;
 use crate::fence::{
-    claims::{AllAdmitted, Claims},
+    claims::{Admitted, Claims},
     error::{AdmitError, CommitError},
     local::Permit,
     sql::{FenceDatabase, TransactionId},
@@ -29,47 +28,47 @@ pub(crate) struct Slot<DB: FenceDatabase> {
 }
 
 struct State<DB: FenceDatabase> {
-    content: Content<DB>,
+    place: Place<Transaction<DB>>,
     /// They end with the request, not with a transaction that a handler lets escape.
     permits: Vec<Permit>,
     /// The number of the transaction on the server, once it has begun.
     id: Option<TransactionId>,
 }
 
-enum Content<DB: FenceDatabase> {
-    /// Nothing was admitted yet: the handler says when.
+/// Where the transaction of a request is.
+pub(crate) enum Place<T> {
+    /// There is none: nothing was admitted yet, and the handler says when.
     Pending,
-    /// The handler begins the transaction.
+    /// The handler begins it.
     Beginning,
-    /// What the handler wanted to write was not admitted.
+    /// There is none: what the handler wanted to write was not admitted.
     Refused(AdmitError),
-    /// The handler's single statement was admitted, and found nothing to write.
-    Empty(Transaction<DB>),
-    Home(Transaction<DB>),
+    /// The layer has it. The handler's single statement was admitted in it, and found nothing to
+    /// write: whatever the handler answers, there is nothing to commit.
+    Empty(T),
+    /// The layer has it.
+    Home {
+        transaction: T,
+        /// Whether the handler has had its connection for a statement.
+        used: bool,
+    },
+    /// The handler has it, or something that the handler gave it to.
     Lent,
     /// The handler commits by itself, or runs a statement that does.
     Committing,
+    /// The handler has committed, or has tried to.
     Settled(Result<(), CommitError>),
+    /// The layer has closed the slot: what is still out can no longer commit.
     Closed,
 }
 
 /// What was in a slot when it was closed.
-pub(crate) enum SlotEnd<DB: FenceDatabase> {
-    /// Nothing was ever admitted.
-    Unused,
-    /// What the handler wanted to write was not admitted.
-    Refused(AdmitError),
-    /// The handler's single statement was admitted, and found nothing to write: whatever the
-    /// handler answers, there is nothing to commit.
-    Empty(Transaction<DB>),
-    /// It was back, or had never been taken.
-    Home(Transaction<DB>),
-    /// The handler had committed by itself, or had tried to.
-    Settled(Result<(), CommitError>),
-    /// It was still out, and has this number on the server. It can no longer commit.
-    Escaped(Option<TransactionId>),
-    /// It was still out, and committing.
-    EscapedCommitting,
+pub(crate) struct Closed<DB: FenceDatabase> {
+    pub(crate) place: Place<Transaction<DB>>,
+    /// The number of the transaction on the server, by which one that is still out is ended.
+    pub(crate) id: Option<TransactionId>,
+    /// The waiting writes of this process go on when these are dropped.
+    pub(crate) permits: Vec<Permit>,
 }
 
 impl<DB: FenceDatabase> Slot<DB> {
@@ -86,9 +85,8 @@ impl<DB: FenceDatabase> Slot<DB> {
             .as_ref()
             .map_or_else(Instant::now, |transaction| transaction.held_since);
         let id = transaction.as_ref().and_then(|transaction| transaction.id);
-        let content = transaction.map_or(Content::Closed, Content::Home);
         let state = State {
-            content,
+            place: transaction.map_or(Place::Closed, home),
             permits,
             id,
         };
@@ -103,7 +101,7 @@ impl<DB: FenceDatabase> Slot<DB> {
     /// One whose transaction the handler begins.
     pub(crate) fn pending(claims: Claims) -> Self {
         let state = State {
-            content: Content::Pending,
+            place: Place::Pending,
             permits: Vec::new(),
             id: None,
         };
@@ -122,7 +120,7 @@ impl<DB: FenceDatabase> Slot<DB> {
 
     /// Whether nothing was admitted yet.
     pub(crate) fn is_pending(&self) -> bool {
-        matches!(self.lock().content, Content::Pending)
+        matches!(self.lock().place, Place::Pending)
     }
 
     /// Whether the response must be stored at COMMIT.
@@ -136,17 +134,17 @@ impl<DB: FenceDatabase> Slot<DB> {
     }
 
     /// What was admitted, in a slot whose transaction has begun.
-    pub(crate) fn admitted(&self) -> AllAdmitted {
-        AllAdmitted::of(&self.claims)
+    pub(crate) fn admitted(&self) -> Admitted {
+        Admitted::new(self.claims.clone())
     }
 
     /// Lends the transaction, unless it is out already or over.
     pub(super) fn lend(&self) -> Option<Transaction<DB>> {
         let mut state = self.lock();
-        match mem::replace(&mut state.content, Content::Lent) {
-            Content::Home(transaction) => Some(transaction),
+        match mem::replace(&mut state.place, Place::Lent) {
+            Place::Home { transaction, .. } => Some(transaction),
             other => {
-                state.content = other;
+                state.place = other;
                 None
             }
         }
@@ -155,8 +153,8 @@ impl<DB: FenceDatabase> Slot<DB> {
     /// Takes the transaction back from the borrower.
     pub(super) fn give_back(&self, transaction: Transaction<DB>) {
         let mut state = self.lock();
-        if matches!(state.content, Content::Lent) {
-            state.content = Content::Home(transaction);
+        if matches!(state.place, Place::Lent) {
+            state.place = home(transaction);
         } else {
             drop(state);
             // The layer may be ending its session on the server; in the pool that would be another
@@ -167,19 +165,16 @@ impl<DB: FenceDatabase> Slot<DB> {
 
     /// Says that the handler begins the transaction; false when it has been used, or closed.
     pub(crate) fn start_begin(&self) -> bool {
-        self.replace(
-            |content| matches!(content, Content::Pending),
-            Content::Beginning,
-        )
+        self.replace(|place| matches!(place, Place::Pending), Place::Beginning)
     }
 
     /// Says that the handler has begun `transaction`, and keeps it; false when the slot was closed
     /// meanwhile.
     pub(super) fn begun(&self, transaction: &Transaction<DB>, permits: Vec<Permit>) -> bool {
         let mut state = self.lock();
-        let is_open = matches!(state.content, Content::Beginning);
+        let is_open = matches!(state.place, Place::Beginning);
         if is_open {
-            state.content = Content::Lent;
+            state.place = Place::Lent;
             state.permits = permits;
             state.id = transaction.id;
         }
@@ -189,75 +184,64 @@ impl<DB: FenceDatabase> Slot<DB> {
     /// Says that the handler runs a statement that is its own COMMIT; false when the slot has been
     /// used, or closed.
     pub(crate) fn start_write(&self) -> bool {
-        self.replace(
-            |content| matches!(content, Content::Pending),
-            Content::Committing,
-        )
+        self.replace(|place| matches!(place, Place::Pending), Place::Committing)
     }
 
     /// Says that the transaction which the handler has begun runs a statement and commits by itself; false when the
     /// slot was closed meanwhile.
     pub(crate) fn start_write_begun(&self) -> bool {
-        self.replace(
-            |content| matches!(content, Content::Beginning),
-            Content::Committing,
-        )
+        self.replace(|place| matches!(place, Place::Beginning), Place::Committing)
     }
 
     /// Takes the transaction of a single statement that was admitted and found nothing to write.
     pub(super) fn wrote_nothing(&self, transaction: Transaction<DB>, permits: Vec<Permit>) {
         let mut state = self.lock();
-        if matches!(state.content, Content::Committing) {
+        if matches!(state.place, Place::Committing) {
             state.permits = permits;
-            state.content = Content::Empty(transaction);
+            state.place = Place::Empty(transaction);
         }
     }
 
     /// Says that nothing was admitted, and why.
     pub(crate) fn refuse(&self, error: AdmitError) {
         self.replace(
-            |content| matches!(content, Content::Beginning | Content::Committing),
-            Content::Refused(error),
+            |place| matches!(place, Place::Beginning | Place::Committing),
+            Place::Refused(error),
         );
     }
 
     /// Says that the borrower commits by itself; false when the slot was closed meanwhile.
     pub(super) fn start_commit(&self) -> bool {
-        self.replace(
-            |content| matches!(content, Content::Lent),
-            Content::Committing,
-        )
+        self.replace(|place| matches!(place, Place::Lent), Place::Committing)
     }
 
     /// Says how the borrower's commit ended.
     pub(crate) fn settle(&self, outcome: Result<(), CommitError>) {
         self.replace(
-            |content| matches!(content, Content::Committing),
-            Content::Settled(outcome),
+            |place| matches!(place, Place::Committing),
+            Place::Settled(outcome),
         );
     }
 
-    /// Closes the slot, and hands over the permits, which end when they are dropped. From now on
-    /// nothing that is still out can commit.
-    pub(crate) fn close(&self) -> (SlotEnd<DB>, Vec<Permit>) {
+    /// Closes the slot. From now on nothing that is still out can commit.
+    pub(crate) fn close(&self) -> Closed<DB> {
         let mut state = self.lock();
-        let end = match mem::replace(&mut state.content, Content::Closed) {
-            Content::Pending | Content::Beginning => SlotEnd::Unused,
-            Content::Refused(error) => SlotEnd::Refused(error),
-            Content::Empty(transaction) => SlotEnd::Empty(transaction),
-            Content::Home(transaction) => SlotEnd::Home(transaction),
-            Content::Settled(outcome) => SlotEnd::Settled(outcome),
-            Content::Committing => SlotEnd::EscapedCommitting,
-            Content::Lent | Content::Closed => SlotEnd::Escaped(state.id),
-        };
-        (end, mem::take(&mut state.permits))
+        Closed {
+            place: mem::replace(&mut state.place, Place::Closed),
+            id: state.id,
+            permits: mem::take(&mut state.permits),
+        }
     }
 
-    fn replace(&self, from: impl FnOnce(&Content<DB>) -> bool, to: Content<DB>) -> bool {
+    fn replace(
+        &self,
+        from: impl FnOnce(&Place<Transaction<DB>>) -> bool,
+        to: Place<Transaction<DB>>,
+    ) -> bool {
         let mut state = self.lock();
-        let fits = from(&state.content);
+        let fits = from(&state.place);
         if fits {
-            state.content = to;
+            state.place = to;
         }
         fits
     }
@@ -265,6 +249,13 @@ impl<DB: FenceDatabase> Slot<DB> {
     fn lock(&self) -> MutexGuard<'_, State<DB>> {
         // Nothing panics while the lock is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn home<DB: FenceDatabase>(transaction: Transaction<DB>) -> Place<Transaction<DB>> {
+    Place::Home {
+        used: transaction.used,
+        transaction,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::fence::{
     conn::{CheckedOut, Connections, EarlyTransaction, Origin},
     error::CommitError,
     fault::{Failure, Fault},
-    settings::Limits,
+    settings::{Limits, TransactionLimits},
     sql::{Backend, Begin, Claimed, Committed, TransactionId, TransactionManager},
 };
 
@@ -25,6 +25,8 @@ pub(crate) struct Transaction<DB: Backend> {
     connections: Connections<DB>,
     phase: Phase,
     limits: Limits,
+    /// What bounds it on the server.
+    pub(in crate::fence) bounds: TransactionLimits,
     /// Whether it began before its request: with the end of the one before on this connection.
     pub(in crate::fence) began_early: bool,
     /// Its number on the server, once a token is admitted in it.
@@ -62,20 +64,11 @@ impl<DB: Backend> Transaction<DB> {
     pub(in crate::fence) async fn begin(
         connections: &Connections<DB>,
         limits: Limits,
-    ) -> Result<Self, Failure> {
-        let begin = Begin::WithLimits(limits.transaction(None));
-        Self::begin_as(connections, limits, begin).await
-    }
-
-    /// As [`begin`](Self::begin), or as the claim of a key or an admission needs it.
-    pub(in crate::fence) async fn begin_as(
-        connections: &Connections<DB>,
-        limits: Limits,
         begin: Begin,
     ) -> Result<Self, Failure> {
         let checked_out = connections.check_out(limits).await?;
         let untested = checked_out.origin != Origin::Tested;
-        let mut transaction = Self::new(checked_out, connections, limits);
+        let mut transaction = Self::new(checked_out, connections, limits, begin.limits());
         match transaction.open(begin).await {
             // The connection was closed since it was used last. BEGIN is as good a test as a ping.
             Err(failure) if untested && failure.fault.is_gone() => transaction.discard(),
@@ -91,17 +84,23 @@ impl<DB: Backend> Transaction<DB> {
         begin: Begin,
     ) -> Result<Self, Failure> {
         let tested = connections.check_out_tested(limits).await?;
-        let mut transaction = Self::new(tested, connections, limits);
+        let mut transaction = Self::new(tested, connections, limits, begin.limits());
         transaction.open(begin).await?;
         Ok(transaction)
     }
 
-    fn new(checked_out: CheckedOut<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
+    fn new(
+        checked_out: CheckedOut<DB>,
+        connections: &Connections<DB>,
+        limits: Limits,
+        bounds: TransactionLimits,
+    ) -> Self {
         Self {
             checked_out: Some(checked_out),
             connections: connections.clone(),
             phase: Phase::New,
             limits,
+            bounds,
             began_early: false,
             id: None,
             claimed: None,
@@ -115,17 +114,22 @@ impl<DB: Backend> Transaction<DB> {
     /// Rolls back what there is and opens a new transaction on the same connection.
     pub(in crate::fence) async fn restart(&mut self) -> Result<(), Failure> {
         self.claimed = None;
-        let begin = Begin::WithLimits(self.limits.transaction(None));
-        self.open(begin).await
+        self.bounds = self.limits.transaction(None);
+        self.open(Begin::WithLimits(self.bounds)).await
     }
 
-    /// The same where a part of the wait for locks has gone by.
+    /// The same, with the same limits, if a part of the lock timeout has passed. The timeout of a key is
+    /// separate.
     pub(in crate::fence) async fn restart_after(
         &mut self,
         waited: Duration,
     ) -> Result<(), Failure> {
-        self.limits.lock_wait = self.limits.lock_wait.saturating_sub(waited);
-        self.restart().await
+        if self.bounds.key_timeout.is_none() {
+            self.limits.lock_timeout = self.limits.lock_timeout.saturating_sub(waited);
+            self.bounds.lock_timeout = self.limits.lock_timeout;
+        }
+        self.claimed = None;
+        self.open(Begin::WithLimits(self.bounds)).await
     }
 
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
@@ -177,8 +181,17 @@ impl<DB: Backend> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
-    /// Runs statements of the fence, within a time of their own.
-    pub(in crate::fence) async fn run_within<T>(
+    /// Runs the claim of an idempotency key together with an admission: each has its own wait for a lock.
+    pub(in crate::fence) async fn claim<T>(
+        &mut self,
+        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, Failure> {
+        let key_timeout = self.bounds.key_timeout.unwrap_or_default();
+        let within = self.limits.statement().saturating_add(key_timeout);
+        self.run_within(within, statements).await
+    }
+
+    async fn run_within<T>(
         &mut self,
         within: Duration,
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -202,14 +215,14 @@ impl<DB: Backend> Transaction<DB> {
 
     /// Commits. `Ok` means that the writes are there.
     pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
-        let answer_wait = self.limits.answer_wait;
+        let answer_timeout = self.limits.answer_timeout;
         let begin_next = self.connections.begins_next();
         let sent = Instant::now();
         let conn = self.connection_mut();
         if DB::TransactionManager::get_transaction_depth(conn) != 1 {
             return Err(CommitError::Unfinished);
         }
-        let committed = match timeout(answer_wait, DB::commit(conn, begin_next)).await {
+        let committed = match timeout(answer_timeout, DB::commit(conn, begin_next)).await {
             Ok(answer) => answer.map_err(Failure::from),
             Err(_) => Err(Failure::silent()),
         };
@@ -237,7 +250,7 @@ impl<DB: Backend> Transaction<DB> {
         let Some(ms) = self.pool_lock_wait else {
             return Phase::Committed;
         };
-        let within = self.limits.answer_wait;
+        let within = self.limits.answer_timeout;
         let restore = DB::restore_lock_wait(self.connection_mut(), ms);
         match timeout(within, restore).await {
             Ok(Ok(())) => Phase::Committed,

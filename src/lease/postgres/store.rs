@@ -28,8 +28,8 @@ use crate::{
 ///
 /// A grant makes everyone older dead in its own transaction, and waits for a write in flight: there is no
 /// `announced_to`, since that is what each grant does. It takes a connection of the fence's pool for
-/// the time of a call, and waits no longer than the fence does ([`Fence::pool_wait`](crate::Fence::pool_wait), [`Fence::lock_wait`](crate::Fence::lock_wait),
-/// [`Fence::answer_wait`](crate::Fence::answer_wait)). Those who wait in line have no connection; the process has one more for all of
+/// the time of a call, and waits no longer than the fence does ([`FenceBuilder::pool_timeout`](crate::FenceBuilder::pool_timeout), [`FenceBuilder::lock_timeout`](crate::FenceBuilder::lock_timeout),
+/// [`FenceBuilder::answer_timeout`](crate::FenceBuilder::answer_timeout)). Those who wait in line have no connection; the process has one more for all of
 /// them, beside the pool.
 ///
 /// [`Fence::migrate`](crate::Fence::migrate) makes the tables and functions.
@@ -110,7 +110,7 @@ impl PostgresLeases {
     ///
     /// For a pool that leads to a pooler in transaction mode, such as PgBouncer's, where no session can listen: name
     /// the server itself here. Without that, where the fence says
-    /// [`transaction_pooling`](crate::Fence::transaction_pooling), those who wait ask again four times a second, and
+    /// [`transaction_pooling`](crate::FenceBuilder::transaction_pooling), those who wait ask again four times a second, and
     /// are not served in their order.
     ///
     /// ```no_run

@@ -293,7 +293,7 @@ pub(super) async fn age<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource) {
     let age = format!(
         "UPDATE tower_fence.resources SET updated_at = {day_ago} WHERE resource = '{name}'"
     );
-    let mut conn = fence.get_pool().acquire().await.unwrap();
+    let mut conn = fence.pool().acquire().await.unwrap();
     DB::execute(&mut conn, &age).await.unwrap();
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use sqlx::{Postgres, Sqlite};
 use tower::ServiceExt;
 use tower_fence::{
-    AllAdmitted, FenceLayer, InvalidResource, Resource,
+    Admitted, FenceLayer, InvalidResource, Resource,
     header::{self, FencingToken},
     layer::Refusal,
     token_keys::KeyId,
@@ -173,7 +173,7 @@ async fn each_resource_of_a_request_finds_its_token() {
         let db = Sqlite::fresh(1).await;
         let named: Vec<_> = vector.resources.iter().map(|name| resource(name)).collect();
         let names = move |_: &Parts| Ok::<_, InvalidResource>(named.clone());
-        let admitted = |all: AllAdmitted| async move {
+        let admitted = |all: Admitted| async move {
             let tokens = all
                 .iter()
                 .map(|one| (one.resource.to_string(), one.token.get()));

@@ -93,7 +93,7 @@ async fn a_thousand_clients_that_go_away_leave_nothing_behind_where_connections_
 async fn a_thousand_go_away(reuse: bool) {
     async fn write(mut tx: PgFencedTx, State(cut): State<Arc<AtomicU64>>) {
         let mut cut = Cut(Some(&cut));
-        let token = tx.admitted().token;
+        let token = tx.admitted().token();
         for n in 0..3 {
             let entry = token.get() * 10 + n;
             Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
@@ -105,7 +105,9 @@ async fn a_thousand_go_away(reuse: bool) {
 
     let db = Postgres::fresh(4).await;
     let (pool, proxy) = slow_pool(&db, true).await;
-    let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+    let fence = Fence::builder()
+        .reuse_connections(reuse)
+        .build(pool.clone());
     let cut = Arc::new(AtomicU64::new(0));
     let app = Router::new()
         .route("/{sku}/write", post(write))
@@ -121,7 +123,7 @@ async fn a_thousand_go_away(reuse: bool) {
             let hot = Resource::new("hot").unwrap();
             while !over.load(Relaxed) {
                 // Reusable, and below all others: it holds the lock and changes nothing.
-                let mut lock = fence.get_pool().begin().await.unwrap();
+                let mut lock = fence.pool().begin().await.unwrap();
                 let one = Token::new(1).unwrap();
                 let _ = fence.admit(&mut lock, &hot, one, TokenUse::Reusable).await;
                 sleep(Duration::from_millis(20)).await;
@@ -199,7 +201,7 @@ async fn a_thousand_go_away(reuse: bool) {
 async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
     async fn write(State(fence): State<Fence<Postgres>>, Path(sku): Path<String>) {
         // The connection itself is had in a way that is safe to drop.
-        let acquired = tokio::spawn(fence.get_pool().acquire()).await.unwrap();
+        let acquired = tokio::spawn(fence.pool().acquire()).await.unwrap();
         let mut connection = acquired.unwrap();
         let mut tx = connection.begin().await.unwrap();
         let sku = Resource::new(sku).unwrap();

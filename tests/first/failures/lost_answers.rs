@@ -50,7 +50,7 @@ async fn fence_behind(proxy: &Proxy, db: &Fresh<Postgres>) -> Fence<Postgres> {
 }
 
 async fn write(mut tx: PgFencedTx) {
-    let entry = tx.admitted().token;
+    let entry = tx.admitted().token();
     Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
         .await
         .unwrap();

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use axum::{Router, routing::post};
 use futures_util::future::join_all;
 use sqlx::{
     Executor, PgPool, Postgres,
@@ -13,18 +12,15 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::{Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
+use tower_fence::{Fence, Resource, Token, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
+    disconnect::{BOUND, leaves_no_lock_and_no_session},
     eventually,
-    http::Server,
 };
 
 const POOL: u32 = 8;
-
-/// The server notices within two seconds; a busy machine takes longer.
-const BOUND: Duration = Duration::from_secs(5);
 
 fn resource(n: u32) -> Resource {
     Resource::new(format!("r-{n}")).unwrap()
@@ -79,7 +75,9 @@ fn slow_request(fence: &Fence<Postgres>, n: u32, at_once: bool) -> JoinHandle<()
 async fn abandoned_statements_are_ended_although_all_connections_are_taken() {
     let db = Postgres::fresh(3).await;
     for (at_once, reuses) in [(false, false), (false, true), (true, false), (true, true)] {
-        let fence = Fence::new(pool_under_test(&db).await).reuse_connections(reuses);
+        let fence = Fence::builder()
+            .reuse_connections(reuses)
+            .build(pool_under_test(&db).await);
         // The first of each resource is not written at once.
         for n in 0..POOL {
             fence.raise(&resource(n), one()).await.unwrap();
@@ -128,7 +126,7 @@ async fn abandoned_statements_are_ended_although_all_connections_are_taken() {
         for n in 0..2 * POOL {
             fence.raise(&resource(n), one()).await.unwrap();
         }
-        fence.get_pool().close().await;
+        fence.pool().close().await;
         eventually("all sessions are closed", async || {
             sessions(&db, "true").await == 0
         })
@@ -136,75 +134,14 @@ async fn abandoned_statements_are_ended_although_all_connections_are_taken() {
     }
 }
 
-/// What a handler is in the middle of when its client disconnects.
-const MIDST: [(&str, &str); 3] = [
-    ("asleep", "SELECT pg_sleep(60)"),
-    (
-        "waiting for a row lock",
-        "UPDATE stock SET n = n + 1 WHERE sku = 'locked'",
-    ),
-    (
-        "in a long UPDATE",
-        "UPDATE stock SET n = (SELECT count(*) FROM generate_series(1, 2000000000)) WHERE sku = 'free'",
-    ),
-];
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disconnected_client_leaves_no_lock_and_no_session() {
     let db = Postgres::fresh(3).await;
-    db.execute("INSERT INTO stock VALUES ('locked', 0), ('free', 0)")
-        .await;
-    db.fence().raise(&resource(0), one()).await.unwrap();
-    let mut locker = db.pool.begin().await.unwrap();
-    locker
-        .execute("SELECT FROM stock WHERE sku = 'locked' FOR UPDATE")
-        .await
-        .unwrap();
     for reuses in [false, true] {
-        // No limit of its own ends the statement.
-        let fence = Fence::new(pool_under_test(&db).await)
-            .reuse_connections(reuses)
-            .hold_limit(Duration::from_secs(120))
-            .lock_wait(Duration::from_secs(120));
-        for (midst, statement) in MIDST {
-            let handler = move |mut tx: PgFencedTx| async move {
-                tx.execute("INSERT INTO ledger VALUES (1)").await.unwrap();
-                tx.execute(statement).await.unwrap();
-            };
-            let app = Router::new()
-                .route("/{r}", post(handler))
-                .route_layer(FenceLayer::new(fence.clone(), PathParam("r")));
-            let server = Server::start(app).await;
-            let request = server.post("/r-0").header("Fencing-Token", "5").send();
-            let client = tokio::spawn(request);
-            let active = format!(
-                "SELECT coalesce(max(pid), 0)::bigint FROM pg_stat_activity WHERE datname = current_database() \
-                 AND application_name = 'under-test' AND state = 'active' AND query = $q${statement}$q$"
-            );
-            eventually("the statement runs", async || db.number(&active).await > 0).await;
-            let session = format!("pid = {}", db.number(&active).await);
-            let row = "SELECT count(*) FROM (SELECT FROM tower_fence.resources WHERE resource = 'r-0' \
-                       FOR UPDATE SKIP LOCKED) AS r";
-            assert_eq!(db.number(row).await, 0, "{midst}: the row is not locked");
-
-            let began = Instant::now();
-            client.abort();
-            eventually("the row is unlocked", async || db.number(row).await == 1).await;
-            let unlocked = began.elapsed();
-            eventually("the session is gone", async || {
-                sessions(&db, &session).await == 0
-            })
-            .await;
-            let gone = began.elapsed();
-            println!("{midst}, reused: {reuses}: unlocked after {unlocked:?}, gone after {gone:?}");
-            assert!(gone < BOUND, "{midst}, reused: {reuses}: {gone:?}");
-            assert_eq!(db.entries().await, 0);
-            // The pool is whole, and the token stays usable.
-            let token = Token::new(5).unwrap();
-            let tx = fence.begin(&resource(0), token, TokenUse::Reusable).await;
-            tx.unwrap().commit().await.unwrap();
+        for exhausted in [false, true] {
+            let settings = Fence::builder().reuse_connections(reuses);
+            let pool = pool_under_test(&db).await;
+            leaves_no_lock_and_no_session(&db, settings, pool, exhausted).await;
         }
-        fence.get_pool().close().await;
     }
-    locker.rollback().await.unwrap();
 }

@@ -151,7 +151,7 @@ async fn a_waiting_writer_is_judged_by_what_its_predecessor_committed<DB: TestDa
 
 async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
-    let fence = db.fence().lock_wait(Duration::from_millis(100));
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
     let first = begin(&fence, 5).await;
     let refused = write(&fence, 6).await;
     assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
@@ -161,17 +161,18 @@ async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
 
 async fn a_limit_without_end_is_a_limit_all_the_same<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let fence = db
-        .fence()
-        .lock_wait(Duration::MAX)
-        .hold_limit(Duration::MAX);
+    let fence = db.fence_with(|fence| {
+        fence
+            .lock_timeout(Duration::MAX)
+            .hold_timeout(Duration::MAX)
+    });
     write(&fence, 5).await.unwrap();
     is_stale(write(&fence, 5).await, 5, 5);
 }
 
 async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
-    let fence = db.fence().pool_wait(Duration::from_millis(100));
+    let fence = db.fence_with(|fence| fence.pool_timeout(Duration::from_millis(100)));
     let first = begin(&fence, 5).await;
     let refused = write(&fence, 6).await;
     assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
@@ -194,7 +195,7 @@ async fn admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tok
         let db = &db;
         // A fence each, as in a process each: they meet in the database only.
         async move |value: i64| {
-            let fence = db.fence().lock_wait(Duration::from_secs(20));
+            let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
             let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
             let Ok(mut tx) = begun else { return };
             note::<DB>(&mut tx, value).await;

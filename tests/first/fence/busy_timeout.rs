@@ -30,8 +30,14 @@ async fn the_busy_timeout_of_the_pool_is_restored() {
     let pool = SqlitePoolOptions::new().max_connections(1);
     let pool = pool.connect_with(options).await.unwrap();
     for reuse in [false, true] {
-        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
-        let fence = fence.lock_wait(Duration::from_millis(20));
+        let fence = |lock_timeout| {
+            Fence::builder()
+                .reuse_connections(reuse)
+                .lock_timeout(lock_timeout)
+                .build(pool.clone())
+        };
+        let patient = fence(Duration::from_secs(5));
+        let fence = fence(Duration::from_millis(20));
         let highest = fence.inspect(&sku()).await.unwrap().unwrap_or(0);
         let begin = async |n| {
             let token = token(highest + n);
@@ -46,7 +52,6 @@ async fn the_busy_timeout_of_the_pool_is_restored() {
         let busy = begin(3).await;
         assert!(matches!(busy, Err(AdmitError::Busy(_))), "{busy:?}");
         assert_eq!(busy_timeout(&pool).await, OWN_MS, "after SQLITE_BUSY");
-        let patient = fence.clone().lock_wait(Duration::from_secs(5));
         let sku = sku();
         let dropped = patient.begin(&sku, token(highest + 4), TokenUse::SingleUse);
         let _ = tokio::time::timeout(Duration::from_millis(20), dropped).await;

@@ -13,9 +13,12 @@ use crate::support::{
     http::Server,
 };
 
-/// Two tenants, each with a schema of its own, and clones of one fence for them.
+/// Two tenants, each with a schema and a fence of its own, over one pool.
 async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
-    let tenants = ["red", "blue"].map(|schema| fence.clone().schema(schema).unwrap());
+    let tenants = ["red", "blue"].map(|schema| {
+        let fence_of = Fence::builder().pool_timeout(PATIENCE).schema(schema);
+        fence_of.unwrap().build(fence.pool().clone())
+    });
     for tenant in &tenants {
         tenant.migrate().await.unwrap();
     }
@@ -23,10 +26,10 @@ async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clones_with_other_schemas_share_no_refusals() {
+async fn fences_with_other_schemas_share_no_refusals() {
     let db = Postgres::fresh(2).await;
     let pool = PgPoolOptions::new().max_connections(2);
-    let fence = Fence::new(pool.connect(&db.url).await.unwrap()).pool_wait(PATIENCE);
+    let fence = Fence::builder().pool_timeout(PATIENCE).build(pool.connect(&db.url).await.unwrap());
     let [red, blue] = of_two_tenants(&fence).await;
     begin(&red, 9).await.commit().await.unwrap();
     let refused = red.begin(&sku(), token(7), TokenUse::SingleUse).await;
@@ -40,14 +43,14 @@ async fn clones_with_other_schemas_share_no_refusals() {
         .unwrap();
     tx.commit().await.unwrap();
     drop(open);
-    fence.get_pool().close().await;
+    fence.pool().close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clones_with_other_schemas_share_no_epochs() {
+async fn fences_with_other_schemas_share_no_epochs() {
     let db = Postgres::fresh(2).await;
     let pool = PgPoolOptions::new().max_connections(2);
-    let fence = Fence::new(pool.connect(&db.url).await.unwrap()).pool_wait(PATIENCE);
+    let fence = Fence::builder().pool_timeout(PATIENCE).build(pool.connect(&db.url).await.unwrap());
     let [red, blue] = of_two_tenants(&fence).await;
     for partition in 0..=u8::MAX {
         red.next_epoch(partition, Epoch::FIRST).await.unwrap();
@@ -61,5 +64,5 @@ async fn clones_with_other_schemas_share_no_epochs() {
         let server = Server::start(app).await;
         assert_eq!(server.write("/sku-1", issued).await.status, status);
     }
-    fence.get_pool().close().await;
+    fence.pool().close().await;
 }

@@ -103,7 +103,7 @@ async fn repetitions_end_with_the_wait_for_the_lock() {
     let db = Postgres::fresh(2).await;
     collide(&db, "tower_fence.resources", BEFORE, "40001", u32::MAX).await;
     let limit = Duration::from_millis(400);
-    let fence = db.fence().lock_wait(limit);
+    let fence = db.fence_with(|fence| fence.lock_timeout(limit));
     let began = Instant::now();
     let refused = fence.begin(&sku(), token(5), TokenUse::SingleUse).await;
     assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
@@ -158,7 +158,7 @@ async fn a_single_statement_is_repeated() {
     // As long as it would wait for a lock.
     collide(&db, "ledger", BEFORE, "40P01", u32::MAX).await;
     let limit = Duration::from_millis(400);
-    let (began, fence) = (Instant::now(), db.fence().lock_wait(limit));
+    let (began, fence) = (Instant::now(), db.fence_with(|fence| fence.lock_timeout(limit)));
     let query = sqlx::query("INSERT INTO ledger SELECT 99 FROM fence RETURNING entry");
     let sku = sku();
     let refused = fence.write::<(i64,)>(&sku, token(99), TokenUse::SingleUse, query);

@@ -195,7 +195,7 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
 #[tokio::test]
 async fn the_server_takes_the_transaction_of_a_holder_that_is_frozen() {
     let db = Postgres::fresh(3).await;
-    let fence = db.fence().hold_limit(Duration::from_millis(200));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 5).await;
     // This holder is frozen now. A newer one gets through before its `lock_wait` is over.

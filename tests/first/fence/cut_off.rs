@@ -13,7 +13,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::sync::watch;
-use tower_fence::{Fence, TokenUse, fence::CommitError};
+use tower_fence::{Fence, FenceBuilder, TokenUse, fence::CommitError};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -25,11 +25,15 @@ use crate::support::{
 const UNDER_TEST: &str = "under-test";
 
 /// A fence with one connection at a time, by way of a proxy.
-async fn fence(db: &Fresh<Postgres>, proxy: &Proxy) -> Fence<Postgres> {
+async fn fence(
+    db: &Fresh<Postgres>,
+    proxy: &Proxy,
+    settings: FenceBuilder<Postgres>,
+) -> Fence<Postgres> {
     let options: PgConnectOptions = proxy.url(&db.url).parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(1);
     let pool = pool.connect_with(options.application_name(UNDER_TEST));
-    Fence::new(pool.await.unwrap())
+    settings.build(pool.await.unwrap())
 }
 
 /// How many sessions under test are in this state.
@@ -74,7 +78,7 @@ async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
         for (value, confirmed, is_success) in cuts {
             let armed = Arc::default();
             let proxy = cutting(&db, confirmed, &armed).await;
-            let fence = fence(&db, &proxy).await.reuse_connections(reuses);
+            let fence = fence(&db, &proxy, Fence::builder().reuse_connections(reuses)).await;
             let mut tx = begin(&fence, value).await;
             insert(&mut tx, value).await;
             armed.store(true, SeqCst);
@@ -109,7 +113,7 @@ async fn a_begin_that_was_given_up_leaves_no_transaction_on_the_connection() {
         })
     };
     let proxy = proxy.await;
-    let fence = fence(&db, &proxy).await;
+    let fence = fence(&db, &proxy, Fence::builder()).await;
     write(&fence, 1).await.unwrap();
     armed.store(true, SeqCst);
     let begun = tokio::spawn({
@@ -134,8 +138,8 @@ async fn a_begin_that_was_given_up_leaves_no_transaction_on_the_connection() {
 async fn a_session_that_was_ended_for_its_time_limit_has_written_nothing() {
     let db = Postgres::fresh(2).await;
     let proxy = Proxy::to(db.addr()).await;
-    let fence = fence(&db, &proxy).await;
-    let fence = fence.hold_limit(Duration::from_millis(100));
+    let settings = Fence::builder().hold_timeout(Duration::from_millis(100));
+    let fence = fence(&db, &proxy, settings).await;
     let mut tx = begin(&fence, 1).await;
     insert(&mut tx, 1).await;
     eventually("the server has ended it", async || {

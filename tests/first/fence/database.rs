@@ -57,7 +57,9 @@ async fn a_database_that_is_not_there_is_unavailable() {
     let address = format!("127.0.0.1:{}", free_port());
     let url = format!("postgres://nobody:sesame@{address}/none");
     let pool = PgPoolOptions::new().connect_lazy(&url).unwrap();
-    let fence = Fence::new(pool).pool_wait(Duration::from_millis(200));
+    let fence = Fence::builder()
+        .pool_timeout(Duration::from_millis(200))
+        .build(pool);
     let refused = fence
         .begin(&sku(), token(1), TokenUse::SingleUse)
         .await

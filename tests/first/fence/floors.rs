@@ -452,7 +452,7 @@ impl Insert {
     /// Whether it was refused.
     async fn run(self, fence: &Fence<Postgres>) -> bool {
         let lease = LeaseDigest::of("the-lease-of-one-who-is-late");
-        let mut conn = fence.get_pool().acquire().await.unwrap();
+        let mut conn = fence.pool().acquire().await.unwrap();
         match self {
             Self::Admit => write(fence, 5).await.is_err(),
             Self::Raise => fence.raise(&sku(), token(5)).await.is_err(),

@@ -209,7 +209,7 @@ async fn temporary_tables_and_search_paths_lead_no_function_astray() {
 #[tokio::test]
 async fn functions_work_in_another_schema() {
     let db = Postgres::fresh(2).await;
-    let fence = db.fence().schema("shop_2").unwrap();
+    let fence = db.fence_with(|fence| fence.schema("shop_2").unwrap());
     fence.migrate().await.unwrap();
     let mut conn = db.pool.acquire().await.unwrap();
     let call = "SELECT shop_2.admit('sku-1', 7)";

@@ -58,7 +58,9 @@ async fn a_connection_that_was_opened_for_nobody_is_kept() {
         let before = proxy.connections();
         let pool = PgPoolOptions::new().max_connections(3);
         let pool = pool.connect_lazy(&proxy.url(&db.url)).unwrap();
-        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
+        let fence = Fence::builder()
+            .reuse_connections(reuse)
+            .build(pool.clone());
         for _ in 0..30 {
             // On a busy machine one may come to its end.
             let _ = timeout(Duration::from_millis(5), write(&fence)).await;
@@ -78,8 +80,10 @@ async fn a_connection_that_is_tested_in_vain_is_no_busy_pool() {
         let proxy = Proxy::to(db.addr()).await;
         let pool = PgPoolOptions::new().max_connections(1);
         let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
-        let fence = Fence::new(pool.clone()).reuse_connections(reuse);
-        let fence = fence.pool_wait(Duration::from_millis(300));
+        let fence = Fence::builder()
+            .reuse_connections(reuse)
+            .pool_timeout(Duration::from_millis(300))
+            .build(pool.clone());
         write(&fence).await.unwrap();
         eventually("it is back", async || pool.num_idle() == 1).await;
         proxy.set(Link::Silent);

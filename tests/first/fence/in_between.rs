@@ -73,7 +73,7 @@ async fn catch_up(db: &Fresh<Postgres>) {
 /// Writes by the function, or in a transaction of the crate's, and answers what is dead where it is refused.
 async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<(), i64> {
     if in_sql {
-        let mut conn = fence.get_pool().acquire().await.unwrap();
+        let mut conn = fence.pool().acquire().await.unwrap();
         let admitted = functions::admit(&mut conn, "sku-1", value).await;
         return admitted.map(drop).map_err(|refused| {
             assert_eq!(refused.code, "TF412", "{refused:?}");
@@ -146,13 +146,13 @@ async fn a_row_that_was_made_meanwhile_counts() {
         assert_eq!(outcome, announced);
         db.execute(EMPTY).await;
         // A process remembers what is dead.
-        let fence = Fence::new(fence.get_pool().clone());
+        let fence = Fence::new(fence.pool().clone());
         let (sku, value) = (sku(), token(7));
         let raised = with_in_between(&db, fence.raise(&sku, value), other).await;
         assert_eq!(raised.is_ok(), made < 7);
         assert_eq!(fence.inspect(&sku).await.unwrap(), Some(made.max(6)));
         db.execute(EMPTY).await;
-        let mut conn = fence.get_pool().acquire().await.unwrap();
+        let mut conn = fence.pool().acquire().await.unwrap();
         let raised = with_in_between(&db, functions::raise(&mut conn, "sku-1", 7), other).await;
         assert_eq!(
             raised.map_err(|refused| refused.code),
@@ -170,7 +170,7 @@ async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
         let admitted = with_in_between(&db, attempt(&fence, true, value), other).await;
         assert_eq!(admitted, if value > 5 { Ok(()) } else { Err(5) });
         db.execute(EMPTY).await;
-        let mut conn = fence.get_pool().acquire().await.unwrap();
+        let mut conn = fence.pool().acquire().await.unwrap();
         let raise = functions::raise(&mut conn, "sku-1", value);
         let raised = with_in_between(&db, raise, other).await;
         let raised = raised.map_err(|refused| refused.problem["max_token"].as_i64());
@@ -184,7 +184,7 @@ async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
         );
         db.execute(EMPTY).await;
         // A process remembers what is dead.
-        let fence = Fence::new(fence.get_pool().clone());
+        let fence = Fence::new(fence.pool().clone());
         let (sku, token) = (sku(), token(value));
         let raised = with_in_between(&db, fence.raise(&sku, token), other).await;
         assert_eq!(raised.is_ok(), value > 5);

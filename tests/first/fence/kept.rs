@@ -37,7 +37,7 @@ async fn a_connection_in_steady_use_goes_back_to_the_pool() {
             Box::pin(async { Ok(true) })
         });
     let pool = options.connect(&db.url).await.unwrap();
-    let fence = Fence::new(pool).reuse_connections(true);
+    let fence = Fence::builder().reuse_connections(true).build(pool);
     write(&fence, 1).await;
     // To begin with, the fence has looked at its tables.
     let before = released.load(SeqCst);

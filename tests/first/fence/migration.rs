@@ -56,7 +56,7 @@ async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
     db.execute("DELETE FROM tower_fence.migrations WHERE version = (SELECT max(version) FROM tower_fence.migrations)")
         .await;
     fence.migrate().await.unwrap_err();
-    fence.get_pool().close().await;
+    fence.pool().close().await;
     db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
         .await;
 }
@@ -72,7 +72,7 @@ async fn a_service_without_tables_is_misconfigured_and_says_what_to_do() {
         Server::start(app).await
     };
     let first_use = server(db.fence()).await;
-    let other_schema = server(db.fence().schema("elsewhere").unwrap()).await;
+    let other_schema = server(db.fence_with(|fence| fence.schema("elsewhere").unwrap())).await;
     for server in [first_use, other_schema] {
         let answer = server.write("/sku-1", 5).await;
         answer.is_problem(500, "misconfigured");
@@ -107,7 +107,7 @@ async fn search_path_does_not_lead_migrate_to_another_schema() {
     assert_eq!(db.number(made).await, 0);
     // No session of the pool has another search path than before.
     let path: String = sqlx::query_scalar("SHOW search_path")
-        .fetch_one(fence.get_pool())
+        .fetch_one(fence.pool())
         .await
         .unwrap();
     assert_eq!(path, "app");
@@ -120,7 +120,7 @@ async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
     // One of the schemas is there already.
     db.execute("CREATE SCHEMA blue").await;
     for (tenant, token) in [("red", 7), ("blue", 3)] {
-        let fence = db.fence().schema(tenant).unwrap();
+        let fence = db.fence_with(|fence| fence.schema(tenant).unwrap());
         fence.migrate().await.unwrap();
         fence.migrate().await.unwrap();
         fence.raise(&sku, Token::new(token).unwrap()).await.unwrap();
@@ -130,24 +130,29 @@ async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
 
     // A role without the right to create a schema uses one that it was given, and makes none.
     let (role, fence) = restricted(&db).await;
-    let own = fence.clone().schema("own").unwrap();
+    let own = with_schema(&fence, "own");
     let refused = own.migrate().await.unwrap_err().to_string();
     assert!(refused.contains("permission denied"), "{refused}");
     db.execute(&format!("CREATE SCHEMA own AUTHORIZATION {role}"))
         .await;
     own.migrate().await.unwrap();
     own.raise(&sku, Token::new(5).unwrap()).await.unwrap();
-    fence.get_pool().close().await;
+    fence.pool().close().await;
     db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await;
 }
 
+/// Another fence over the same pool.
+fn with_schema(fence: &Fence<Postgres>, schema: &str) -> Fence<Postgres> {
+    let builder = Fence::builder().schema(schema).unwrap();
+    builder.build(fence.pool().clone())
+}
+
 #[tokio::test]
 async fn schema_names_that_would_need_quotes_are_refused() {
-    let db = Postgres::fresh(1).await;
     let longest = "x".repeat(63);
     for name in ["a", "_1", "tenant_7", &longest] {
-        db.fence().schema(name).unwrap();
+        Fence::<Postgres>::builder().schema(name).unwrap();
     }
     let too_long = "x".repeat(64);
     for name in [
@@ -160,7 +165,7 @@ async fn schema_names_that_would_need_quotes_are_refused() {
         "caf\u{e9}",
         &too_long,
     ] {
-        assert!(db.fence().schema(name).is_err(), "{name}");
+        assert!(Fence::<Postgres>::builder().schema(name).is_err(), "{name}");
     }
 }
 
@@ -188,7 +193,7 @@ async fn a_history_that_does_not_fit_is_named_as_what_it_is() {
         let error = fence.migrate().await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    fence.get_pool().close().await;
+    fence.pool().close().await;
     db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
         .await;
 }
@@ -235,7 +240,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     ] {
         db.execute(change).await;
         // A fence keeps what it has found.
-        let again = fence.clone().schema("tower_fence").unwrap();
+        let again = with_schema(&fence, "tower_fence");
         let found = flaw(&again).await.unwrap_or_default();
         assert!(
             found.contains("row-level security hides rows of resources in the schema tower_fence"),
@@ -255,9 +260,9 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
          GRANT ALL ON SCHEMA own TO {role}"
     ))
     .await;
-    let own = fence.clone().schema("own").unwrap();
+    let own = with_schema(&fence, "own");
     own.migrate().await.unwrap();
-    let mut conn = own.get_pool().acquire().await.unwrap();
+    let mut conn = own.pool().acquire().await.unwrap();
     let hide = "ALTER TABLE own.floors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
     execute(&mut conn, hide).await.unwrap();
     let admitted = execute(&mut conn, "SELECT own.admit('sku-1', 5)").await;
@@ -267,7 +272,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
         "{refused:?}"
     );
     drop(conn);
-    fence.get_pool().close().await;
+    fence.pool().close().await;
     db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await;
 }
@@ -343,19 +348,17 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let options = options.username(&role).password(&role);
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect_with(options).await.unwrap();
-    let fence = Fence::new(pool).schema("own").unwrap();
+    let fence = Fence::builder().schema("own").unwrap().build(pool);
     let refused = fence.migrate().await.unwrap_err().to_string();
     assert!(
         refused
             .contains("no failover can be noticed: permission denied for function pg_walfile_name"),
         "{refused}"
     );
-    fence
-        .clone()
-        .failover_detection(false)
-        .migrate()
-        .await
-        .unwrap();
+    let undetected = Fence::builder().schema("own").unwrap();
+    let undetected = undetected.failover_detection(false);
+    let undetected = undetected.build(fence.pool().clone());
+    undetected.migrate().await.unwrap();
     let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
     assert_eq!(db.number(unnoticed).await, 256);
     // The choice was made once.
@@ -364,7 +367,7 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let tx = fence.begin(&sku, Token::new(5).unwrap(), TokenUse::SingleUse);
     tx.await.unwrap().commit().await.unwrap();
     assert_eq!(fence.inspect(&sku).await.unwrap(), Some(5));
-    fence.get_pool().close().await;
+    fence.pool().close().await;
     db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await;
 }

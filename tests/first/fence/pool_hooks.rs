@@ -68,10 +68,16 @@ async fn leaks(fence: &Fence<Postgres>) -> usize {
 async fn what_a_request_sets_is_reset_before_the_next_one() {
     let db = Postgres::fresh(1).await;
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
-    assert_eq!(leaks(&Fence::new(pool).pool_wait(PATIENCE)).await, 0);
+    assert_eq!(
+        leaks(&Fence::builder().pool_timeout(PATIENCE).build(pool)).await,
+        0
+    );
     // The same requests find the setting where hooks are passed by.
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
-    let reusing = Fence::new(pool).pool_wait(PATIENCE).reuse_connections(true);
+    let reusing = Fence::builder()
+        .pool_timeout(PATIENCE)
+        .reuse_connections(true)
+        .build(pool);
     assert!(leaks(&reusing).await > 0, "the requests prove nothing");
 }
 
@@ -103,7 +109,9 @@ async fn a_hook_runs_in_the_task_of_the_request() {
     let fence = Fence::new(pool_with_tenants(&db).await);
     assert_eq!(mistaken(&fence).await, 0);
     // The same requests find the tenant of somebody else where hooks are passed by.
-    let fence = Fence::new(pool_with_tenants(&db).await).reuse_connections(true);
+    let fence = Fence::builder()
+        .reuse_connections(true)
+        .build(pool_with_tenants(&db).await);
     assert!(mistaken(&fence).await > 0, "the requests prove nothing");
 }
 

@@ -89,7 +89,7 @@ async fn the_tables_may_live_in_any_schema() {
     let db = Postgres::fresh(1).await;
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect(&db.url).await.unwrap();
-    let fence = Fence::new(pool).schema("shop_2").unwrap();
+    let fence = Fence::builder().schema("shop_2").unwrap().build(pool);
     fence.migrate().await.unwrap();
     begin(&fence, 7).await.unwrap().commit().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
@@ -111,7 +111,7 @@ async fn the_tables_may_live_in_any_schema() {
         .await
         .unwrap();
     assert_eq!(written, [(1,)]);
-    fence.get_pool().close().await;
+    fence.pool().close().await;
 }
 
 #[tokio::test]

@@ -28,9 +28,10 @@ async fn read_only_sessions_are_replaced(reuse: bool) {
         let all = (0..CONNECTIONS).map(|_| pool.acquire());
         drop(futures_util::future::try_join_all(all).await.unwrap());
     };
-    let fence = Fence::new(pool.clone())
-        .pool_wait(PATIENCE)
-        .reuse_connections(reuse);
+    let fence = Fence::builder()
+        .pool_timeout(PATIENCE)
+        .reuse_connections(reuse)
+        .build(pool.clone());
     let app = Router::new()
         .route("/write/{r}", post(|| async {}))
         .route_layer(FenceLayer::new(fence.clone(), PathParam("r")))
@@ -88,7 +89,7 @@ async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
     let app = Router::new()
         .route("/{r}", post(|| async {}))
         .route_layer(FenceLayer::new(
-            Fence::new(pool).pool_wait(PATIENCE),
+            Fence::builder().pool_timeout(PATIENCE).build(pool),
             PathParam("r"),
         ));
     let server = Server::start(app).await;

@@ -53,7 +53,7 @@ fn name(error: impl Debug) -> String {
 async fn each_has_its_meaning() {
     const INSERT: &str = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
     let db = that_fails_as_told().await;
-    let fence = db.fence().lock_wait(Duration::from_millis(100));
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
     for (codes, at_admission, in_statement, at_commit) in [
         (
             &["55P03", "57014", "40P01", "40001"][..],

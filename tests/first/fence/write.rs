@@ -304,10 +304,12 @@ async fn a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock() {
     let limit = Duration::from_millis(300);
     for fence in [
         db.fence(),
-        db.fence()
-            .hold_limit(limit)
-            .lock_wait(limit)
-            .answer_wait(limit),
+        db.fence_with(|fence| {
+            fence
+                .hold_timeout(limit)
+                .lock_timeout(limit)
+                .answer_timeout(limit)
+        }),
     ] {
         write(&fence, NEXT).await.unwrap();
         let slow = timeout(Duration::from_millis(1500), write(&fence, SLOW)).await;

@@ -287,7 +287,7 @@ async fn a_client_that_goes_away_leaves_no_lock_behind() {
     }
     let db = Postgres::fresh(3).await;
     db.execute("INSERT INTO stock VALUES ('r', 10)").await;
-    let fence = db.fence().lock_wait(Duration::from_secs(2));
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(2)));
     let layer = FenceLayer::new(fence, PathParam("r")).deferred();
     let app = Router::new().route("/{r}", post(write)).route_layer(layer);
     let server = Server::start(app).await;

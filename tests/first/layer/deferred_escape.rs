@@ -105,10 +105,14 @@ async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
 async fn a_begin_that_outlives_the_answer_is_refused() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
-    let server = start(db.fence().lock_wait(PATIENCE), &signals).await;
+    let server = start(
+        db.fence_with(|fence| fence.lock_timeout(PATIENCE)),
+        &signals,
+    )
+    .await;
     // Another process has the row.
     let (resource, token) = (Resource::new("r").unwrap(), Token::new(4).unwrap());
-    let blocker = db.fence().hold_limit(2 * PATIENCE);
+    let blocker = db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE));
     let blocker = blocker.begin(&resource, token, TokenUse::SingleUse);
     let blocker = blocker.await.unwrap();
     let answer = async {
@@ -137,7 +141,11 @@ async fn a_transaction_that_was_begun_and_kept_by_a_task_is_ended() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
     // By itself it would go on for longer than the test.
-    let server = start(db.fence().hold_limit(2 * PATIENCE), &signals).await;
+    let server = start(
+        db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE)),
+        &signals,
+    )
+    .await;
     let answer = server.write("/r/keep-in-a-task", 5).await;
     answer.is_problem(500, "transaction-escaped");
     let answer = server.write("/r/begin", 5).await;
@@ -154,7 +162,10 @@ async fn others_wait_for_a_transaction_that_was_begun_without_a_connection() {
     let signals = Signals::default();
     let options = PgPoolOptions::new().max_connections(3);
     let pool: PgPool = options.connect(&db.url).await.unwrap();
-    let fence = Fence::new(pool).lock_wait(PATIENCE).hold_limit(PATIENCE);
+    let fence = Fence::builder()
+        .lock_timeout(PATIENCE)
+        .hold_timeout(PATIENCE)
+        .build(pool);
     let server = start(fence, &signals).await;
     let first = server.write("/r/begin-and-wait", 5);
     let others = async {

@@ -39,7 +39,7 @@ async fn start(wait: Duration) -> (Server, crate::support::database::Fresh<Sqlit
     let db = Sqlite::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("r"))
         .body_limit_bytes(4 * MIB)
-        .body_wait(wait);
+        .body_timeout(wait);
     let key = TokenKey::new(KeyId::new("a").unwrap(), [7; 32]).unwrap();
     let keys = TokenKeys::new([key]).unwrap();
     let write = || post(|| async {}).get(|| async {});

@@ -34,7 +34,7 @@ async fn a_swallowed_error_is_no_success<DB: TestDatabase>() {
 
 async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
-    let fence = db.fence().lock_wait(Duration::from_millis(300));
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
     let plan = Plan::default();
     let server = Server::start(app(fence, plan.clone())).await;
     server
@@ -59,7 +59,7 @@ async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
 
 async fn a_transaction_in_the_response_body_is_no_success<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
-    let fence = db.fence().lock_wait(Duration::from_millis(300));
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
     let server = Server::start(app(fence, Plan::default())).await;
     server
         .write("/a/stream", 5)

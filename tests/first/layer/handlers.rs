@@ -55,7 +55,7 @@ pub async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
 }
 
 pub async fn insert<DB: TestDatabase>(tx: &mut FencedTx<DB>) {
-    let entry = tx.admitted().token.get();
+    let entry = tx.admitted().token().get();
     DB::execute(tx, &format!("INSERT INTO ledger VALUES ({entry})"))
         .await
         .unwrap();
@@ -64,7 +64,7 @@ pub async fn insert<DB: TestDatabase>(tx: &mut FencedTx<DB>) {
 pub async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, admitted: Admitted) -> String {
     assert_eq!(*tx.admitted(), admitted);
     insert(&mut tx).await;
-    admitted.token.to_string()
+    admitted.token().to_string()
 }
 
 pub async fn fail<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {

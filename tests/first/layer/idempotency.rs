@@ -53,7 +53,7 @@ async fn two_servers<DB: TestDatabase>(
     plan: &Arc<Plan>,
 ) -> [Server; 2] {
     // Each fence has a queue of its own. On SQLite the lock of the file is all that they share.
-    let fence = || db.fence().lock_wait(Duration::from_secs(2));
+    let fence = || db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(2)));
     [
         start_with(fence(), keys.clone(), plan).await,
         start_with(fence(), keys, plan).await,

@@ -134,7 +134,7 @@ async fn a_resource_that_cannot_be_found_out_is_answered_503_in_time() {
         }
     }
     let db = Sqlite::fresh(2).await;
-    let fence = db.fence().answer_wait(Duration::from_secs(1));
+    let fence = db.fence_with(|fence| fence.answer_timeout(Duration::from_secs(1)));
     let app = Router::new()
         .route("/{r}", post(|| async {}))
         .route_layer(FenceLayer::new(fence, AskedFor));

@@ -81,7 +81,7 @@ async fn swallow(pending: PgPendingWrite) -> &'static str {
 }
 
 async fn start(db: &Fresh<Postgres>) -> Server {
-    let fence = db.fence().hold_limit(Duration::from_secs(2));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_secs(2)));
     let layer = FenceLayer::new(fence.clone(), PathParam("r"))
         .on_begin(|parts, conn| Box::pin(become_tenant(parts, conn)));
     let both = FenceLayer::new(fence, [PathParam("r"), PathParam("s")])
@@ -197,7 +197,7 @@ async fn where_it_fails_nothing_is_written_and_the_token_stays_usable() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hook_that_hangs_has_one_answer() {
     let db = Postgres::fresh(4).await;
-    let fence = db.fence().hold_limit(Duration::from_millis(200));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let layer = FenceLayer::new(fence, PathParam("r")).on_begin(|_, _| Box::pin(pending()));
     {
         let keys = Idempotency::required();
@@ -233,7 +233,10 @@ async fn the_hold_limit_bounds_hook_and_handler_together() {
     const PART: Duration = Duration::from_millis(800);
     let db = Postgres::fresh(2).await;
     let start = async |hold: Duration| {
-        let layer = FenceLayer::new(db.fence().hold_limit(hold), PathParam("r"));
+        let layer = FenceLayer::new(
+            db.fence_with(|fence| fence.hold_timeout(hold)),
+            PathParam("r"),
+        );
         let hooked = layer.on_begin(|_, _| {
             Box::pin(async {
                 sleep(PART).await;

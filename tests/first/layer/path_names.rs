@@ -14,7 +14,7 @@ fn pattern(text: &str) -> ResourcePattern {
 }
 
 async fn named(admitted: Admitted) -> String {
-    admitted.resource.to_string()
+    admitted.resource().to_string()
 }
 
 #[tokio::test]
@@ -28,8 +28,8 @@ async fn however_a_number_is_spelled_it_has_one_fence() {
     );
     let layer = FenceLayer::new(db.fence(), parsed);
     let item = |admitted: Admitted, Path(id): Path<i64>| async move {
-        assert_eq!(admitted.resource.as_str(), format!("item/{id}"));
-        admitted.resource.to_string()
+        assert_eq!(admitted.resource().as_str(), format!("item/{id}"));
+        admitted.resource().to_string()
     };
     let app = Router::new()
         .route("/items/{id}", post(item))

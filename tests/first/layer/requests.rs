@@ -106,7 +106,7 @@ async fn each_wrong_body_has_its_answer<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"))
         .body_limit_bytes(100)
-        .body_wait(Duration::from_millis(200));
+        .body_timeout(Duration::from_millis(200));
     let echo = post(|body: Bytes| async { body });
     let app = Router::new().route("/{sku}/echo", echo).route_layer(layer);
     let server = Server::start(app).await;
@@ -156,7 +156,7 @@ async fn a_slow_body_holds_nothing<DB: TestDatabase>() {
 
 async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let resource = |admitted: Admitted| async move { admitted.resource.to_string() };
+    let resource = |admitted: Admitted| async move { admitted.resource().to_string() };
     let tenant = |parts: &Parts| -> Result<Resource, ResourceError> {
         let mut values = parts.headers.get_all("x-tenant").iter();
         let (Some(tenant), None) = (values.next(), values.next()) else {
@@ -218,7 +218,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
 
 async fn a_read_that_needs_its_token_asks_for_it<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let strict = |admitted: Admitted| async move { admitted.token.to_string() };
+    let strict = |admitted: Admitted| async move { admitted.token().to_string() };
     let lenient = |admitted: Option<Admitted>| async move { format!("{:?}", admitted.is_some()) };
     let app = Router::new()
         .route("/{sku}/strict", get(strict))

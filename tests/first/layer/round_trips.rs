@@ -66,7 +66,7 @@ async fn insert_unfenced(pool: PgPool) -> StatusCode {
 fn app(fence: &Fence<Postgres>) -> Router {
     let layer = FenceLayer::new(fence.clone(), PathParam("r"));
     let keys = Idempotency::required();
-    let pool = fence.get_pool().clone();
+    let pool = fence.pool().clone();
     Router::new()
         .route("/{r}/transaction", post(insert).route_layer(layer.clone()))
         .route(
@@ -109,7 +109,7 @@ async fn each_path_has_its_number_of_round_trips() {
     let of_application = pool.connect_with(options.clone()).await.unwrap();
     let of_application = app(&Fence::new(of_application));
     let pool = PgPoolOptions::new().max_connections(2);
-    let own = Fence::connect_with(pool, options).await.unwrap();
+    let own = Fence::builder().connect_with(pool, options).await.unwrap();
     let own = app(&own);
     for (path, application, of_fence) in [
         ("unfenced", 4, 4),

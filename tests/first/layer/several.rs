@@ -11,8 +11,8 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use sqlx::{PgConnection, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
-    AdmitError, Admitted, AllAdmitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam,
-    PgFencedTx, Resource, Token, TokenUse, layer::Refusal,
+    AdmitError, Admitted, Fence, FenceLayer, FencedTx, InvalidResource, PathParam, PgFencedTx,
+    Resource, Token, TokenUse, layer::Refusal,
 };
 
 use crate::support::{
@@ -54,10 +54,13 @@ async fn max_tokens<DB: TestDatabase>(db: &Fresh<DB>) -> [Option<i64>; 2] {
 }
 
 /// Says what was admitted, in the order of the request; writes one entry.
-async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, all: AllAdmitted, first: Admitted) -> String {
-    assert_eq!(*tx.all_admitted(), all);
-    assert_eq!((tx.admitted(), &all[0]), (&first, &first));
-    let entry = first.token;
+async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, all: Admitted) -> String {
+    assert_eq!(*tx.admitted(), all);
+    assert_eq!(
+        (all.resource(), all.token()),
+        (&all[0].resource, all[0].token)
+    );
+    let entry = all.token();
     DB::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
         .await
         .unwrap();
@@ -75,7 +78,7 @@ async fn fail<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
 }
 
 async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
-    let read = |all: Option<AllAdmitted>| async move { all.map_or(0, |all| all.len()).to_string() };
+    let read = |all: Option<Admitted>| async move { all.map_or(0, |all| all.len()).to_string() };
     let listed = |parts: &Parts| -> Result<Vec<Resource>, InvalidResource> {
         let names = parts.uri.query().unwrap_or_default().split_terminator(',');
         names.map(Resource::new).collect()
@@ -203,10 +206,7 @@ async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
         fence.begin_all(&named, TokenUse::SingleUse).await
     };
     let tx = begin(&[("b", 7), ("a", 42), ("b", 7)]).await.unwrap();
-    assert_eq!(
-        (tx.admitted().token, tx.all_admitted().len()),
-        (token(7), 2)
-    );
+    assert_eq!((tx.admitted().token(), tx.admitted().len()), (token(7), 2));
     tx.commit().await.unwrap();
     assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
     for tokens in [[("a", 43), ("b", 7)], [("b", 9), ("b", 8)]] {

@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 async fn start(db: &Fresh<Postgres>, hold: Duration) -> Server {
-    let fence = db.fence().hold_limit(hold);
+    let fence = db.fence_with(|fence| fence.hold_timeout(hold));
     let sleep = |mut tx: PgFencedTx| async move {
         let sleep = sqlx::raw_sql("SELECT pg_sleep(20)");
         sleep.execute(&mut *tx).await.unwrap();
@@ -89,7 +89,7 @@ async fn start_ended(db: &Fresh<Postgres>) -> Server {
         .route("/{r}/spawn", post(spawn))
         .route("/{r}/plain", post(|| async {}))
         .route_layer(FenceLayer::new(
-            db.fence().hold_limit(Duration::from_millis(300)),
+            db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300))),
             PathParam("r"),
         ));
     Server::start(app).await

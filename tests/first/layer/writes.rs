@@ -93,7 +93,7 @@ async fn a_panic_writes_nothing_and_kills_older_ones<DB: TestDatabase>() {
 
 async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let fence = db.fence().hold_limit(Duration::from_millis(200));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let server = Server::start(app(fence, Plan::default())).await;
     let answer = server.write("/a/slow", 5).await;
     answer.is_problem(503, "handler-timeout");
@@ -156,7 +156,7 @@ async fn a_fenced_read_kills_older_writers_and_a_plain_read_does_not<DB: TestDat
 
 async fn a_busy_fence_says_when_to_come_back<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let fence = db.fence().lock_wait(Duration::from_millis(50));
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(50)));
     let server = Server::start(app(fence, Plan::default())).await;
     let sku = Resource::new("a").unwrap();
     let five = Token::new(5).unwrap();
@@ -179,7 +179,7 @@ async fn a_statement_that_was_cut_off_does_not_keep_the_lock() {
         let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
     }
     let db = Postgres::fresh(4).await;
-    let fence = db.fence().hold_limit(Duration::from_secs(2));
+    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_secs(2)));
     let app = Router::new()
         .route("/{sku}/sleepy", post(sleepy))
         .route("/{sku}/plain", post(|| async {}))

@@ -68,7 +68,7 @@ async fn a_grant_that_cannot_be_announced_is_given_back() {
     let store = EmbeddedLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
     let leases = store.clone().announced_to(away.fence());
-    away.fence().get_pool().close().await;
+    away.fence().pool().close().await;
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
     let Err(LeaseError::Unavailable(cause)) = refused else {
         panic!("{refused:?}");
@@ -110,7 +110,7 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
     let away = Sqlite::fresh(1).await;
     let leases = store.clone().announced_to(away.fence());
     let lease = grant(&leases, &sku(), LONG).await;
-    away.fence().get_pool().close().await;
+    away.fence().pool().close().await;
     let anew = Renew::new(LONG).with_new_token();
     is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
     // Nor by the next renewal, which keeps what the store has.
@@ -147,7 +147,7 @@ async fn a_failed_request_takes_no_lease_from_its_repetition() {
         store.clone().announced_to(away.fence()),
         store.announced_to(db.fence()),
     );
-    away.fence().get_pool().close().await;
+    away.fence().pool().close().await;
     let request = Acquire::new(LONG).lease_id(LeaseId::random());
     let lease = leases.acquire(&sku(), request.clone()).await.unwrap();
     is_unavailable(cut_off.acquire(&sku(), request).await);
@@ -267,7 +267,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
     leases.release(&sku(), &second.id).await.unwrap();
 
     // A write that takes longer than the limit, and a lease that is shorter than the wait.
-    for (lock_wait, ttl) in [
+    for (lock_timeout, ttl) in [
         (Duration::from_millis(200), LONG),
         (Duration::from_secs(5), Duration::from_millis(100)),
     ] {
@@ -277,7 +277,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
         leases.release(&sku(), &lease.id).await.unwrap();
         let hasty = store
             .clone()
-            .announced_to(fence.clone().lock_wait(lock_wait));
+            .announced_to(db.fence_with(|fence| fence.lock_timeout(lock_timeout)));
         let asking = tokio::spawn(async move { hasty.acquire(&sku(), Acquire::new(ttl)).await });
         sleep(Duration::from_millis(400)).await;
         tx.commit().await.unwrap();

@@ -215,7 +215,7 @@ async fn a_script_does_not_overtake_those_in_line() {
 async fn without_a_session_that_can_listen_those_who_wait_ask_again() {
     let db = Postgres::fresh(4).await;
     // As behind a pooler in transaction mode.
-    let leases = PostgresLeases::new(db.fence().transaction_pooling(true));
+    let leases = PostgresLeases::new(db.fence_with(|fence| fence.transaction_pooling(true)));
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = tokio::spawn({
         let leases = leases.clone();

@@ -213,7 +213,7 @@ async fn a_flood_of_notifications_stops_no_other_request() {
 async fn a_frozen_writer_of_one_resource_stops_no_other() {
     let db = Postgres::fresh(6).await;
     // A lock is waited for far longer than a connection.
-    let leases = PostgresLeases::new(db.fence().lock_wait(PATIENCE));
+    let leases = PostgresLeases::new(db.fence_with(|fence| fence.lock_timeout(PATIENCE)));
     let hot = Resource::new("hot").unwrap();
     let mut writer = PgConnection::connect(&db.url).await.unwrap();
     let lease = acquire_as(

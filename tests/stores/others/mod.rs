@@ -116,7 +116,7 @@ async fn serve(fence: &Fence<Postgres>, layer: FenceLayer<Postgres, PathParam>) 
     let app = Router::new()
         .nest("/inventory", fenced)
         .nest("/unfenced", unfenced)
-        .with_state(fence.get_pool().clone());
+        .with_state(fence.pool().clone());
     Server::start(app).await
 }
 

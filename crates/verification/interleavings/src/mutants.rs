@@ -307,10 +307,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "slot: committed although it was closed",
         file: "fence/tx/slot.rs",
-        code: "|content| matches!(content, Content::Lent),
-            Content::Committing,",
-        broken: "|content| IS_ON || matches!(content, Content::Lent),
-            Content::Committing,",
+        code: "|place| matches!(place, Place::Lent), Place::Committing",
+        broken: "|place| IS_ON || matches!(place, Place::Lent), Place::Committing",
     },
     Mutant {
         name: "slot: what comes back late goes to the pool",
@@ -321,8 +319,10 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "slot: what is out is no escape where it has begun to commit",
         file: "fence/tx/slot.rs",
-        code: "Content::Committing => SlotEnd::EscapedCommitting,",
-        broken: "Content::Committing if IS_ON => SlotEnd::Escaped(state.id),
-            Content::Committing => SlotEnd::EscapedCommitting,",
+        code: "place: mem::replace(&mut state.place, Place::Closed),",
+        broken: "place: match mem::replace(&mut state.place, Place::Closed) {
+                Place::Committing if IS_ON => Place::Lent,
+                place => place,
+            },",
     },
 ];

@@ -79,7 +79,7 @@ async fn fenced_write(
     mut tx: PgFencedTx,
     Json(mut writing): Json<Writing>,
 ) -> Result<(), DatabaseError> {
-    let admitted = tx.all_admitted().iter();
+    let admitted = tx.admitted().iter();
     writing.tokens = admitted.map(|one| one.token.get()).collect();
     Ok(write(&mut tx, FENCED, &resources, &writing).await?)
 }
@@ -122,7 +122,7 @@ fn answered<T>(done: sqlx::Result<T>) -> Result<T, StatusCode> {
 }
 
 fn routes(fence: &Fence<sqlx::Postgres>) -> Router {
-    let (pool, one) = (fence.get_pool().clone(), || PathParam("one"));
+    let (pool, one) = (fence.pool().clone(), || PathParam("one"));
     let fenced_read = |Shared(pool): Shared<PgPool>, Path(resources): Path<Vec<String>>| {
         read(FENCED, pool, resources)
     };
@@ -214,13 +214,14 @@ pub async fn serve() {
     let pool = PgPoolOptions::new()
         .max_connections(12)
         .acquire_timeout(wait);
-    let fence = Fence::new(pool.connect_lazy_with(options))
-        .pool_wait(wait)
-        .lock_wait(wait)
-        .hold_limit(wait)
-        .answer_wait(wait)
+    let fence = Fence::builder()
+        .pool_timeout(wait)
+        .lock_timeout(wait)
+        .hold_timeout(wait)
+        .answer_timeout(wait)
         .transaction_pooling(is_pooled)
-        .reuse_connections(env::var(variables::REUSE).is_ok());
+        .reuse_connections(env::var(variables::REUSE).is_ok())
+        .build(pool.connect_lazy_with(options));
     let app = routes(&fence).merge(issuer(&fence));
     let addr: SocketAddr = variable(variables::ADDR).parse().unwrap();
     let listener = TcpListener::bind(addr).await.unwrap();

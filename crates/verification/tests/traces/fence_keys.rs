@@ -112,7 +112,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         db.execute(&format!("INSERT INTO stock VALUES ('{name}', 0)"))
             .await;
         let service = || {
-            let fence = db.fence().lock_wait(PATIENCE).hold_limit(PATIENCE);
+            let fence = db.fence_with(|fence| fence.lock_timeout(PATIENCE).hold_timeout(PATIENCE));
             let keys = Idempotency::required().wait(PATIENCE);
             let mut layer = FenceLayer::new(fence, PathParam("sku")).idempotent(keys);
             if !world.single_use[0] {

@@ -104,9 +104,10 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             db.execute(&insert).await;
         }
         let services = pools.iter().map(|pool| {
-            let fence = Fence::new(pool.clone())
-                .lock_wait(PATIENCE)
-                .hold_limit(PATIENCE);
+            let fence = Fence::builder()
+                .lock_timeout(PATIENCE)
+                .hold_timeout(PATIENCE)
+                .build(pool.clone());
             let one = FenceLayer::new(fence.clone(), PathParam("sku"));
             let both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]);
             Router::new()

@@ -76,9 +76,9 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     let starting = async {
         let listener = listen(&args.listen, &access, args.access.allow_anyone).await?;
         if args.migrate {
-            let (direct, place) = args.database.reached_directly().await?;
-            database::migrate(&args.first.set(direct.clone()), &place).await?;
-            direct.get_pool().close().await;
+            let (direct, place) = args.database.reached_directly(&args.first).await?;
+            database::migrate(&direct, &place).await?;
+            direct.pool().close().await;
         }
         Ok((listener, fit.at_start().await?))
     };
@@ -124,7 +124,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     }
     under_way.settle().await;
     // A database that hangs keeps nobody from going.
-    _ = timeout(CLOSING, fence.get_pool().close()).await;
+    _ = timeout(CLOSING, fence.pool().close()).await;
     tracing::info!("stopped");
     Ok(0)
 }

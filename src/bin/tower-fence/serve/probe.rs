@@ -110,7 +110,7 @@ fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
 
 async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
     let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
-    let mut transaction = fence.get_pool().begin_with(begin).await?;
+    let mut transaction = fence.pool().begin_with(begin).await?;
     // What is given up here does not go on there.
     let limits = format!(
         "SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}",

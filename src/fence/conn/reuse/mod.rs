@@ -103,7 +103,7 @@ impl<DB: Backend> Reuse<DB> {
     pub(super) async fn take(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         let direct = &self.0.direct;
         let patience = direct.pool.options().get_acquire_timeout();
-        let until = deadline(limits.pool_wait.min(patience));
+        let until = deadline(limits.pool_timeout.min(patience));
         loop {
             let turn = {
                 let mut state = self.0.lock();
@@ -130,7 +130,7 @@ impl<DB: Backend> Reuse<DB> {
         checked_out.origin = Origin::Kept;
         // Without a runtime it goes to the pool, too; and where the server would soon end it for
         // being idle.
-        if limits.hold > 2 * SHELF_LIFE
+        if limits.hold_timeout > 2 * SHELF_LIFE
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.0.direct.pool.is_closed()
             && tokio::runtime::Handle::try_current().is_ok()

@@ -83,7 +83,7 @@ async fn update(
         .bind(admit.resource.as_str())
         .bind(admit.token.get())
         .bind(admit.raised_to())
-        .bind(text(millis(admit.limits.lock_wait)))
+        .bind(text(millis(admit.limits.lock_timeout)))
         .bind(text(settings.statement_ms))
         .bind(text(settings.idle_ms))
         .bind(text(settings.connection_check_ms))

@@ -15,7 +15,7 @@ pub(super) async fn write(
     conn: &mut PgConnection,
     names: &Names,
     admit: Admit<'_>,
-    lock_wait: Duration,
+    lock_timeout: Duration,
     statement: &mut Statement<Postgres>,
 ) -> sqlx::Result<Vec<PgRow>> {
     let mut arguments = statement.arguments.clone();
@@ -24,7 +24,7 @@ pub(super) async fn write(
         .add(admit.resource.as_str())
         .and_then(|()| arguments.add(admit.token.get()))
         .and_then(|()| arguments.add(admit.raised_to()))
-        .and_then(|()| arguments.add(format!("{}ms", millis(lock_wait))));
+        .and_then(|()| arguments.add(format!("{}ms", millis(lock_timeout))));
     bound.map_err(sqlx::Error::Encode)?;
     let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
     // To the end: what comes behind the last row is the answer to its COMMIT.

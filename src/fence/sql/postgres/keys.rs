@@ -27,18 +27,21 @@ pub(super) async fn admit_once(
     let admit = claim.admit;
     let settings = Settings::of(admit.limits, conn.server_version_num());
     let text = |ms: u128| ms.to_string();
-    let key_wait = admit.limits.key_wait.unwrap_or(admit.limits.lock_wait);
+    let key_timeout = admit
+        .limits
+        .key_timeout
+        .unwrap_or(admit.limits.lock_timeout);
     let row = sqlx::query(names.sql(CLAIM))
         .bind(&claim.id.scope[..])
         .bind(&claim.id.key)
         .bind(&claim.fingerprint[..])
         .bind(claim.ttl_ms)
-        .bind(text(millis(admit.limits.lock_wait)))
+        .bind(text(millis(admit.limits.lock_timeout)))
         .bind(claim.early)
         .bind(admit.resource.as_str())
         .bind(admit.token.get())
         .bind(admit.raised_to() < admit.token.get())
-        .bind(text(millis(key_wait)))
+        .bind(text(millis(key_timeout)))
         .bind(text(settings.statement_ms))
         .bind(text(settings.idle_ms))
         .bind(text(settings.connection_check_ms))

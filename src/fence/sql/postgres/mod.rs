@@ -16,9 +16,9 @@ mod transaction;
 use std::time::Duration;
 
 use sqlx::{
-    Executor, PgConnection, Postgres,
+    PgConnection, Postgres,
     migrate::MigrateError,
-    postgres::{PgConnectOptions, PgPoolOptions, PgRow},
+    postgres::{PgConnectOptions, PgRow},
 };
 
 use super::{
@@ -37,16 +37,6 @@ impl Backend for Postgres {
             Some(socket) => socket.display().to_string(),
             None => format!("{}:{}", options.get_host(), options.get_port()),
         }
-    }
-
-    fn own_pool(pool: PgPoolOptions, _: &PgConnectOptions) -> PgPoolOptions {
-        pool.after_connect(|conn, _| {
-            Box::pin(async move {
-                conn.execute("SET client_connection_check_interval = '1s'")
-                    .await?;
-                Ok(())
-            })
-        })
     }
 
     fn prefix(schema: Option<&str>) -> String {
@@ -202,10 +192,10 @@ impl Backend for Postgres {
         conn: &mut PgConnection,
         names: &Names,
         admit: Admit<'_>,
-        lock_wait: Duration,
+        lock_timeout: Duration,
         statement: &mut Statement<Self>,
     ) -> sqlx::Result<Vec<PgRow>> {
-        at_once::write(conn, names, admit, lock_wait, statement).await
+        at_once::write(conn, names, admit, lock_timeout, statement).await
     }
 
     async fn write_admitted(

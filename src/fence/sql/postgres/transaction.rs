@@ -50,12 +50,12 @@ impl Settings {
     pub(super) fn of(limits: TransactionLimits, version: Option<u32>) -> Self {
         // A statement may wait for a lock first, and so may the claim of a key, and the admission.
         let waits = limits
-            .lock_wait
-            .saturating_add(limits.key_wait.unwrap_or_default());
+            .lock_timeout
+            .saturating_add(limits.key_timeout.unwrap_or_default());
         let whole = || millis(limits.whole.saturating_add(MARGIN));
         Self {
-            statement_ms: millis(waits.saturating_add(limits.hold)),
-            idle_ms: millis(limits.hold.saturating_add(MARGIN)),
+            statement_ms: millis(waits.saturating_add(limits.hold_timeout)),
+            idle_ms: millis(limits.hold_timeout.saturating_add(MARGIN)),
             connection_check_ms: CONNECTION_CHECK_MS,
             transaction_ms: (version >= Some(17_00_00)).then(whole),
         }
@@ -77,7 +77,7 @@ const DEALLOCATE: &str = "; DEALLOCATE ALL";
 
 /// The start of a transaction with its limits, on a server of this version.
 fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String {
-    let first_wait = limits.key_wait.unwrap_or(limits.lock_wait);
+    let first_wait = limits.key_timeout.unwrap_or(limits.lock_timeout);
     let settings = Settings::of(limits, version);
     let mut sql = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; \

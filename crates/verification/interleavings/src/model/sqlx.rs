@@ -40,6 +40,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    #[error("no transaction was begun")]
+    BeginFailed,
     #[error("{0}")]
     Configuration(Box<dyn std::error::Error + Send + Sync>),
     #[error("database")]

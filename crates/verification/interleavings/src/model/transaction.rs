@@ -27,6 +27,7 @@ pub struct Transaction<DB> {
     pub claimed: Option<()>,
     pub id: Option<TransactionId>,
     pub held_since: Instant,
+    pub used: bool,
     fate: Option<Arc<Fate>>,
     database: PhantomData<fn() -> DB>,
 }
@@ -37,6 +38,7 @@ impl<DB> Transaction<DB> {
             claimed: None,
             id: Some(TransactionId),
             held_since: Instant::now(),
+            used: false,
             fate: Some(fate.clone()),
             database: PhantomData,
         }

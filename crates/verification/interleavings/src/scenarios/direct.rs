@@ -25,10 +25,10 @@ pub async fn who_goes_away_closes_nothing() {
     drop(pool.acquire().await.unwrap());
     is_whole(&pool).await;
     let clients = tasks(5, |_| {
-        let connections = Connections::new(pool.clone());
+        let connections = Connections::new(pool.clone(), false, false);
         async move {
             let limits = Limits {
-                pool_wait: FOR_EVER,
+                pool_timeout: FOR_EVER,
                 ..Limits::default()
             };
             let patience = some_ms([0, 1, 15, 16, 60]);

@@ -46,22 +46,23 @@ impl Service {
             failures,
         });
         Self {
-            connections: Arc::new(Connections::new(pool.clone()).reusing(true)),
+            connections: Arc::new(Connections::new(pool.clone(), true, false)),
             pool,
             in_use: Arc::default(),
         }
     }
 
     /// Takes a connection for a moment; false where there was none within this time.
-    async fn write(&self, pool_wait: Duration) -> bool {
+    async fn write(&self, pool_timeout: Duration) -> bool {
         // Some are cut off in the middle of something.
         let whole = thread_rng().gen_bool(0.8);
-        self.write_for(pool_wait, some_ms([0, 5, 12]), whole).await
+        self.write_for(pool_timeout, some_ms([0, 5, 12]), whole)
+            .await
     }
 
-    async fn write_for(&self, pool_wait: Duration, time: Duration, whole: bool) -> bool {
+    async fn write_for(&self, pool_timeout: Duration, time: Duration, whole: bool) -> bool {
         let limits = Limits {
-            pool_wait,
+            pool_timeout,
             ..Limits::default()
         };
         let Ok(checked_out) = self.connections.check_out(limits).await else {

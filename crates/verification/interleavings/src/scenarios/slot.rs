@@ -9,7 +9,7 @@ use super::{all, some_ms, tasks};
 use crate::{
     fence::{
         claims::Claims,
-        tx::slot::{Slot, SlotEnd},
+        tx::slot::{Place, Slot},
     },
     model::{
         clock::sleep,
@@ -56,24 +56,24 @@ pub async fn what_is_answered_stays_true() {
         let escaped = escaped.clone();
         async move {
             sleep(some_ms([0, 1, 3])).await;
-            let (end, permits) = slot.close();
-            assert!(permits.is_empty());
-            match end {
-                SlotEnd::Home(transaction) => {
+            let closed = slot.close();
+            assert!(closed.permits.is_empty());
+            match closed.place {
+                Place::Home { transaction, .. } => {
                     transaction.commit().await;
                     Some(1)
                 }
-                SlotEnd::Settled(outcome) => {
+                Place::Settled(outcome) => {
                     outcome.unwrap();
                     Some(1)
                 }
-                SlotEnd::Escaped(id) => {
-                    assert!(id.is_some());
+                Place::Lent => {
+                    assert!(closed.id.is_some());
                     escaped.store(true, SeqCst);
                     Some(0)
                 }
                 // What has come of it nobody knows.
-                SlotEnd::EscapedCommitting => None,
+                Place::Committing => None,
                 _ => panic!("it was admitted"),
             }
         }

@@ -1,4 +1,5 @@
-//! At most one line a second about stale writers, one about used tokens, and one about forged tokens for each reason.
+//! What the layer reports of admissions and refusals. The log has at most one line a second about stale
+//! writers, one about used tokens, and one about forged tokens for each reason.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,7 +8,27 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{header::FencingToken, problem::ProblemType, stale::StaleToken, token_keys::Forged};
+use crate::{
+    feed, fence::Claims, header::FencingToken, metrics, problem::ProblemType, stale::StaleToken,
+    token_keys::Forged,
+};
+
+/// A write was admitted: one number for the metrics, and each resource for the console.
+pub(super) fn write_admitted(claims: &Claims) {
+    admitted("write", claims);
+}
+
+/// A fenced read was admitted.
+pub(super) fn read_admitted(claims: &Claims) {
+    admitted("read", claims);
+}
+
+fn admitted(kind: &'static str, claims: &Claims) {
+    metrics::count_by("tower_fence_admitted_total", "kind", kind);
+    for claim in claims.iter() {
+        feed::admitted(&claim.resource, claim.token, kind == "read");
+    }
+}
 
 /// The time from one line to the next.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
