@@ -8,7 +8,12 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{held_lease::HeldLease, layer::TokenLayer, loss::Loss, renewal};
+use super::{
+    held_lease::{Bounds, HeldLease},
+    layer::TokenLayer,
+    loss::Loss,
+    renewal,
+};
 use crate::{
     header::FencingToken,
     lease::{Lease, LeaseError, LeaseId, Leases, ReleaseGuard, Renew, time::after},
@@ -19,8 +24,8 @@ use crate::{
 /// A lease that is held, from [`Holder::acquire`](super::Holder::acquire).
 ///
 /// It is renewed in the background until it is released, dropped, or lost. No renewal outlives the
-/// guard. Dropped, it releases the lease in the background. This is a best effort: where it does not get
-/// through, the lease ends by its time.
+/// guard. Dropped, it releases the lease in the background, as [`release`](Self::release) does. If that does
+/// not succeed, the lease ends by its time.
 #[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
     leases: Arc<L>,
@@ -39,9 +44,10 @@ impl<L: Leases> LeaseGuard<L> {
         asked_at: Instant,
         ttl: Duration,
         header: HeaderName,
+        bounds: Bounds,
         release: ReleaseGuard<L>,
     ) -> Self {
-        let held = Arc::new(HeldLease::new(&lease, asked_at, header));
+        let held = Arc::new(HeldLease::new(&lease, asked_at, header, bounds));
         let id = lease.id;
         let task = (Arc::clone(&leases), Arc::clone(&held), id.clone());
         let renewals = renewal::renew(task.0, task.1, task.2, ttl, (lease.ttl, asked_at));
@@ -100,8 +106,17 @@ impl<L: Leases> LeaseGuard<L> {
     pub fn remaining(&self) -> Duration {
         match self.held.lost() {
             Some(_) => Duration::ZERO,
-            None => self.held.until().saturating_duration_since(Instant::now()),
+            None => self
+                .held
+                .ends_at()
+                .saturating_duration_since(Instant::now()),
         }
+    }
+
+    /// Reports that the work makes progress, for a holder with a
+    /// [`progress_timeout`](super::Holder::progress_timeout).
+    pub fn progress(&self) {
+        self.held.progress();
     }
 
     /// Asks whether the lease is held, without asking the store.
@@ -166,20 +181,25 @@ impl<L: Leases> LeaseGuard<L> {
             loop {
                 let asked_at = Instant::now();
                 let renew = Renew::new(self.ttl).with_new_token();
-                self.held.asks_for_new_token();
+                let new_token = self.held.asks_for_new_token();
                 let renewed = self.leases.renew(self.resource(), &self.id, renew).await;
                 let again_at = Instant::now() + pauses.next().unwrap_or(self.ttl / 6);
                 match renewed {
                     Ok(lease) => {
-                        self.held.renewed_with_new_token(&lease, asked_at);
+                        new_token.answered(&lease, asked_at);
                         return Ok(lease.fencing_token());
                     }
-                    Err(LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))
-                        if again_at < deadline =>
-                    {
+                    Err(error @ (LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))) => {
+                        drop(new_token);
+                        if again_at >= deadline {
+                            return Err(error);
+                        }
                         sleep_until(again_at).await;
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => {
+                        new_token.refused();
+                        return Err(error);
+                    }
                 }
             }
         };
@@ -218,12 +238,13 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Releases the lease, and tells whether it was still held.
+    /// Releases the lease, and reports whether it was still held. A store that cannot be reached is retried
+    /// until the lease must have expired.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] when it was not.
-    /// - [`LeaseError::Unavailable`] when the store did not answer; it ends by its time, then.
+    /// - [`LeaseError::Lost`] if it was not held any more.
+    /// - [`LeaseError::Unavailable`] if the store did not answer until then; the lease ends by its time.
     ///
     /// # Cancel safety
     ///
@@ -234,7 +255,10 @@ impl<L: Leases> LeaseGuard<L> {
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
         match self.release.take() {
-            Some(release) => release.release().await,
+            Some(mut release) => {
+                release.until(self.held.until());
+                release.release().await
+            }
             None => Ok(()),
         }
     }
@@ -254,6 +278,9 @@ impl<L: Leases> Drop for LeaseGuard<L> {
         self.renewal.abort();
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
+        if let Some(release) = &mut self.release {
+            release.until(self.held.until());
+        }
     }
 }
 

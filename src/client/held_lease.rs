@@ -1,6 +1,6 @@
 //! What a process knows of a lease that it holds.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::{
@@ -21,7 +21,17 @@ use crate::{
 pub(super) struct HeldLease {
     pub(super) resource: Resource,
     header: HeaderName,
+    bounds: Bounds,
     state: watch::Sender<State>,
+}
+
+/// What ends the lease for its holder before the store does.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Bounds {
+    /// How long it may be held.
+    pub(super) max_hold: Option<Duration>,
+    /// How long its work may be without progress.
+    pub(super) progress_timeout: Option<Duration>,
 }
 
 struct State {
@@ -31,24 +41,40 @@ struct State {
     until: Instant,
     /// When the request was sent whose answer says so.
     asked_at: Instant,
-    /// How many requests for a new token have no answer: each of them may have taken one.
-    unanswered: usize,
+    /// When the lease was first held.
+    held_since: Instant,
+    /// When the work last reported progress.
+    progress_at: Instant,
+    /// How many requests for a new token are in flight: each of them may take one.
+    in_flight: usize,
+    /// Since when a request for a new token has failed, which may have taken one all the same.
+    in_doubt: Option<Instant>,
     /// Why the last renewal did not get through.
     failure: Option<LeaseError>,
     lost: Option<Loss>,
 }
 
 impl HeldLease {
-    pub(super) fn new(lease: &Lease, asked_at: Instant, header: HeaderName) -> Self {
+    pub(super) fn new(
+        lease: &Lease,
+        asked_at: Instant,
+        header: HeaderName,
+        bounds: Bounds,
+    ) -> Self {
         metrics::held(1.0);
+        let now = Instant::now();
         Self {
             resource: lease.resource.clone(),
             header,
+            bounds,
             state: watch::Sender::new(State {
                 token: lease.fencing_token(),
                 until: end(lease, asked_at),
                 asked_at,
-                unanswered: 0,
+                held_since: now,
+                progress_at: now,
+                in_flight: 0,
+                in_doubt: None,
                 failure: None,
                 lost: None,
             }),
@@ -59,8 +85,43 @@ impl HeldLease {
         self.state.borrow().token.token
     }
 
+    /// When the lease ends in the store, by the answers so far.
     pub(super) fn until(&self) -> Instant {
         self.state.borrow().until
+    }
+
+    /// When the lease ends for its holder, unless it is renewed, or the work reports progress.
+    pub(super) fn ends_at(&self) -> Instant {
+        self.end(&self.state.borrow()).0
+    }
+
+    fn end(&self, state: &State) -> (Instant, Ending) {
+        let after =
+            |since: Instant, time: Option<Duration>| time.and_then(|time| since.checked_add(time));
+        let mut first = (state.until, Ending::Expired);
+        for (end, ending) in [
+            (
+                after(state.held_since, self.bounds.max_hold),
+                Ending::MaxHold,
+            ),
+            (
+                after(state.progress_at, self.bounds.progress_timeout),
+                Ending::NoProgress,
+            ),
+        ] {
+            if let Some(end) = end.filter(|end| *end < first.0) {
+                first = (end, ending);
+            }
+        }
+        first
+    }
+
+    /// Notes that the work makes progress. What was lost before stays lost.
+    pub(super) fn progress(&self) {
+        if self.lost().is_none() {
+            self.state
+                .send_modify(|state| state.progress_at = Instant::now());
+        }
     }
 
     pub(super) fn fencing_token(&self) -> FencingToken {
@@ -81,21 +142,27 @@ impl HeldLease {
     pub(super) fn lost(&self) -> Option<Loss> {
         {
             let state = self.state.borrow();
-            if state.lost.is_some() || Instant::now() < state.until {
+            if state.lost.is_some() || Instant::now() < self.end(&state).0 {
                 return state.lost.clone();
             }
         }
         self.state.send_if_modified(|state| {
-            let expired = state.lost.is_none() && Instant::now() >= state.until;
-            if expired {
-                let loss = Loss::Expired {
-                    resource: self.resource.clone(),
-                    cause: state.failure.take(),
+            let (end, ending) = self.end(state);
+            let is_over = state.lost.is_none() && Instant::now() >= end;
+            if is_over {
+                let resource = self.resource.clone();
+                let loss = match ending {
+                    Ending::Expired => Loss::Expired {
+                        resource,
+                        cause: state.failure.take(),
+                    },
+                    Ending::MaxHold => Loss::MaxHold { resource },
+                    Ending::NoProgress => Loss::NoProgress { resource },
                 };
                 loss.count();
                 state.lost = Some(loss);
             }
-            expired
+            is_over
         });
         self.state.borrow().lost.clone()
     }
@@ -118,14 +185,9 @@ impl HeldLease {
     }
 
     /// Notes that a new token is asked for.
-    pub(super) fn asks_for_new_token(&self) {
-        self.state.send_modify(|state| state.unanswered += 1);
-    }
-
-    /// Notes the answer to a request for a new token that was sent at this time.
-    pub(super) fn renewed_with_new_token(&self, lease: &Lease, asked_at: Instant) {
-        self.state.send_modify(|state| state.unanswered -= 1);
-        self.note(lease, asked_at);
+    pub(super) fn asks_for_new_token(&self) -> NewTokenRequest<'_> {
+        self.state.send_modify(|state| state.in_flight += 1);
+        NewTokenRequest { held: self }
     }
 
     /// Notes the answer to a renewal that was sent at this time and keeps the token. Another token tells
@@ -134,12 +196,16 @@ impl HeldLease {
     pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
         let is_another = {
             let state = self.state.borrow();
-            lease.token > state.token.token && state.unanswered == 0
+            lease.token > state.token.token && state.in_flight == 0 && state.in_doubt.is_none()
         };
         if is_another {
             let resource = self.resource.clone();
             self.lose(Loss::Refused { resource });
         }
+        self.state.send_modify(|state| {
+            // This answer shows what became of a request that had failed before.
+            state.in_doubt = state.in_doubt.filter(|since| asked_at < *since);
+        });
         self.note(lease, asked_at);
     }
 
@@ -177,7 +243,7 @@ impl HeldLease {
                 if let Some(loss) = &state.lost {
                     return loss.clone();
                 }
-                state.until
+                self.end(&state).0
             };
             tokio::select! {
                 // Its sender lives as long as `self`.
@@ -190,6 +256,47 @@ impl HeldLease {
     }
 }
 
+/// Why a lease ends by time.
+#[derive(Clone, Copy)]
+enum Ending {
+    Expired,
+    MaxHold,
+    NoProgress,
+}
+
+/// A request for a new token. Dropped without an answer, it may have taken one.
+#[must_use]
+pub(super) struct NewTokenRequest<'a> {
+    held: &'a HeldLease,
+}
+
+impl NewTokenRequest<'_> {
+    /// Notes the lease that was answered to the request, which was sent at this time.
+    pub(super) fn answered(self, lease: &Lease, asked_at: Instant) {
+        self.held.note(lease, asked_at);
+        self.had_no_doubt();
+    }
+
+    /// Notes that the request was refused, and so took no token.
+    pub(super) fn refused(self) {
+        self.had_no_doubt();
+    }
+
+    fn had_no_doubt(self) {
+        self.held.state.send_modify(|state| state.in_flight -= 1);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for NewTokenRequest<'_> {
+    fn drop(&mut self) {
+        self.held.state.send_modify(|state| {
+            state.in_flight -= 1;
+            state.in_doubt = Some(Instant::now());
+        });
+    }
+}
+
 /// When a lease ends that was asked for at this time.
 fn end(lease: &Lease, asked_at: Instant) -> Instant {
     asked_at.checked_add(lease.ttl).unwrap_or(asked_at)
@@ -197,7 +304,7 @@ fn end(lease: &Lease, asked_at: Instant) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use tokio::time::sleep;
 
     use super::*;
     use crate::{header::FENCING_TOKEN, lease::LeaseId};
@@ -212,31 +319,75 @@ mod tests {
         }
     }
 
+    fn held(lease: &Lease, bounds: Bounds) -> HeldLease {
+        HeldLease::new(lease, Instant::now(), FENCING_TOKEN, bounds)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_highest_token_counts_and_the_time_by_the_last_request() {
         let began = Instant::now();
         let after = |seconds| began + Duration::from_secs(seconds);
-        let held = HeldLease::new(&lease(5, 10), began, FENCING_TOKEN);
+        let held = held(&lease(5, 10), Bounds::default());
         held.renewed(&lease(4, 10), after(2));
         assert_eq!((held.token().get(), held.until()), (5, after(12)));
         // An answer that was overtaken.
-        held.asks_for_new_token();
-        held.renewed_with_new_token(&lease(6, 60), after(1));
+        held.asks_for_new_token().answered(&lease(6, 60), after(1));
         assert_eq!((held.token().get(), held.until()), (6, after(12)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_token_that_nobody_asked_for_is_a_loss() {
+    async fn another_token_that_was_not_requested_is_a_loss() {
         let now = Instant::now();
-        let held = HeldLease::new(&lease(5, 10), now, FENCING_TOKEN);
+        let held = held(&lease(5, 10), Bounds::default());
         // This one may have been taken, though it was not answered.
-        held.asks_for_new_token();
+        let request = held.asks_for_new_token();
         held.renewed(&lease(6, 10), now);
         assert_eq!(held.token().get(), 6);
-        held.renewed_with_new_token(&lease(7, 10), now);
+        request.answered(&lease(7, 10), now);
+        // Refused, it took none.
+        held.asks_for_new_token().refused();
         assert!(held.lost().is_none());
         held.renewed(&lease(8, 10), now);
         assert!(matches!(held.lost(), Some(Loss::Refused { .. })));
         assert_eq!(held.token().get(), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn loss_detection_resumes_after_a_failed_request_for_a_new_token() {
+        let held = held(&lease(5, 10), Bounds::default());
+        let before = Instant::now();
+        sleep(Duration::from_secs(1)).await;
+        // It was executed, and its answer was lost.
+        drop(held.asks_for_new_token());
+        // An answer to an earlier renewal says nothing about it, a later one does.
+        held.renewed(&lease(5, 10), before);
+        held.renewed(&lease(6, 10), Instant::now());
+        assert!(held.lost().is_none());
+        held.renewed(&lease(7, 10), Instant::now());
+        assert!(matches!(held.lost(), Some(Loss::Refused { .. })));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_ends_at_the_first_of_its_bounds() {
+        let seconds = Duration::from_secs;
+        let bounds = Bounds {
+            max_hold: Some(seconds(60)),
+            progress_timeout: Some(seconds(20)),
+        };
+        let long = lease(5, 1_000);
+        let held = held(&long, bounds);
+        for _ in 0..3 {
+            sleep(seconds(19)).await;
+            assert!(held.lost().is_none());
+            held.progress();
+        }
+        sleep(seconds(3)).await;
+        assert!(matches!(held.lost(), Some(Loss::MaxHold { .. })));
+        held.progress();
+        assert!(matches!(held.lost(), Some(Loss::MaxHold { .. })));
+
+        let held = super::tests::held(&long, bounds);
+        sleep(seconds(20)).await;
+        assert!(matches!(held.lost(), Some(Loss::NoProgress { .. })));
     }
 }

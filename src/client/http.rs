@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::AUTHORIZATION};
 use reqwest::{Method, RequestBuilder, Url, redirect::Policy};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
@@ -42,7 +42,8 @@ pub struct HttpLeases(Arc<Issuer>);
 struct Issuer {
     url: Url,
     client: reqwest::Client,
-    answer_wait: Duration,
+    headers: HeaderMap,
+    answer_timeout: Duration,
 }
 
 impl HttpLeases {
@@ -62,9 +63,8 @@ impl HttpLeases {
         Self::with_client(url, client.map_err(HttpError::Client)?)
     }
 
-    /// As [`new`](Self::new), over a client of your own: with credentials in its default headers,
-    /// for example. Do not give it a time-out that is shorter than the waits in line, and do not
-    /// let it follow redirections.
+    /// As [`new`](Self::new), over a client of your own. Do not give it a timeout that is shorter than the
+    /// waits in the queue, and do not let it follow redirections.
     ///
     /// # Errors
     ///
@@ -77,14 +77,34 @@ impl HttpLeases {
         Ok(Self(Arc::new(Issuer {
             url,
             client,
-            answer_wait: Duration::from_secs(5),
+            headers: HeaderMap::new(),
+            answer_timeout: Duration::from_secs(5),
         })))
     }
 
-    /// How long to wait for an answer, beyond the wait in line. Default: 5 s.
+    /// The timeout of an answer, beyond the wait in the queue. Default: 5 s.
     #[must_use]
-    pub fn answer_wait(mut self, limit: Duration) -> Self {
-        Arc::make_mut(&mut self.0).answer_wait = limit;
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        Arc::make_mut(&mut self.0).answer_timeout = timeout;
+        self
+    }
+
+    /// Sends `Authorization: Bearer …` with this secret along with each request. Default: none.
+    ///
+    /// # Errors
+    ///
+    /// [`HttpError::Header`] if no header can have the secret.
+    pub fn bearer(self, secret: &str) -> Result<Self, HttpError> {
+        let value = HeaderValue::try_from(format!("Bearer {secret}"));
+        let mut value = value.map_err(|_| HttpError::Header)?;
+        value.set_sensitive(true);
+        Ok(self.header(AUTHORIZATION, value))
+    }
+
+    /// Sends this header along with each request, in place of any other value that was set before.
+    #[must_use]
+    pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        Arc::make_mut(&mut self.0).headers.insert(name, value);
         self
     }
 
@@ -111,7 +131,8 @@ impl HttpLeases {
 
     /// Sends a request and reads its answer.
     async fn send(&self, request: RequestBuilder, wait: Duration) -> Result<Answer, LeaseError> {
-        let limit = wait.saturating_add(self.0.answer_wait);
+        let limit = wait.saturating_add(self.0.answer_timeout);
+        let request = request.headers(self.0.headers.clone());
         match timeout(limit, exchange(&self.0.url, request)).await {
             Ok(answer) => Ok(answer?),
             Err(_) => Err(HttpError::no_answer(&self.0.url).into()),
@@ -290,14 +311,17 @@ fn succeeded(
         return Ok(());
     }
     let refused = refusal::read(body, resource);
-    Err(refused.unwrap_or_else(|| HttpError::Unexpected(*status).into()))
+    Err(refused.unwrap_or_else(|| match status.as_u16() {
+        401 | 403 | 404 => HttpError::refused(*status, body).into(),
+        _ => HttpError::Unexpected(*status).into(),
+    }))
 }
 
 impl fmt::Debug for HttpLeases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpLeases")
             .field("host", &self.0.url.host_str())
-            .field("answer_wait", &self.0.answer_wait)
+            .field("answer_timeout", &self.0.answer_timeout)
             .finish_non_exhaustive()
     }
 }

@@ -1,11 +1,15 @@
 //! Why an issuer could not be asked.
 
+use std::sync::Arc;
+
 use http::StatusCode;
 use reqwest::Url;
+use serde_json::Value;
 
 use crate::{lease::LeaseError, token::Resource};
 
-/// Why an issuer could not be asked. The cause of a [`LeaseError::Unavailable`].
+/// Why an issuer could not be asked. The cause of a [`LeaseError::Unavailable`], and if it does not pass by
+/// itself ([`Refused`](Self::Refused)), of a [`LeaseError::Misconfigured`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
@@ -15,6 +19,9 @@ pub enum HttpError {
     /// No HTTP client could be built.
     #[error("no HTTP client could be built")]
     Client(#[source] reqwest::Error),
+    /// A secret has characters that no header can have.
+    #[error("the secret has characters that no header can have")]
+    Header,
     /// The request failed.
     #[error("the issuer at {address} could not be asked")]
     Request {
@@ -38,6 +45,15 @@ pub enum HttpError {
         /// The resource of the lease in the answer.
         answered: Resource,
     },
+    /// The request was refused with 401, 403 or 404: the secret is missing or wrong, or the URL leads
+    /// elsewhere. A retry gets the same answer.
+    #[error("the issuer refused the request with status {status}{}", detail(.problem.as_ref()))]
+    Refused {
+        /// The status.
+        status: StatusCode,
+        /// The problem document, if the answer has one.
+        problem: Option<Value>,
+    },
     /// The answer is none of an issuer's: another service, a proxy, a store that is unavailable.
     #[error("the issuer answered with status {0}")]
     Unexpected(StatusCode),
@@ -49,6 +65,15 @@ impl HttpError {
         Self::Request {
             address: address(url),
             source: error.without_url(),
+        }
+    }
+
+    /// A request that was refused, with the body of the answer.
+    pub(super) fn refused(status: StatusCode, body: &[u8]) -> Self {
+        let problem = serde_json::from_slice(body).ok();
+        Self::Refused {
+            status,
+            problem: problem.filter(Value::is_object),
         }
     }
 
@@ -69,8 +94,18 @@ fn address(url: &Url) -> String {
     }
 }
 
+/// What a problem document says, behind a colon.
+fn detail(problem: Option<&Value>) -> String {
+    let member = |name| problem?.get(name)?.as_str();
+    let text = member("detail").or_else(|| member("title"));
+    text.map(|text| format!(": {text}")).unwrap_or_default()
+}
+
 impl From<HttpError> for LeaseError {
     fn from(error: HttpError) -> Self {
-        Self::unavailable(error)
+        match error {
+            HttpError::Refused { .. } => Self::Misconfigured(Arc::new(error)),
+            error => Self::unavailable(error),
+        }
     }
 }

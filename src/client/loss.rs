@@ -23,6 +23,20 @@ pub enum Loss {
         #[source]
         cause: Option<LeaseError>,
     },
+    /// It was held for as long as [`Holder::max_hold`](super::Holder::max_hold) allows. The store may still
+    /// hold it.
+    #[error("the lease on {resource} was held for the longest time that its holder allows")]
+    MaxHold {
+        /// The resource.
+        resource: Resource,
+    },
+    /// The work reported no progress for [`Holder::progress_timeout`](super::Holder::progress_timeout). The
+    /// store may still hold it.
+    #[error("the work under the lease on {resource} makes no progress")]
+    NoProgress {
+        /// The resource.
+        resource: Resource,
+    },
     /// A resource refused its token, because it has seen a newer one.
     #[error("the lease on {} is outranked: token {} is dead, up to {} are", .0.resource, .0.presented_token, .0.max_token)]
     Outranked(StaleToken),
@@ -41,6 +55,8 @@ impl Loss {
         let (reason, resource) = match self {
             Self::Refused { resource } => ("refused", resource),
             Self::Expired { resource, .. } => ("expired", resource),
+            Self::MaxHold { resource } => ("max_hold", resource),
+            Self::NoProgress { resource } => ("no_progress", resource),
             Self::Outranked(stale) => ("outranked", &stale.resource),
             Self::GivenUp { .. } => return,
         };

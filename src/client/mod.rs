@@ -62,7 +62,7 @@ mod renewal;
 
 pub use self::{
     guard::LeaseGuard,
-    holder::{AcquireError, Holder},
+    holder::{AcquireError, Holder, WithLeaseError},
     http::HttpLeases,
     http_error::HttpError,
     layer::{AddToken, TokenLayer},

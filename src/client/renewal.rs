@@ -29,7 +29,7 @@ pub(super) async fn renew<L: Leases>(
         }
         tokio::select! {
             biased;
-            () = sleep_until(held.until()) => {}
+            () = sleep_until(held.ends_at()) => {}
             Some((asked_at, answer)) = requests.next() => match answer {
                 Ok(lease) => {
                     let lease: Lease = lease;

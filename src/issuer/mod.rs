@@ -29,7 +29,7 @@
 //! Refusals are problem+json: 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409
 //! `lease-lost`, 409 `fence-exhausted` (with `max_token`), 422 `invalid-request` (with `field`), 415
 //! `unsupported-media-type`, 413, 408 and 400 for the body, 503 `too-many-waiters` and
-//! `store-unavailable` (with `Retry-After`), 500 `misconfigured` where a table or a right is missing.
+//! `store-unavailable` (with `Retry-After`), 503 `server-busy` for a wait that [`Issuer::close_on`] has ended, 500 `misconfigured` where a table or a right is missing.
 //!
 //! # Example
 //!
@@ -81,6 +81,10 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared, pending},
+};
 use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 use tracing::Instrument;
@@ -111,6 +115,7 @@ pub struct Issuer<L> {
     ttl: Duration,
     ttl_limits: RangeInclusive<Duration>,
     wait_limit: Duration,
+    closed: Shared<BoxFuture<'static, ()>>,
     #[cfg(feature = "openapi")]
     documents: openapi::Documents,
 }
@@ -126,6 +131,7 @@ impl<L: Leases> Issuer<L> {
             ttl: Duration::from_secs(30),
             ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
             wait_limit: Duration::from_secs(60),
+            closed: pending().boxed().shared(),
             #[cfg(feature = "openapi")]
             documents: openapi::Documents::default(),
         }
@@ -153,6 +159,28 @@ impl<L: Leases> Issuer<L> {
         self
     }
 
+    /// Ends the waits of requests once `closed` completes, so that the application stops soon: a request that
+    /// waits in the queue is answered 503 `server-busy`, and a later one does not wait. All others are
+    /// served as before. Default: never.
+    ///
+    /// ```
+    /// # fn router<L: tower_fence::lease::Leases>(leases: L) -> axum::Router {
+    /// use tower_fence::issuer::Issuer;
+    ///
+    /// let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    /// let issuer = Issuer::new(leases).close_on(async {
+    ///     let _ = stopped.await;
+    /// });
+    /// # drop(stop);
+    /// issuer.router()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn close_on(mut self, closed: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.closed = closed.boxed().shared();
+        self
+    }
+
     /// Signs each token that is answered, so that [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) can tell it
     /// from one that somebody made up. Default: tokens are plain numbers. See [`token_keys`](crate::token_keys).
     ///
@@ -164,6 +192,7 @@ impl<L: Leases> Issuer<L> {
             ttl: self.ttl,
             ttl_limits: self.ttl_limits,
             wait_limit: self.wait_limit,
+            closed: self.closed,
             #[cfg(feature = "openapi")]
             documents: self.documents,
         }
@@ -273,6 +302,14 @@ async fn acquire<L: Leases>(
     let owner = owner.as_ref().map(Owner::as_str);
     let span = tracing::info_span!("acquire_lease", %resource);
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
+    // Dropped, a request that waits leaves the queue.
+    let acquiring = async {
+        tokio::select! {
+            biased;
+            outcome = acquiring => outcome.map_err(Rejection::from),
+            () = issuer.closed.clone(), if may_wait => Err(Rejection::Closing),
+        }
+    };
     let mut acquiring = pin!(acquiring);
     let at_once = if may_wait && feed::is_on() {
         timeout(IN_LINE_AFTER, &mut acquiring).await.ok()

@@ -70,6 +70,9 @@ pub enum Rejection {
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
+    /// The application stops, and the request waited in the queue.
+    #[error("the service stops, and no request waits any more")]
+    Closing,
     /// The store said no.
     #[error(transparent)]
     Lease(#[from] LeaseError),
@@ -82,6 +85,7 @@ impl Rejection {
         match self {
             Self::InvalidRequest { .. } => ProblemType::InvalidRequest,
             Self::UnsupportedMediaType => ProblemType::UnsupportedMediaType,
+            Self::Closing => ProblemType::ServerBusy,
             Self::Body(error) => error.problem_type(),
             Self::Lease(error) => refusal::problem_type(error),
         }
@@ -103,6 +107,7 @@ impl From<&Rejection> for Problem {
         match refused {
             Rejection::InvalidRequest { field, .. } => refusal::invalid(problem, field),
             Rejection::UnsupportedMediaType => problem,
+            Rejection::Closing => problem.retry_after(refusal::RETRY_AFTER),
             Rejection::Body(error) => Self::from(error),
             Rejection::Lease(error) => refusal::describe(problem, error),
         }

@@ -1,14 +1,20 @@
 //! A lease that is released when no one can use it any more.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
 
 use super::{Lease, LeaseError, LeaseId, Leases, background::Background};
 use crate::token::Resource;
 
-/// Releases a lease when it is dropped, in the background. This is a best effort: a release that
-/// fails is not repeated, and the lease ends by its time.
+/// The pause after the first attempt to release; it doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Releases a lease when it is dropped, in the background. A release that fails is retried
+/// [until](Self::until) the lease must have expired, and otherwise not: the lease ends by its time.
 pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
+    until: Instant,
     background: Background,
 }
 
@@ -17,6 +23,7 @@ impl<L: Leases> ReleaseGuard<L> {
     pub(crate) fn new(leases: Arc<L>, resource: Resource, id: LeaseId) -> Self {
         Self {
             held: Some((leases, resource, id)),
+            until: Instant::now(),
             background: Background::here(),
         }
     }
@@ -24,6 +31,12 @@ impl<L: Leases> ReleaseGuard<L> {
     /// Guards a lease that was granted.
     pub(crate) fn granted(leases: &Arc<L>, lease: &Lease) -> Self {
         Self::new(Arc::clone(leases), lease.resource.clone(), lease.id.clone())
+    }
+
+    /// When the lease will have expired: until then a release is retried.
+    #[cfg(feature = "client")]
+    pub(crate) const fn until(&mut self, until: Instant) {
+        self.until = until;
     }
 
     /// Disarms the guard: the lease is in use, or may be asked for again under its id.
@@ -36,7 +49,7 @@ impl<L: Leases> ReleaseGuard<L> {
         let Some((leases, resource, id)) = self.held.clone() else {
             return Ok(());
         };
-        let released = leases.release(&resource, &id).await;
+        let released = release(&*leases, &resource, &id, self.until).await;
         self.held = None;
         released
     }
@@ -45,8 +58,30 @@ impl<L: Leases> ReleaseGuard<L> {
 impl<L: Leases> Drop for ReleaseGuard<L> {
     fn drop(&mut self) {
         if let Some((leases, resource, id)) = self.held.take() {
-            let release = async move { leases.release(&resource, &id).await };
+            let until = self.until;
+            let release = async move { release(&*leases, &resource, &id, until).await };
             self.background.spawn(release);
+        }
+    }
+}
+
+/// Releases, and retries until this moment.
+async fn release<L: Leases>(
+    leases: &L,
+    resource: &Resource,
+    id: &LeaseId,
+    until: Instant,
+) -> Result<(), LeaseError> {
+    let (mut pause, mut is_retry) = (FIRST_PAUSE, false);
+    loop {
+        match leases.release(resource, id).await {
+            // An earlier attempt was executed, and its answer was lost.
+            Err(LeaseError::Lost { .. }) if is_retry => return Ok(()),
+            Err(LeaseError::Unavailable(_)) if Instant::now() + pause < until => {
+                sleep_until(Instant::now() + pause).await;
+                (pause, is_retry) = (pause * 2, true);
+            }
+            released => return released,
         }
     }
 }

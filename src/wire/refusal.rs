@@ -33,7 +33,7 @@ pub(crate) const fn problem_type(error: &LeaseError) -> ProblemType {
 
 /// When a client may ask again that was refused for a moment.
 #[cfg(feature = "issuer")]
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Adds what an error of the store says beside its type and its text.
 #[cfg(feature = "issuer")]

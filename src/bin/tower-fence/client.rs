@@ -5,7 +5,6 @@ use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
 use clap::Args;
 use reqwest::{
     Certificate, Url,
-    header::{AUTHORIZATION, HeaderMap, HeaderValue},
     redirect::Policy,
 };
 use tower_fence::{
@@ -75,11 +74,9 @@ impl ClientArgs {
             // Nobody between here and there.
             builder = builder.no_proxy();
         }
-        if let Some(secret) = Secret::find("TOWER_FENCE_SECRET", self.secret_file.as_deref())? {
-            if url.scheme() == "http" && !is_this_machine(&url) {
-                tracing::warn!("the secret goes to the server in the clear: use https");
-            }
-            builder = builder.default_headers(bearer(&secret)?);
+        let secret = Secret::find("TOWER_FENCE_SECRET", self.secret_file.as_deref())?;
+        if secret.is_some() && url.scheme() == "http" && !is_this_machine(&url) {
+            tracing::warn!("the secret goes to the server in the clear: use https");
         }
         if let Some(path) = &self.ca_file {
             let failed = |error: String| Failure::file("cannot use", path, error);
@@ -97,19 +94,22 @@ impl ClientArgs {
         let client = builder
             .build()
             .map_err(|error| Failure::other(format!("no HTTP client: {}", chain(&error))))?;
-        HttpLeases::with_client(url.as_str(), client).map_err(|_| none())
+        let leases = HttpLeases::with_client(url.as_str(), client).map_err(|_| none())?;
+        match &secret {
+            Some(secret) => leases
+                .bearer(first_secret(secret)?)
+                .map_err(|error| Failure::configuration(error.to_string())),
+            None => Ok(leases),
+        }
     }
 }
 
-/// The header with a secret: the first one of a file such as the server has, with a secret on each line.
-fn bearer(secret: &Secret) -> Result<HeaderMap, Failure> {
+/// The first secret of a file such as the server has, with a secret on each line.
+fn first_secret(secret: &Secret) -> Result<&str, Failure> {
     let first = secrets::lines(secret.expose()).next();
     let (_, first) =
         first.ok_or_else(|| Failure::configuration("there is no secret in its file"))?;
-    let mut value = HeaderValue::from_str(&format!("Bearer {first}"))
-        .map_err(|_| Failure::configuration("the secret has characters that no header may have"))?;
-    value.set_sensitive(true);
-    Ok(HeaderMap::from_iter([(AUTHORIZATION, value)]))
+    Ok(first)
 }
 
 fn is_this_machine(url: &Url) -> bool {
@@ -121,13 +121,20 @@ fn is_this_machine(url: &Url) -> bool {
 /// What a refusal means for whoever has called the command.
 pub fn failure(error: &LeaseError) -> Failure {
     let status = match error {
-        LeaseError::Unavailable(cause) => match cause.downcast_ref() {
-            Some(HttpError::Unexpected(status)) => status.as_u16(),
-            Some(HttpError::OtherResource { .. }) => {
-                return Failure::configuration(chain(error));
+        LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause) => {
+            match cause.downcast_ref() {
+                Some(HttpError::Unexpected(status) | HttpError::Refused { status, .. }) => {
+                    status.as_u16()
+                }
+                Some(HttpError::OtherResource { .. }) => {
+                    return Failure::configuration(chain(error));
+                }
+                _ if matches!(error, LeaseError::Misconfigured(_)) => {
+                    return Failure::configuration(chain(error));
+                }
+                _ => return Failure::unavailable("no answer", error),
             }
-            _ => return Failure::unavailable("no answer", error),
-        },
+        }
         LeaseError::Held { .. } => return Failure::new(failure::HELD, error.to_string()),
         LeaseError::Invalid { field, detail } => {
             let option = match &**field {
@@ -138,7 +145,6 @@ pub fn failure(error: &LeaseError) -> Failure {
             };
             return Failure::usage(format!("{option} is refused: {detail}"));
         }
-        LeaseError::Misconfigured(_) => return Failure::configuration(chain(error)),
         _ => return Failure::other(error.to_string()),
     };
     match status {

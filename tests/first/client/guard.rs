@@ -38,6 +38,9 @@ struct Mood {
     /// Only renewals that keep their token are late.
     release_late: Mutex<Duration>,
     release_fails: AtomicBool,
+    /// How many releases are executed, and not answered.
+    release_unanswered: AtomicU64,
+    releases: AtomicU64,
     longest: Mutex<Option<Duration>>,
     acquires: AtomicU64,
     renewals: AtomicU64,
@@ -122,9 +125,12 @@ impl Leases for Moody {
         if self.mood.release_fails.load(Relaxed) {
             return away();
         }
+        self.mood.releases.fetch_add(1, Relaxed);
         let released = self.store.release(resource, id).await;
         sleep(of(&self.mood.release_late)).await;
-        released
+        let unanswered = &self.mood.release_unanswered;
+        let fewer = unanswered.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        if fewer.is_ok() { away() } else { released }
     }
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
@@ -310,6 +316,54 @@ async fn who_gives_up_says_so_before_anybody_else_can_have_it() {
         .expect("it says nothing");
     assert!(matches!(loss, Loss::GivenUp { .. }), "{loss:?}");
     releasing.abort();
+}
+
+#[tokio::test]
+async fn a_release_that_was_executed_twice_is_no_loss() {
+    let store = Moody::new().await;
+    let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
+    store.mood.release_unanswered.store(2, Relaxed);
+    lease.release().await.unwrap();
+    assert_eq!(store.mood.releases.load(Relaxed), 3);
+    // A lease that another end came before is still a loss.
+    let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
+    store.store.break_lease(&sku(), None).await.unwrap();
+    let released = lease.release().await;
+    assert!(
+        matches!(released, Err(LeaseError::Lost { .. })),
+        "{released:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_release_is_retried_until_the_lease_must_have_expired() {
+    let store = Moody::new().await;
+    store.mood.release_fails.store(true, Relaxed);
+    let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
+    let releasing = tokio::spawn(lease.release());
+    sleep(Duration::from_millis(200)).await;
+    store.mood.release_fails.store(false, Relaxed);
+    releasing.await.unwrap().unwrap();
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+
+    // Dropped, too.
+    store.mood.release_fails.store(true, Relaxed);
+    drop(store.holder(30_000).acquire("sku-1").await.unwrap());
+    sleep(Duration::from_millis(200)).await;
+    store.mood.release_fails.store(false, Relaxed);
+    eventually("it is released", async || {
+        store.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+
+    store.mood.release_fails.store(true, Relaxed);
+    let lease = store.holder(500).acquire("sku-1").await.unwrap();
+    let released = timeout(Duration::from_secs(10), lease.release()).await;
+    let released = released.expect("it is retried without end");
+    assert!(
+        matches!(released, Err(LeaseError::Unavailable(_))),
+        "{released:?}"
+    );
 }
 
 #[tokio::test]

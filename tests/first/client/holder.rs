@@ -13,12 +13,19 @@ use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_fence::{
-    client::{AcquireError, Holder, Loss},
+    client::{AcquireError, Holder, HttpLeases, Loss, WithLeaseError},
+    issuer::Issuer,
     lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Operate, Owner},
 };
 
 use super::issued::Issued;
-use crate::support::{database::TestDatabase, eventually, lease::sku, proxy::Link};
+use crate::support::{
+    database::{Fresh, TestDatabase},
+    eventually,
+    http::Server,
+    lease::sku,
+    proxy::Link,
+};
 
 #[tokio::test]
 async fn a_new_token_goes_along_with_the_next_write() {
@@ -210,4 +217,142 @@ async fn the_layer_asks_the_service_whether_it_is_ready() {
     let url = "http://localhost/".parse().unwrap();
     let request = reqwest::Request::new(reqwest::Method::GET, url);
     client().oneshot(request).await.unwrap();
+}
+
+/// A holder over HTTP, at an issuer that lets a request wait for half a second.
+async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
+    let store = EmbeddedLeases::new(db.fence());
+    let issuer = Issuer::new(store).wait_limit(Duration::from_millis(500));
+    let server = Server::start(issuer.router()).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    (server, Holder::new(leases))
+}
+
+#[tokio::test]
+async fn a_wait_above_the_limit_of_the_issuer_takes_several_requests() {
+    let db = Sqlite::fresh(2).await;
+    let (_server, holder) = short_waits(&db).await;
+    let first = holder.acquire("sku-1").await.unwrap();
+    let waiting = tokio::spawn({
+        let holder = holder.clone().wait(Duration::from_secs(600));
+        async move { holder.acquire("sku-1").await }
+    });
+    // Longer than one request may wait.
+    sleep(Duration::from_millis(1_300)).await;
+    assert!(!waiting.is_finished());
+    let token = first.token();
+    first.release().await.unwrap();
+    let second = timeout(Duration::from_secs(10), waiting).await;
+    assert!(second.unwrap().unwrap().unwrap().token() > token);
+
+    let _held = holder.acquire("sku-2").await.unwrap();
+    let began = Instant::now();
+    let refused = holder.clone().wait(Duration::from_millis(1_200));
+    let refused = refused.acquire("sku-2").await.unwrap_err();
+    let is_held = matches!(refused, AcquireError::Lease(LeaseError::Held { .. }));
+    assert!(is_held, "{refused:?}");
+    assert!(
+        began.elapsed() >= Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn try_acquire_does_not_wait() {
+    let db = Sqlite::fresh(2).await;
+    let holder = Holder::new(EmbeddedLeases::new(db.fence())).wait(Duration::from_secs(600));
+    let lease = holder.try_acquire("sku-1").await.unwrap().unwrap();
+    let other = timeout(Duration::from_secs(5), holder.try_acquire("sku-1")).await;
+    assert!(other.unwrap().unwrap().is_none());
+    lease.release().await.unwrap();
+    holder.try_acquire("").await.unwrap_err();
+}
+
+#[tokio::test]
+async fn several_leases_are_taken_in_one_order() {
+    let db = Sqlite::fresh(2).await;
+    let holder = Holder::new(EmbeddedLeases::new(db.fence())).wait(Duration::from_secs(60));
+    // In opposite orders they would wait for each other.
+    let rounds = [["a", "b"], ["b", "a"]].map(|names| {
+        let holder = holder.clone();
+        tokio::spawn(async move {
+            for _ in 0..20 {
+                let leases = holder.acquire_all(&names).await.unwrap();
+                let taken: Vec<_> = leases
+                    .iter()
+                    .map(|lease| lease.resource().as_str())
+                    .collect();
+                assert_eq!(taken, names);
+                sleep(Duration::from_millis(1)).await;
+                for lease in leases {
+                    lease.release().await.unwrap();
+                }
+            }
+        })
+    });
+    for round in rounds {
+        let round = timeout(Duration::from_secs(30), round).await;
+        round.expect("they wait for each other").unwrap();
+    }
+    let repeated = holder.acquire_all(&["a", "b", "a"]).await.unwrap_err();
+    assert!(matches!(&repeated, AcquireError::Repeated(name) if name.as_str() == "a"));
+    // None is left of those that were granted before a refusal.
+    let _held = holder.acquire("b").await.unwrap();
+    let hasty = holder.clone().wait(Duration::ZERO);
+    hasty.acquire_all(&["b", "a"]).await.unwrap_err();
+    eventually("the other one is released", async || {
+        hasty.try_acquire("a").await.unwrap().is_some()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn work_with_a_lease_ends_with_it() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let holder = Holder::new(store.clone());
+    let token = holder
+        .with_lease("sku-1", async |lease| lease.token())
+        .await;
+    assert_eq!(token.unwrap().get(), 1_000_000_001);
+    assert!(store.inspect(&sku()).await.unwrap().is_none());
+
+    let _held = holder.acquire("sku-2").await.unwrap();
+    let refused = holder.with_lease("sku-2", async |_| ()).await;
+    assert!(
+        matches!(refused, Err(WithLeaseError::Acquire(_))),
+        "{refused:?}"
+    );
+
+    let bounded = holder.clone().max_hold(Duration::from_millis(200));
+    let lost = bounded.with_lease("sku-1", async |_| std::future::pending::<()>().await);
+    let lost = timeout(Duration::from_secs(10), lost).await.unwrap();
+    assert!(
+        matches!(lost, Err(WithLeaseError::Lost(Loss::MaxHold { .. }))),
+        "{lost:?}"
+    );
+    eventually("it is released", async || {
+        store.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
+
+    // As long as the work reports progress it goes on.
+    let watched = holder.progress_timeout(Duration::from_millis(300));
+    let lost = watched.with_lease("sku-1", async |lease| {
+        for _ in 0..6 {
+            sleep(Duration::from_millis(100)).await;
+            lease.progress();
+        }
+        std::future::pending::<()>().await;
+    });
+    let began = Instant::now();
+    let lost = timeout(Duration::from_secs(10), lost).await.unwrap();
+    let is_expected = matches!(lost, Err(WithLeaseError::Lost(Loss::NoProgress { .. })));
+    assert!(is_expected, "{lost:?}");
+    assert!(
+        began.elapsed() >= Duration::from_millis(850),
+        "{:?}",
+        began.elapsed()
+    );
 }

@@ -4,7 +4,10 @@ use std::{error::Error, time::Duration};
 
 use axum::{
     Json, Router,
-    http::StatusCode,
+    extract::Request,
+    http::{HeaderName, HeaderValue, StatusCode},
+    middleware::{Next, from_fn},
+    response::IntoResponse,
     routing::{any, post},
 };
 use serde_json::json;
@@ -15,7 +18,7 @@ use tokio::{
 };
 use tower_fence::{
     Resource,
-    client::{HttpError, HttpLeases},
+    client::{AcquireError, Holder, HttpError, HttpLeases},
     issuer::{self, Issuer},
     lease::{Acquire, EmbeddedLeases, LeaseError, Leases, ListError, Operate, Renew},
 };
@@ -35,6 +38,70 @@ fn cause<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> String {
     assert!(cause.downcast_ref::<HttpError>().is_some(), "{cause:?}");
     let source = cause.source().map(|source| format!("{source:?}"));
     format!("{cause} {cause:?} {}", source.unwrap_or_default())
+}
+
+/// The text of a refusal that a retry does not change.
+#[track_caller]
+fn refusal<T: std::fmt::Debug>(outcome: Result<T, LeaseError>, expected: u16) -> String {
+    let Err(LeaseError::Misconfigured(cause)) = outcome else {
+        panic!("{outcome:?}");
+    };
+    match cause.downcast_ref() {
+        Some(HttpError::Refused { status, .. }) => assert_eq!(*status, expected),
+        _ => panic!("{cause:?}"),
+    }
+    cause.to_string()
+}
+
+#[tokio::test]
+async fn a_refused_secret_is_final_and_keeps_its_problem() {
+    let db = Sqlite::fresh(2).await;
+    let guarded = |request: Request, next: Next| async move {
+        match request.headers().get("authorization") {
+            None => {
+                let problem = json!({ "title": "A secret is required", "detail": "send one" });
+                (StatusCode::UNAUTHORIZED, Json(problem)).into_response()
+            }
+            Some(secret) if secret != "Bearer sesame" => StatusCode::FORBIDDEN.into_response(),
+            Some(_) if request.headers().get("x-tenant").is_none() => {
+                StatusCode::NOT_FOUND.into_response()
+            }
+            Some(_) => next.run(request).await,
+        }
+    };
+    let issuer = issuer::router(EmbeddedLeases::new(db.fence())).layer(from_fn(guarded));
+    let server = Server::start(issuer).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let patient = |leases| Holder::new(leases).wait(LONG);
+    for (leases, status, text) in [
+        (leases.clone(), 401, ": send one"),
+        (leases.clone().bearer("open").unwrap(), 403, "403 Forbidden"),
+        (
+            leases.clone().bearer("sesame").unwrap(),
+            404,
+            "404 Not Found",
+        ),
+    ] {
+        let refused = timeout(Duration::from_secs(5), patient(leases).acquire("sku-1")).await;
+        let Err(AcquireError::Lease(error)) = refused.expect("it is retried") else {
+            panic!("it is granted");
+        };
+        let refused = refusal::<()>(Err(error), status);
+        assert!(refused.ends_with(text), "{refused}");
+    }
+    let tenant = HeaderName::from_static("x-tenant");
+    let leases = leases.bearer("sesame").unwrap();
+    assert!(!format!("{leases:?}").contains("sesame"));
+    let leases = leases.header(tenant, HeaderValue::from_static("red"));
+    patient(leases)
+        .acquire("sku-1")
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let invalid = HttpLeases::new("http://localhost").unwrap().bearer("a\nb");
+    assert!(matches!(invalid, Err(HttpError::Header)), "{invalid:?}");
 }
 
 #[tokio::test]
@@ -83,7 +150,7 @@ async fn what_is_no_issuer_is_unavailable() {
         .route("/json/{r}", any(strange))
         .route("/zero/{r}", any(Json(json!({ "token": 0, "ttl_ms": 1 }))));
     let server = Server::start(app).await;
-    for path in ["/html", "/teapot", "/json", "/zero", "/nothing"] {
+    for path in ["/html", "/teapot", "/json", "/zero"] {
         let leases = HttpLeases::new(&server.url(path)).unwrap();
         let id = Acquire::new(LONG).lease_id;
         cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
@@ -103,7 +170,7 @@ async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://user:sesame@{}", silent.local_addr().unwrap());
     let leases = HttpLeases::new(&url).unwrap();
-    let leases = leases.answer_wait(Duration::from_millis(300));
+    let leases = leases.answer_timeout(Duration::from_millis(300));
     let asked_at = Instant::now();
     let refused = cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
     let (_, address) = url.split_once('@').unwrap();
@@ -218,7 +285,7 @@ async fn an_answer_without_an_end_is_cut_off() {
     };
     let server = Server::start(Router::new().route("/{r}", any(endless))).await;
     let leases = HttpLeases::new(&server.url("/")).unwrap();
-    let leases = leases.answer_wait(Duration::from_secs(60));
+    let leases = leases.answer_timeout(Duration::from_secs(60));
     let sku = sku();
     let asking = leases.acquire(&sku, Acquire::new(LONG));
     cause(
@@ -268,7 +335,7 @@ async fn limits_of_the_issuer_are_named() {
         }
     }
     // No routes for operators.
-    cause(leases.break_lease(&sku(), None).await);
+    refusal(leases.break_lease(&sku(), None).await, 404);
     for name in [".", ".."] {
         let refused = leases
             .break_lease(&Resource::new(name).unwrap(), None)

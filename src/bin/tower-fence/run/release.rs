@@ -94,7 +94,7 @@ pub fn may_be_executed(error: &LeaseError) -> bool {
     match cause.downcast_ref() {
         Some(HttpError::Request { source, .. }) => !source.is_connect(),
         Some(HttpError::Unexpected(status)) => !status.is_client_error(),
-        Some(HttpError::Url | HttpError::Client(_)) => false,
+        Some(HttpError::Url | HttpError::Header | HttpError::Client(_)) => false,
         _ => true,
     }
 }

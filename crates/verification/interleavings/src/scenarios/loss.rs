@@ -9,7 +9,10 @@ use http::HeaderName;
 
 use super::{FOR_EVER, all, by_chance, some_ms, tasks};
 use crate::{
-    client::{held_lease::HeldLease, loss::Loss},
+    client::{
+        held_lease::{Bounds, HeldLease},
+        loss::Loss,
+    },
     lease::{Lease, LeaseId},
     metrics,
     model::clock::{Instant, sleep},
@@ -37,7 +40,12 @@ pub async fn everyone_is_told_of_one_loss() {
         FOR_EVER
     };
     let header = HeaderName::from_static("fencing-token");
-    let held = Arc::new(HeldLease::new(&lease(ttl), Instant::now(), header));
+    let held = Arc::new(HeldLease::new(
+        &lease(ttl),
+        Instant::now(),
+        header,
+        Bounds::default(),
+    ));
     let told = Arc::<Mutex<Vec<String>>>::default();
     let all_tasks = tasks(6, |n| {
         let (held, told) = (held.clone(), told.clone());

@@ -141,7 +141,7 @@ impl Servers {
     pub fn new(urls: Vec<String>, database: String, store: &str) -> Self {
         let leases = urls.iter().map(|url| {
             let leases = HttpLeases::new(&format!("{url}/locks")).unwrap();
-            leases.answer_wait(PATIENCE)
+            leases.answer_timeout(PATIENCE)
         });
         Self {
             leases: leases.collect(),

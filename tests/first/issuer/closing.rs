@@ -1,0 +1,51 @@
+//! An issuer whose application stops.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sqlx::Sqlite;
+use tokio::{sync::oneshot, time::timeout};
+use tower_fence::{
+    issuer::Issuer,
+    lease::{EmbeddedLeases, Leases},
+};
+
+use crate::support::{
+    database::TestDatabase,
+    eventually,
+    http::{Answer, Server},
+    lease::{LONG, grant, sku},
+};
+
+#[tokio::test]
+async fn waiting_requests_end_when_the_application_stops() {
+    let db = Sqlite::fresh(2).await;
+    let store = EmbeddedLeases::new(db.fence());
+    let (stop, stopped) = oneshot::channel::<()>();
+    let issuer = Issuer::new(store.clone()).close_on(async {
+        let _ = stopped.await;
+    });
+    let server = Server::start(issuer.router()).await;
+    let first = grant(&store, &sku(), LONG).await;
+    let wait = || server.post("/sku-1").json(&json!({ "wait_ms": 60_000 }));
+    let waiting = tokio::spawn(Answer::to(wait()));
+    eventually("it waits", async || {
+        let held = store.inspect(&sku()).await.unwrap();
+        held.is_some_and(|held| held.waiters == 1)
+    })
+    .await;
+    stop.send(()).unwrap();
+    let ended = timeout(Duration::from_secs(10), waiting).await;
+    let answer = ended.expect("it waits on").unwrap();
+    answer.is_problem(503, "server-busy");
+    assert_eq!(answer.headers["retry-after"], "1");
+    eventually("it has left the queue", async || {
+        store.inspect(&sku()).await.unwrap().unwrap().waiters == 0
+    })
+    .await;
+    // A later request does not wait, and a free lease is granted all the same.
+    let later = timeout(Duration::from_secs(10), Answer::to(wait())).await;
+    later.expect("it waits").is_problem(503, "server-busy");
+    store.release(&sku(), &first.id).await.unwrap();
+    assert_eq!(Answer::to(wait()).await.status, 201);
+}
