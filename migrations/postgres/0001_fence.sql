@@ -550,24 +550,29 @@ COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
     'Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource stays locked until the '
     'transaction ends.';
 
--- The members of a Fencing-Token field: a List of RFC 9651. An application that splits the field
--- itself, at a semicolon or a comma, takes the token of one resource for that of another.
+-- The grammar of RFC 9651, as the crate parses it. An application that splits the field itself, at
+-- a semicolon or a comma, takes the token of one resource for that of another.
 CREATE FUNCTION tower_fence.header_tokens(field text)
 RETURNS TABLE (token bigint, resource text) LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     string CONSTANT text := '"(?:[ !#-\[\]-~]|\\["\\])*"';
-    display_string CONSTANT text := '%"(?:[ !#$&-~]|%[0-9a-f][0-9a-f])*"';
-    byte_sequence CONSTANT text := ':[A-Za-z0-9+/]*=*:';
+    byte_sequence CONSTANT text := ':(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}={0,2}|[A-Za-z0-9+/]{3}=?)?:';
+    -- The bytes of UTF-8, without overlong forms and surrogates.
+    tail CONSTANT text := '%[89ab][0-9a-f]';
+    display_string CONSTANT text := concat(
+        '%"(?:[ !#$&-~]|%[0-7][0-9a-f]|%(?:c[2-9a-f]|d[0-9a-f]|e0%[ab][0-9a-f]|ed%[89][0-9a-f]|e[1-9a-cef]', tail,
+        '|f0%[9ab][0-9a-f]', tail, '|f[123]', tail, tail, '|f4%8[0-9a-f]', tail, ')', tail, ')*"'
+    );
     value CONSTANT text := concat(
         string, '|', display_string, '|', byte_sequence,
-        '|-?[0-9]+(?:\.[0-9]+)?|[?][01]|@-?[0-9]+|[A-Za-z*][!#$%&''*+.^_`|~0-9A-Za-z:/-]*'
+        '|-?[0-9]{1,12}\.[0-9]{1,3}|@?-?[0-9]{1,15}|[?][01]|[A-Za-z*][!#$%&''*+.^_`|~0-9A-Za-z:/-]*'
     );
     parameter CONSTANT text := concat('; *([a-z*][a-z0-9_.*-]*)(?:=(', value, '))?');
     member CONSTANT text := concat(
         '^(-?[0-9]{1,15})((?:; *[a-z*][a-z0-9_.*-]*(?:=(?:', value, '))?)*)(.*)$'
     );
-    rest text := btrim(header_tokens.field, ' ');
+    rest text := ltrim(header_tokens.field, ' ');
     part text[];
     item text[];
     names text[] := '{}';
@@ -584,26 +589,27 @@ BEGIN
         token := part[1]::bigint;
         PERFORM tower_fence.check_token(token);
         resource := NULL;
-        FOR item IN SELECT regexp_matches(part[2], parameter, 'g') LOOP
-            IF item[1] = 'resource' AND item[2] ~ concat('^', string, '$') THEN
+        -- The last value of a parameter counts.
+        FOR item IN
+            SELECT DISTINCT ON (p.item[1]) p.item
+            FROM regexp_matches(part[2], parameter, 'g') WITH ORDINALITY AS p (item, place)
+            ORDER BY p.item[1], p.place DESC
+        LOOP
+            IF item[1] = 'resource' AND item[2] ~ '^"' THEN
                 resource := regexp_replace(substr(item[2], 2, length(item[2]) - 2), '\\(.)', '\1', 'g');
-            ELSIF item[1] = 'resource' AND item[2] ~ concat('^', display_string, '$') THEN
-                BEGIN
-                    resource := convert_from(coalesce((
-                        SELECT string_agg(
-                            CASE WHEN left(p.part[1], 1) = '%' THEN decode(substr(p.part[1], 2), 'hex')
-                                ELSE convert_to(p.part[1], 'UTF8') END,
-                            ''::bytea ORDER BY p.place
-                        )
-                        FROM regexp_matches(substr(item[2], 3, length(item[2]) - 3), '%..|[^%]+', 'g')
-                            WITH ORDINALITY AS p (part, place)
-                    ), ''), 'UTF8');
-                EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
-                    PERFORM tower_fence.refuse_malformed('the parameter `resource` is not UTF-8');
-                END;
+            ELSIF item[1] = 'resource' AND item[2] ~ '^%' AND item[2] !~ '%00' THEN
+                resource := convert_from(coalesce((
+                    SELECT string_agg(
+                        CASE WHEN left(p.part[1], 1) = '%' THEN decode(substr(p.part[1], 2), 'hex')
+                            ELSE convert_to(p.part[1], 'UTF8') END,
+                        ''::bytea ORDER BY p.place
+                    )
+                    FROM regexp_matches(substr(item[2], 3, length(item[2]) - 3), '%..|[^%]+', 'g')
+                        WITH ORDINALITY AS p (part, place)
+                ), ''), 'UTF8');
             ELSIF item[1] = 'resource'
                 OR (item[1] = 'key' AND (item[2] ~ '^"[A-Za-z0-9._-]{1,64}"$') IS NOT TRUE)
-                OR (item[1] = 'mac' AND (item[2] ~ concat('^', byte_sequence, '$')) IS NOT TRUE)
+                OR (item[1] = 'mac' AND (item[2] ~ '^:') IS NOT TRUE)
             THEN
                 PERFORM tower_fence.refuse_malformed(concat('the parameter `', item[1], '` has a wrong value'));
             END IF;
@@ -616,7 +622,7 @@ BEGIN
         END IF;
         names := names || resource;
         RETURN NEXT;
-        EXIT WHEN part[3] = '';
+        EXIT WHEN part[3] ~ '^[ \t]*$';
         part := regexp_match(part[3], '^[ \t]*,[ \t]*(.+)$');
         IF part IS NULL THEN
             PERFORM tower_fence.refuse_malformed('the field is not a List of Integers');
@@ -626,42 +632,42 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.header_tokens(text) IS
-    'The tokens of a Fencing-Token field, each with the resource that it names. Raises TF400 for a malformed field. '
-    'Signatures are not verified.';
+    'The tokens of a Fencing-Token field, each with the resource that it names. Raises TF400 for a malformed '
+    'field. Signatures are not verified.';
 
 CREATE FUNCTION tower_fence.admit_header(field text, resource text, reusable boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_variable
 DECLARE
     context text;
-    tokens CONSTANT bigint[] := ARRAY(SELECT h.token FROM tower_fence.header_tokens(field) AS h);
-    own bigint;
+    found_tokens record;
 BEGIN
     GET DIAGNOSTICS context = PG_CONTEXT;
     IF position(E'\n' IN context) = 0 THEN
         PERFORM tower_fence.warn_outside_transaction('admit_header');
     END IF;
     PERFORM tower_fence.check_resource(resource);
-    IF cardinality(tokens) = 0 THEN
+    SELECT count(*) AS number, count(h.resource) AS named, max(h.token) FILTER (
+        WHERE h.resource IS NULL OR h.resource = admit_header.resource
+    ) AS own INTO found_tokens FROM tower_fence.header_tokens(field) AS h;
+    IF found_tokens.number = 0 THEN
         PERFORM tower_fence.refuse_malformed('the field has no fencing token');
-    END IF;
-    own := (SELECT h.token FROM tower_fence.header_tokens(field) AS h WHERE h.resource = admit_header.resource);
-    IF own IS NULL AND cardinality(tokens) = 1 THEN
-        -- The only member need not name the resource, but it must not name another one.
-        own := (SELECT h.token FROM tower_fence.header_tokens(field) AS h WHERE h.resource IS NULL);
-    END IF;
-    IF own IS NULL THEN
+    ELSIF found_tokens.number > 1 AND found_tokens.named < found_tokens.number THEN
+        PERFORM tower_fence.refuse_malformed('a field with several tokens names the resource of each');
+    ELSIF found_tokens.own IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'TF403',
             MESSAGE = concat('the field has no token for ', resource),
+            HINT = 'Send the token that was granted for this resource.',
             DETAIL = json_build_object('resource', resource)::text;
     END IF;
-    RETURN tower_fence.admit(resource, own, reusable);
+    RETURN tower_fence.admit(resource, found_tokens.own, reusable);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
-    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises TF400 for '
-    'a malformed field and TF403 if its tokens are for other resources.';
+    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises '
+    'TF400 for a malformed field and TF403 if its tokens are for other resources. A field of several tokens is '
+    'admitted by one call for each resource of the request; each call ignores the tokens of the other resources.';
 
 -- The key is locked before any resource, in every process. The wait for it has a limit of its own,
 -- which is that of the session until then. An early transaction began before its request: so that
