@@ -1,13 +1,14 @@
 -- The fence: the highest stale token of each resource, and the functions that compare and raise it.
 --
--- All of it lives in one schema, `tower_fence`. Another schema gets the same text with its name in
--- place of `tower_fence`. Migrations run, and each function runs, with a search_path of pg_catalog alone,
--- so that no object of another role changes what a statement means. Functions with SECURITY DEFINER run with the rights of their owner: a role
--- that is granted EXECUTE needs no right on the tables. Nothing is granted to PUBLIC.
+-- All objects are in one schema, `tower_fence`. If the fence has another schema, its name replaces
+-- `tower_fence` in this text. Migrations and functions run with a search_path of pg_catalog alone,
+-- so that no object of another role changes what a statement means. Functions with SECURITY DEFINER
+-- run with the rights of their owner: a role that is granted EXECUTE needs no right on the tables.
+-- Nothing is granted to PUBLIC.
 --
 -- A refusal is an error with an SQLSTATE of its own: TF400 for an invalid token or resource name,
--- TF412 for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object with what a
--- program needs.
+-- TF412 for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object with
+-- what a program needs.
 
 DO $fence$
 BEGIN
@@ -44,7 +45,8 @@ COMMENT ON TABLE tower_fence.resources IS
 COMMENT ON COLUMN tower_fence.resources.max_token IS 'A token is admitted only if it is greater.';
 COMMENT ON COLUMN tower_fence.resources.announced IS 'The highest token that was announced as granted; 0: none.';
 COMMENT ON COLUMN tower_fence.resources.announced_lease IS
-    'SHA-256 of the lease id of that grant, which tells a repeated announcement from the next one.';
+    'SHA-256 of the digest of the lease id of that grant: it identifies a repeated announcement, and ends no '
+    'lease.';
 COMMENT ON COLUMN tower_fence.resources.admitted_by IS
     'The transaction that was admitted last. A protected table compares it with the transaction that writes.';
 COMMENT ON COLUMN tower_fence.resources.history IS
@@ -91,28 +93,33 @@ CREATE TABLE tower_fence.idempotency_keys (
     headers bytea,
     body bytea,
     expires_at timestamptz NOT NULL,
+    claimed_by xid8,
     PRIMARY KEY (scope, key)
 );
 CREATE INDEX idempotency_keys_expires_at ON tower_fence.idempotency_keys (expires_at);
 COMMENT ON TABLE tower_fence.idempotency_keys IS
     'The response of each write under an idempotency key, stored in the transaction of that write.';
-COMMENT ON COLUMN tower_fence.idempotency_keys.scope IS 'SHA-256 of the scope of the key, which includes the principal.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.scope IS
+    'SHA-256 of the scope of the key, which includes the principal.';
 COMMENT ON COLUMN tower_fence.idempotency_keys.fingerprint IS 'SHA-256 of the request.';
-COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status; null only until the transaction of the write stores the response.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status; null until the response is stored.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.claimed_by IS
+    'The transaction that claimed the key. Only this transaction can store the response.';
 
--- The version and the timeline of the server; null on a standby. The version stands in front, since
--- timelines are counted from 1 again after an upgrade. The function has no settings of its own, so
--- that it is inlined into each admission.
+-- Null on a standby. The version of the server comes first, since timelines are counted from 1
+-- again after an upgrade. The function has no settings of its own, so that it is inlined into each
+-- admission.
 CREATE FUNCTION tower_fence.current_history()
 RETURNS text LANGUAGE sql AS $fence$
     SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN
         pg_catalog.left(pg_catalog.current_setting('server_version_num'), 2)
         || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END
 $fence$;
-COMMENT ON FUNCTION tower_fence.current_history() IS 'The timeline of the server, by which a failover is noticed.';
+COMMENT ON FUNCTION tower_fence.current_history() IS
+    'The version and the timeline of the server, by which a failover is noticed.';
 
--- Without the timeline no failover is noticed, and a writer can be admitted that its successor has
--- overtaken. That has to be a choice.
+-- Without the timeline no failover is noticed, and a stale token can be admitted after one. The
+-- operator has to choose that.
 DO $fence$
 BEGIN
     PERFORM tower_fence.current_history();
@@ -138,7 +145,8 @@ FROM generate_series(0, 255) AS number;
 CREATE FUNCTION tower_fence.refuse_malformed(reason text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RAISE EXCEPTION USING ERRCODE = 'TF400', MESSAGE = reason;
+    RAISE EXCEPTION USING ERRCODE = 'TF400', MESSAGE = reason,
+        HINT = 'Pass the token, or the whole Fencing-Token field, and the resource name as the issuer returned them.';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_malformed(text) IS 'Raises TF400.';
@@ -167,7 +175,12 @@ COMMENT ON FUNCTION tower_fence.refuse_stale(text, bigint, bigint, boolean, bool
 CREATE FUNCTION tower_fence.refuse_incomplete(partition smallint)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    IF row_security_active('tower_fence.floors') THEN
+    IF (refuse_incomplete.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = concat('a partition is a number from 0 to 255, not ',
+                coalesce(refuse_incomplete.partition::text, 'null'));
+    ELSIF row_security_active('tower_fence.floors') THEN
         RAISE EXCEPTION USING
             ERRCODE = 'insufficient_privilege',
             MESSAGE = 'row-level security hides rows of the table floors from the fence',
@@ -179,17 +192,8 @@ BEGIN
             ': the tables of the fence were emptied, or restored in part');
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS 'Raises an error: a row of floors is missing.';
-
-CREATE FUNCTION tower_fence.refuse_changing(resource text)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'serialization_failure',
-        MESSAGE = concat('other transactions changed ', resource, ' several times meanwhile');
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.refuse_changing(text) IS 'Raises 40001: retry the transaction.';
+COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS
+    'Raises an error: the partition is out of range, or its row of floors is missing.';
 
 -- A token is an Integer of RFC 9651, from 1 on.
 CREATE FUNCTION tower_fence.check_token(token bigint)
@@ -225,9 +229,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless this is a resource name.';
 
 -- The caller must have no other function around it. In the simple protocol the statement begins its
--- transaction, and its message has no other statement. In the extended protocol its portal begins the
--- transaction, unless the statement is parsed in the same batch, which leaves no trace. Callers pin
--- the search_path: a setting here would cost more than the function.
+-- transaction, and its message has no other statement. In the extended protocol its portal begins
+-- the transaction, unless the statement is parsed in the same batch, which leaves no trace. Callers
+-- pin the search_path: a setting here would cost more than the function.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
@@ -287,18 +291,14 @@ COMMENT ON FUNCTION tower_fence.partition_of(text) IS
 
 -- Tokens below the first epoch belong to other issuers, and count as granted.
 CREATE FUNCTION tower_fence.last_token(partition smallint)
-RETURNS bigint LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-BEGIN
-    RETURN 999999999 + 1000000000 * coalesce(
-        (SELECT e.epoch FROM tower_fence.epochs AS e WHERE e.partition = last_token.partition), 0
-    );
-END
+RETURNS bigint LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+    SELECT 999999999 + 1000000000 * coalesce(max(e.epoch), 0) FROM tower_fence.epochs AS e
+    WHERE e.partition = last_token.partition
 $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
--- 1,000 for each timeline, also for those that this database has not seen: more than the lost end of
--- a log has begun.
+-- 1,000 for each timeline, also for a timeline that this database has not seen: issuers begin fewer
+-- epochs in the part of a log that a failover loses.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
@@ -334,9 +334,8 @@ COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
     'Makes all tokens of a partition stale that were or may have been granted, and returns the highest of them; '
     'null, and no change, if no partition has an epoch: the tokens are those of another issuer.';
 
--- A row above what was granted has seen a token of another issuer or a forged one, or one slightly
--- below it has, and grants went on above that: in the lost end of a log at most 1,000 for each epoch
--- that may be forgotten.
+-- A row above the granted tokens has seen a token of another issuer, or a forged token. Later
+-- grants are above such a token: at most 1,000 for each epoch that may be forgotten.
 CREATE FUNCTION tower_fence.max_token_after(
     max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
 )
@@ -405,6 +404,7 @@ BEGIN
     END IF;
     own_partition := tower_fence.partition_of(catch_up.resource);
     IF NOT EXISTS (SELECT FROM tower_fence.resources AS r WHERE r.resource = catch_up.resource) THEN
+        PERFORM tower_fence.check_resource(catch_up.resource);
         RETURN tower_fence.catch_up_partition(own_partition);
     END IF;
     PERFORM tower_fence.catch_up_partition(own_partition);
@@ -431,7 +431,6 @@ COMMENT ON FUNCTION tower_fence.catch_up(text) IS
 
 -- Admission ------------------------------------------------------------------------------------
 
--- What an error refuses, for an operation that returns its outcome instead.
 CREATE FUNCTION tower_fence.stale_up_to(
     resource text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
 )
@@ -453,13 +452,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
-    'The highest stale token of a resource: by its row, or by the floor of its partition if it has none; and whether '
-    'a newer token was announced as granted.';
+    'The highest stale token of a resource: by its row, or by the floor of its partition if it has none; and '
+    'whether a newer token was announced as granted.';
 
--- At READ COMMITTED each statement sees what was committed before it, and a WHERE is evaluated on the
--- newest version of a row, after the wait for its lock. The row stays locked until the transaction
--- ends. A statement that inserts a row locks the floor FOR SHARE: it waits for a removal of idle rows,
--- and reads the floor that the removal has left.
+-- At READ COMMITTED each statement sees what was committed before it, and a WHERE is evaluated on
+-- the newest version of a row, after the wait for its lock. The row stays locked until the
+-- transaction ends. A statement that inserts a row locks the floor FOR SHARE: it waits for a
+-- removal of idle rows, and reads the floor that the removal has left.
 CREATE FUNCTION tower_fence.try_admit(
     resource text, token bigint, reusable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
@@ -467,9 +466,13 @@ CREATE FUNCTION tower_fence.try_admit(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    raised_to CONSTANT bigint := CASE WHEN try_admit.reusable THEN try_admit.token - 1 ELSE try_admit.token END;
+    raised_to bigint;
     current_token bigint;
 BEGIN
+    IF (try_admit.token BETWEEN 1 AND 999999999999999) IS NOT TRUE THEN
+        PERFORM tower_fence.check_token(try_admit.token);
+    END IF;
+    raised_to := CASE WHEN try_admit.reusable THEN try_admit.token - 1 ELSE try_admit.token END;
     outcome := 'admitted';
     max_token := raised_to;
     by_floor := false;
@@ -505,8 +508,8 @@ BEGIN
     END IF;
     SELECT s.max_token, s.by_floor, s.announced INTO max_token, by_floor, announced
     FROM tower_fence.stale_up_to(try_admit.resource) AS s;
-    -- A token that was refused and is not stale was refused by another timeline, or by a row that has
-    -- been removed since.
+    -- A token that was refused and is not stale was refused by another timeline, or by a row that
+    -- has been removed since.
     outcome := CASE WHEN max_token >= try_admit.token THEN 'stale' ELSE 'behind' END;
 END
 $fence$;
@@ -525,12 +528,8 @@ BEGIN
     IF position(E'\n' IN context) = 0 THEN
         PERFORM tower_fence.warn_outside_transaction('admit');
     END IF;
-    IF (admit.token BETWEEN 1 AND 999999999999999) IS NOT TRUE THEN
-        PERFORM tower_fence.check_token(admit.token);
-    END IF;
     FOR attempt IN 1 .. 3 LOOP
-        SELECT a.* INTO answer
-        FROM tower_fence.try_admit(admit.resource, admit.token, coalesce(admit.reusable, false)) AS a;
+        SELECT a.* INTO answer FROM tower_fence.try_admit(admit.resource, admit.token, admit.reusable) AS a;
         IF answer.outcome = 'admitted' THEN
             RETURN answer.max_token;
         ELSIF answer.outcome = 'stale' THEN
@@ -542,32 +541,40 @@ BEGIN
         END IF;
         PERFORM tower_fence.catch_up(admit.resource);
     END LOOP;
-    PERFORM tower_fence.refuse_changing(admit.resource);
+    RAISE serialization_failure USING
+        MESSAGE = concat('other transactions changed ', admit.resource, ' several times meanwhile'),
+        HINT = 'Retry the transaction.';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
-    'Admits a token in the transaction that writes, and returns max_token: the token, or one below if it is reusable. '
-    'Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource stays locked until the '
-    'transaction ends.';
+    'Admits a token in the transaction that writes, and returns max_token: the token, or one below if it is '
+    'reusable. Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource stays locked '
+    'until the transaction ends. Sends a WARNING, also to the log of the server, for each call outside of a '
+    'transaction.';
 
--- The members of a Fencing-Token field: a List of RFC 9651. An application that splits the field
--- itself, at a semicolon or a comma, takes the token of one resource for that of another.
+-- The grammar of RFC 9651, as the crate parses it. An application that splits the field itself, at
+-- a semicolon or a comma, takes the token of one resource for that of another.
 CREATE FUNCTION tower_fence.header_tokens(field text)
 RETURNS TABLE (token bigint, resource text) LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     string CONSTANT text := '"(?:[ !#-\[\]-~]|\\["\\])*"';
-    display_string CONSTANT text := '%"(?:[ !#$&-~]|%[0-9a-f][0-9a-f])*"';
-    byte_sequence CONSTANT text := ':[A-Za-z0-9+/]*=*:';
+    byte_sequence CONSTANT text := ':(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}={0,2}|[A-Za-z0-9+/]{3}=?)?:';
+    -- The bytes of UTF-8, without overlong forms and surrogates.
+    tail CONSTANT text := '%[89ab][0-9a-f]';
+    display_string CONSTANT text := concat(
+        '%"(?:[ !#$&-~]|%[0-7][0-9a-f]|%(?:c[2-9a-f]|d[0-9a-f]|e0%[ab][0-9a-f]|ed%[89][0-9a-f]|e[1-9a-cef]', tail,
+        '|f0%[9ab][0-9a-f]', tail, '|f[123]', tail, tail, '|f4%8[0-9a-f]', tail, ')', tail, ')*"'
+    );
     value CONSTANT text := concat(
         string, '|', display_string, '|', byte_sequence,
-        '|-?[0-9]+(?:\.[0-9]+)?|[?][01]|@-?[0-9]+|[A-Za-z*][!#$%&''*+.^_`|~0-9A-Za-z:/-]*'
+        '|-?[0-9]{1,12}\.[0-9]{1,3}|@?-?[0-9]{1,15}|[?][01]|[A-Za-z*][!#$%&''*+.^_`|~0-9A-Za-z:/-]*'
     );
     parameter CONSTANT text := concat('; *([a-z*][a-z0-9_.*-]*)(?:=(', value, '))?');
     member CONSTANT text := concat(
         '^(-?[0-9]{1,15})((?:; *[a-z*][a-z0-9_.*-]*(?:=(?:', value, '))?)*)(.*)$'
     );
-    rest text := btrim(header_tokens.field, ' ');
+    rest text := ltrim(header_tokens.field, ' ');
     part text[];
     item text[];
     names text[] := '{}';
@@ -584,26 +591,27 @@ BEGIN
         token := part[1]::bigint;
         PERFORM tower_fence.check_token(token);
         resource := NULL;
-        FOR item IN SELECT regexp_matches(part[2], parameter, 'g') LOOP
-            IF item[1] = 'resource' AND item[2] ~ concat('^', string, '$') THEN
+        -- The last value of a parameter counts.
+        FOR item IN
+            SELECT DISTINCT ON (p.item[1]) p.item
+            FROM regexp_matches(part[2], parameter, 'g') WITH ORDINALITY AS p (item, place)
+            ORDER BY p.item[1], p.place DESC
+        LOOP
+            IF item[1] = 'resource' AND item[2] ~ '^"' THEN
                 resource := regexp_replace(substr(item[2], 2, length(item[2]) - 2), '\\(.)', '\1', 'g');
-            ELSIF item[1] = 'resource' AND item[2] ~ concat('^', display_string, '$') THEN
-                BEGIN
-                    resource := convert_from(coalesce((
-                        SELECT string_agg(
-                            CASE WHEN left(p.part[1], 1) = '%' THEN decode(substr(p.part[1], 2), 'hex')
-                                ELSE convert_to(p.part[1], 'UTF8') END,
-                            ''::bytea ORDER BY p.place
-                        )
-                        FROM regexp_matches(substr(item[2], 3, length(item[2]) - 3), '%..|[^%]+', 'g')
-                            WITH ORDINALITY AS p (part, place)
-                    ), ''), 'UTF8');
-                EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
-                    PERFORM tower_fence.refuse_malformed('the parameter `resource` is not UTF-8');
-                END;
+            ELSIF item[1] = 'resource' AND item[2] ~ '^%' AND item[2] !~ '%00' THEN
+                resource := convert_from(coalesce((
+                    SELECT string_agg(
+                        CASE WHEN left(p.part[1], 1) = '%' THEN decode(substr(p.part[1], 2), 'hex')
+                            ELSE convert_to(p.part[1], 'UTF8') END,
+                        ''::bytea ORDER BY p.place
+                    )
+                    FROM regexp_matches(substr(item[2], 3, length(item[2]) - 3), '%..|[^%]+', 'g')
+                        WITH ORDINALITY AS p (part, place)
+                ), ''), 'UTF8');
             ELSIF item[1] = 'resource'
                 OR (item[1] = 'key' AND (item[2] ~ '^"[A-Za-z0-9._-]{1,64}"$') IS NOT TRUE)
-                OR (item[1] = 'mac' AND (item[2] ~ concat('^', byte_sequence, '$')) IS NOT TRUE)
+                OR (item[1] = 'mac' AND (item[2] ~ '^:') IS NOT TRUE)
             THEN
                 PERFORM tower_fence.refuse_malformed(concat('the parameter `', item[1], '` has a wrong value'));
             END IF;
@@ -616,7 +624,7 @@ BEGIN
         END IF;
         names := names || resource;
         RETURN NEXT;
-        EXIT WHEN part[3] = '';
+        EXIT WHEN part[3] ~ '^[ \t]*$';
         part := regexp_match(part[3], '^[ \t]*,[ \t]*(.+)$');
         IF part IS NULL THEN
             PERFORM tower_fence.refuse_malformed('the field is not a List of Integers');
@@ -626,42 +634,42 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.header_tokens(text) IS
-    'The tokens of a Fencing-Token field, each with the resource that it names. Raises TF400 for a malformed field. '
-    'Signatures are not verified.';
+    'The tokens of a Fencing-Token field, each with the resource that it names. Raises TF400 for a malformed '
+    'field. Signatures are not verified.';
 
 CREATE FUNCTION tower_fence.admit_header(field text, resource text, reusable boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_variable
 DECLARE
     context text;
-    tokens CONSTANT bigint[] := ARRAY(SELECT h.token FROM tower_fence.header_tokens(field) AS h);
-    own bigint;
+    found_tokens record;
 BEGIN
     GET DIAGNOSTICS context = PG_CONTEXT;
     IF position(E'\n' IN context) = 0 THEN
         PERFORM tower_fence.warn_outside_transaction('admit_header');
     END IF;
     PERFORM tower_fence.check_resource(resource);
-    IF cardinality(tokens) = 0 THEN
+    SELECT count(*) AS number, count(h.resource) AS named, max(h.token) FILTER (
+        WHERE h.resource IS NULL OR h.resource = admit_header.resource
+    ) AS own INTO found_tokens FROM tower_fence.header_tokens(field) AS h;
+    IF found_tokens.number = 0 THEN
         PERFORM tower_fence.refuse_malformed('the field has no fencing token');
-    END IF;
-    own := (SELECT h.token FROM tower_fence.header_tokens(field) AS h WHERE h.resource = admit_header.resource);
-    IF own IS NULL AND cardinality(tokens) = 1 THEN
-        -- The only member need not name the resource, but it must not name another one.
-        own := (SELECT h.token FROM tower_fence.header_tokens(field) AS h WHERE h.resource IS NULL);
-    END IF;
-    IF own IS NULL THEN
+    ELSIF found_tokens.number > 1 AND found_tokens.named < found_tokens.number THEN
+        PERFORM tower_fence.refuse_malformed('a field with several tokens names the resource of each');
+    ELSIF found_tokens.own IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'TF403',
             MESSAGE = concat('the field has no token for ', resource),
+            HINT = 'Send the token that was granted for this resource.',
             DETAIL = json_build_object('resource', resource)::text;
     END IF;
-    RETURN tower_fence.admit(resource, own, reusable);
+    RETURN tower_fence.admit(resource, found_tokens.own, reusable);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
-    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises TF400 for '
-    'a malformed field and TF403 if its tokens are for other resources.';
+    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises '
+    'TF400 for a malformed field and TF403 if its tokens are for other resources. A field of several tokens is '
+    'admitted by one call for each resource of the request; each call ignores the tokens of the other resources.';
 
 -- The key is locked before any resource, in every process. The wait for it has a limit of its own,
 -- which is that of the session until then. An early transaction began before its request: so that
@@ -675,11 +683,21 @@ CREATE FUNCTION tower_fence.admit_once(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
-    INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at) VALUES (
-        admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms'
+    PERFORM tower_fence.check_token(admit_once.token);
+    PERFORM tower_fence.check_resource(admit_once.resource);
+    IF (octet_length(admit_once.scope) = 32 AND octet_length(admit_once.fingerprint) = 32
+        AND octet_length(admit_once.key) BETWEEN 1 AND 255 AND admit_once.ttl_ms BETWEEN 1 AND 3155760000000
+    ) IS NOT TRUE THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'scope and fingerprint have 32 bytes, key 1 to 255 bytes, and ttl_ms is at most a century';
+    END IF;
+    INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at, claimed_by) VALUES (
+        admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms',
+        pg_current_xact_id()
     )
     ON CONFLICT (scope, key) DO UPDATE SET
-        fingerprint = excluded.fingerprint, expires_at = excluded.expires_at,
+        fingerprint = excluded.fingerprint, expires_at = excluded.expires_at, claimed_by = excluded.claimed_by,
         status = NULL, headers = NULL, body = NULL
         WHERE k.expires_at <= now();
     IF NOT FOUND THEN
@@ -706,8 +724,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.admit_once(
     bytea, text, bytea, bigint, text, boolean, text, bigint, boolean
 ) IS
-    'Claims an idempotency key in this transaction and admits a token, like try_admit; or returns found, with what is '
-    'stored under the key (nulls if it was not answered), or early: retry in another transaction.';
+    'Claims an idempotency key in this transaction and admits a token, like try_admit; or returns found, with '
+    'what is stored under the key (nulls if it was not answered), or early: retry in another transaction.';
 
 CREATE FUNCTION tower_fence.store_response(
     scope bytea, key text, status smallint, headers bytea, body bytea
@@ -716,36 +734,37 @@ RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, 
 BEGIN
     UPDATE tower_fence.idempotency_keys AS k
     SET status = store_response.status, headers = store_response.headers, body = store_response.body
-    WHERE k.scope = store_response.scope AND k.key = store_response.key AND k.status IS NULL;
+    WHERE k.scope = store_response.scope AND k.key = store_response.key AND k.status IS NULL
+        AND k.claimed_by = pg_current_xact_id_if_assigned();
     RETURN FOUND;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.store_response(bytea, text, smallint, bytea, bytea) IS
-    'Stores the response of the write whose transaction has claimed the key; false if the key is not claimed.';
+    'Stores the response of a write under the key that its transaction has claimed. Returns false if this '
+    'transaction has not claimed the key.';
 
 CREATE FUNCTION tower_fence.find_response(
     scope bytea, key text, OUT fingerprint bytea, OUT status smallint, OUT headers bytea, OUT body bytea
 )
-RETURNS SETOF record LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY SELECT k.fingerprint, k.status, k.headers, k.body FROM tower_fence.idempotency_keys AS k
-    WHERE k.scope = find_response.scope AND k.key = find_response.key AND k.expires_at > now();
-END
+RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+    SELECT k.fingerprint, k.status, k.headers, k.body FROM tower_fence.idempotency_keys AS k
+    WHERE k.scope = find_response.scope AND k.key = find_response.key AND k.expires_at > now()
 $fence$;
 COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS 'What is stored under an idempotency key.';
 
--- Everything that is raised waits for the disk: after a crash no older token may be admitted again.
+-- A raise waits for the disk: no older token may be admitted after a crash.
 CREATE FUNCTION tower_fence.try_raise(
     resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    raised_to CONSTANT bigint := try_raise.token - 1;
+    raised_to bigint;
     is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
     found_row record;
 BEGIN
+    PERFORM tower_fence.check_token(try_raise.token);
+    raised_to := try_raise.token - 1;
     PERFORM tower_fence.wait_for_disk();
     outcome := 'raised';
     max_token := raised_to;
@@ -778,8 +797,8 @@ BEGIN
             RETURN;
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
-        -- A transaction that writes nothing to the log waits for nothing, and the raise that was found
-        -- may not be on the disk yet. This lock is written there.
+        -- A transaction that writes nothing to the log waits for nothing, and the raise that was
+        -- found may not be on the disk yet. This lock is written there.
         IF is_lazy THEN
             PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
         END IF;
@@ -792,15 +811,14 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.try_raise(text, bigint) IS
-    'Makes all tokens below this one stale and returns raised, stale (this token is), or behind: call catch_up() and '
-    'retry.';
+    'Makes all tokens below this one stale and returns raised, stale (this token is), or behind: call catch_up() '
+    'and retry.';
 
 CREATE FUNCTION tower_fence.raise(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     answer record;
 BEGIN
-    PERFORM tower_fence.check_token(token);
     FOR attempt IN 1 .. 3 LOOP
         SELECT a.* INTO answer FROM tower_fence.try_raise(resource, token) AS a;
         IF answer.outcome = 'raised' THEN
@@ -810,11 +828,14 @@ BEGIN
         END IF;
         PERFORM tower_fence.catch_up(resource);
     END LOOP;
-    PERFORM tower_fence.refuse_changing(resource);
+    RAISE serialization_failure USING
+        MESSAGE = concat('other transactions changed ', resource, ' several times meanwhile'),
+        HINT = 'Retry the transaction.';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.raise(text, bigint) IS
-    'Makes all tokens below this one stale, without a write, and returns max_token. Raises TF412 if this token is stale.';
+    'Makes all tokens below this one stale, without a write, and returns max_token. Raises TF412 if this token is '
+    'stale.';
 
 CREATE FUNCTION tower_fence.max_token(resource text)
 RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -836,24 +857,27 @@ CREATE FUNCTION tower_fence.announce(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
+    -- Not the digest itself, since lease_end() ends a lease by it and other roles read this table.
+    lease_hash CONSTANT bytea := sha256(announce.lease);
     seen record;
 BEGIN
+    PERFORM tower_fence.check_token(announce.token);
     PERFORM tower_fence.wait_for_disk();
     outcome := 'announced';
     was_last := false;
     UPDATE tower_fence.resources AS r SET
         max_token = greatest(r.max_token, announce.token - 1),
         announced = announce.token,
-        announced_lease = announce.lease,
+        announced_lease = lease_hash,
         updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
     WHERE r.resource = announce.resource AND r.max_token < announce.token
-        AND (r.announced < announce.token OR (r.announced = announce.token AND r.announced_lease = announce.lease))
+        AND (r.announced < announce.token OR (r.announced = announce.token AND r.announced_lease = lease_hash))
         AND r.history = tower_fence.current_history();
     IF FOUND THEN
         RETURN;
     END IF;
     SELECT greatest(r.max_token, r.announced) AS highest,
-        r.announced = announce.token AND r.announced_lease IS NOT DISTINCT FROM announce.lease AS was_last INTO seen
+        r.announced = announce.token AND r.announced_lease IS NOT DISTINCT FROM lease_hash AS was_last INTO seen
     FROM tower_fence.resources AS r WHERE r.resource = announce.resource;
     IF FOUND THEN
         highest := seen.highest;
@@ -861,7 +885,7 @@ BEGIN
     ELSE
         INSERT INTO tower_fence.resources
             (resource, max_token, announced, announced_lease, updated_at, partition, history)
-        SELECT announce.resource, announce.token - 1, announce.token, announce.lease, CURRENT_TIMESTAMP,
+        SELECT announce.resource, announce.token - 1, announce.token, lease_hash, CURRENT_TIMESTAMP,
             s.partition, s.history
         FROM (
             SELECT l.partition, l.floor, l.history FROM tower_fence.floors AS l
@@ -881,8 +905,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
-    'Records a grant and makes all tokens below it stale. Returns announced, outranked (with the highest token that was '
-    'seen, and whether that was this grant), or behind: call catch_up() and retry.';
+    'Records a grant and makes all tokens below it stale. Returns announced, outranked (with the highest token '
+    'that was seen, and whether that was this grant), or behind: call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -939,7 +963,8 @@ BEGIN
     PERFORM tower_fence.catch_up(reset.resource);
     SELECT r.announced INTO announced FROM tower_fence.resources AS r
     WHERE r.resource = reset.resource FOR NO KEY UPDATE;
-    -- At the end of the range a grant has outranked what is to be reset, and there is no other remedy.
+    -- A grant of the highest token of all does not count: it was made above the token that is to be
+    -- reset, and no other function ends that state.
     granted := greatest(
         (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
         nullif(announced, 999999999999999), 0
@@ -951,7 +976,7 @@ BEGIN
             announced = least(r.announced, reset.token)
         WHERE r.resource = reset.resource;
         IF NOT FOUND THEN
-            -- A resource that only the floor blocks gets a row, which alone counts then.
+            -- A resource without a row that the floor blocks gets a row. Then only its row counts.
             INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
             SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, l.history
             FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
@@ -962,12 +987,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
-    'Sets max_token of a resource to this token, which may be below the current max_token. Returns the lowest token to '
-    'which the fence may be reset; if this token is below that, nothing is changed. Before the call, make sure that no '
-    'request can still write with a token above this one that was granted before: such a token is admitted again.';
+    'Sets max_token of a resource to this token, which may be below the current max_token. Returns the lowest '
+    'token to which the fence may be reset; if this token is below that, nothing is changed. Before the call, '
+    'make sure that no request can still write with a token above this one that was granted before: such a token '
+    'is admitted again.';
 
--- Promotions since the last use count as well. A promotion moves further than a call: it may have
--- lost one.
+-- Counts promotions since the last use as well. A promotion moves the epochs further than a call of
+-- this function, since the promoted server may have lost such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -979,6 +1005,9 @@ BEGIN
     PERFORM tower_fence.wait_for_disk();
     SELECT l.history INTO before FROM tower_fence.floors AS l
     WHERE l.partition = after_failover_of.partition FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM tower_fence.refuse_incomplete(after_failover_of.partition);
+    END IF;
     stale := tower_fence.move_up(after_failover_of.partition, tower_fence.forgotten_epochs(before, here) + 500);
     UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = ARRAY[here]
     WHERE l.partition = after_failover_of.partition;
@@ -1006,8 +1035,10 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.after_failover() IS
-    'Makes all tokens stale and ends all leases: for operators, after the database may have lost what it had confirmed '
-    'and does not show that by its timeline, as after a restore from a dump. Call it before any client writes.';
+    'Makes all tokens stale that were or may have been granted in the epochs of this database, and ends their '
+    'leases: for operators, after the database may have lost confirmed writes without a change of its timeline, '
+    'as after a restore from a dump. Call it before any client writes. Tokens of other issuers stay valid if no '
+    'partition has an epoch.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1023,12 +1054,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
-    'Sets whether a changed timeline makes tokens stale (default: yes), and returns the setting; null only reads it.';
+    'Brings all partitions to the timeline of this server under the current setting, then sets whether a changed '
+    'timeline makes tokens stale (default: true), and returns the setting. Null leaves the setting as it is.';
 
 -- A floor makes every token below it stale for resources without a row. So a row stays if its token
 -- is not below `held`, the lowest token of a lease that is held, or is above `granted`, the highest
--- that was granted for certain (default: the last one of the last epoch): one forged token blocks no
--- partition. A row is removed together with its lease in Postgres, if that ended as long ago. A
+-- that was granted for certain (default: the last one of the last epoch): one forged token blocks
+-- no partition. A row is removed together with its lease in Postgres, if that ended as long ago. A
 -- resource with a lease or a queue keeps its row.
 --
 -- The floor is locked first, and for a short time: lock_timeout is shorter than deadlock_timeout.
@@ -1063,7 +1095,6 @@ BEGIN
         ELSE least(granted, tower_fence.last_token(own_floor.partition))
     END;
     below := least(held, least(granted, 999999999999999) + 1);
-    -- Read without a lock.
     idle := ARRAY(
         SELECT r.resource FROM tower_fence.resources AS r
         LEFT JOIN tower_fence.leases AS l ON l.resource = r.resource
@@ -1100,8 +1131,8 @@ BEGIN
             AND greatest(r.max_token, r.announced) < below
         FOR UPDATE SKIP LOCKED
     );
-    -- A grant needs the row that is locked now, and an expired lease is not renewed. So what is read
-    -- here does not change.
+    -- A grant needs the row that is locked now, and an expired lease is not renewed. So what is
+    -- read here does not change.
     in_use := ARRAY(
         SELECT l.resource FROM tower_fence.leases AS l
         WHERE l.resource = ANY (idle)
@@ -1163,9 +1194,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, bigint) IS
-    'Removes rows that were not used for this long, of all partitions, and returns how many. Commits after each batch, '
-    'so call it outside of a transaction, for example from pg_cron. No token that is stale becomes valid again. '
-    '`granted` is for issuers without epochs: the highest token that was granted for certain.';
+    'Removes rows that were not used for this long, of all partitions, and returns how many. Commits after each '
+    'batch, so call it outside of a transaction, for example from pg_cron. No token that is stale becomes valid '
+    'again. `granted` is for issuers without epochs: the highest token that was granted for certain.';
 
 CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

@@ -1,13 +1,13 @@
 -- Leases in the database that has the fence: a grant and its announcement are one transaction.
 --
 -- Programs call acquire, renew, release and break_lease, and read held_leases. Functions that begin
--- with lease_ are for issuers, which know only the SHA-256 of a lease id and whose requests wait in a
--- queue. The other functions are parts of these and use their search_path: a setting of their own
--- would cost more than what they do.
+-- with lease_ are for issuers, which know only the digest (SHA-256) of a lease id and whose
+-- requests wait in a queue. The other functions are parts of these and use the search_path of their
+-- caller: a setting of their own would cost more than what they do.
 --
 -- A refusal is an error with an SQLSTATE of its own: TF409 if the lease is held, TF410 if it is not
--- held under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a JSON
--- object with what a program needs.
+-- held under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a
+-- JSON object with what a program needs.
 
 CREATE TABLE tower_fence.leases (
     resource text COLLATE "C" PRIMARY KEY,
@@ -33,9 +33,9 @@ CREATE TABLE tower_fence.queues (
     resource text COLLATE "C" PRIMARY KEY
 );
 COMMENT ON TABLE tower_fence.queues IS
-    'One row to lock for the queue of each resource. A request that joins the queue locks it FOR SHARE while it reads '
-    'the lease, and a transaction that ends the lease locks it FOR UPDATE while it reads the queue: so one of the two '
-    'sees the other. It is a row, since any role may take any advisory lock.';
+    'One row to lock for the queue of each resource. A request that joins the queue locks it FOR SHARE while it '
+    'reads the lease, and a transaction that ends the lease locks it FOR UPDATE while it reads the queue: so one '
+    'of the two sees the other. It is a row, since any role may take any advisory lock.';
 
 CREATE TABLE tower_fence.listeners (
     listener bigint PRIMARY KEY,
@@ -67,80 +67,81 @@ FROM tower_fence.leases AS l
 WHERE l.lease IS NOT NULL AND l.expires_at > pg_catalog.clock_timestamp();
 COMMENT ON VIEW tower_fence.held_leases IS 'The leases that are held, without their ids.';
 
-CREATE FUNCTION tower_fence.refuse_lease(code text, message text, detail jsonb)
+CREATE FUNCTION tower_fence.refuse_lease(code text, resource text, member text, value bigint)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, DETAIL = detail::text;
+    RAISE EXCEPTION USING
+        ERRCODE = code,
+        MESSAGE = CASE code
+            WHEN 'TF409' THEN concat('the lease on ', resource, ' is held by another')
+            WHEN 'TF410' THEN concat('the lease on ', resource, ' is not held under this id')
+            ELSE concat(resource, ' has seen token ', value, ', and no token is left above it') END,
+        HINT = CASE code
+            WHEN 'TF409' THEN 'Retry after the retry_after_ms of the DETAIL.'
+            WHEN 'TF410' THEN 'Acquire the lease again, and read again before the next write.'
+            ELSE 'If this token was not granted, an operator lowers max_token with tower_fence.reset().' END,
+        DETAIL = jsonb_strip_nulls(jsonb_build_object('resource', resource, member, value))::text;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.refuse_lease(text, text, text, bigint) IS
+    'Raises TF409, TF410 or TF411, with one more member of the DETAIL.';
 
-CREATE FUNCTION tower_fence.refuse_lost(resource text)
+CREATE FUNCTION tower_fence.refuse_invalid(field text, reason text, hint text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RETURN tower_fence.refuse_lease(
-        'TF410', concat('the lease on ', resource, ' is not held under this id'),
-        jsonb_build_object('resource', resource)
-    );
+    RAISE EXCEPTION USING ERRCODE = 'TF422', MESSAGE = concat('`', field, '`: ', reason), HINT = hint,
+        DETAIL = jsonb_build_object('field', field)::text;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.refuse_invalid(text, text, text) IS 'Raises TF422.';
 
-CREATE FUNCTION tower_fence.refuse_exhausted(resource text, max_token bigint)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    RETURN tower_fence.refuse_lease(
-        'TF411', concat(resource, ' has seen token ', max_token, ', and no token is left above it'),
-        jsonb_build_object('resource', resource, 'max_token', max_token)
-    );
-END
-$fence$;
-
-CREATE FUNCTION tower_fence.refuse_invalid(field text, reason text)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    RETURN tower_fence.refuse_lease('TF422', concat('`', field, '`: ', reason), jsonb_build_object('field', field));
-END
-$fence$;
-
--- SHA-256 of a lease id. No message has the id, which is a secret.
+-- The message does not contain the id, which is a secret.
 CREATE FUNCTION tower_fence.lease_digest(lease_id text)
 RETURNS bytea LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     IF (lease_id ~ '^[A-Za-z0-9_-]{22,64}$') IS NOT TRUE THEN
-        PERFORM tower_fence.refuse_invalid('lease_id', 'a lease id has 22 to 64 characters of A-Z a-z 0-9 - _');
+        PERFORM tower_fence.refuse_invalid('lease_id', 'a lease id has 22 to 64 characters of A-Z a-z 0-9 - _',
+            'Pass the lease id that acquire() has returned. acquire() generates one if it is given none.');
     END IF;
     RETURN sha256(convert_to(lease_id, 'UTF8'));
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_digest(text) IS 'The digest of a lease id: its SHA-256.';
 
--- A length of time, from so many milliseconds to a century, in milliseconds.
 CREATE FUNCTION tower_fence.lease_ms(field text, length interval, shortest bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    -- Since version 17 an interval may be infinite, which is no number.
+    -- Since version 17 an interval may be infinite, which is not a number.
     ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '101 years'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
-        PERFORM tower_fence.refuse_invalid(field, concat('a time from ', shortest, ' ms to 100 years'));
+        PERFORM tower_fence.refuse_invalid(field, concat('a time from ', shortest, ' ms to 100 years'),
+            'Pass an interval such as ''30 s'', or for the time of a lease its milliseconds: ttl_ms => 30000.');
     END IF;
     RETURN ms;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_ms(text, interval, bigint) IS
+    'The milliseconds of an interval. Raises TF422 if it is shorter than `shortest` or longer than a century.';
 
--- The time of a lease in milliseconds, which is given in one of two ways.
 CREATE FUNCTION tower_fence.lease_ttl_ms(ttl interval, ttl_ms bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     IF ttl_ms IS NULL THEN
         RETURN tower_fence.lease_ms('ttl', ttl, 1);
     ELSIF ttl IS NOT NULL THEN
-        PERFORM tower_fence.refuse_invalid('ttl_ms', 'give the time of the lease as ttl or as ttl_ms, not as both');
+        PERFORM tower_fence.refuse_invalid('ttl_ms', 'the time of the lease is given as ttl and as ttl_ms',
+            'Pass only one of ttl and ttl_ms.');
     END IF;
     RETURN tower_fence.lease_ms('ttl_ms', least(greatest(ttl_ms, 0), 3155760000001) * interval '1 ms', 1);
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
+    'The time of a lease in milliseconds, from an interval or from milliseconds.';
 
--- Locks the fence's row of a resource, which it makes where there is none, and returns the lowest token above
--- all that the fence has seen, in an epoch of this database's own leases. Writes under way are waited for.
+-- The first grant in an epoch of a partition locks the partition's row of epochs until its
+-- transaction ends, so that no other transaction begins the same epoch for another issuer. First
+-- grants of other resources of the partition wait for it meanwhile.
 CREATE FUNCTION tower_fence.next_token(resource text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -177,86 +178,79 @@ BEGIN
     RETURN greatest(seen.max_token, seen.announced, own_epoch * 1000000000) + 1;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.next_token(text) IS
+    'Locks the row of a resource, after inserting it if it is missing, and returns the lowest token above all '
+    'that the fence has seen, in an epoch in which acquire() grants. Waits for transactions that write to the '
+    'resource.';
 
--- Announces a token of a lease on the fence's row, which is locked.
 CREATE FUNCTION tower_fence.record_grant(resource text, token bigint, lease bytea)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
     UPDATE tower_fence.resources AS f SET
         max_token = record_grant.token - 1,
         announced = record_grant.token,
-        announced_lease = record_grant.lease,
+        announced_lease = sha256(record_grant.lease),
         updated_at = greatest(f.updated_at, CURRENT_TIMESTAMP)
     WHERE f.resource = record_grant.resource;
     RETURN FOUND;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.record_grant(text, bigint, bytea) IS
+    'Announces the token of a lease on the row of its resource, which the caller has locked.';
 
--- Grants the lease, if it still is free, and returns its token; null where it is not, or where somebody has its
--- row locked. A token above the range grants nothing.
 CREATE FUNCTION tower_fence.grant_lease(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text, ticket bigint
 )
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- First the lock, then, in statements of their own, the looks: each sees what was committed before it.
+    -- The lock comes first. Each statement after it sees what was committed before that statement.
     next_token CONSTANT bigint := tower_fence.next_token(grant_lease.resource);
     seen record;
     granted_at timestamptz;
 BEGIN
-    -- Not waited for: a transaction may have renewed the lease, and write under it next.
+    -- Without a wait: a transaction may have renewed the lease, and may write under it next.
     SELECT l.lease, l.owner, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
     FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource FOR UPDATE SKIP LOCKED;
     granted_at := clock_timestamp();
-    IF FOUND THEN
-        IF seen.opens_at > granted_at
-            AND NOT (seen.lease IS NOT DISTINCT FROM grant_lease.lease AND seen.expires_at > granted_at)
-        THEN
-            RETURN NULL;
-        END IF;
-        IF next_token > 999999999999999 THEN
-            RETURN next_token;
-        END IF;
-        UPDATE tower_fence.leases AS l SET
-            token = next_token,
-            lease = grant_lease.lease,
-            ticket = CASE WHEN l.lease IS DISTINCT FROM grant_lease.lease OR seen.expires_at <= granted_at
-                OR l.ticket = grant_lease.ticket THEN grant_lease.ticket END,
-            owner = CASE WHEN l.lease = grant_lease.lease AND seen.expires_at > granted_at
-                THEN coalesce(l.owner, grant_lease.owner) ELSE grant_lease.owner END,
-            expires_at = granted_at + grant_lease.ttl_ms * interval '1 ms',
-            ttl = grant_lease.ttl_ms * interval '1 ms',
-            lock_delay = grant_lease.lock_delay_ms * interval '1 ms'
-        WHERE l.resource = grant_lease.resource;
-    ELSE
-        IF next_token > 999999999999999 THEN
-            RETURN next_token;
-        END IF;
-        -- Whoever has the fence's row is the only one who inserts here.
-        IF EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource) THEN
-            RETURN NULL;
-        END IF;
-        INSERT INTO tower_fence.leases (resource, token, lease, ticket, owner, expires_at, lock_delay, ttl)
-        VALUES (
-            grant_lease.resource, next_token, grant_lease.lease, grant_lease.ticket, grant_lease.owner,
-            granted_at + grant_lease.ttl_ms * interval '1 ms', grant_lease.lock_delay_ms * interval '1 ms',
-            grant_lease.ttl_ms * interval '1 ms'
-        );
+    -- A lease that another transaction has locked was not found. Only the transaction that has
+    -- locked the row of the resource inserts a lease.
+    IF (seen.opens_at > granted_at AND (seen.lease = grant_lease.lease AND seen.expires_at > granted_at) IS NOT TRUE)
+        OR (NOT FOUND AND EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource))
+    THEN
+        RETURN NULL;
+    ELSIF next_token > 999999999999999 THEN
+        RETURN next_token;
+    ELSIF NOT FOUND THEN
         INSERT INTO tower_fence.queues (resource) VALUES (grant_lease.resource) ON CONFLICT DO NOTHING;
     END IF;
+    INSERT INTO tower_fence.leases AS l (resource, token, lease, ticket, owner, expires_at, lock_delay, ttl) VALUES (
+        grant_lease.resource, next_token, grant_lease.lease, grant_lease.ticket, grant_lease.owner,
+        granted_at + grant_lease.ttl_ms * interval '1 ms', grant_lease.lock_delay_ms * interval '1 ms',
+        grant_lease.ttl_ms * interval '1 ms'
+    )
+    ON CONFLICT (resource) DO UPDATE SET
+        token = excluded.token, lease = excluded.lease, expires_at = excluded.expires_at,
+        lock_delay = excluded.lock_delay, ttl = excluded.ttl,
+        ticket = CASE WHEN l.lease IS DISTINCT FROM excluded.lease OR l.expires_at <= granted_at
+            OR l.ticket = excluded.ticket THEN excluded.ticket END,
+        owner = CASE WHEN l.lease = excluded.lease AND l.expires_at > granted_at
+            THEN coalesce(l.owner, excluded.owner) ELSE excluded.owner END;
     PERFORM tower_fence.record_grant(grant_lease.resource, next_token, grant_lease.lease);
     RETURN next_token;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.grant_lease(text, bytea, bigint, bigint, text, bigint) IS
+    'Grants a lease and returns its token; null if the lease is held or another transaction has locked its row. '
+    'If the returned token is above the range of tokens, nothing was granted.';
 
--- The application name of a listener's session. Every role can read it, so it does not reveal the number.
 CREATE FUNCTION tower_fence.listener_name(listener bigint)
 RETURNS text LANGUAGE sql IMMUTABLE AS $fence$
     SELECT 'tower-fence ' || encode(substr(sha256(int8send(listener_name.listener)), 1, 8), 'hex')
 $fence$;
+COMMENT ON FUNCTION tower_fence.listener_name(bigint) IS
+    'The application name of a listener''s session. Any role can read it, so it does not reveal the number.';
 
--- Registers the session that calls it as a listener, for as long as the session lives and keeps its application name.
 CREATE FUNCTION tower_fence.lease_listen(listener bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -265,9 +259,11 @@ BEGIN
     RETURN true;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
+    'Registers the calling session as a listener, until the session ends or changes its application name.';
 
--- Whether the session of a listener lives. A pooler may have given its server connection to another client since, and
--- another session may have its process id: neither has its application name.
+-- A pooler may have given the server connection to another client since then, or another session
+-- may have the same process id. Neither has the application name of the listener.
 CREATE FUNCTION tower_fence.listener_lives(listener bigint)
 RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
     SELECT EXISTS (
@@ -276,9 +272,9 @@ RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
             AND a.application_name = tower_fence.listener_name(listener_lives.listener)
     )
 $fence$;
+COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
 
--- Removes from a line those who hear by this listener, and returns how many. Each is told to ask again, for a
--- process that was frozen. The turn of whoever is next begins now.
+-- The notification is for a process that was frozen: its requests retry.
 CREATE FUNCTION tower_fence.pass_over(resource text, listener bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -309,32 +305,33 @@ BEGIN
     RETURN removed;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
+    'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns how '
+    'many. The turn of the next request begins now.';
 
--- Tells the first in line for how long the resource stays closed: its turn is when that is over. Whose
--- process has died is passed over.
-CREATE FUNCTION tower_fence.tell_first(resource text)
-RETURNS boolean LANGUAGE plpgsql AS $fence$
+CREATE FUNCTION tower_fence.lease_call(resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
     first record;
     closed_ms bigint;
 BEGIN
-    PERFORM FROM tower_fence.queues AS n WHERE n.resource = tell_first.resource FOR UPDATE;
+    PERFORM FROM tower_fence.queues AS n WHERE n.resource = lease_call.resource FOR UPDATE;
     LOOP
         SELECT w.ticket, w.listener, w.lease INTO first FROM tower_fence.waiters AS w
-        WHERE w.resource = tell_first.resource ORDER BY w.place, w.ticket LIMIT 1;
+        WHERE w.resource = lease_call.resource ORDER BY w.place, w.ticket LIMIT 1;
         IF NOT FOUND THEN
             RETURN false;
         END IF;
         EXIT WHEN tower_fence.listener_lives(first.listener);
-        IF tower_fence.pass_over(tell_first.resource, first.listener) = 0 THEN
+        IF tower_fence.pass_over(lease_call.resource, first.listener) = 0 THEN
             RETURN true;
         END IF;
     END LOOP;
     closed_ms := (
         SELECT ceil(extract(epoch FROM least(l.expires_at - clock_timestamp(), l.ttl) + l.lock_delay) * 1000)
         FROM tower_fence.leases AS l
-        WHERE l.resource = tell_first.resource AND l.lease IS DISTINCT FROM first.lease
+        WHERE l.resource = lease_call.resource AND l.lease IS DISTINCT FROM first.lease
     );
     PERFORM pg_notify(
         'tower_fence_' || to_hex(first.listener),
@@ -343,27 +340,23 @@ BEGIN
     RETURN true;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_call(text) IS
+    'Notifies the first request in the queue of a resource for how many milliseconds the resource stays blocked. '
+    'Removes requests before it whose listener''s session has ended.';
 
-CREATE FUNCTION tower_fence.lease_call(resource text)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    RETURN tower_fence.tell_first(lease_call.resource);
-END
-$fence$;
-
--- Asks for a lease, for an issuer. A request that waits has a listener. The outcome is one of
+-- A request that waits has a listener. The outcome is one of
 --
---     granted    with the token, which is new
---     repeated   with the token that the lease had already
+--     granted    with a new token
+--     repeated   with the token that the lease had before
 --     exhausted  with the highest token that was seen
---     held       and the request is not in line
---     queued     and it is; or, where it is first
---     first
---     full       since so many wait already
---     again      since something else was under way: to be asked again in a moment
+--     held       the lease is held, and the request is not in the queue
+--     queued     the lease is held, and the request is in the queue
+--     first      the request is the first in the queue
+--     full       max_waiters requests are in the queue
+--     again      another transaction was in the way: retry
 --
--- closed_ms is how long the resource stays closed, if nothing happens, and others_wait whether there is a
--- line behind a grant: to be told by tower_fence.lease_call.
+-- closed_ms is how long the resource stays blocked if no holder renews or releases. others_wait is
+-- true if requests wait behind a grant: the issuer then calls lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
     ticket bigint, in_line boolean, listener bigint, max_waiters bigint,
@@ -372,7 +365,7 @@ CREATE FUNCTION tower_fence.lease_ask(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- How long the first in line may take to have what is free.
+    -- How long a free lease is kept for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
     seen record;
     own record;
@@ -384,10 +377,16 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
-            MESSAGE = 'a lease is acquired at READ COMMITTED: a stricter transaction does not see who has it now';
+            MESSAGE = 'a lease is acquired at READ COMMITTED: a stricter transaction does not see its current holder';
+    ELSIF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
+        AND (listener IS NULL OR ticket IS NOT NULL AND max_waiters IS NOT NULL)) IS NOT TRUE
+    THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'a request has a lease, times of at most a century, and with a listener a ticket and max_waiters';
     END IF;
     IF lease_ask.in_line THEN
-        -- While this is locked, nobody passes the request over.
+        -- pass_over() does not remove a locked request.
         SELECT w.place, w.owner INTO own FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket FOR UPDATE;
         IF FOUND THEN
@@ -406,7 +405,7 @@ BEGIN
         SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at, l.ttl INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         looked_at := clock_timestamp();
-        -- The wall clock was put back, by an unknown time: what was granted counts from now.
+        -- The wall clock was set back by an unknown time: the granted time begins now.
         IF seen.expires_at > looked_at + seen.ttl THEN
             UPDATE tower_fence.leases AS l SET expires_at = looked_at + l.ttl
             FROM (
@@ -444,10 +443,11 @@ BEGIN
             IF FOUND AND first.ticket IS DISTINCT FROM lease_ask.ticket
                 AND first.lease <> lease_ask.lease
             THEN
-                -- It is somebody else's turn, while that one lives and answers.
+                -- Another request is first, as long as its listener lives and its turn has not
+                -- passed.
                 EXIT WHEN seen.opens_at + turn > looked_at AND tower_fence.listener_lives(first.listener);
                 EXIT WHEN tower_fence.pass_over(lease_ask.resource, first.listener) = 0;
-                PERFORM tower_fence.tell_first(lease_ask.resource);
+                PERFORM tower_fence.lease_call(lease_ask.resource);
                 CONTINUE;
             END IF;
         END IF;
@@ -462,7 +462,7 @@ BEGIN
             outcome := 'granted';
             token := granted;
         ELSE
-            -- Another request was faster, or whoever has the lease is about to change it.
+            -- Another request was granted the lease, or its holder's transaction has locked it.
             SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
             FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         END IF;
@@ -476,7 +476,8 @@ BEGIN
             closed_ms := 0;
             RETURN;
         END IF;
-        -- From here on, whoever ends the lease sees this request. It may have ended before.
+        -- From here on, a transaction that ends the lease sees this request. It may have ended
+        -- before.
         SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         SELECT w.ticket INTO first FROM tower_fence.waiters AS w
@@ -509,7 +510,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- It does not wait, or not any more.
+    -- The request does not wait, or no longer waits.
     closed_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
     IF lease_ask.in_line THEN
         DELETE FROM tower_fence.waiters AS w
@@ -518,78 +519,86 @@ BEGIN
     IF outcome IS NULL THEN
         outcome := 'held';
         IF lease_ask.in_line THEN
-            PERFORM tower_fence.tell_first(lease_ask.resource);
+            PERFORM tower_fence.lease_call(lease_ask.resource);
         END IF;
     ELSE
         others_wait := EXISTS (SELECT FROM tower_fence.waiters AS w WHERE w.resource = lease_ask.resource);
     END IF;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_ask(text, bytea, bigint, bigint, text, bigint, boolean, bigint, bigint) IS
+    'Requests a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
--- Ends a lease: it is free from now on, without a lock delay, and the first in line is told. False where there
--- was none. Without a digest it ends whatever keeps the resource closed, where that has the token that was seen; with a
--- ticket too, only what was granted to that request.
-CREATE FUNCTION tower_fence.lease_end(
-    resource text, lease bytea, ticket bigint DEFAULT NULL, seen bigint DEFAULT NULL
-)
+CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
-    WHERE l.resource = lease_end.resource AND CASE
-        WHEN lease_end.lease IS NULL THEN l.expires_at + l.lock_delay > clock_timestamp()
-            AND (lease_end.seen IS NULL OR l.token = lease_end.seen)
-        ELSE l.lease = lease_end.lease AND l.expires_at > clock_timestamp()
-            AND (lease_end.ticket IS NULL OR l.ticket = lease_end.ticket)
-    END;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    PERFORM tower_fence.tell_first(lease_end.resource);
-    RETURN true;
+    WHERE l.resource = lease_end.resource AND l.lease = lease_end.lease AND l.expires_at > clock_timestamp()
+        AND (lease_end.ticket IS NULL OR l.ticket = lease_end.ticket);
+    RETURN CASE WHEN FOUND THEN tower_fence.lease_call(lease_end.resource) IS NOT NULL ELSE false END;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
+    'Ends the lease that is held under this digest without a lock delay, for an issuer; with a ticket, only if it '
+    'was granted to this request alone. Returns false if there was none.';
 
--- Ends a lease whose token is dead since a failover.
+CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+BEGIN
+    UPDATE tower_fence.leases AS l SET
+        lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
+        ttl = interval '0'
+    WHERE l.resource = break_lease.resource AND l.expires_at + l.lock_delay > clock_timestamp()
+        AND (break_lease.token IS NULL OR l.token = break_lease.token);
+    RETURN CASE WHEN FOUND THEN tower_fence.lease_call(break_lease.resource) IS NOT NULL ELSE false END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
+    'Ends the lease on a resource and its lock delay without its id, for operators. With a token, only the lease '
+    'that has it. Returns false if there was none.';
+
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 BEGIN
-    PERFORM tower_fence.lease_end(l.resource, NULL)
+    PERFORM tower_fence.break_lease(l.resource, l.token)
     FROM tower_fence.leases AS l JOIN tower_fence.resources AS f ON f.resource = l.resource
     WHERE l.resource = end_superseded.resource AND l.token < f.max_token
         AND l.expires_at + l.lock_delay > clock_timestamp();
     RETURN FOUND;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.end_superseded(text) IS 'Ends a lease whose token a failover has made stale.';
 
--- Ends a request whose client is gone: it leaves the line, and gives back what was granted to it alone.
 CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     DELETE FROM tower_fence.waiters AS w
     WHERE w.resource = lease_abandon.resource AND w.ticket = lease_abandon.ticket;
-    IF NOT tower_fence.lease_end(
-        lease_abandon.resource, lease_abandon.lease, lease_abandon.ticket
-    ) THEN
-        PERFORM tower_fence.tell_first(lease_abandon.resource);
+    IF ticket IS NULL OR NOT tower_fence.lease_end(resource, lease, ticket) THEN
+        PERFORM tower_fence.lease_call(lease_abandon.resource);
     END IF;
     RETURN true;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
+    'Removes the request of a client that has disconnected from the queue, and ends the lease that was granted to '
+    'this request alone.';
 
--- Starts the time of a held lease anew. The outcome is one of
+-- The outcome is one of
 --
---     kept       with the token that it had
---     renewed    with a new one
---     lost       since it is not held; or since the fence has seen a higher token than the lease's, and what
---                its holder has read is not covered
+--     kept       with the token that the lease had
+--     renewed    with a new token
+--     lost       the lease is not held, or the fence has seen a higher token: another holder may have
+--                written since this one has read
 --     exhausted  with the highest token that was seen
---     again      since something else was under way
+--     again      another transaction was in the way: retry
 --
--- at_least is the lowest token that it may have from now on.
+-- at_least is the lowest token that the lease may have from now on.
 CREATE FUNCTION tower_fence.lease_renew(
     resource text, lease bytea, ttl_ms bigint, new_token boolean, at_least bigint,
     OUT outcome text, OUT token bigint
@@ -601,6 +610,9 @@ DECLARE
     next_token bigint;
     seen record;
 BEGIN
+    IF (lease_renew.ttl_ms BETWEEN 1 AND 3155760000000) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'lease_renew needs a ttl_ms of at most a century';
+    END IF;
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
     SELECT l.token, l.expires_at INTO seen FROM tower_fence.leases AS l
@@ -630,7 +642,7 @@ BEGIN
         IF lease_renew.at_least IS NULL AND NOT EXISTS (
             SELECT FROM tower_fence.resources AS f
             WHERE f.resource = lease_renew.resource AND f.max_token <= seen.token
-                AND f.announced = seen.token AND f.announced_lease = lease_renew.lease
+                AND f.announced = seen.token AND f.announced_lease = sha256(lease_renew.lease)
         ) THEN
             PERFORM tower_fence.lease_end(lease_renew.resource, lease_renew.lease);
             RETURN;
@@ -659,16 +671,17 @@ BEGIN
         outcome := 'renewed';
         PERFORM tower_fence.record_grant(lease_renew.resource, next_token, lease_renew.lease);
     END IF;
-    -- Who waits counts on the end that it has heard of.
+    -- Waiters count on the end of which they were notified.
     IF seen.expires_at < before THEN
-        PERFORM tower_fence.tell_first(lease_renew.resource);
+        PERFORM tower_fence.lease_call(lease_renew.resource);
     END IF;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_renew(text, bytea, bigint, boolean, bigint) IS
+    'Renews a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
--- An empty text, and which of these resources are open, or leased by a wall clock that was put back since. For issuers, to
--- look now and then whether a line stands still. The listener is sent an empty notification, by which its issuer notices
--- that it still hears.
+-- Issuers call it at intervals, in case a notification was lost. The listener is sent an empty
+-- notification, by which its issuer notices that the session still receives them.
 CREATE FUNCTION tower_fence.lease_open(resources text[], listener bigint DEFAULT NULL)
 RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -681,26 +694,29 @@ BEGIN
     WHERE coalesce(l.expires_at + l.lock_delay <= clock_timestamp(), true) OR l.expires_at > clock_timestamp() + l.ttl;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_open(text[], bigint) IS
+    'Returns an empty text, and those of these resources that are free or whose lease was granted before the wall '
+    'clock was set back.';
 
--- Removes what waits in line by listeners that have died, and returns how many. Whoever is first behind them is told: the
--- one before may have heard that it is its turn, and died with that. It waits for nobody: what is in use is left as it is.
+-- The next request in a queue is notified, since the removed one may have been notified of its
+-- turn. Rows that another transaction has locked are left as they are.
 CREATE FUNCTION tower_fence.lease_sweep()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    line record;
-    of_line bigint;
+    queue record;
+    of_queue bigint;
     removed bigint := 0;
 BEGIN
-    FOR line IN SELECT DISTINCT w.resource, w.listener FROM tower_fence.waiters AS w LOOP
-        CONTINUE WHEN tower_fence.listener_lives(line.listener);
-        PERFORM FROM tower_fence.queues AS n WHERE n.resource = line.resource FOR UPDATE SKIP LOCKED;
+    FOR queue IN SELECT DISTINCT w.resource, w.listener FROM tower_fence.waiters AS w LOOP
+        CONTINUE WHEN tower_fence.listener_lives(queue.listener);
+        PERFORM FROM tower_fence.queues AS n WHERE n.resource = queue.resource FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
-            of_line := tower_fence.pass_over(line.resource, line.listener);
-            IF of_line > 0 THEN
-                PERFORM tower_fence.tell_first(line.resource);
+            of_queue := tower_fence.pass_over(queue.resource, queue.listener);
+            IF of_queue > 0 THEN
+                PERFORM tower_fence.lease_call(queue.resource);
             END IF;
-            removed := removed + of_line;
+            removed := removed + of_queue;
         END IF;
     END LOOP;
     DELETE FROM tower_fence.listeners AS n USING (
@@ -711,13 +727,9 @@ BEGIN
     RETURN removed;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.lease_sweep() IS
+    'Removes the requests of listeners whose session has ended from all queues, and returns how many.';
 
--- Acquires a lease, and returns its token and its id, which renews and releases it. Without an id, one is
--- drawn: 128 random bits. Asked again with the same id while the lease is held, it returns the same token.
--- The token counts once the transaction has committed: acquire in one of its own, at READ COMMITTED.
---
--- Bind the lease id, rather than to write it into the statement: statements are logged. Drivers that bind no interval
--- leave out ttl, and bind its milliseconds: tower_fence.acquire($1, ttl_ms => $2).
 CREATE FUNCTION tower_fence.acquire(
     resource text, ttl interval DEFAULT NULL, INOUT lease_id text DEFAULT NULL, owner text DEFAULT NULL,
     lock_delay interval DEFAULT '0', ttl_ms bigint DEFAULT NULL, OUT token bigint
@@ -731,7 +743,8 @@ BEGIN
     IF octet_length(convert_to(acquire.owner, 'UTF8')) > 255
         OR acquire.owner COLLATE "C" ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'
     THEN
-        PERFORM tower_fence.refuse_invalid('owner', 'an owner has at most 255 bytes and no control characters');
+        PERFORM tower_fence.refuse_invalid('owner', 'an owner has at most 255 bytes and no control characters',
+            'The owner is a short description of the holder, such as the name of its host.');
     END IF;
     lease_id := coalesce(acquire.lease_id, encode(
         substr(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 1, 16), 'hex'
@@ -743,22 +756,24 @@ BEGIN
         nullif(acquire.owner, ''), NULL, false, NULL, 0
     ) AS a;
     IF answer.outcome = 'exhausted' THEN
-        PERFORM tower_fence.refuse_exhausted(acquire.resource, answer.token);
+        PERFORM tower_fence.refuse_lease('TF411', acquire.resource, 'max_token', answer.token);
     ELSIF answer.outcome = 'held' THEN
-        PERFORM tower_fence.refuse_lease(
-            'TF409', concat('the lease on ', acquire.resource, ' is held by another'),
-            jsonb_build_object('resource', acquire.resource, 'retry_after_ms', answer.closed_ms)
-        );
+        PERFORM tower_fence.refuse_lease('TF409', acquire.resource, 'retry_after_ms', answer.closed_ms);
     END IF;
     IF answer.others_wait THEN
-        PERFORM tower_fence.tell_first(acquire.resource);
+        PERFORM tower_fence.lease_call(acquire.resource);
     END IF;
     token := answer.token;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bigint) IS
+    'Acquires a lease, and returns its id and its token. Generates a random id of 128 bits if none is given. '
+    'While the lease is held, the same id gets the same token; or a higher one if a write has used that token up, '
+    'or the fence has seen a higher one. Call it in a transaction of its own, at READ COMMITTED: the token is '
+    'granted when that commits, and other grants may wait until then. Bind lease_id, since statements are logged. '
+    'A driver that cannot bind an interval binds milliseconds: tower_fence.acquire($1, ttl_ms => $2). Raises '
+    'TF409 if the lease is held.';
 
--- Starts the time of a held lease anew, and returns its token: the same, or a new one for another
--- single-use write under the same lease.
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
 )
@@ -772,9 +787,9 @@ BEGIN
         tower_fence.lease_ttl_ms(renew.ttl, renew.ttl_ms), renew.new_token, NULL
     ) AS a;
     IF answer.outcome = 'lost' THEN
-        PERFORM tower_fence.refuse_lost(renew.resource);
+        PERFORM tower_fence.refuse_lease('TF410', renew.resource, 'lease', NULL);
     ELSIF answer.outcome = 'exhausted' THEN
-        PERFORM tower_fence.refuse_exhausted(renew.resource, answer.token);
+        PERFORM tower_fence.refuse_lease('TF411', renew.resource, 'max_token', answer.token);
     ELSIF answer.outcome = 'again' THEN
         RAISE EXCEPTION USING
             ERRCODE = 'lock_not_available',
@@ -783,23 +798,18 @@ BEGIN
     RETURN answer.token;
 END
 $fence$;
+COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
+    'Renews a held lease and returns its token; with new_token a new one, for another single-use write under the '
+    'same lease. Raises TF410 if the lease is not held under this id.';
 
--- Ends a held lease.
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     IF NOT tower_fence.lease_end(release.resource, tower_fence.lease_digest(release.lease_id)) THEN
-        PERFORM tower_fence.refuse_lost(release.resource);
+        PERFORM tower_fence.refuse_lease('TF410', release.resource, 'lease', NULL);
     END IF;
     RETURN true;
 END
 $fence$;
-
--- Ends the lease on a resource without its id, and its lock delay, for operators. With a token, only the lease that has
--- it. False where there was none.
-CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    RETURN tower_fence.lease_end(break_lease.resource, NULL, NULL, break_lease.token);
-END
-$fence$;
+COMMENT ON FUNCTION tower_fence.release(text, text) IS
+    'Ends a held lease. Raises TF410 if it is not held under this id.';

@@ -1,9 +1,10 @@
--- Protected tables: they refuse every write whose transaction has not admitted the resource of the row.
+-- Protected tables: they refuse every write whose transaction has not admitted the resource of the
+-- row.
 --
--- A protected table has triggers that always fire, and one function for all of them, made by protect()
--- in the schema of the table. That function runs with the rights of the table's owner, so a role that
--- writes needs no right here. It runs after the statement, since a statement may bring its own
--- admission. If it finds a row of another resource it calls refuse_unfenced(), which lets a
+-- A protected table has triggers that always fire, and one function for all of them, made by
+-- protect() in the schema of the table. That function runs with the rights of the table's owner, so
+-- a role that writes needs no right here. It runs after the statement, since a statement may bring
+-- its own admission. If it finds a row of another resource it calls refuse_unfenced(), which lets a
 -- transaction pass that has called bypass().
 
 CREATE TABLE tower_fence.bypasses (
@@ -48,14 +49,15 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.bypass(text) IS
-    'Lets this transaction write to protected tables without an admission, until it ends or rolls back to an earlier '
-    'savepoint. The reason is written to the table bypasses and to the log of the server.';
+    'Lets this transaction write to protected tables without an admission, until it ends or rolls back to an '
+    'earlier savepoint. The reason is written to the table bypasses and to the log of the server.';
 
 CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
-    -- A row that was restored from a dump may have the number of a later transaction: hence the age.
+    -- A row that was restored from a dump may have the number of a later transaction: hence the
+    -- age.
     PERFORM FROM tower_fence.bypasses AS b
     WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0;
     IF FOUND THEN
@@ -78,40 +80,19 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_unfenced(name, name, text) IS
     'Raises TF428 unless the transaction has called bypass(). The guards of protected tables call it.';
 
--- Raises an error of its own for a column that was renamed or dropped since protect().
-CREATE FUNCTION tower_fence.refuse_outdated(relation regclass, reason text)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'undefined_column',
-        MESSAGE = format('the pattern of the protected table %s names a column that was renamed or dropped: %s',
-            relation, reason),
-        HINT = 'Call tower_fence.protect() with a pattern of the columns that the table has now.';
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.refuse_outdated(regclass, text) IS
-    'Raises 42703: the pattern of a protected table no longer fits the table.';
-
--- The literals and the columns of a pattern such as show/{show_id}/seat/{seat}, in order. It has no
--- escapes: a brace is never part of a literal.
+-- A pattern has no escapes: a brace is never part of a literal. Without a text between two columns,
+-- different rows would have one resource.
 CREATE FUNCTION tower_fence.pattern_parts(pattern text)
-RETURNS TABLE (literal text, column_name name) LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp AS $fence$
-BEGIN
-    IF (pattern_parts.pattern ~ '^([^{}]|\{[^{}]+\})+$') IS NOT TRUE OR position('}{' IN pattern_parts.pattern) > 0 THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'a pattern is a text with columns in braces, such as show/{show_id}/seat/{seat}',
-            HINT = 'Text stands between any two columns, or different rows would have one resource.';
-    END IF;
-    RETURN QUERY SELECT
-        CASE WHEN left(m.part[1], 1) <> '{' THEN m.part[1] END,
+RETURNS TABLE (literal text, column_name name) LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+    SELECT CASE WHEN left(m.part[1], 1) <> '{' THEN m.part[1] END,
         CASE WHEN left(m.part[1], 1) = '{' THEN substr(m.part[1], 2, length(m.part[1]) - 2)::name END
-    FROM regexp_matches(pattern_parts.pattern, '\{[^{}]+\}|[^{}]+', 'g') WITH ORDINALITY AS m (part, place)
-    ORDER BY m.place;
-END
+    FROM regexp_matches(pattern, '\{[^{}]+\}|[^{}]+', 'g') WITH ORDINALITY AS m (part, place)
+    WHERE pattern ~ '^([^{}]|\{[^{}]+\})+$' AND pattern COLLATE "C" !~ '\}\{|[\u0001-\u001f\u007f-\u009f]'
+    ORDER BY m.place
 $fence$;
-COMMENT ON FUNCTION tower_fence.pattern_parts(text) IS 'The literals and the columns of a pattern, in order.';
+COMMENT ON FUNCTION tower_fence.pattern_parts(text) IS
+    'The literals and the columns of a pattern such as show/{show_id}/seat/{seat}, in order; none if it is '
+    'invalid.';
 
 -- `enabled` is A if the trigger always fires, as protect() has left it, and null if it is missing.
 CREATE VIEW tower_fence.protected_tables AS
@@ -133,8 +114,7 @@ FROM (
     -- A trigger of another origin may have such a name.
     WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1 AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
 ) AS g
-JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid
-    AND g.pattern ~ '^([^{}]|\{[^{}]+\})+$' AND g.pattern !~ '\}\{'
+JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid AND EXISTS (SELECT FROM tower_fence.pattern_parts(g.pattern))
 CROSS JOIN pg_catalog.unnest(
     CASE WHEN c.relkind = 'p' OR c.relispartition THEN ARRAY['rows', 'truncate']
     ELSE ARRAY['insert', 'update', 'delete', 'truncate', 'attach'] END
@@ -144,12 +124,13 @@ LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_cata
     -- After ALTER TABLE OWNER the guard belongs to the previous owner, who may change it.
     AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.oid = t.tgfoid AND p.proowner = c.relowner);
 COMMENT ON VIEW tower_fence.protected_tables IS
-    'The protected tables: one row for each trigger that a table needs. It is protected if `enabled` is A in all of them '
-    'and `missing_columns` is empty.';
+    'The protected tables: one row for each trigger that a table needs. A table is protected if it has rows, '
+    '`enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its triggers has no '
+    'row.';
 
 -- The text of a column must not depend on a setting of the session, or a row would be written under
--- one resource and read under another: so only these types. A cast of an enumeration can be replaced
--- by the owner of its type, the output function cannot.
+-- one resource and read under another: so only these types. A cast of an enumeration can be
+-- replaced by the owner of its type, the output function cannot.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -198,25 +179,31 @@ BEGIN
                 HINT = 'Use a stored generated column of type text.';
         END IF;
     END LOOP;
+    IF cardinality(expressions) = 0 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = 'a pattern is a text with columns in braces, such as show/{show_id}/seat/{seat}',
+            HINT = 'Put text between any two columns. Control characters are not allowed.';
+    END IF;
     RETURN format('(%s) COLLATE "C"', array_to_string(expressions, ' || '));
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
     'The expression of SQL that fills a pattern from a row of a table.';
 
--- The text of the function that guards a table. Its arguments are the expression of the pattern, and
--- what stands in FROM for the rows that a statement has written, as they are now and as they were
--- before.
+-- The arguments are the expression of the pattern, and the FROM items of the rows that a statement
+-- has written, as they are now and as they were before, and of all rows of the table.
 --
--- Mostly all rows belong to one resource. So the first query compares each of them with the admitted
--- resource of the first, and the second query looks for each resource by itself. Both are static, so
--- that their plans are kept. Only TRUNCATE, which each partition has of its own, looks up its table.
+-- Most statements write rows of one resource. So the first query compares each row with the
+-- admitted resource of the first row, and the second query reads each resource by itself. Both are
+-- static, so that their plans are kept. Only TRUNCATE, whose trigger each partition has, looks up
+-- its table.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     inserted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, new_rows);
     deleted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, old_rows);
-    -- A row that was restored from a dump may have the number of a later transaction: hence the age.
+    -- A row that was restored from a dump may have the number of a later transaction: hence the
+    -- age.
     admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
         'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
     is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);
@@ -242,7 +229,8 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
             MESSAGE = concat('at a stricter level than READ COMMITTED, rows of ', TG_RELID::regclass,
-                ' are hidden from its guard');
+                ' are hidden from its guard'),
+            HINT = 'TRUNCATE a protected table at READ COMMITTED.';
     ELSIF TG_OP = 'TRUNCATE' AND row_security_active(TG_RELID) THEN
         RAISE EXCEPTION USING
             ERRCODE = 'insufficient_privilege',
@@ -256,7 +244,10 @@ BEGIN
             EXECUTE concat(%4$L, TG_RELID::regclass, %5$L) INTO is_unfenced, unfenced;
         END IF;
     EXCEPTION WHEN undefined_column THEN
-        PERFORM tower_fence.refuse_outdated(TG_RELID::regclass, SQLERRM);
+        RAISE undefined_column USING
+            MESSAGE = concat('the pattern of the protected table ', TG_RELID::regclass,
+                ' names a column that was renamed or dropped: ', SQLERRM),
+            HINT = 'Call tower_fence.protect() with a pattern of the columns that the table has now.';
     END;
     IF is_unfenced THEN
         PERFORM tower_fence.refuse_unfenced(TG_TABLE_SCHEMA, TG_TABLE_NAME, unfenced);
@@ -324,13 +315,12 @@ BEGIN
     IF NOT has_schema_privilege(table_owner, fence_schema, 'USAGE')
         OR NOT has_table_privilege(table_owner, 'tower_fence.resources', 'SELECT')
         OR NOT has_function_privilege(table_owner, 'tower_fence.refuse_unfenced(name, name, text)', 'EXECUTE')
-        OR NOT has_function_privilege(table_owner, 'tower_fence.refuse_outdated(regclass, text)', 'EXECUTE')
     THEN
         RAISE insufficient_privilege USING
             MESSAGE = format('%s, the owner of %s, lacks rights on the fence', table_owner, protect.relation),
             HINT = format(
                 'GRANT USAGE ON SCHEMA %2$s TO %1$I; GRANT SELECT ON %2$s.resources TO %1$I; '
-                'GRANT EXECUTE ON FUNCTION %2$s.refuse_unfenced, %2$s.refuse_outdated TO %1$I',
+                'GRANT EXECUTE ON FUNCTION %2$s.refuse_unfenced TO %1$I',
                 table_owner, fence_schema
             );
     END IF;
@@ -372,7 +362,8 @@ BEGIN
             format(' AS %I', protected.relname)
         )
     );
-    -- A role that may execute it may make it the trigger of another table, whose types run code of that role.
+    -- A role that may execute it may make it the trigger of another table, whose types run code of
+    -- that role.
     EXECUTE (
         SELECT format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC%s', guard_function, string_agg(
             concat(', ', quote_ident(pg_get_userbyid(a.grantee))), '') FILTER (WHERE a.grantee <> 0))
@@ -381,10 +372,10 @@ BEGIN
     );
     EXECUTE format('ALTER FUNCTION %s() OWNER TO %I', guard_function, table_owner);
 
-    -- A trigger for each statement does not see what is written to a partition, or through a parent. So a
-    -- table has one more, which never fires and which keeps the table from becoming a partition or a
-    -- child; and a partitioned table has one for each row, which each of its partitions inherits. A
-    -- trigger for TRUNCATE is not inherited.
+    -- A trigger for each statement does not see what is written to a partition, or through a
+    -- parent. So a table has one more, which never fires and which keeps the table from becoming a
+    -- partition or a child; and a partitioned table has one for each row, which each of its
+    -- partitions inherits. A trigger for TRUNCATE is not inherited.
     FOR made IN
         SELECT protect.relation AS relation, v.name, v.event, v.scope
         FROM (VALUES
@@ -410,9 +401,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.protect(regclass, text) IS
-    'Makes a table refuse each statement that writes a row whose resource its transaction has not admitted. The resource '
-    'is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns of the row. For the owner of the table. '
-    'A second call replaces the pattern, and gives new partitions what they do not inherit.';
+    'Makes a table refuse each statement that writes a row whose resource its transaction has not admitted. The '
+    'resource is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns of the row. For the '
+    'owner of the table. A second call replaces the pattern, and gives new partitions what they do not inherit. '
+    'Columns are found by name, and their types are checked by this call alone: repeat it after a change of the '
+    'type or the name of a column. A TRUNCATE needs an admission of each resource in the table, and a transaction '
+    'at READ COMMITTED.';
 
 CREATE FUNCTION tower_fence.unprotect(relation regclass)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$

@@ -1,7 +1,8 @@
 -- Runs at the end of each migration: the objects of the schema belong to its owner, the guard of a
--- protected table to the owner of the table, and PUBLIC has no right on any of them. A dump that was
--- restored without its rights opens functions that run with the rights of their owner to every role.
--- Changes only what the migrating role owns, and writes nothing if there is nothing to change.
+-- protected table to the owner of the table, and PUBLIC has no right on any of them. A dump that
+-- was restored without its rights opens functions that run with the rights of their owner to every
+-- role. Changes only what the migrating role owns, and writes nothing if there is nothing to
+-- change.
 DO $fence$
 DECLARE
     home CONSTANT oid := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass);

@@ -168,29 +168,26 @@ impl Functions {
         })
     }
 
-    /// Ends the lease that is held under an id; without one, whatever keeps the resource closed, where that has the token
-    /// that was seen.
-    pub(super) async fn end(
+    /// Ends the lease that is held under an id.
+    pub(super) async fn end(&self, resource: &Resource, id: &LeaseId) -> Result<bool, LeaseError> {
+        let lease = LeaseDigest::of(id.expose());
+        let arguments = [Text(Some(resource.as_str())), Bytes(Some(lease.as_bytes()))];
+        let ended = self.lazily("lease_end", Some(resource), &arguments).await?;
+        ended.try_get("answer").map_err(unavailable)
+    }
+
+    /// Ends any lease or lock delay on a resource; with a token, only the lease that has it.
+    pub(super) async fn break_lease(
         &self,
         resource: &Resource,
-        id: Option<&LeaseId>,
-        seen: Option<Token>,
+        token: Option<Token>,
     ) -> Result<bool, LeaseError> {
-        let lease = id.map(|id| LeaseDigest::of(id.expose()));
-        let lease = lease.as_ref().map(|lease| &lease.as_bytes()[..]);
-        let ended = self
-            .lazily(
-                "lease_end",
-                Some(resource),
-                &[
-                    Text(Some(resource.as_str())),
-                    Bytes(lease),
-                    Integer(None),
-                    Integer(seen.map(Token::get)),
-                ],
-            )
-            .await?;
-        ended.try_get("answer").map_err(unavailable)
+        let arguments = [
+            Text(Some(resource.as_str())),
+            Integer(token.map(Token::get)),
+        ];
+        let broken = self.lazily("break_lease", Some(resource), &arguments);
+        broken.await?.try_get("answer").map_err(unavailable)
     }
 
     /// Takes a request back: out of the line, and what was granted to it alone.

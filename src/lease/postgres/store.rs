@@ -252,7 +252,7 @@ impl Leases for PostgresLeases {
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
-        let released = self.functions.end(resource, Some(id), None).await?;
+        let released = self.functions.end(resource, id).await?;
         released
             .then_some(())
             .ok_or_else(|| LeaseError::lost(resource))
@@ -299,7 +299,7 @@ impl Operate for PostgresLeases {
         resource: &Resource,
         seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
-        self.functions.end(resource, None, seen).await
+        self.functions.break_lease(resource, seen).await
     }
 }
 

@@ -1,12 +1,17 @@
 //! The vectors of the header.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::{
     Json, Router,
     body::Body,
     http::{Request, request::Parts},
     routing::any,
+};
+use proptest::{
+    prelude::*,
+    strategy::ValueTree,
+    test_runner::{Config, TestRunner},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -150,12 +155,14 @@ async fn admit_header_takes_the_token_of_its_resource() {
     assert_eq!(admit(both, "c").await, Err("TF403".into()));
     assert_eq!(admit("8", "b").await, Ok(8));
     assert_eq!(admit(r#"9;resource="a""#, "b").await, Err("TF403".into()));
-    // It is not known which of the two the token without a name is for.
-    assert_eq!(
-        admit(r#"9, 10;resource="a""#, "b").await,
-        Err("TF403".into())
-    );
-    assert_eq!(admit("", "b").await, Err("TF400".into()));
+    for field in [
+        "",
+        "9, 10",
+        r#"9, 10;resource="a""#,
+        r#"9, 10;resource="b""#,
+    ] {
+        assert_eq!(admit(field, "b").await, Err("TF400".into()), "{field}");
+    }
     assert_eq!(admit("9", "").await, Err("TF400".into()));
     let many = |count: usize| {
         let members: Vec<_> = (1..=count)
@@ -165,6 +172,230 @@ async fn admit_header_takes_the_token_of_its_resource() {
     };
     assert_eq!(admit(&many(100), "r100").await, Ok(1100));
     assert_eq!(admit(&many(101), "r101").await, Err("TF400".into()));
+}
+
+/// Parts of fields, valid and slightly invalid: members, parameters, and what stands between them.
+const PARTS: &[&str] = &[
+    "1",
+    "0",
+    "-5",
+    "0042",
+    "999999999999999",
+    "1000000000000000",
+    "1.5",
+    "(1)",
+    "?1",
+    "@1",
+    " ",
+    "  ",
+    "\t",
+    ",",
+    ", ",
+    " ,\t",
+    ";",
+    "; ",
+    " ;",
+    ";\t",
+    "=",
+    "a",
+    "*",
+    "A",
+    "a.b-c_d*",
+    "resource",
+    "key",
+    "mac",
+    "123456789012345",
+    "1234567890123456",
+    "-1",
+    "--1",
+    "1.",
+    ".1",
+    "1.1234",
+    "1.123",
+    "123456789012.1",
+    "1234567890123.1",
+    "@-7",
+    "@1.5",
+    "@",
+    "?0",
+    "?2",
+    "tok/en:x",
+    "to\"k",
+    ":",
+    "::",
+    ":A:",
+    ":AQ:",
+    ":AQI:",
+    ":AQI=:",
+    ":AQ=:",
+    ":AQ==:",
+    ":AQ===:",
+    ":AQIDBA:",
+    ":AQIDBA==:",
+    ":A=I=:",
+    ":=:",
+    ":====:",
+    ":AQID====:",
+    ":A-_=:",
+    ":AR==:",
+    "\"\"",
+    "\"q\"",
+    "\"a b\"",
+    "\"a\\\"b\\\\\"",
+    "\"a\\b\"",
+    "\"é\"",
+    "\"",
+    "%\"\"",
+    "%\"q\"",
+    "%\"%c3%a9\"",
+    "%\"%C3%A9\"",
+    "%\"%ff\"",
+    "%\"%c3\"",
+    "%\"%00\"",
+    "%\"%7f\"",
+    "%\"%c2%85\"",
+    "%\"%c0%80\"",
+    "%\"%e0%80%80\"",
+    "%\"%e0%a0%80\"",
+    "%\"%ed%a0%80\"",
+    "%\"%ed%9f%bf\"",
+    "%\"%f0%8f%bf%bf\"",
+    "%\"%f0%90%80%80\"",
+    "%\"%f4%8f%bf%bf\"",
+    "%\"%f4%90%80%80\"",
+    "%\"%zz\"",
+    "%\"%4\"",
+    "%q",
+    "\"k1\"",
+    "\"k 1\"",
+    "é",
+    "\u{0}1",
+    "\n",
+];
+
+/// A field of SQL is read as the crate reads it: each part in each place, and parts at random.
+#[tokio::test]
+async fn odd_fields_are_read_alike_in_sql_and_in_the_crate() {
+    let db = Postgres::fresh(1).await;
+    let mut fields = BTreeSet::new();
+    for part in PARTS {
+        for (before, after) in [
+            ("", ""),
+            ("1", ""),
+            ("1;a=", ""),
+            ("1;a=", ";b"),
+            ("1;a=", ", 2"),
+            ("1;", "=1"),
+            ("1;", ""),
+            ("1;resource=", ""),
+            ("1;key=", ""),
+            ("1;mac=", ""),
+            ("1;resource=", ";resource=\"q\""),
+            ("1;resource=\"q\";resource=", ""),
+            ("1;resource=\"q\", 2;resource=", ""),
+            ("1;key=", ";key=\"k\""),
+            ("1", "2"),
+            ("1", ";resource=\"q\""),
+        ] {
+            fields.insert(format!("{before}{part}{after}"));
+        }
+    }
+    let mut runner = TestRunner::new(Config::default());
+    let parts = prop::collection::vec(prop::sample::select(PARTS), 1..7);
+    let parameters = prop::collection::vec(
+        ("(resource|key|mac|a)", prop::sample::select(PARTS))
+            .prop_map(|(name, value)| format!(";{name}={value}")),
+        0..5,
+    );
+    for _ in 0..2_000 {
+        fields.insert(parts.new_tree(&mut runner).unwrap().current().concat());
+        let parameters = parameters.new_tree(&mut runner).unwrap().current();
+        fields.insert(format!("7{}", parameters.concat()));
+    }
+    // Neither a text of Postgres nor a field of HTTP has this character.
+    fields.retain(|field| !field.contains('\0'));
+    db.execute(
+        "CREATE FUNCTION read_field(field text) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN \
+             RETURN (SELECT coalesce(jsonb_agg(jsonb_build_array(h.token, h.resource)), '[]') \
+                 FROM tower_fence.header_tokens(field) AS h); \
+         EXCEPTION WHEN SQLSTATE 'TF400' THEN RETURN NULL; END $$",
+    )
+    .await;
+    let fields = Vec::from_iter(fields);
+    let read: Vec<Option<Value>> = sqlx::query_scalar(
+        "SELECT read_field(f.field) FROM unnest($1) WITH ORDINALITY AS f (field, place) ORDER BY f.place",
+    )
+    .bind(&fields)
+    .fetch_all(&db.pool)
+    .await
+    .unwrap();
+    let mut valid = 0;
+    for (field, in_sql) in fields.iter().zip(read) {
+        let in_rust = header::parse([field]).ok().map(|tokens| {
+            let pair = |token: &FencingToken| {
+                serde_json::json!([
+                    token.token.get(),
+                    token.resource.as_ref().map(Resource::as_str)
+                ])
+            };
+            Value::from_iter(tokens.iter().map(pair))
+        });
+        assert_eq!(in_sql, in_rust, "{field:?}");
+        valid += usize::from(in_rust.is_some());
+    }
+    assert!(
+        valid > 100 && fields.len() > 10 * valid / 9,
+        "{valid} of {}",
+        fields.len()
+    );
+}
+
+/// One call for each resource admits what the layer admits. A call cannot refuse tokens of resources that
+/// the request does not have: it does not know the other resources of the request.
+#[tokio::test]
+async fn admit_header_agrees_with_the_layer_on_requests() {
+    for vector in vectors::<HeaderVectors>("header.json").requests {
+        let db = Postgres::fresh(1).await;
+        let named: BTreeSet<_> = vector.resources.iter().collect();
+        let field = vector.lines.join(", ");
+        let foreign = header::parse(&vector.lines).unwrap().iter().any(|token| {
+            let resource = token.resource.as_ref().map(Resource::to_string);
+            resource.is_some_and(|resource| !named.contains(&resource))
+        });
+        let mut codes = vec![];
+        let mut tokens = BTreeMap::new();
+        for resource in named {
+            let admitted: sqlx::Result<i64> =
+                sqlx::query_scalar("SELECT tower_fence.admit_header($1, $2)")
+                    .bind(&field)
+                    .bind(resource)
+                    .fetch_one(&db.pool)
+                    .await;
+            match admitted {
+                Ok(token) => _ = tokens.insert(resource.clone(), token),
+                Err(error) => codes.push(
+                    error
+                        .as_database_error()
+                        .unwrap()
+                        .code()
+                        .unwrap()
+                        .into_owned(),
+                ),
+            }
+        }
+        let context = format!("{field:?} for {:?}", vector.resources);
+        match vector.problem.as_deref() {
+            None => assert_eq!((Some(tokens), codes.len()), (vector.tokens, 0), "{context}"),
+            Some(_) if foreign => {}
+            Some("token-required") if !vector.lines.concat().is_empty() => {
+                assert_eq!(codes, ["TF403"], "{context}")
+            }
+            Some(_) => assert!(
+                !codes.is_empty() && codes.iter().all(|code| code == "TF400"),
+                "{context}: {codes:?}"
+            ),
+        }
+    }
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::support::{
     database::TestDatabase,
-    functions::{Refused, admit, admit_reusable, is_refused, max_token, raise},
+    functions::{Refused, admit, admit_reusable, execute, is_refused, max_token, raise},
 };
 
 #[tokio::test]
@@ -247,4 +247,133 @@ async fn refusals_have_the_facts_of_the_layers_documents() {
     is_refused(max_token(&mut conn, None).await, "TF400");
     // No refusal has moved anything.
     assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(42));
+}
+
+/// Arguments that no caller of the crate passes: each is refused with a hint, and with an SQLSTATE of its own.
+#[tokio::test]
+async fn arguments_out_of_range_are_refused() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let once = |key: &str, ttl_ms: &str, resource: &str, token: &str| {
+        format!(
+            "admit_once(sha256(''), {key}, sha256(''), {ttl_ms}, '1s', true, {resource}, {token}, false)"
+        )
+    };
+    let ask = |resource: &str, lease: &str, ttl_ms: &str, delay_ms: &str, ticket: &str| {
+        format!("lease_ask({resource}, {lease}, {ttl_ms}, {delay_ms}, NULL, {ticket}, false, 1, 1)")
+    };
+    let mut calls = vec![];
+    for token in ["NULL", "0", "(-9223372036854775808)", "1000000000000000"] {
+        calls.push((format!("try_admit('a', {token}, false)"), "TF400"));
+        calls.push((format!("try_raise('a', {token})"), "TF400"));
+        calls.push((format!("announce('a', {token}, '')"), "TF400"));
+        calls.push((once("'k'", "1", "'a'", token), "TF400"));
+    }
+    for resource in ["NULL", "''", "E'a\\tb'", "repeat('x', 256)"] {
+        for call in [
+            format!("try_admit({resource}, 5, false)"),
+            format!("try_raise({resource}, 5)"),
+            format!("catch_up({resource})"),
+            format!("renew({resource}, repeat('x', 22), '1 s')"),
+            once("'k'", "1", resource, "5"),
+            ask(resource, "''", "1", "0", "1"),
+        ] {
+            calls.push((call, "TF400"));
+        }
+    }
+    for partition in ["NULL", "-1", "256"] {
+        for call in ["catch_up_partition", "after_failover_of"] {
+            calls.push((format!("{call}({partition}::smallint)"), "22023"));
+        }
+        calls.push((
+            format!("remove_idle_of({partition}::smallint, '1 day', 1, NULL, NULL)"),
+            "22023",
+        ));
+    }
+    for (key, ttl_ms) in [
+        ("NULL", "1"),
+        ("repeat('x', 256)", "1"),
+        ("'k'", "NULL"),
+        ("'k'", "0"),
+    ] {
+        calls.push((once(key, ttl_ms, "'a'", "5"), "22023"));
+    }
+    for (lease, ttl_ms, delay_ms, ticket) in [
+        ("NULL", "1", "0", "1"),
+        ("''", "NULL", "0", "1"),
+        ("''", "0", "0", "1"),
+        ("''", "1", "-1", "1"),
+        ("''", "1", "NULL", "1"),
+        ("''", "9223372036854775807", "0", "1"),
+        ("''", "1", "0", "NULL"),
+    ] {
+        calls.push((ask("'a'", lease, ttl_ms, delay_ms, ticket), "22023"));
+    }
+    calls.push(("lease_renew('a', '', NULL, false, NULL)".into(), "22023"));
+    for (call, code) in [
+        ("renew('a', NULL, '1 s')", "TF422"),
+        ("renew('a', repeat('x', 22), NULL)", "TF422"),
+        ("renew('a', repeat('x', 22), '1 s', ttl_ms => 1)", "TF422"),
+        ("acquire('a', '1 s', owner => E'a\\nb')", "TF422"),
+        ("release('a', repeat('x', 22))", "TF410"),
+        ("admit_header('5;resource=\"b\"', 'a')", "TF403"),
+        ("admit_header(NULL, 'a')", "TF400"),
+    ] {
+        calls.push((call.into(), code));
+    }
+    for (call, code) in calls {
+        let refused = execute(&mut conn, &format!("SELECT tower_fence.{call}")).await;
+        let refused = refused
+            .err()
+            .unwrap_or_else(|| panic!("{call} was executed"));
+        assert_eq!(refused.code, code, "{call}: {refused:?}");
+        assert!(
+            code == "22023" || !refused.hint.is_empty(),
+            "{call}: {refused:?}"
+        );
+    }
+    for (prepare, refused, code) in [
+        (
+            "SELECT tower_fence.acquire('a', '1 s')",
+            "acquire('a', '1 s')",
+            "TF409",
+        ),
+        (
+            "SELECT tower_fence.admit('b', 999999999999999)",
+            "acquire('b', '1 s')",
+            "TF411",
+        ),
+    ] {
+        execute(&mut conn, prepare).await.unwrap();
+        let refused = execute(&mut conn, &format!("SELECT tower_fence.{refused}")).await;
+        assert!(!is_refused(refused, code).hint.is_empty(), "{code}");
+    }
+}
+
+/// A transaction that claimed a key and was committed by hand leaves the key without a response.
+#[tokio::test]
+async fn only_the_claiming_transaction_stores_a_response() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    const CLAIM: &str = "SELECT tower_fence.admit_once(sha256(''), 'k', sha256(''), 60000, '1s', false, 'a', 5, true)";
+    const STORE: &str =
+        "SELECT tower_fence.store_response(sha256(''), 'k', 200::smallint, '', '')::int::bigint";
+    execute(&mut conn, &format!("BEGIN; {CLAIM}; COMMIT"))
+        .await
+        .unwrap();
+    assert_eq!(Postgres::number(&mut conn, STORE).await.unwrap(), 0);
+    execute(
+        &mut conn,
+        "UPDATE tower_fence.idempotency_keys SET expires_at = now()",
+    )
+    .await
+    .unwrap();
+    // The crate claims a key behind its savepoint.
+    execute(&mut conn, &format!("BEGIN; SAVEPOINT s; {CLAIM}"))
+        .await
+        .unwrap();
+    for stored in [1, 0] {
+        assert_eq!(Postgres::number(&mut conn, STORE).await.unwrap(), stored);
+    }
+    execute(&mut conn, "COMMIT").await.unwrap();
 }

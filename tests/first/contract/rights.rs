@@ -240,6 +240,7 @@ async fn whoever_grants_leases_in_postgres_needs_these_rights() {
         leases.renew(&name, &lease.id, renew).await?;
         leases.list(10, None).await?;
         leases.release(&name, &lease.id).await?;
+        leases.break_lease(&name, None).await?;
         // What an issuer calls now and then, in the background, or in a process that ends.
         let listen = format!("lease_listen({})", rand::random::<i64>());
         for call in ["lease_open('{a}')", "lease_sweep()", &listen] {

@@ -4,7 +4,8 @@ mod abandoned;
 mod admission;
 mod begun_early;
 mod busy_timeout;
-
+mod clones;
+mod collisions;
 mod commit;
 mod cut_off;
 mod database;
@@ -20,7 +21,7 @@ mod idle;
 mod in_between;
 mod kept;
 mod left_open;
-
+mod migration;
 mod pool_hooks;
 mod protection;
 mod protection_attacks;
@@ -29,7 +30,7 @@ mod protection_rights;
 mod protection_tables;
 mod raise;
 mod reset;
-
+mod schema;
 mod schema_sql;
 mod sessions;
 mod sqlstates;

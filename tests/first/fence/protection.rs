@@ -119,9 +119,14 @@ const WRITES: &[(&str, &str)] = &[
 async fn each_write_needs_the_admission_of_each_resource() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
+    let version = "SELECT current_setting('server_version_num')::bigint";
+    let has_merge = db.number(version).await >= 150_000;
     for table in ["whole", "parts"] {
         let before = rows(&mut conn, table).await;
         for (statement, resources) in WRITES {
+            if !has_merge && statement.starts_with("MERGE") {
+                continue;
+            }
             let statement = statement.replace("{t}", table);
             let resources: Vec<_> = resources.split(' ').collect();
             for missing in &resources {

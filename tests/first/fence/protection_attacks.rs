@@ -87,7 +87,7 @@ async fn a_table_with_another_owner_is_not_enabled_until_it_is_protected_again()
     db.execute(&format!(
         "GRANT USAGE, CREATE ON SCHEMA public TO {owner}; GRANT USAGE ON SCHEMA tower_fence TO {owner}; \
          GRANT SELECT ON tower_fence.resources TO {owner}; \
-         GRANT EXECUTE ON FUNCTION tower_fence.refuse_unfenced, tower_fence.refuse_outdated TO {owner}; \
+         GRANT EXECUTE ON FUNCTION tower_fence.refuse_unfenced TO {owner}; \
          SELECT tower_fence.protect('item', '{{sku}}')"
     ))
     .await;

@@ -125,7 +125,7 @@ async fn without_tables_the_error_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn under_a_key_a_handler_may_change_its_role_and_its_search_path() {
+async fn under_a_key_a_handler_may_change_its_search_path_and_reset_its_role() {
     let db = with_a_twin().await;
     // Roles are the server's, not the database's.
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
@@ -139,6 +139,9 @@ async fn under_a_key_a_handler_may_change_its_role_and_its_search_path() {
         sqlx::raw_sql(set).execute(&mut *tx).await?;
         let insert = sqlx::query("INSERT INTO ledger VALUES (1)");
         insert.execute(&mut *tx).await?;
+        // The response is stored after the handler has returned.
+        let back = sqlx::raw_sql("SET LOCAL ROLE NONE");
+        back.execute(&mut *tx).await?;
         Ok::<_, DatabaseError>(StatusCode::CREATED)
     };
     let layer = FenceLayer::new(db.fence(), PathParam("sku")).idempotent(Idempotency::required());
@@ -167,6 +170,21 @@ async fn names_are_compared_by_their_bytes() {
              (('resources', 'resource'), ('idempotency_keys', 'key')) \
          AND collation_name = 'C'";
     assert_eq!(db.number(collations).await, 2);
+}
+
+#[tokio::test]
+async fn each_table_and_function_has_a_comment() {
+    let db = Postgres::fresh(1).await;
+    let without = "SELECT concat_ws(' ', \
+         (SELECT string_agg(p.proname, ' ') FROM pg_proc AS p WHERE p.pronamespace = 'tower_fence'::regnamespace \
+             AND obj_description(p.oid, 'pg_proc') IS NULL), \
+         (SELECT string_agg(c.relname, ' ') FROM pg_class AS c WHERE c.relnamespace = 'tower_fence'::regnamespace \
+             AND c.relkind IN ('r', 'v') AND c.relname <> 'migrations' AND obj_description(c.oid, 'pg_class') IS NULL))";
+    let without: String = sqlx::query_scalar(without)
+        .fetch_one(&db.pool)
+        .await
+        .unwrap();
+    assert_eq!(without, "");
 }
 
 #[tokio::test]

@@ -292,6 +292,35 @@ async fn drivers_need_neither_intervals_nor_void() {
     assert_eq!(db.number(void).await, 0);
 }
 
+/// A digest that a writer reads in `resources` is not the one that ends a lease, and no digest ends none.
+#[tokio::test]
+async fn no_readable_digest_ends_a_lease() {
+    let db = Postgres::fresh(2).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let held = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
+    for lease in [
+        "(SELECT announced_lease FROM tower_fence.resources WHERE resource = 'sku-1')",
+        "NULL",
+    ] {
+        for call in [
+            format!("tower_fence.lease_end('sku-1', {lease})"),
+            format!("tower_fence.lease_abandon('sku-1', {lease}, NULL)"),
+        ] {
+            let call = AssertSqlSafe(format!("SELECT {call}"));
+            sqlx::query(call).execute(&mut *conn).await.unwrap();
+            let kept = renew(&mut conn, "sku-1", &held.lease_id, "60 s", false).await;
+            assert_eq!(kept.unwrap(), held.token, "{lease}");
+        }
+    }
+    // A repeated announcement is still recognised.
+    let again = acquire_as(&mut conn, "sku-1", "60 s", Some(&held.lease_id)).await;
+    assert_eq!(again.unwrap().token, held.token);
+    admit(&mut conn, "sku-1", held.token).await.unwrap();
+    // A write has used the token up.
+    let again = acquire_as(&mut conn, "sku-1", "60 s", Some(&held.lease_id)).await;
+    assert!(again.unwrap().token > held.token);
+}
+
 /// To the database it looks as if the leases were granted an hour later.
 const PUT_BACK: &str = "UPDATE tower_fence.leases SET expires_at = expires_at + interval '1 hour'";
 

@@ -31,12 +31,12 @@ pub const WHY: Duration = Duration::from_secs(1);
 
 /// What leases in Postgres need: the call of a grant, in a transaction that is rolled back. The resource has a name of its
 /// own, so that no lease is in the way.
-const GRANT: &str = "SELECT FROM {schema}.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL, 1)";
+const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL, 1)";
 /// What epochs of leases elsewhere need, in a transaction that is rolled back.
-const EPOCHS: &str = "SELECT FROM {schema}.report_epoch(0::smallint, 0)";
+const EPOCHS: &str = "SELECT FROM tower_fence.report_epoch(0::smallint, 0)";
 /// What announcements of such leases need beside that.
 const ANNOUNCEMENTS: &str =
-    "; SELECT FROM {schema}.announce('readyz:' || pg_catalog.gen_random_uuid(), 1, '\\x00')";
+    "; SELECT FROM tower_fence.announce('readyz:' || pg_catalog.gen_random_uuid(), 1, '\\x00')";
 
 /// The database answers.
 pub fn answers(fence: Fence<Postgres>) -> Probe {
@@ -88,8 +88,10 @@ pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
 }
 
 fn in_schema(sql: &str, schema: Option<&str>) -> String {
-    let schema = schema.filter(|schema| !schema.is_empty());
-    sql.replace("{schema}", schema.unwrap_or("tower_fence"))
+    match schema {
+        None | Some("") => sql.to_owned(),
+        Some(schema) => sql.replace("tower_fence.", &format!("{schema}.")),
+    }
 }
 
 fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
