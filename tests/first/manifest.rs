@@ -1,6 +1,6 @@
 //! `tests/tiers` against the targets of the workspace, and against the tests that each of them has.
 
-use std::{collections::BTreeMap, env, fs, process::Command};
+use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
 
 use serde_json::Value;
 
@@ -180,6 +180,46 @@ fn a_manifest_that_does_not_fit_is_refused() {
             "{text}: {found:?}"
         );
     }
+}
+
+/// A file that no module names is not compiled, so its tests are in no list.
+#[test]
+fn each_file_of_tests_is_a_module() {
+    let files = Command::new("git")
+        .args([
+            "ls-files",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            "tests/*.rs",
+        ])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    let files = String::from_utf8(files.stdout).unwrap();
+    let mut unnamed = vec![];
+    for file in files.lines().map(Path::new) {
+        let (mut folder, mut name) = (file.parent().unwrap(), file.file_stem().unwrap());
+        if name == "main" || name == "lib" || !repository().join(file).exists() {
+            continue;
+        }
+        if name == "mod" {
+            (folder, name) = (folder.parent().unwrap(), folder.file_name().unwrap());
+        }
+        let name = name.to_str().unwrap();
+        let is_named = ["mod.rs", "main.rs", "lib.rs", "first/main.rs"]
+            .iter()
+            .any(|parent| {
+                let text = fs::read_to_string(repository().join(folder).join(parent));
+                let text = text.unwrap_or_default();
+                text.contains(&format!("mod {name};")) || text.contains(&format!("/{name}/mod.rs"))
+            });
+        if !is_named {
+            unnamed.push(file);
+        }
+    }
+    assert!(unnamed.is_empty(), "{unnamed:?}");
+    assert!(files.lines().count() > 100);
 }
 
 /// No test is left out by an attribute: one that needs something else belongs to another tier.

@@ -3,10 +3,7 @@
 use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
-use reqwest::{
-    Certificate, Url,
-    redirect::Policy,
-};
+use reqwest::{Certificate, Url, redirect::Policy};
 use tower_fence::{
     client::{HttpError, HttpLeases},
     lease::LeaseError,

@@ -322,8 +322,8 @@ async fn odd_fields_are_read_alike_in_sql_and_in_the_crate() {
     )
     .await;
     let fields = Vec::from_iter(fields);
-    let read: Vec<Option<Value>> = sqlx::query_scalar(
-        "SELECT read_field(f.field) FROM unnest($1) WITH ORDINALITY AS f (field, place) ORDER BY f.place",
+    let read: Vec<Option<String>> = sqlx::query_scalar(
+        "SELECT read_field(f.field)::text FROM unnest($1) WITH ORDINALITY AS f (field, place) ORDER BY f.place",
     )
     .bind(&fields)
     .fetch_all(&db.pool)
@@ -331,6 +331,7 @@ async fn odd_fields_are_read_alike_in_sql_and_in_the_crate() {
     .unwrap();
     let mut valid = 0;
     for (field, in_sql) in fields.iter().zip(read) {
+        let in_sql: Option<Value> = in_sql.map(|read| serde_json::from_str(&read).unwrap());
         let in_rust = header::parse([field]).ok().map(|tokens| {
             let pair = |token: &FencingToken| {
                 serde_json::json!([

@@ -29,7 +29,9 @@ async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
 async fn fences_with_other_schemas_share_no_refusals() {
     let db = Postgres::fresh(2).await;
     let pool = PgPoolOptions::new().max_connections(2);
-    let fence = Fence::builder().pool_timeout(PATIENCE).build(pool.connect(&db.url).await.unwrap());
+    let fence = Fence::builder()
+        .pool_timeout(PATIENCE)
+        .build(pool.connect(&db.url).await.unwrap());
     let [red, blue] = of_two_tenants(&fence).await;
     begin(&red, 9).await.commit().await.unwrap();
     let refused = red.begin(&sku(), token(7), TokenUse::SingleUse).await;
@@ -50,7 +52,9 @@ async fn fences_with_other_schemas_share_no_refusals() {
 async fn fences_with_other_schemas_share_no_epochs() {
     let db = Postgres::fresh(2).await;
     let pool = PgPoolOptions::new().max_connections(2);
-    let fence = Fence::builder().pool_timeout(PATIENCE).build(pool.connect(&db.url).await.unwrap());
+    let fence = Fence::builder()
+        .pool_timeout(PATIENCE)
+        .build(pool.connect(&db.url).await.unwrap());
     let [red, blue] = of_two_tenants(&fence).await;
     for partition in 0..=u8::MAX {
         red.next_epoch(partition, Epoch::FIRST).await.unwrap();

@@ -158,7 +158,10 @@ async fn a_single_statement_is_repeated() {
     // As long as it would wait for a lock.
     collide(&db, "ledger", BEFORE, "40P01", u32::MAX).await;
     let limit = Duration::from_millis(400);
-    let (began, fence) = (Instant::now(), db.fence_with(|fence| fence.lock_timeout(limit)));
+    let (began, fence) = (
+        Instant::now(),
+        db.fence_with(|fence| fence.lock_timeout(limit)),
+    );
     let query = sqlx::query("INSERT INTO ledger SELECT 99 FROM fence RETURNING entry");
     let sku = sku();
     let refused = fence.write::<(i64,)>(&sku, token(99), TokenUse::SingleUse, query);
