@@ -10,7 +10,7 @@ use std::{
 use sqlx::Postgres;
 
 use super::languages::REFUSES_NOBODY;
-use crate::support::{database::TestDatabase, process::Process, repository, variable};
+use crate::support::{PATIENCE, database::TestDatabase, process::Process, repository, variable};
 
 /// What each of them prints.
 const STORY: &str = "\
@@ -113,7 +113,9 @@ async fn calls_each_function(command: fn(&str) -> Command) {
             db.execute(sql).await;
         }
         let mut program = Process::run(command(&db.url));
-        let success = program.exit().await.success();
+        // A virtual machine and a compiler start slowly on a busy machine.
+        let ended = tokio::time::timeout(5 * PATIENCE, program.ends()).await;
+        let success = ended.expect("it does not end").success();
         (success, program.stdout(), program.log())
     };
     let (success, printed, log) = run("").await;
