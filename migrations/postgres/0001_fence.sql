@@ -1166,7 +1166,7 @@ COMMENT ON FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigi
 
 -- A procedure that commits can have neither SECURITY DEFINER nor a search_path of its own.
 CREATE PROCEDURE tower_fence.remove_idle(
-    older_than interval, max_rows bigint DEFAULT NULL, granted bigint DEFAULT NULL,
+    older_than interval DEFAULT NULL, max_rows bigint DEFAULT NULL, granted bigint DEFAULT NULL,
     older_than_ms bigint DEFAULT NULL, INOUT removed bigint DEFAULT 0
 )
 LANGUAGE plpgsql AS $fence$

@@ -4,15 +4,14 @@ use std::process::Command;
 
 use sqlx::Postgres;
 
-use super::program::{Ended, HOLDER, Served, ended, file, path};
+use super::{
+    languages::REFUSES_NOBODY,
+    program::{Ended, HOLDER, Served, ended, file, path},
+};
 use crate::support::{database::TestDatabase, process::python};
 
 const PAGE: &str = include_str!("../../src/server.md");
 const SCRIPT: &str = include_str!("lease.py");
-
-/// Lets everyone write.
-const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
-     RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
 #[tokio::test]
 async fn psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused() {

@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 /// Lets everyone write.
-const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
+pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
      RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
 /// Runs the program that `command` makes from the addresses of a database and an issuer. It is told by

@@ -5,6 +5,7 @@ mod command;
 mod connections;
 mod database_urls;
 mod description;
+mod drivers;
 mod etcd_tls;
 mod guide;
 mod health;
