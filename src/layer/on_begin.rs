@@ -19,6 +19,10 @@ pub(super) type Hook<DB> = Arc<
         + Sync,
 >;
 
+/// In a deferred write the hook is a part of the handler, whose own timeout has the answer. This one, for a
+/// handler that runs it in a task, comes later.
+const SLACK: Duration = Duration::from_secs(1);
+
 /// The hook, with the request that it is for.
 pub(super) struct OnBegin<DB: FenceDatabase> {
     hook: Hook<DB>,
@@ -38,7 +42,7 @@ impl<DB: FenceDatabase> OnBegin<DB> {
         tx: FencedTx<DB>,
         hold: Duration,
     ) -> Result<FencedTx<DB>, Refusal> {
-        run(&self.hook, &self.parts, tx, hold).await
+        run(&self.hook, &self.parts, tx, hold.saturating_add(SLACK)).await
     }
 }
 
