@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod figures;
 pub mod http;
+pub mod latency;
 pub mod load;
 pub mod machine;
 pub mod options;

@@ -11,6 +11,8 @@ pub struct Options {
     pub window: Window,
     /// Whether the pool tests a connection before it hands it out. sqlx's default.
     pub test_connections: bool,
+    /// How much later the database's answers arrive at the service.
+    pub latency: Duration,
     /// For a look, not for figures.
     pub quick: bool,
     /// What the names of the contenders have in them that are measured. The baseline always is.
@@ -35,6 +37,7 @@ impl Options {
                 measured: Duration::from_secs(1),
             },
             test_connections: true,
+            latency: Duration::ZERO,
             quick: false,
             only: None,
             table: None,
@@ -46,6 +49,7 @@ impl Options {
             match argument.as_str() {
                 "--bench" => {}
                 "--no-test" => options.test_connections = false,
+                "--latency" => options.latency = Duration::from_secs_f64(number() / 1_000.0),
                 "--rounds" => options.rounds = number() as usize,
                 "--seconds" => options.window.measured = Duration::from_secs_f64(number()),
                 "--table" => options.table = Some(text()),
@@ -74,6 +78,7 @@ fn usage(argument: &str) -> ! {
          --quick        short rounds, for a look\n\
          --rounds N     turns of each contender (5)\n\
          --seconds S    what of a turn is measured (1)\n\
+         --latency MS   milliseconds that each answer of the database takes longer (0)\n\
          --only TEXT    contenders with this in their names, and the baseline\n\
          --table TEXT   tables with this in their titles\n\
          --no-test      the pool hands out connections without testing them"

@@ -99,6 +99,12 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             Some(Nothing),
             plain(at(for_update)),
         ),
+        app(
+            "check by hand",
+            NewToken,
+            Some(OneToken),
+            plain(at(by_hand)),
+        ),
         // New tokens for one resource overtake each other on their way to its row lock, and those
         // that come late are refused.
         app("axum-sqlx-tx", NewToken, Some(OneToken), with_sqlx_tx(pool)),
@@ -251,28 +257,50 @@ async fn refusal(Path(sku): Path<String>) -> Problem {
         .member("max_token", HIGHEST)
 }
 
-/// The check by hand, in the transaction of another layer.
+/// The check by hand, in a transaction of sqlx.
+async fn by_hand(
+    State(pool): State<PgPool>,
+    headers: HeaderMap,
+    Path(sku): Path<String>,
+) -> Answer {
+    let mut tx = pool.begin().await?;
+    let status = check_and_decrement(&mut tx, &headers, &sku).await?;
+    if status.is_success() {
+        tx.commit().await?;
+    }
+    Ok(status)
+}
+
+/// The same in the transaction of another layer.
 async fn in_sqlx_tx(
     mut tx: axum_sqlx_tx::Tx<Postgres>,
     headers: HeaderMap,
     Path(sku): Path<String>,
 ) -> Answer {
+    Ok(check_and_decrement(&mut tx, &headers, &sku).await?)
+}
+
+async fn check_and_decrement(
+    conn: &mut PgConnection,
+    headers: &HeaderMap,
+    sku: &str,
+) -> sqlx::Result<StatusCode> {
     let token = headers.get("fencing-token");
     let token = token.and_then(|token| token.to_str().ok()?.parse::<i64>().ok());
     let Some(token) = token else {
         return Ok(StatusCode::PRECONDITION_REQUIRED);
     };
     let admitted: Option<i32> = sqlx::query_scalar(ADMIT)
-        .bind(&sku)
+        .bind(sku)
         .bind(token)
         // Good for more than one write.
         .bind(token - 1)
-        .fetch_optional(&mut **tx)
+        .fetch_optional(&mut *conn)
         .await?;
     if admitted.is_none() {
         return Ok(StatusCode::PRECONDITION_FAILED);
     }
-    decrement(&mut tx, &sku).await?;
+    decrement(conn, sku).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -6,7 +6,10 @@ mod functions;
 mod scripts;
 
 use axum::Router;
-use sqlx::{PgPool, postgres::PgPoolOptions};
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
 use tokio::runtime::Runtime;
 use tower_fence::{Fence, Resource, Token, TokenUse};
 
@@ -17,7 +20,7 @@ use self::{
     client::Writer,
     scripts::{ONE_STATEMENT, SCRIPTS, pgbench},
     support::{
-        http, load, machine,
+        http, latency, load, machine,
         options::Options,
         postgres::PostgresServer,
         report::{Report, file_name},
@@ -43,7 +46,11 @@ fn main() {
         .max_connections(16)
         .min_connections(16)
         .test_before_acquire(options.test_connections);
-    let pool = runtime.block_on(pool.connect(&server.url(DATABASE)));
+    let mut url: PgConnectOptions = server.url(DATABASE).parse().expect("a URL");
+    if !options.latency.is_zero() {
+        url = url.port(latency::in_front_of(server.addr(), options.latency).port());
+    }
+    let pool = runtime.block_on(pool.connect_with(url));
     let pool = pool.expect("postgres answers");
     let fence = Fence::new(pool.clone());
     let bench = Bench {
@@ -66,7 +73,9 @@ fn main() {
         bench.race(&mut report, title, addr, connections, false);
     }
     bench.race(&mut report, "16 connections, 1 resource", addr, 16, true);
-    functions::race_all(&bench, &mut report);
+    if bench.options.latency.is_zero() {
+        functions::race_all(&bench, &mut report);
+    }
     println!("{}", report.folder().display());
 }
 
@@ -154,7 +163,8 @@ impl Bench {
             }));
         }
         for (name, statements, when_hot) in SCRIPTS {
-            if hot && !when_hot {
+            // pgbench is beside the database.
+            if hot && !when_hot || !self.options.latency.is_zero() {
                 continue;
             }
             let prefix = file_name(name);

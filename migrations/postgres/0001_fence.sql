@@ -1178,6 +1178,10 @@ DECLARE
     wanted integer;
     of_batch integer;
 BEGIN
+    IF pg_catalog.num_nonnulls(older_than, older_than_ms) OPERATOR(pg_catalog.<>) 1 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = 'pass the age of idle rows either as older_than or as older_than_ms';
+    END IF;
     removed := 0;
     FOR number IN 0 .. 255 LOOP
         LOOP

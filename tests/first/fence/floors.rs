@@ -383,6 +383,12 @@ async fn the_functions_remove_and_know_the_floor() {
         let code = error.as_database_error().unwrap().code().unwrap();
         assert_eq!(code, "22023", "{nonsense}");
     }
+    for nonsense in ["", "'1 hour', older_than_ms => 1"] {
+        let call = format!("CALL tower_fence.remove_idle({nonsense})");
+        let error = Postgres::number(&mut conn, &call).await.unwrap_err();
+        let code = error.as_database_error().unwrap().code().unwrap();
+        assert_eq!(code, "22023", "{nonsense}");
+    }
 }
 
 #[tokio::test]
