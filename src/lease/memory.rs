@@ -95,7 +95,7 @@ impl Memory {
         if self.source().is_none() {
             match self.epochs.source_id().await {
                 Ok(id) => drop(self.source.id.set(id)),
-                Err(error) => return Err(flight.fail(LeaseError::unavailable(error))),
+                Err(error) => return Err(flight.fail(LeaseError::from(error))),
             }
         }
         Ok(())
@@ -114,12 +114,12 @@ impl Memory {
 
     /// Takes an epoch above `last`.
     pub(super) async fn next_epoch(&self, partition: u8, last: i64) -> Result<Epoch, LeaseError> {
-        let at_least = Epoch::new(last.saturating_add(1)).map_err(LeaseError::unavailable)?;
+        let at_least = Epoch::new(last.saturating_add(1)).map_err(LeaseError::from)?;
         let epoch = self.epochs.next_epoch(partition, at_least).await;
-        let epoch = epoch.map_err(LeaseError::unavailable)?;
+        let epoch = epoch.map_err(LeaseError::from)?;
         if epoch < at_least {
             // The source does not keep its word, and would be asked for ever.
-            return Err(LeaseError::unavailable(EpochError::Exhausted));
+            return Err(LeaseError::from(EpochError::Exhausted));
         }
         self.note_told(partition, epoch);
         Ok(epoch)
@@ -151,7 +151,7 @@ impl Memory {
                             self.note_told(partition, epoch);
                             return Ok(self.note_alive(partition, epoch, alive));
                         }
-                        Err(error) => return Err(flight.fail(LeaseError::unavailable(error))),
+                        Err(error) => return Err(flight.fail(LeaseError::from(error))),
                     }
                 }
             }

@@ -9,7 +9,7 @@ use crate::{
     calls::{
         Argument,
         Argument::{Bytes, Integer, Text, Texts, Truth},
-        Calls, FunctionCall, literal_text,
+        CallError, Calls, FunctionCall, literal_text,
     },
     chain::Chain,
     lease::{
@@ -237,7 +237,7 @@ impl Functions {
             resource: None,
         };
         let rows = self.database.call_function(call).await;
-        let rows = rows.map_err(LeaseError::unavailable)?;
+        let rows = rows.map_err(failed)?;
         let names = rows.iter().map(|row| row.try_get("answer"));
         names.collect::<Result<_, _>>().map_err(unavailable)
     }
@@ -275,10 +275,7 @@ impl Functions {
                  FROM {prefix}held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )
         };
-        self.database
-            .call(Box::new(look))
-            .await
-            .map_err(LeaseError::unavailable)
+        self.database.call(Box::new(look)).await.map_err(failed)
     }
 
     /// Calls a function that makes no token: its COMMIT need not wait for the disk.
@@ -300,10 +297,7 @@ impl Functions {
 
     async fn one(&self, call: FunctionCall<'_>) -> Result<PgRow, LeaseError> {
         let rows = self.database.call_function(call).await;
-        let row = rows
-            .map_err(LeaseError::unavailable)?
-            .into_iter()
-            .next_back();
+        let row = rows.map_err(failed)?.into_iter().next_back();
         row.ok_or_else(|| unavailable(sqlx::Error::RowNotFound))
     }
 }
@@ -336,6 +330,13 @@ fn unsigned(row: &PgRow, column: &str) -> Result<u64, LeaseError> {
 
 fn unavailable(error: sqlx::Error) -> LeaseError {
     LeaseError::unavailable(error)
+}
+
+fn failed(error: CallError) -> LeaseError {
+    match error.is_misconfigured {
+        true => LeaseError::misconfigured(error),
+        false => LeaseError::unavailable(error),
+    }
 }
 
 /// Milliseconds, of which there are at most a century.

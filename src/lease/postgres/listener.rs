@@ -178,7 +178,7 @@ impl Task {
         connection.eager_reconnect(false);
         let number: i64 = rand::random();
         let prefix = self.functions.database.prefix().await;
-        let prefix = prefix.map_err(|error| sqlx::Error::Configuration(error.0))?;
+        let prefix = prefix.map_err(|error| sqlx::Error::Configuration(error.cause))?;
         let register = format!("SELECT {prefix}lease_listen({number})");
         connection.execute(AssertSqlSafe(register)).await?;
         connection

@@ -26,7 +26,9 @@ pub trait LeaseDatabase: Send + Sync + 'static {
     }
 }
 
-pub struct CallError(pub Box<dyn Error + Send + Sync>);
+pub struct CallError {
+    pub cause: Box<dyn Error + Send + Sync>,
+}
 
 impl LeaseDatabase for Postgres {
     fn server(&self) -> &Postgres {
