@@ -56,7 +56,7 @@ CREATE TABLE tower_fence.waiters (
 );
 COMMENT ON TABLE tower_fence.waiters IS 'The requests in the queues, each with the listener of its issuer.';
 COMMENT ON COLUMN tower_fence.waiters.place IS
-    'The position in the queue: requests under one lease id share it.';
+    'The position in the queue. A later request under the same lease id takes it over.';
 CREATE INDEX waiters_place ON tower_fence.waiters (resource, place, ticket);
 
 CREATE VIEW tower_fence.held_leases AS
@@ -359,14 +359,14 @@ $fence$;
 --     held       and the request is not in line
 --     queued     and it is; or, where it is first
 --     first
---     full       since so many wait already
+--     displaced  by another request under its lease id, which has its position
 --     again      since something else was under way: to be asked again in a moment
 --
 -- closed_ms is how long the resource stays closed, if nothing happens, and others_wait whether there is a
 -- line behind a grant: to be told by tower_fence.lease_call.
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
-    ticket bigint, in_line boolean, listener bigint, max_waiters bigint,
+    ticket bigint, in_line boolean, listener bigint,
     OUT outcome text, OUT token bigint, OUT closed_ms bigint, OUT others_wait boolean
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -374,6 +374,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fenc
 DECLARE
     -- How long the first in line may take to have what is free.
     turn CONSTANT interval := interval '2 s';
+    was_in_line CONSTANT boolean := lease_ask.in_line;
     seen record;
     own record;
     first record;
@@ -490,20 +491,34 @@ BEGIN
             UPDATE tower_fence.waiters AS w SET listener = lease_ask.listener
             WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket
                 AND w.listener <> lease_ask.listener;
-        ELSIF (
-            SELECT count(*) FROM tower_fence.waiters AS w WHERE w.resource = lease_ask.resource
-        ) >= lease_ask.max_waiters THEN
-            outcome := 'full';
-            RETURN;
         ELSE
-            SELECT w.place, w.owner INTO own FROM tower_fence.waiters AS w
-            WHERE w.resource = lease_ask.resource AND w.lease = lease_ask.lease
-            ORDER BY w.owner LIMIT 1;
-            INSERT INTO tower_fence.waiters (resource, ticket, place, lease, owner, listener) VALUES (
-                lease_ask.resource, lease_ask.ticket,
-                coalesce(own.place, nextval(pg_get_serial_sequence('tower_fence.waiters', 'place'))),
-                lease_ask.lease, coalesce(own.owner, lease_ask.owner), lease_ask.listener
-            );
+            IF NOT EXISTS (
+                SELECT FROM tower_fence.waiters AS w
+                WHERE w.resource = lease_ask.resource AND w.lease = lease_ask.lease
+            ) THEN
+                INSERT INTO tower_fence.waiters (resource, ticket, lease, owner, listener) VALUES (
+                    lease_ask.resource, lease_ask.ticket, lease_ask.lease, lease_ask.owner, lease_ask.listener
+                );
+            ELSIF was_in_line THEN
+                outcome := 'displaced';
+                RETURN;
+            ELSE
+                -- Not waited for: the request that it displaces may be about to lock the queue.
+                UPDATE tower_fence.waiters AS w SET
+                    ticket = lease_ask.ticket,
+                    listener = lease_ask.listener,
+                    owner = coalesce(w.owner, lease_ask.owner)
+                FROM (
+                    SELECT o.ticket FROM tower_fence.waiters AS o
+                    WHERE o.resource = lease_ask.resource AND o.lease = lease_ask.lease
+                    LIMIT 1 FOR UPDATE SKIP LOCKED
+                ) AS s
+                WHERE w.resource = lease_ask.resource AND w.ticket = s.ticket;
+                IF NOT FOUND THEN
+                    outcome := 'again';
+                    RETURN;
+                END IF;
+            END IF;
         END IF;
         outcome := CASE WHEN coalesce(first.ticket = lease_ask.ticket, true) THEN 'first' ELSE 'queued' END;
         RETURN;
@@ -740,7 +755,7 @@ BEGIN
         acquire.resource, tower_fence.lease_digest(acquire.lease_id),
         tower_fence.lease_ttl_ms(acquire.ttl, acquire.ttl_ms),
         tower_fence.lease_ms('lock_delay', acquire.lock_delay, 0),
-        nullif(acquire.owner, ''), NULL, false, NULL, 0
+        nullif(acquire.owner, ''), NULL, false, NULL
     ) AS a;
     IF answer.outcome = 'exhausted' THEN
         PERFORM tower_fence.refuse_exhausted(acquire.resource, answer.token);

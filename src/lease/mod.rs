@@ -48,6 +48,8 @@ mod announced;
 pub mod backend;
 mod background;
 mod boxed;
+#[cfg(feature = "testing")]
+pub mod conformance;
 mod driver;
 #[cfg(feature = "embedded")]
 mod embedded;
@@ -82,19 +84,18 @@ mod store;
 mod stored_id;
 pub(crate) mod time;
 
-use self::backend::{Ask, BlankCounter, End, Granted, Renewal, Reply, Seen, Step, Waits};
 #[cfg(feature = "embedded")]
-pub use self::embedded::{Embedded, EmbeddedLeases};
+pub use self::embedded::{EmbeddedBackend, EmbeddedLeases};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EtcdLeases, EtcdLeasesBuilder};
 #[cfg(feature = "postgres")]
-pub use self::postgres::PostgresLeases;
+pub use self::postgres::{PostgresBackend, PostgresLeases};
 #[cfg(feature = "redis")]
 pub use self::quorum::{QuorumLeases, QuorumLeasesBuilder};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "etcd"))]
 use self::request::WaiterLimits;
 pub use self::{
     announced::Announced,

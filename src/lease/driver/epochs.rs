@@ -6,7 +6,9 @@ use super::Store;
 use crate::{
     epochs::{SourceId, partition_of},
     lease::{
-        Backend, BlankCounter, LeaseError, Reply, Seen, Step, backend::Granted, memory::Memory,
+        Backend, LeaseError,
+        backend::{BlankCounter, Granted, Reply, Seen, Step},
+        memory::Memory,
         single_flight::Flight,
     },
     metrics,

@@ -55,6 +55,11 @@ impl Turns {
         self.queue.call(ticket);
     }
 
+    /// Notes that the resource of the request with this ticket stays blocked for so long, if nothing happens.
+    pub fn call_in(&self, ticket: i64, left: Duration) {
+        self.queue.call_in(ticket, left);
+    }
+
     /// Notes that a resource stays blocked for so long, if nothing happens. When that is over, one request of this
     /// process asks.
     pub fn blocked(&self, resource: &Resource, left: Duration) {

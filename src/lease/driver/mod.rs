@@ -17,8 +17,9 @@ use self::{
     queue::Queue,
 };
 use super::{
-    Acquire, Announced, Backend, End, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate,
-    Page, Renew, Renewal, Reply, Step,
+    Acquire, Announced, Backend, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate,
+    Page, Renew,
+    backend::{End, Renewal, Reply, Step},
     memory::Memory,
     time::{after, at_least_1_ms, of_ms},
 };
@@ -102,6 +103,20 @@ impl<B: Backend> Driver<B> {
     /// The backend.
     pub fn backend(&self) -> &B {
         &self.store.backend
+    }
+
+    /// The same over another backend, to which its requests listen from now on.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+    pub(super) fn with_backend(self, backend: B) -> Self {
+        let store = Store {
+            backend: Arc::new(backend),
+            memory: self.store.memory.clone(),
+        };
+        Self {
+            store: Arc::new(store),
+            listener: Arc::new(Listener::new(&self.queue)),
+            queue: self.queue,
+        }
     }
 
     /// Makes sure that this process hears of the turns of a resource. Returns the name under which it does.

@@ -19,7 +19,8 @@ use super::{
 use crate::{
     announce::LeaseDigest,
     lease::{
-        Acquire, Ask, Backend, End, Lease, LeaseError, LeaseId, Reply, Step, Waits,
+        Acquire, Backend, Lease, LeaseError, LeaseId,
+        backend::{Ask, End, Reply, Step, Waits},
         background::Background,
         time::{after, at_least_1_ms, of_ms, whole_ms},
     },
@@ -49,8 +50,12 @@ pub(super) struct Pending<B: Backend> {
     seat: Option<Seat>,
     /// Whether the store has put it in the queue.
     queued: bool,
+    /// Whether this process does not hear of its turn.
+    is_deaf: bool,
     /// Whether the store may have something of it.
     asked: bool,
+    /// Whether its caller has gone.
+    is_left: bool,
     /// For how long the resource was blocked when the store was last asked, and when that was.
     blocked: (Duration, Instant),
     background: Background,
@@ -74,7 +79,9 @@ impl<B: Backend> Pending<B> {
             call: None,
             seat: None,
             queued: false,
+            is_deaf: false,
             asked: false,
+            is_left: false,
             blocked: (Duration::ZERO, Instant::now()),
             background: Background::here(),
         }
@@ -91,7 +98,7 @@ impl<B: Backend> Pending<B> {
         }
         loop {
             let is_late = Instant::now() >= deadline;
-            let mut poll_at = self.driver.store.backend.poll_interval().map(after);
+            let mut poll_at = None;
             match self.next_reply(is_late, deadline).await {
                 Ok(Reply::Granted(granted)) => {
                     self.asked = false;
@@ -124,10 +131,13 @@ impl<B: Backend> Pending<B> {
                     continue;
                 }
                 Ok(Reply::Held { left }) => {
-                    // The store has no queue, or does not reach this process: the first one here polls.
                     self.note_blocked(left);
                     self.queued = false;
-                    self.look_in(jitter(pause));
+                    match self.is_deaf {
+                        true => poll_at = Some(after(jitter(LONGEST_PAUSE))),
+                        // The store has no queue: the first one here polls.
+                        false => self.look_in(jitter(pause)),
+                    }
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
                 Ok(Reply::Queued { left, joined }) => {
@@ -136,6 +146,7 @@ impl<B: Backend> Pending<B> {
                         queue.call_line(&self.resource);
                     }
                     self.queued = true;
+                    poll_at = self.driver.store.backend.poll_interval().map(after);
                     pause = SHORTEST_PAUSE;
                     self.note_blocked(left);
                     if let Some(seat) = &self.seat {
@@ -162,9 +173,6 @@ impl<B: Backend> Pending<B> {
                     }
                     return Err(error);
                 }
-            }
-            if !self.queued {
-                poll_at = None;
             }
             let Some(seat) = &self.seat else { continue };
             is_look = match seat.turn(deadline, poll_at).await {
@@ -205,7 +213,9 @@ impl<B: Backend> Pending<B> {
             return Ok(OwnedWaits::Leaves);
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        match self.driver.listen(&self.resource).await {
+        let heard = self.driver.listen(&self.resource).await;
+        self.is_deaf = heard.is_err();
+        match heard {
             Ok(listener) => Ok(OwnedWaits::Yes {
                 listener,
                 left: left.max(PLACE_KEPT),
@@ -276,7 +286,8 @@ impl<B: Backend> Pending<B> {
 
 impl<B: Backend> Drop for Pending<B> {
     fn drop(&mut self) {
-        if !self.asked {
+        // A task that ends with its runtime is not replaced by another one.
+        if !self.asked || self.is_left {
             return;
         }
         let left = Self {
@@ -288,7 +299,9 @@ impl<B: Backend> Drop for Pending<B> {
             call: self.call.take(),
             seat: self.seat.take(),
             queued: self.queued,
+            is_deaf: self.is_deaf,
             asked: true,
+            is_left: true,
             blocked: self.blocked,
             background: Background::here(),
         };

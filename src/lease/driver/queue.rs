@@ -20,14 +20,14 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::super::backend::Ask;
+use crate::lease::backend::Ask;
 use crate::{announce::LeaseDigest, token::Resource};
 
 /// The longest time that passes before the first one asks, whatever the store has answered. It bounds how late the
 /// loss of a queue is noticed that nobody was told of.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// The shortest one. A key that never ends is none of the store's, and to look all the time does not help.
-const SHORTEST_SLEEP: Duration = Duration::from_millis(5);
+const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// All requests that wait.
 pub(in crate::lease) struct Queue {
@@ -51,8 +51,8 @@ struct Line {
     look_at: Instant,
 }
 
-#[derive(Default)]
 struct Waiter {
+    resource: Resource,
     ticket: i64,
     notify: Notify,
     told: AtomicU8,
@@ -107,8 +107,11 @@ impl Queue {
     pub(super) fn join(self: &Arc<Self>, resource: &Resource, ask: &Ask) -> Option<Seat> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         let waiter = Arc::new(Waiter {
+            resource: resource.clone(),
             ticket: ask.ticket,
-            ..Waiter::default()
+            notify: Notify::default(),
+            told: AtomicU8::new(0),
+            is_ghost: AtomicU8::new(0),
         });
         let mut lines = self.lines();
         lines.joined += 1;
@@ -149,6 +152,21 @@ impl Queue {
     pub(super) fn call(&self, ticket: i64) {
         if let Some(waiter) = self.lines().by_ticket.get(&ticket) {
             waiter.tell(ASK);
+        }
+    }
+
+    /// Has the first request ask when this time is over, beside one that the store has told this.
+    pub(super) fn call_in(&self, ticket: i64, left: Duration) {
+        let mut lines = self.lines();
+        let Lines {
+            by_resource,
+            by_ticket,
+            ..
+        } = &mut *lines;
+        if let Some(waiter) = by_ticket.get(&ticket)
+            && let Some(line) = by_resource.get_mut(&waiter.resource)
+        {
+            line.look_in(left);
         }
     }
 

@@ -12,7 +12,8 @@ use std::{
 
 use self::{cursor::Cursor, partition::Partition};
 use super::{
-    Backend, BlankCounter, Driver, Held, LeaseError, ListError, Page, Reply, Seen, Step, Turns,
+    Backend, Driver, Held, LeaseError, ListError, Page, Turns,
+    backend::{BlankCounter, Reply, Seen, Step},
 };
 use crate::{
     epochs::{Epoch, Epochs, partition_of},
@@ -24,26 +25,26 @@ use crate::{
 ///
 /// Leases end with the process. Two processes do not see each other's leases: where more than one
 /// grants leases on the same resources, use `PostgresLeases` or `RedisLeases`.
-pub type EmbeddedLeases = Driver<Embedded>;
+pub type EmbeddedLeases = Driver<EmbeddedBackend>;
 
 /// The backend of [`EmbeddedLeases`].
-pub struct Embedded {
+pub struct EmbeddedBackend {
     partitions: Box<[Mutex<Partition>]>,
     turns: OnceLock<Turns>,
 }
 
-impl Driver<Embedded> {
+impl Driver<EmbeddedBackend> {
     /// An empty store. Each partition takes a new epoch at its first grant.
     pub fn new(epochs: impl Epochs + 'static) -> Self {
-        Self::with_epochs(Embedded::new(), epochs)
+        Self::with_epochs(EmbeddedBackend::new(), epochs)
     }
 }
 
-impl Embedded {
+impl EmbeddedBackend {
     fn new() -> Self {
         Self {
             partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
-            turns: OnceLock::new(),
+            turns: OnceLock::default(),
         }
     }
 
@@ -74,7 +75,7 @@ impl Embedded {
     }
 }
 
-impl Backend for Embedded {
+impl Backend for EmbeddedBackend {
     async fn step(
         &self,
         resource: &Resource,
@@ -132,9 +133,9 @@ impl Backend for Embedded {
     }
 }
 
-impl fmt::Debug for Embedded {
+impl fmt::Debug for EmbeddedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Embedded").finish_non_exhaustive()
+        f.debug_struct("EmbeddedBackend").finish_non_exhaustive()
     }
 }
 

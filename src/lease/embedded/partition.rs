@@ -16,7 +16,11 @@ use tokio::time::Instant;
 use crate::{
     announce::LeaseDigest,
     epochs::Epoch,
-    lease::{Ask, BlankCounter, End, Granted, Held, Owner, Renewal, Reply, Waits, time::after},
+    lease::{
+        Held, Owner,
+        backend::{Ask, BlankCounter, End, Granted, Renewal, Reply, Waits},
+        time::after,
+    },
     token::{Resource, Token},
 };
 
@@ -86,7 +90,8 @@ impl Partition {
         let left = grant.opens.saturating_duration_since(Instant::now());
         match waits {
             Waits::Yes { queued, .. } => self.join(resource, ask, queued, left),
-            _ => {
+            Waits::No => Reply::Held { left },
+            Waits::Leaves => {
                 self.leave(resource, ask.ticket);
                 Reply::Held { left }
             }
@@ -181,7 +186,7 @@ impl Partition {
                 self.queues.remove(resource);
             }
         }
-        // The waiter that is first now may not know when the lease ends.
+        // The waiter that is first now may not know when the lease ends, or that it has ended.
         self.call_first(resource);
     }
 
