@@ -82,4 +82,8 @@ pub enum AnnounceError {
     /// The resource could not be reached, or a write in flight took too long.
     #[error("the grant could not be announced")]
     Unreachable(#[source] Box<dyn Error + Send + Sync>),
+    /// The resource side is not set up: a table or a right is missing, for example. It does not pass
+    /// by itself.
+    #[error("the grant could not be announced: the resource side is misconfigured")]
+    Misconfigured(#[source] Box<dyn Error + Send + Sync>),
 }

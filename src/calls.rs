@@ -101,4 +101,9 @@ pub(crate) type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallEr
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[error("the call failed")]
-pub(crate) struct CallError(#[source] pub(crate) Box<dyn Error + Send + Sync>);
+pub(crate) struct CallError {
+    #[source]
+    pub(crate) cause: Box<dyn Error + Send + Sync>,
+    /// Whether it does not pass by itself.
+    pub(crate) is_misconfigured: bool,
+}

@@ -168,6 +168,10 @@ pub enum EpochError {
     /// The source could not be asked.
     #[error("the source of epochs could not be reached")]
     Unreachable(#[source] Box<dyn Error + Send + Sync>),
+    /// The source is not set up: a table or a right is missing, for example. It does not pass by
+    /// itself.
+    #[error("the source of epochs is misconfigured")]
+    Misconfigured(#[source] Box<dyn Error + Send + Sync>),
 }
 
 #[cfg(test)]

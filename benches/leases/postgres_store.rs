@@ -45,7 +45,7 @@ impl PostgresStore {
         runtime
             .block_on(fence.migrate())
             .expect("the fence's tables");
-        let leases = |fence| PostgresLeases::new(fence).max_waiters_per_resource(MAX_WAITERS);
+        let leases = |fence| PostgresLeases::new(fence).max_waiters(MAX_WAITERS);
         let fence_of_reusing = Fence::builder().reuse_connections(true).build(reusing);
         // What `leases` spawns.
         let _runtime = runtime.enter();

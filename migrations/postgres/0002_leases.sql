@@ -56,7 +56,7 @@ CREATE TABLE tower_fence.waiters (
 );
 COMMENT ON TABLE tower_fence.waiters IS 'The requests in the queues, each with the listener of its issuer.';
 COMMENT ON COLUMN tower_fence.waiters.place IS
-    'The position in the queue: requests under one lease id share it.';
+    'The position in the queue. A later request under the same lease id takes it over.';
 CREATE INDEX waiters_place ON tower_fence.waiters (resource, place, ticket);
 
 CREATE VIEW tower_fence.held_leases AS
@@ -352,14 +352,14 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     held       the lease is held, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
---     full       max_waiters requests are in the queue
+--     displaced  another request under the same lease id has taken its position
 --     again      another transaction was in the way: retry
 --
 -- closed_ms is how long the resource stays blocked if no holder renews or releases. others_wait is
 -- true if requests wait behind a grant: the issuer then calls lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
-    ticket bigint, in_line boolean, listener bigint, max_waiters bigint,
+    ticket bigint, in_line boolean, listener bigint,
     OUT outcome text, OUT token bigint, OUT closed_ms bigint, OUT others_wait boolean
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -367,6 +367,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fenc
 DECLARE
     -- How long a free lease is kept for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
+    was_in_line CONSTANT boolean := lease_ask.in_line;
     seen record;
     own record;
     first record;
@@ -491,20 +492,34 @@ BEGIN
             UPDATE tower_fence.waiters AS w SET listener = lease_ask.listener
             WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket
                 AND w.listener <> lease_ask.listener;
-        ELSIF (
-            SELECT count(*) FROM tower_fence.waiters AS w WHERE w.resource = lease_ask.resource
-        ) >= lease_ask.max_waiters THEN
-            outcome := 'full';
-            RETURN;
         ELSE
-            SELECT w.place, w.owner INTO own FROM tower_fence.waiters AS w
-            WHERE w.resource = lease_ask.resource AND w.lease = lease_ask.lease
-            ORDER BY w.owner LIMIT 1;
-            INSERT INTO tower_fence.waiters (resource, ticket, place, lease, owner, listener) VALUES (
-                lease_ask.resource, lease_ask.ticket,
-                coalesce(own.place, nextval(pg_get_serial_sequence('tower_fence.waiters', 'place'))),
-                lease_ask.lease, coalesce(own.owner, lease_ask.owner), lease_ask.listener
-            );
+            IF NOT EXISTS (
+                SELECT FROM tower_fence.waiters AS w
+                WHERE w.resource = lease_ask.resource AND w.lease = lease_ask.lease
+            ) THEN
+                INSERT INTO tower_fence.waiters (resource, ticket, lease, owner, listener) VALUES (
+                    lease_ask.resource, lease_ask.ticket, lease_ask.lease, lease_ask.owner, lease_ask.listener
+                );
+            ELSIF was_in_line THEN
+                outcome := 'displaced';
+                RETURN;
+            ELSE
+                -- Not waited for: the request that it displaces may be about to lock the queue.
+                UPDATE tower_fence.waiters AS w SET
+                    ticket = lease_ask.ticket,
+                    listener = lease_ask.listener,
+                    owner = coalesce(w.owner, lease_ask.owner)
+                FROM (
+                    SELECT o.ticket FROM tower_fence.waiters AS o
+                    WHERE o.resource = lease_ask.resource AND o.lease = lease_ask.lease
+                    LIMIT 1 FOR UPDATE SKIP LOCKED
+                ) AS s
+                WHERE w.resource = lease_ask.resource AND w.ticket = s.ticket;
+                IF NOT FOUND THEN
+                    outcome := 'again';
+                    RETURN;
+                END IF;
+            END IF;
         END IF;
         outcome := CASE WHEN coalesce(first.ticket = lease_ask.ticket, true) THEN 'first' ELSE 'queued' END;
         RETURN;
@@ -753,7 +768,7 @@ BEGIN
         acquire.resource, tower_fence.lease_digest(acquire.lease_id),
         tower_fence.lease_ttl_ms(acquire.ttl, acquire.ttl_ms),
         tower_fence.lease_ms('lock_delay', acquire.lock_delay, 0),
-        nullif(acquire.owner, ''), NULL, false, NULL, 0
+        nullif(acquire.owner, ''), NULL, false, NULL
     ) AS a;
     IF answer.outcome = 'exhausted' THEN
         PERFORM tower_fence.refuse_lease('TF411', acquire.resource, 'max_token', answer.token);

@@ -253,7 +253,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                         max_token,
                     });
                 }
-                Err(error) => return Err(LeaseError::unavailable(error)),
+                Err(error) => return Err(error.into()),
             }
         }
         let next = lease.token;

@@ -2,9 +2,7 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
-#[cfg(feature = "_fence")]
-use crate::fence::AdmitError;
-use crate::token::Resource;
+use crate::{announce::AnnounceError, epochs::EpochError, token::Resource};
 
 /// Why a store did not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -57,55 +55,54 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
-    /// Why a store could not do its work: [`Misconfigured`](Self::Misconfigured) where the cause is a fence whose
-    /// database is not set up, else [`Unavailable`](Self::Unavailable).
-    pub(crate) fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
-        let misconfigured = is_misconfigured(&cause);
-        let cause = Arc::new(cause);
-        if misconfigured {
-            Self::Misconfigured(cause)
-        } else {
-            Self::Unavailable(cause)
-        }
+    /// The store, or something that it needs, cannot be reached.
+    pub fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
+        Self::Unavailable(Arc::new(cause))
     }
 
-    #[cfg(any(
-        feature = "postgres",
-        feature = "redis",
-        feature = "etcd",
-        feature = "embedded"
-    ))]
-    pub(super) fn lost(resource: &Resource) -> Self {
+    /// The store, or something that it needs, is not set up.
+    pub fn misconfigured(cause: impl Error + Send + Sync + 'static) -> Self {
+        Self::Misconfigured(Arc::new(cause))
+    }
+
+    /// The lease is not held under the id that was given.
+    #[must_use]
+    pub fn lost(resource: &Resource) -> Self {
         Self::Lost {
             resource: resource.clone(),
         }
     }
 
-    #[cfg(any(
-        feature = "postgres",
-        feature = "redis",
-        feature = "etcd",
-        feature = "embedded"
-    ))]
-    pub(super) fn too_many_waiters(resource: &Resource) -> Self {
+    /// Another holder has the lease, for so long.
+    #[must_use]
+    pub fn held(resource: &Resource, retry_after: Duration) -> Self {
+        Self::Held {
+            resource: resource.clone(),
+            retry_after,
+        }
+    }
+
+    pub(crate) fn too_many_waiters(resource: &Resource) -> Self {
         Self::TooManyWaiters {
             resource: resource.clone(),
         }
     }
 }
 
-/// Whether an error of a fence stands in the chain of causes that does not pass by itself.
-#[cfg(feature = "_fence")]
-fn is_misconfigured(error: &(dyn Error + 'static)) -> bool {
-    let mut causes = std::iter::successors(Some(error), |&error| error.source());
-    causes.any(|cause| {
-        cause
-            .downcast_ref()
-            .is_some_and(AdmitError::is_misconfigured)
-    })
+impl From<EpochError> for LeaseError {
+    fn from(error: EpochError) -> Self {
+        match error {
+            EpochError::Misconfigured(_) => Self::misconfigured(error),
+            _ => Self::unavailable(error),
+        }
+    }
 }
 
-#[cfg(not(feature = "_fence"))]
-const fn is_misconfigured(_: &(dyn Error + 'static)) -> bool {
-    false
+impl From<AnnounceError> for LeaseError {
+    fn from(error: AnnounceError) -> Self {
+        match error {
+            AnnounceError::Misconfigured(_) => Self::misconfigured(error),
+            _ => Self::unavailable(error),
+        }
+    }
 }

@@ -27,15 +27,21 @@ pub struct Lease {
 
 impl Lease {
     /// What a store has granted.
-    #[cfg(any(feature = "postgres", feature = "redis", feature = "etcd"))]
-    pub(super) fn granted(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Self {
+    #[must_use]
+    pub const fn new(resource: Resource, id: LeaseId, token: Token, ttl: Duration) -> Self {
         Self {
-            resource: resource.clone(),
-            id: id.clone(),
+            resource,
+            id,
             token,
-            ttl: Duration::from_millis(super::time::at_least_1_ms(ttl)),
+            ttl,
             signed: None,
         }
+    }
+
+    #[cfg(any(feature = "redis", feature = "etcd"))]
+    pub(super) fn granted(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Self {
+        let ttl = Duration::from_millis(super::time::at_least_1_ms(ttl));
+        Self::new(resource.clone(), id.clone(), token, ttl)
     }
 
     /// The value of the `Fencing-Token` header for writes under this lease, signed where the issuer
@@ -61,4 +67,31 @@ pub struct Held {
     pub ttl: Duration,
     /// How many wait in line for it.
     pub waiters: u64,
+}
+
+impl Held {
+    /// A lease with this token that lasts for so long, with no owner and no waiters.
+    #[must_use]
+    pub const fn new(token: Token, ttl: Duration) -> Self {
+        Self {
+            token,
+            owner: None,
+            ttl,
+            waiters: 0,
+        }
+    }
+
+    /// Sets the owner.
+    #[must_use]
+    pub fn owner(mut self, owner: Option<Owner>) -> Self {
+        self.owner = owner;
+        self
+    }
+
+    /// Sets how many requests wait in the queue.
+    #[must_use]
+    pub const fn waiters(mut self, count: u64) -> Self {
+        self.waiters = count;
+        self
+    }
 }

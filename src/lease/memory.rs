@@ -32,13 +32,11 @@ const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct Memory {
     epochs: Arc<dyn Epochs>,
-    #[cfg(any(feature = "redis", feature = "etcd"))]
     source: Source,
     partitions: Box<[Partition]>,
 }
 
 /// Whose epochs these are, from the first time on that it was asked.
-#[cfg(any(feature = "redis", feature = "etcd"))]
 #[derive(Default)]
 struct Source {
     id: std::sync::OnceLock<crate::epochs::SourceId>,
@@ -58,7 +56,6 @@ struct Seen {
     /// The epoch that the source knows, and when that was made sure.
     told: Option<(i64, Instant)>,
     /// When the source was asked last on behalf of a renewal.
-    #[cfg(any(feature = "redis", feature = "etcd"))]
     asked: Option<Instant>,
 }
 
@@ -73,20 +70,17 @@ impl Memory {
     pub(super) fn new(epochs: Arc<dyn Epochs>) -> Arc<Self> {
         Arc::new(Self {
             epochs,
-            #[cfg(any(feature = "redis", feature = "etcd"))]
             source: Source::default(),
             partitions: (0..=u8::MAX).map(|_| Partition::default()).collect(),
         })
     }
 
     /// Whose epochs these are, where that is known.
-    #[cfg(any(feature = "redis", feature = "etcd"))]
     pub(super) fn source(&self) -> Option<&crate::epochs::SourceId> {
         self.source.id.get()
     }
 
     /// Makes sure that it is known whose epochs these are.
-    #[cfg(any(feature = "redis", feature = "etcd"))]
     pub(super) async fn learn_source(&self) -> Result<(), LeaseError> {
         if self.source().is_some() {
             return Ok(());
@@ -95,7 +89,7 @@ impl Memory {
         if self.source().is_none() {
             match self.epochs.source_id().await {
                 Ok(id) => drop(self.source.id.set(id)),
-                Err(error) => return Err(flight.fail(LeaseError::unavailable(error))),
+                Err(error) => return Err(flight.fail(LeaseError::from(error))),
             }
         }
         Ok(())
@@ -114,12 +108,12 @@ impl Memory {
 
     /// Takes an epoch above `last`.
     pub(super) async fn next_epoch(&self, partition: u8, last: i64) -> Result<Epoch, LeaseError> {
-        let at_least = Epoch::new(last.saturating_add(1)).map_err(LeaseError::unavailable)?;
+        let at_least = Epoch::new(last.saturating_add(1)).map_err(LeaseError::from)?;
         let epoch = self.epochs.next_epoch(partition, at_least).await;
-        let epoch = epoch.map_err(LeaseError::unavailable)?;
+        let epoch = epoch.map_err(LeaseError::from)?;
         if epoch < at_least {
             // The source does not keep its word, and would be asked for ever.
-            return Err(LeaseError::unavailable(EpochError::Exhausted));
+            return Err(LeaseError::from(EpochError::Exhausted));
         }
         self.note_told(partition, epoch);
         Ok(epoch)
@@ -151,7 +145,7 @@ impl Memory {
                             self.note_told(partition, epoch);
                             return Ok(self.note_alive(partition, epoch, alive));
                         }
-                        Err(error) => return Err(flight.fail(LeaseError::unavailable(error))),
+                        Err(error) => return Err(flight.fail(LeaseError::from(error))),
                     }
                 }
             }
@@ -161,7 +155,6 @@ impl Memory {
 
     /// Notes how far a partition has counted, where a lease was renewed that keeps its token. That needs no source; but
     /// the source is asked in the background, each minute, whether the epoch is over.
-    #[cfg(any(feature = "redis", feature = "etcd"))]
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
@@ -201,7 +194,6 @@ impl Memory {
     }
 
     /// Has the source asked again with the next grant: there is a sign that this epoch may be over.
-    #[cfg(any(feature = "redis", feature = "etcd"))]
     pub(super) fn doubt(&self, partition: u8) {
         self.seen(partition).told = None;
     }

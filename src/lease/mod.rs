@@ -9,9 +9,9 @@
 //!    is announced and was used up) is replaced by a higher one.
 //! 4. Only the lease id renews and releases.
 //!
-//! A store may be used in several runtimes. Some tasks serve all that wait, in the runtime that came first, and in another
-//! one once that has ended: so each has to be driven as long as somebody waits. A request that is dropped leaves the line and
-//! gives back what was granted to it, in a task. Where its runtime ends together with it both end by their time.
+//! A store is used in one tokio runtime: a task of it hears of the turns of all requests that wait. A
+//! request that is dropped leaves the queue and gives back what was granted to it, in a task. If the
+//! runtime ends before that, both end by their time.
 //!
 //! A lease alone protects nothing: its holder may be paused past its end. The resource does, by
 //! refusing tokens that are not newer than what it has seen.
@@ -45,7 +45,12 @@
 //! ```
 
 mod announced;
+pub mod backend;
 mod background;
+mod boxed;
+#[cfg(feature = "testing")]
+pub mod conformance;
+mod driver;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod error;
@@ -62,7 +67,6 @@ mod etcd;
 pub(crate) mod fuzz;
 mod grant;
 mod id;
-#[cfg(any(feature = "redis", feature = "embedded", feature = "etcd"))]
 mod memory;
 mod operate;
 #[cfg(feature = "postgres")]
@@ -74,7 +78,6 @@ mod redis;
 mod release_guard;
 mod request;
 mod signed;
-#[cfg(any(feature = "redis", feature = "embedded", feature = "etcd"))]
 mod single_flight;
 mod store;
 #[cfg(any(feature = "redis", feature = "etcd"))]
@@ -82,25 +85,23 @@ mod stored_id;
 pub(crate) mod time;
 
 #[cfg(feature = "embedded")]
-pub use self::embedded::EmbeddedLeases;
+pub use self::embedded::{EmbeddedBackend, EmbeddedLeases};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EtcdLeases, EtcdLeasesBuilder};
 #[cfg(feature = "postgres")]
-pub use self::postgres::PostgresLeases;
+pub use self::postgres::{PostgresBackend, PostgresLeases};
 #[cfg(feature = "redis")]
 pub use self::quorum::{QuorumLeases, QuorumLeasesBuilder};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
-#[cfg(any(
-    feature = "postgres",
-    feature = "redis",
-    feature = "etcd",
-    feature = "embedded"
-))]
+#[cfg(any(feature = "redis", feature = "etcd"))]
 use self::request::WaiterLimits;
 pub use self::{
     announced::Announced,
+    backend::Backend,
+    boxed::{BoxLeases, DynLeases, LeaseFuture},
+    driver::{Driver, Turns},
     error::LeaseError,
     grant::{Held, Lease},
     id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner},

@@ -73,6 +73,14 @@ pub struct Page {
     pub cursor: Option<String>,
 }
 
+impl Page {
+    /// Some leases, and where the next page begins.
+    #[must_use]
+    pub const fn new(leases: Vec<(Resource, Held)>, cursor: Option<String>) -> Self {
+        Self { leases, cursor }
+    }
+}
+
 /// Why there is no page.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -23,7 +23,6 @@ pub struct Acquire {
     /// For services that also protect something that cannot check tokens: it gives a holder that is
     /// late some time to notice. (The lock-delay of Chubby and of Consul.)
     pub lock_delay: Duration,
-    /// Whether the id is known to the one who asks, who may then ask again.
     pub(crate) chosen_id: bool,
 }
 
@@ -70,6 +69,13 @@ impl Acquire {
         self.chosen_id = true;
         self
     }
+
+    /// Whether the caller has chosen the id, and may ask again. A store undoes what a dropped request has
+    /// left behind if not; if so, it keeps its position in the queue for a moment.
+    #[must_use]
+    pub const fn has_chosen_id(&self) -> bool {
+        self.chosen_id
+    }
 }
 
 /// What is asked of [`Leases::renew`](super::Leases::renew).
@@ -80,8 +86,8 @@ pub struct Renew {
     pub ttl: Duration,
     /// Whether to take a new token, for another single-use write under the same lease. Default: no.
     pub new_token: bool,
-    /// The lowest token that the lease may have from now on.
-    pub(crate) at_least: Option<Token>,
+    /// The lowest token that the lease may have from now on. Default: any.
+    pub at_least: Option<Token>,
 }
 
 impl Renew {
@@ -104,31 +110,22 @@ impl Renew {
 
     /// Asks for this token at least, where the one of the lease is lower: the resource has seen what
     /// is below.
-    pub(crate) const fn at_least(mut self, token: Token) -> Self {
+    #[must_use]
+    pub const fn at_least(mut self, token: Token) -> Self {
         self.at_least = Some(token);
         self
     }
 }
 
 /// How many may wait.
-#[cfg(any(
-    feature = "postgres",
-    feature = "redis",
-    feature = "etcd",
-    feature = "embedded"
-))]
+#[cfg(any(feature = "redis", feature = "etcd"))]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaiterLimits {
     pub(super) per_resource: usize,
     pub(super) in_all: usize,
 }
 
-#[cfg(any(
-    feature = "postgres",
-    feature = "redis",
-    feature = "etcd",
-    feature = "embedded"
-))]
+#[cfg(any(feature = "redis", feature = "etcd"))]
 impl WaiterLimits {
     /// A seat for each that may wait, whatever for.
     pub(super) fn seats(self) -> std::sync::Arc<tokio::sync::Semaphore> {
@@ -137,12 +134,7 @@ impl WaiterLimits {
     }
 }
 
-#[cfg(any(
-    feature = "postgres",
-    feature = "redis",
-    feature = "etcd",
-    feature = "embedded"
-))]
+#[cfg(any(feature = "redis", feature = "etcd"))]
 impl Default for WaiterLimits {
     fn default() -> Self {
         Self {

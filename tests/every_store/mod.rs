@@ -3,6 +3,7 @@
 
 mod breaks;
 mod calls;
+mod conformance;
 mod grants;
 mod line;
 mod lock_delay;

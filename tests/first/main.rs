@@ -16,6 +16,13 @@ macro_rules! on_every_store_with_a_line {
     };
 }
 
+macro_rules! on_every_conforming_store {
+    ($($name:ident),* $(,)?) => {
+        crate::support::store::on_store!(embedded: Embedded, $($name),*);
+        crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
+    };
+}
+
 mod client;
 mod contract;
 #[path = "../every_store/mod.rs"]

@@ -18,6 +18,12 @@ macro_rules! on_every_store_with_a_line {
     };
 }
 
+macro_rules! on_every_conforming_store {
+    ($($name:ident),* $(,)?) => {
+        crate::support::store::on_store!(over_http: Http, $($name),*);
+    };
+}
+
 mod announced_above;
 mod doubt;
 mod etcd;

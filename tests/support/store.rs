@@ -34,7 +34,7 @@ pub trait TestStore {
     const SHORT: Duration = SHORT;
 
     /// A store of its own, seen from two issuers.
-    fn fresh() -> impl Future<Output = Fresh<Self::Leases>>;
+    fn fresh() -> impl Future<Output = Fresh<Self::Leases>> + Send;
 }
 
 /// The store inside the process.

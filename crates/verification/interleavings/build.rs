@@ -10,7 +10,8 @@ use std::{env, error::Error, fs, path::Path};
 use mutants::MUTANTS;
 
 /// How often, in seconds, somebody looks by itself. Nobody does here, so that who is not woken waits for ever.
-const LOOKS: [(&str, &str, u64); 3] = [
+const LOOKS: [(&str, &str, u64); 4] = [
+    ("lease/driver/queue.rs", "LONGEST_SLEEP", 10),
     ("lease/etcd/service.rs", "LONGEST_SILENCE", 10),
     ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
     ("lease/redis/waiters.rs", "LONGEST_SLEEP", 10),

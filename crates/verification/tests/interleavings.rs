@@ -121,7 +121,7 @@ fn everyone_in_line_gets_the_lease() {
 fn whoever_is_first_in_line_knows_when_the_lease_ends() {
     holds(embedded::whoever_is_first_knows_when_the_lease_ends);
     loses(
-        "embedded: the next one is not woken when the first one leaves",
+        "driver: the next one is not woken when the first one leaves",
         embedded::whoever_is_first_knows_when_the_lease_ends,
     );
 }
@@ -170,11 +170,10 @@ fn everyone_in_line_in_redis_gets_the_lease() {
 fn everyone_in_line_in_postgres_gets_the_lease() {
     holds(line::everyone_in_postgres_gets_the_lease);
     for mutant in [
-        "postgres line: what listens ends with its runtime, and nobody asks again",
-        "postgres line: told, and not woken",
-        "postgres line: the connection is lost, and nobody asks again",
-        "postgres line: what was asked by one that has left is not taken back",
-        "postgres line: it is taken back before it was asked",
+        "driver: called, and not woken",
+        "driver: the connection is lost, and nobody asks again",
+        "driver: what was asked by one that has left is not undone",
+        "driver: it is undone before it was asked",
     ] {
         loses(mutant, line::everyone_in_postgres_gets_the_lease);
     }

@@ -202,6 +202,9 @@ fn row(call: &FunctionCall<'_>) -> &'static str {
 
 impl From<AdmitError> for CallError {
     fn from(error: AdmitError) -> Self {
-        Self(Box::new(error))
+        Self {
+            is_misconfigured: error.is_misconfigured(),
+            cause: Box::new(error),
+        }
     }
 }

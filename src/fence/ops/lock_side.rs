@@ -81,7 +81,11 @@ impl<DB: FenceDatabase> Fence<DB> {
 }
 
 fn unreachable(error: impl Into<AdmitError>) -> EpochError {
-    EpochError::Unreachable(Box::new(error.into()))
+    let error = error.into();
+    match error.is_misconfigured() {
+        true => EpochError::Misconfigured(Box::new(error)),
+        false => EpochError::Unreachable(Box::new(error)),
+    }
 }
 
 /// A grant raises the fence: everyone older is dead before the new holder hears of it.
@@ -118,5 +122,9 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
 }
 
 fn unannounced(error: impl Into<AdmitError>) -> AnnounceError {
-    AnnounceError::Unreachable(Box::new(error.into()))
+    let error = error.into();
+    match error.is_misconfigured() {
+        true => AnnounceError::Misconfigured(Box::new(error)),
+        false => AnnounceError::Unreachable(Box::new(error)),
+    }
 }

@@ -6,28 +6,18 @@ pub(crate) mod fuzz;
 mod partition;
 
 use std::{
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    fmt, mem,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use tokio::{
-    sync::{Notify, Semaphore, SemaphorePermit},
-    time::{Instant, sleep, sleep_until},
-};
-
-use self::{
-    cursor::Cursor,
-    partition::{Outcome, Partition},
-};
+use self::{cursor::Cursor, partition::Partition};
 use super::{
-    Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew,
-    WaiterLimits, memory::Memory, time::after,
+    Backend, Driver, Held, LeaseError, ListError, Page, Turns,
+    backend::{BlankCounter, Reply, Seen, Step},
 };
 use crate::{
-    announce::Announce,
-    epochs::{Epochs, partition_of},
-    metrics,
-    token::{Resource, Token},
+    epochs::{Epoch, Epochs, partition_of},
+    token::Resource,
 };
 
 /// Leases in the memory of this process, with tokens that go on increasing after a restart. Cheap
@@ -35,181 +25,94 @@ use crate::{
 ///
 /// Leases end with the process. Two processes do not see each other's leases: where more than one
 /// grants leases on the same resources, use `PostgresLeases` or `RedisLeases`.
-#[derive(Clone)]
-pub struct EmbeddedLeases {
-    partitions: Arc<[Mutex<Partition>]>,
-    memory: Arc<Memory>,
-    limits: WaiterLimits,
-    seats: Arc<Semaphore>,
+pub type EmbeddedLeases = Driver<EmbeddedBackend>;
+
+/// The backend of [`EmbeddedLeases`].
+pub struct EmbeddedBackend {
+    partitions: Box<[Mutex<Partition>]>,
+    turns: OnceLock<Turns>,
 }
 
-impl EmbeddedLeases {
+impl Driver<EmbeddedBackend> {
     /// An empty store. Each partition takes a new epoch at its first grant.
     pub fn new(epochs: impl Epochs + 'static) -> Self {
+        Self::with_epochs(EmbeddedBackend::new(), epochs)
+    }
+}
+
+impl EmbeddedBackend {
+    fn new() -> Self {
         Self {
             partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
-            memory: Memory::new(Arc::new(epochs)),
-            limits: WaiterLimits::default(),
-            seats: WaiterLimits::default().seats(),
+            turns: OnceLock::default(),
         }
     }
 
-    /// How many may wait for one resource. Default: 1,000. Above that a request to wait is answered
-    /// [`LeaseError::TooManyWaiters`]. To be set before the store is cloned.
-    #[must_use]
-    pub const fn max_waiters_per_resource(mut self, limit: usize) -> Self {
-        self.limits.per_resource = limit;
-        self
-    }
-
-    /// How many may wait, for any resource. Default: 10,000. Above that a request to wait is answered
-    /// [`LeaseError::TooManyWaiters`]. To be set before the store is cloned.
-    #[must_use]
-    pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.limits.in_all = limit;
-        self.seats = self.limits.seats();
-        self
-    }
-
-    /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
-    /// promises: [`Announced`].
-    pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
-        Announced::new(self, resources)
-    }
-
-    fn partition(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
+    fn partition(&self, number: u8) -> MutexGuard<'_, Partition> {
         // Nothing panics while the lock is held.
-        self.partitions[usize::from(partition_of(resource))]
+        self.partitions[usize::from(number)]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same without what is over: an epoch whose tokens are all dead, and the leases under it.
-    fn current(&self, resource: &Resource) -> MutexGuard<'_, Partition> {
-        let highest = self.memory.highest(partition_of(resource));
-        let mut partition = self.partition(resource);
-        partition.end_epoch(highest);
-        partition
-    }
-
-    /// Begins an epoch above one that has no token left.
-    async fn begin_epoch(&self, resource: &Resource, last: i64) -> Result<(), LeaseError> {
-        let partition = partition_of(resource);
-        let flight = self.memory.flight(partition).await?;
-        if self.partition(resource).used_up() != Some(last) {
-            // Another request has begun one.
-            return Ok(());
-        }
-        match self.memory.next_epoch(partition, last).await {
-            Ok(epoch) => self.partition(resource).begin_epoch(epoch),
-            Err(error) => return Err(flight.fail(error)),
-        }
-        metrics::count("tower_fence_epochs_begun_total");
-        Ok(())
-    }
-
-    /// A grant, of which the source of epochs is reminded from time to time: it may have forgotten. `None`
-    /// where the epoch is over.
-    async fn granted(&self, lease: Lease) -> Result<Option<Lease>, LeaseError> {
-        let partition = partition_of(&lease.resource);
-        let epoch = self.partition(&lease.resource).epoch();
-        let counts = match epoch {
-            Some(epoch) => self.memory.record_grant(partition, epoch, 0).await?,
-            None => true,
-        };
-        Ok(counts.then_some(lease))
-    }
-}
-
-impl Leases for EmbeddedLeases {
-    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        let deadline = after(request.wait);
-        let pending = PendingAcquire {
-            leases: self,
-            resource,
-            id: &request.lease_id,
-            wake: Arc::default(),
-            seat: (!request.wait.is_zero())
-                .then(|| self.seats.try_acquire().ok())
-                .flatten(),
-        };
-        loop {
-            let late = Instant::now() >= deadline;
-            let line = (!late && pending.seat.is_some())
-                .then_some((&pending.wake, self.limits.per_resource));
-            let outcome = self.current(resource).ask(resource, &request, line);
-            match outcome {
-                Outcome::Granted(lease) => {
-                    if let Some(lease) = self.granted(lease).await? {
-                        return Ok(lease);
-                    }
-                }
-                Outcome::NeedsEpoch { last } => {
-                    self.begin_epoch(resource, last).await?;
-                }
-                Outcome::Held { left } if late => {
-                    return Err(LeaseError::Held {
-                        resource: resource.clone(),
-                        retry_after: left,
-                    });
-                }
-                Outcome::Full => return Err(LeaseError::too_many_waiters(resource)),
-                Outcome::Held { .. } if pending.seat.is_none() => {
-                    return Err(LeaseError::too_many_waiters(resource));
-                }
-                // The lease may have been granted to this request, or may have ended by itself: the
-                // next attempt tells.
-                Outcome::Held { left } => tokio::select! {
-                    () = pending.wake.notified() => {}
-                    () = sleep(left) => {}
-                    () = sleep_until(deadline) => {}
-                },
-            }
-        }
-    }
-
-    async fn renew(
+    /// Runs a step without what is over: an epoch whose tokens are all stale, and the leases under it. Then the requests
+    /// ask that have to.
+    fn run<T>(
         &self,
         resource: &Resource,
-        id: &LeaseId,
-        request: Renew,
-    ) -> Result<Lease, LeaseError> {
-        loop {
-            let renewed = self.current(resource).renew(resource, id, request)?;
-            match renewed {
-                Outcome::Granted(lease) => {
-                    if let Some(lease) = self.granted(lease).await? {
-                        return Ok(lease);
-                    }
-                }
-                Outcome::NeedsEpoch { last } => self.begin_epoch(resource, last).await?,
-                Outcome::Held { .. } | Outcome::Full => return Err(LeaseError::lost(resource)),
-            }
+        seen: Seen<'_>,
+        step: impl FnOnce(&mut Partition) -> T,
+    ) -> T {
+        let mut partition = self.partition(partition_of(resource));
+        partition.end_epoch((seen.epoch, seen.n));
+        let outcome = step(&mut partition);
+        let calls = mem::take(&mut partition.calls);
+        drop(partition);
+        if let Some(turns) = self.turns.get() {
+            calls.into_iter().for_each(|ticket| turns.call(ticket));
         }
-    }
-
-    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
-        self.partition(resource).release(resource, id)
-    }
-
-    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
-        Ok(self.partition(resource).inspect(resource))
+        outcome
     }
 }
 
-impl Operate for EmbeddedLeases {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+impl Backend for EmbeddedBackend {
+    async fn step(
+        &self,
+        resource: &Resource,
+        step: Step<'_>,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        Ok(self.run(resource, seen, |partition| match step {
+            Step::Acquire(ask, waits) => partition.acquire(resource, ask, waits),
+            Step::Renew(renewal) => partition.renew(resource, renewal),
+            Step::End(end) => partition.end(resource, end),
+        }))
+    }
+
+    async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        _: &BlankCounter,
+        epoch: Epoch,
+        seen: Seen<'_>,
+    ) -> Result<bool, LeaseError> {
+        Ok(self.run(resource, seen, |partition| partition.begin_epoch(epoch)))
+    }
+
+    async fn inspect(
+        &self,
+        resource: &Resource,
+        seen: Seen<'_>,
+    ) -> Result<Option<Held>, LeaseError> {
+        Ok(self.run(resource, seen, |partition| partition.inspect(resource)))
+    }
+
+    async fn page(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
         let mut page = Page::default();
-        for (number, partition) in (0..=u8::MAX)
-            .zip(&*self.partitions)
-            .skip(at.partition.into())
-        {
+        for number in at.partition..=u8::MAX {
             at.partition = number;
-            let held = partition
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .list(&at.after);
+            let held = self.partition(number).list(&at.after);
             for (resource, held) in held {
                 if page.leases.len() == limit.max(1) {
                     page.cursor = Some(at.to_string());
@@ -223,36 +126,16 @@ impl Operate for EmbeddedLeases {
         Ok(page)
     }
 
-    async fn break_lease(
-        &self,
-        resource: &Resource,
-        seen: Option<Token>,
-    ) -> Result<bool, LeaseError> {
-        Ok(self.partition(resource).break_lease(resource, seen))
+    async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
+        self.turns.get_or_init(|| turns.clone());
+        turns.ready("");
+        std::future::pending().await
     }
 }
 
-/// A request that is under way. When it is over, or dropped, it leaves the line; a lease that was
-/// granted to it and not confirmed goes to the next in line.
-struct PendingAcquire<'a> {
-    leases: &'a EmbeddedLeases,
-    resource: &'a Resource,
-    id: &'a LeaseId,
-    wake: Arc<Notify>,
-    /// The permit to wait; `None` where the request does not wait, or too many do.
-    seat: Option<SemaphorePermit<'a>>,
-}
-
-impl Drop for PendingAcquire<'_> {
-    fn drop(&mut self) {
-        let mut partition = self.leases.partition(self.resource);
-        partition.leave(self.resource, self.id, &self.wake);
-    }
-}
-
-impl fmt::Debug for EmbeddedLeases {
+impl fmt::Debug for EmbeddedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EmbeddedLeases").finish_non_exhaustive()
+        f.debug_struct("EmbeddedBackend").finish_non_exhaustive()
     }
 }
 
@@ -260,8 +143,14 @@ impl fmt::Debug for EmbeddedLeases {
 mod tests {
     use std::time::Duration;
 
+    use std::sync::Arc;
+
     use super::*;
-    use crate::epochs::{Epoch, EpochFuture, SourceId};
+    use crate::{
+        epochs::{EpochFuture, SourceId},
+        lease::{Acquire, Lease, Leases, Renew},
+        token::Token,
+    };
 
     struct Counter(std::sync::atomic::AtomicI64);
 
@@ -289,6 +178,10 @@ mod tests {
         EmbeddedLeases::new(Arc::new(Counter(0.into())))
     }
 
+    fn partition<'a>(leases: &'a EmbeddedLeases, resource: &Resource) -> MutexGuard<'a, Partition> {
+        leases.backend().partition(partition_of(resource))
+    }
+
     fn resource(name: &str) -> Resource {
         Resource::new(name).unwrap()
     }
@@ -303,8 +196,8 @@ mod tests {
     #[tokio::test]
     async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
         let (leases, sku) = (leases(), resource("sku-1"));
-        leases.partition(&sku).begin_epoch(Epoch::FIRST);
-        leases.partition(&sku).use_up(1);
+        partition(&leases, &sku).begin_epoch(Epoch::FIRST);
+        partition(&leases, &sku).use_up(1);
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
         // A release cannot grant to the waiters: the first of them begins the epoch.
@@ -360,7 +253,7 @@ mod tests {
             grant(&leases, &n.to_string(), Duration::from_millis(10)).await;
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        let kept: usize = (leases.partitions.iter())
+        let kept: usize = (leases.backend().partitions.iter())
             .map(|partition| partition.lock().unwrap().grants())
             .sum();
         assert!(kept <= 256 * 16, "{kept} grants are kept, 10 are held");

@@ -1,24 +1,25 @@
-//! One partition: its clock, its leases, and the lines of its waiters.
+//! One partition: its token counter, its leases, and the queues for them.
 //!
-//! The steps are those of the Redis scripts, under a mutex instead of in a script.
+//! The steps are those of the Redis scripts, under a mutex instead of in a script. Each notes in `calls` which
+//! requests have to ask.
 
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::Arc,
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     announce::LeaseDigest,
     epochs::Epoch,
     lease::{
-        Acquire, Held, Lease, LeaseError, LeaseId, Owner, Renew,
-        time::{after, at_least_1_ms},
+        Held, Owner,
+        backend::{Ask, BlankCounter, End, Granted, Renewal, Reply, Waits},
+        time::after,
     },
     token::{Resource, Token},
 };
@@ -28,185 +29,169 @@ const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Partition {
-    clock: Option<Clock>,
+    counter: Option<Counter>,
     grants: HashMap<Resource, Grant>,
-    lines: HashMap<Resource, VecDeque<Waiter>>,
+    queues: HashMap<Resource, VecDeque<Waiter>>,
+    /// The tickets of the requests that have to ask.
+    pub(super) calls: Vec<i64>,
     /// How many grants there were after the last sweep.
     swept: usize,
 }
 
 /// The token that was granted last is `epoch.token(n)`.
-struct Clock {
+struct Counter {
     epoch: Epoch,
     n: i64,
 }
 
 struct Grant {
     lease: LeaseDigest,
+    /// The request that it was granted to; `None` if several have asked under its lease id.
+    ticket: Option<i64>,
     token: Token,
     owner: Option<Owner>,
     /// When the lease ends.
     ends: Instant,
-    /// When the resource is open again, if the lease ends by time.
+    /// When the resource is free again, if the lease ends by time.
     opens: Instant,
     lock_delay: Duration,
-    /// Whether its holder has asked again since it was granted, and so knows of it.
-    confirmed: bool,
 }
 
 struct Waiter {
     lease: LeaseDigest,
+    ticket: i64,
     owner: Option<Owner>,
-    wake: Arc<Notify>,
-}
-
-/// What became of a request.
-pub(super) enum Outcome {
-    Granted(Lease),
-    Held {
-        left: Duration,
-    },
-    /// Too many wait.
-    Full,
-    NeedsEpoch {
-        last: i64,
-    },
 }
 
 impl Partition {
-    /// Grants a lease, or joins a line of so many, or says what is in the way.
-    pub(super) fn ask(
-        &mut self,
-        resource: &Resource,
-        request: &Acquire,
-        line: Option<(&Arc<Notify>, usize)>,
-    ) -> Outcome {
-        let lease = LeaseDigest::of(request.lease_id.expose());
+    /// Grants a lease, joins the queue, or says what is in the way.
+    pub(super) fn acquire(&mut self, resource: &Resource, ask: &Ask, waits: Waits<'_>) -> Reply {
         if self.current(resource).is_none() {
             if let Some(last) = self.used_up() {
-                return Outcome::NeedsEpoch { last };
+                return Reply::NeedsEpoch(BlankCounter::new(last, ""));
             }
             if !self.hand_over(resource) {
-                // There is no line.
-                self.put(resource, lease.clone(), request.owner.as_ref());
+                self.put(resource, ask.lease.clone(), ask.ticket, ask.owner.as_ref());
             }
         }
         let Some(grant) = self.current(resource) else {
-            return Outcome::Held {
-                left: Duration::ZERO,
-            };
+            return Reply::Again;
         };
-        if grant.lease == lease && grant.holds() {
-            // New, a repeated request, or the confirmation of what was granted in line.
-            grant.confirmed = true;
-            // The owner stays the one that was named first.
+        if grant.lease == ask.lease && grant.holds() {
+            // New, a repeated request, or the confirmation of what was granted to the first in the queue.
+            grant.ticket = grant.ticket.filter(|ticket| *ticket == ask.ticket);
             if grant.owner.is_none() {
-                grant.owner.clone_from(&request.owner);
+                grant.owner.clone_from(&ask.owner);
             }
-            grant.lock_delay = request.lock_delay;
-            let lease = grant.start(resource, &request.lease_id, request.ttl);
-            self.wake_first(resource);
-            return Outcome::Granted(lease);
+            grant.lock_delay = ask.lock_delay;
+            grant.start(ask.ttl);
+            return self.granted(resource, ask.ttl);
         }
         let left = grant.opens.saturating_duration_since(Instant::now());
-        if let Some((wake, limit)) = line {
-            let line = self.lines.entry(resource.clone()).or_default();
-            if !line.iter().any(|waiter| Arc::ptr_eq(&waiter.wake, wake)) {
-                if line.len() >= limit {
-                    // A limit of 0 leaves no empty line behind.
-                    if line.is_empty() {
-                        self.lines.remove(resource);
-                    }
-                    return Outcome::Full;
-                }
-                // A repeated request has the place of the one before it, once that gives up.
-                let before = line.iter().rposition(|waiter| waiter.lease == lease);
-                let known_owner = before.and_then(|place| line[place].owner.clone());
-                let waiter = Waiter {
-                    lease,
-                    owner: known_owner.or_else(|| request.owner.clone()),
-                    wake: Arc::clone(wake),
-                };
-                line.insert(before.map_or(line.len(), |place| place + 1), waiter);
+        match waits {
+            Waits::Yes { queued, .. } => self.join(resource, ask, queued, left),
+            Waits::No => Reply::Held { left },
+            Waits::Leaves => {
+                self.leave(resource, ask.ticket);
+                Reply::Held { left }
             }
         }
-        Outcome::Held { left }
     }
 
-    pub(super) fn renew(
-        &mut self,
-        resource: &Resource,
-        id: &LeaseId,
-        request: Renew,
-    ) -> Result<Outcome, LeaseError> {
-        let token = self.held_under(resource, id)?.token;
-        let mut lowest = request.at_least.unwrap_or(token);
-        if request.new_token {
-            let next = Token::new(token.get() + 1).map_err(|_| LeaseError::Exhausted {
-                resource: resource.clone(),
-                max_token: token.get(),
-            })?;
+    fn join(&mut self, resource: &Resource, ask: &Ask, queued: bool, left: Duration) -> Reply {
+        let queue = self.queues.entry(resource.clone()).or_default();
+        let waiter = queue.iter_mut().find(|waiter| waiter.lease == ask.lease);
+        let joined = waiter.is_none();
+        match waiter {
+            Some(waiter) if waiter.ticket == ask.ticket => {}
+            Some(_) if queued => return Reply::Displaced,
+            Some(waiter) => waiter.ticket = ask.ticket,
+            None => queue.push_back(Waiter {
+                lease: ask.lease.clone(),
+                ticket: ask.ticket,
+                owner: ask.owner.clone(),
+            }),
+        }
+        Reply::Queued { left, joined }
+    }
+
+    pub(super) fn renew(&mut self, resource: &Resource, renewal: &Renewal) -> Reply {
+        let Some(grant) = self.held_under(resource, &renewal.lease) else {
+            return Reply::Lost;
+        };
+        let token = grant.token;
+        let mut lowest = renewal.at_least.unwrap_or(token);
+        if renewal.new_token {
+            let Ok(next) = Token::new(token.get() + 1) else {
+                return Reply::Exhausted(token.get());
+            };
             lowest = lowest.max(next);
         }
         if token < lowest {
             let next = match self.next_token() {
                 Ok(next) => next,
-                Err(last) => return Ok(Outcome::NeedsEpoch { last }),
+                Err(last) => return Reply::NeedsEpoch(BlankCounter::new(last, "")),
             };
-            // The clock does not follow: where the resource has seen a token from elsewhere, this
+            // The counter does not follow: if the resource has seen a token from elsewhere, this
             // concerns this lease alone.
-            self.held_under(resource, id)?.token = next.max(lowest);
+            if let Some(grant) = self.current(resource) {
+                grant.token = next.max(lowest);
+            }
         }
-        let grant = self.held_under(resource, id)?;
-        let lease = grant.start(resource, id, request.ttl);
-        self.wake_first(resource);
-        Ok(Outcome::Granted(lease))
+        if let Some(grant) = self.current(resource) {
+            grant.start(renewal.ttl);
+        }
+        self.granted(resource, renewal.ttl)
     }
 
-    pub(super) fn release(&mut self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
-        self.held_under(resource, id)?;
-        self.end(resource);
-        Ok(())
+    /// The answer for the lease that is held, whose end the first in the queue has to learn.
+    fn granted(&mut self, resource: &Resource, ttl: Duration) -> Reply {
+        self.call_first(resource);
+        let (Some(counter), Some(grant)) = (&self.counter, self.grants.get(resource)) else {
+            return Reply::Again;
+        };
+        Reply::Granted(Granted::new(grant.token, ttl).counted(counter.epoch, counter.n))
     }
 
-    /// Ends the lease that has this token, or any; then the next in line has it.
-    pub(super) fn break_lease(&mut self, resource: &Resource, seen: Option<Token>) -> bool {
-        let token = self.current(resource).map(|grant| grant.token);
-        (seen.is_none() || token == seen) && self.end(resource)
-    }
-
-    /// Ends whatever lease there is; then the next in line has it.
-    fn end(&mut self, resource: &Resource) -> bool {
-        let ended = self.current(resource).is_some();
+    /// Ends a lease; then the next in the queue has it.
+    pub(super) fn end(&mut self, resource: &Resource, end: &End) -> Reply {
+        if let End::Abandon { ticket, .. } = end {
+            self.leave(resource, *ticket);
+        }
+        let ends = |grant: &mut Grant| match end {
+            End::Release(lease) => grant.lease == *lease && grant.holds(),
+            End::Abandon { lease, ticket } => {
+                grant.lease == *lease && grant.ticket == Some(*ticket)
+            }
+            End::Break(seen) => seen.is_none_or(|seen| grant.token == seen),
+        };
+        if !self.current(resource).is_some_and(ends) {
+            return Reply::Lost;
+        }
         self.grants.remove(resource);
         if self.used_up().is_none() {
             self.hand_over(resource);
         } else {
-            // The first in line begins an epoch.
-            self.wake_first(resource);
+            // The first in the queue begins an epoch.
+            self.call_first(resource);
         }
-        ended
+        Reply::Ended
     }
 
-    /// Leaves the line, and releases what was granted and not confirmed.
-    pub(super) fn leave(&mut self, resource: &Resource, id: &LeaseId, wake: &Arc<Notify>) {
-        if let Some(line) = self.lines.get_mut(resource) {
-            line.retain(|waiter| !Arc::ptr_eq(&waiter.wake, wake));
-            if line.is_empty() {
-                self.lines.remove(resource);
+    /// Leaves the queue.
+    fn leave(&mut self, resource: &Resource, ticket: i64) {
+        if let Some(queue) = self.queues.get_mut(resource) {
+            queue.retain(|waiter| waiter.ticket != ticket);
+            if queue.is_empty() {
+                self.queues.remove(resource);
             }
         }
-        // The waiter that is first now may not know when the lease ends.
-        self.wake_first(resource);
-        let lease = LeaseDigest::of(id.expose());
-        let unconfirmed = |grant: &&mut Grant| grant.lease == lease && !grant.confirmed;
-        if self.current(resource).filter(unconfirmed).is_some() {
-            self.end(resource);
-        }
+        // The waiter that is first now may not know when the lease ends, or that it has ended.
+        self.call_first(resource);
     }
 
     pub(super) fn inspect(&mut self, resource: &Resource) -> Option<Held> {
-        let waiters = self.lines.get(resource).map_or(0, VecDeque::len) as u64;
+        let waiters = self.queues.get(resource).map_or(0, VecDeque::len) as u64;
         let grant = self.current(resource).filter(|grant| grant.holds())?;
         Some(Held {
             token: grant.token,
@@ -225,57 +210,60 @@ impl Partition {
         names.into_iter().filter_map(held).collect()
     }
 
-    /// Begins an epoch, unless another caller was faster.
-    pub(super) fn begin_epoch(&mut self, epoch: Epoch) {
-        if self.used_up().is_some_and(|last| last < epoch.get()) {
-            self.clock = Some(Clock { epoch, n: 0 });
+    /// Begins an epoch, unless another request was faster.
+    pub(super) fn begin_epoch(&mut self, epoch: Epoch) -> bool {
+        let begins = self.used_up().is_some_and(|last| last < epoch.get());
+        if begins {
+            self.counter = Some(Counter { epoch, n: 0 });
         }
+        begins
     }
 
-    /// Ends an epoch below the highest one and number that are known, with its leases: their tokens are dead.
+    /// Ends an epoch below the highest one and number that are known, with its leases: their tokens are stale.
     pub(super) fn end_epoch(&mut self, highest: (i64, i64)) {
-        let Some(clock) = &mut self.clock else { return };
+        let Some(counter) = &mut self.counter else {
+            return;
+        };
         let Ok(epoch) = Epoch::new(highest.0) else {
             return;
         };
-        if (clock.epoch.get(), clock.n) < highest {
-            *clock = Clock {
+        if (counter.epoch.get(), counter.n) < highest {
+            *counter = Counter {
                 epoch,
                 n: highest.1,
             };
             self.grants.clear();
-            for first in self.lines.values().filter_map(VecDeque::front) {
-                first.wake.notify_one();
-            }
+            let firsts = self.queues.values().filter_map(VecDeque::front);
+            self.calls.extend(firsts.map(|first| first.ticket));
         }
     }
 
-    /// Wakes the first in line, who then asks how long the resource stays closed.
-    fn wake_first(&self, resource: &Resource) {
-        if let Some(first) = self.lines.get(resource).and_then(VecDeque::front) {
-            first.wake.notify_one();
+    /// Has the first in the queue ask.
+    fn call_first(&mut self, resource: &Resource) {
+        if let Some(first) = self.queues.get(resource).and_then(VecDeque::front) {
+            self.calls.push(first.ticket);
         }
     }
 
-    /// Grants a free lease to the first in line, who confirms it by asking again.
+    /// Grants a free lease to the first in the queue, which confirms it by asking.
     fn hand_over(&mut self, resource: &Resource) -> bool {
-        let Some(line) = self.lines.get_mut(resource) else {
+        let Some(queue) = self.queues.get_mut(resource) else {
             return false;
         };
-        let first = line.pop_front();
-        if line.is_empty() {
-            self.lines.remove(resource);
+        let first = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(resource);
         }
         let Some(first) = first else {
             return false;
         };
-        self.put(resource, first.lease, first.owner.as_ref());
-        first.wake.notify_one();
+        self.put(resource, first.lease, first.ticket, first.owner.as_ref());
+        self.calls.push(first.ticket);
         true
     }
 
     /// Grants a lease for a moment, until it is confirmed.
-    fn put(&mut self, resource: &Resource, lease: LeaseDigest, owner: Option<&Owner>) {
+    fn put(&mut self, resource: &Resource, lease: LeaseDigest, ticket: i64, owner: Option<&Owner>) {
         let Ok(token) = self.next_token() else {
             return;
         };
@@ -283,36 +271,34 @@ impl Partition {
         let ends = after(CONFIRM_WAIT);
         let grant = Grant {
             lease,
+            ticket: Some(ticket),
             token,
             owner: owner.cloned(),
             ends,
             opens: ends,
             lock_delay: Duration::ZERO,
-            confirmed: false,
         };
         self.grants.insert(resource.clone(), grant);
     }
 
     /// The last epoch (0: none), where it has no token left.
     pub(super) fn used_up(&self) -> Option<i64> {
-        let Some(clock) = &self.clock else {
+        let Some(counter) = &self.counter else {
             return Some(0);
         };
-        let next = clock.epoch.token(clock.n + 1);
-        next.is_none().then_some(clock.epoch.get())
-    }
-
-    /// The epoch that counts.
-    pub(super) fn epoch(&self) -> Option<Epoch> {
-        self.clock.as_ref().map(|clock| clock.epoch)
+        let next = counter.epoch.token(counter.n + 1);
+        next.is_none().then_some(counter.epoch.get())
     }
 
     fn next_token(&mut self) -> Result<Token, i64> {
-        let Some(clock) = &mut self.clock else {
+        let Some(counter) = &mut self.counter else {
             return Err(0);
         };
-        let token = clock.epoch.token(clock.n + 1).ok_or(clock.epoch.get())?;
-        clock.n += 1;
+        let token = counter
+            .epoch
+            .token(counter.n + 1)
+            .ok_or(counter.epoch.get())?;
+        counter.n += 1;
         Ok(token)
     }
 
@@ -325,11 +311,9 @@ impl Partition {
         self.grants.get_mut(resource)
     }
 
-    fn held_under(&mut self, resource: &Resource, id: &LeaseId) -> Result<&mut Grant, LeaseError> {
-        let lease = LeaseDigest::of(id.expose());
-        self.current(resource)
-            .filter(|grant| grant.lease == lease && grant.holds())
-            .ok_or_else(|| LeaseError::lost(resource))
+    fn held_under(&mut self, resource: &Resource, lease: &LeaseDigest) -> Option<&mut Grant> {
+        let grant = self.current(resource);
+        grant.filter(|grant| grant.lease == *lease && grant.holds())
     }
 
     /// Forgets leases that have ended, each time their number may have doubled: memory is held
@@ -351,8 +335,8 @@ impl Partition {
     /// Leaves so many tokens in the epoch.
     #[cfg(test)]
     pub(super) fn use_up(&mut self, left: i64) {
-        if let Some(clock) = &mut self.clock {
-            clock.n = Epoch::SIZE - 1 - left;
+        if let Some(counter) = &mut self.counter {
+            counter.n = Epoch::SIZE - 1 - left;
         }
     }
 }
@@ -363,16 +347,8 @@ impl Grant {
     }
 
     /// Starts the lease's time anew.
-    fn start(&mut self, resource: &Resource, id: &LeaseId, ttl: Duration) -> Lease {
-        let ttl = Duration::from_millis(at_least_1_ms(ttl));
+    fn start(&mut self, ttl: Duration) {
         self.ends = after(ttl);
         self.opens = after(ttl.saturating_add(self.lock_delay));
-        Lease {
-            resource: resource.clone(),
-            id: id.clone(),
-            token: self.token,
-            ttl,
-            signed: None,
-        }
     }
 }

@@ -9,12 +9,13 @@ use crate::{
     calls::{
         Argument,
         Argument::{Bytes, Integer, Text, Texts, Truth},
-        Calls, FunctionCall, literal_text,
+        CallError, Calls, FunctionCall, literal_text,
     },
     chain::Chain,
     lease::{
-        Acquire, Held, LeaseError, LeaseId, ListError, Owner, Page, Renew,
-        time::{at_least_1_ms, whole_ms},
+        Held, LeaseError, ListError, Owner, Page,
+        backend::{Ask, Granted, Renewal, Reply, Waits},
+        time::whole_ms,
     },
     token::{Resource, Token},
 };
@@ -33,57 +34,8 @@ macro_rules! durable_if {
     };
 }
 
-/// What became of a request for a lease.
-#[derive(Debug)]
-pub(super) enum Asked {
-    /// Granted, or repeated. Where others wait behind it, the first of them has to be told.
-    Granted { token: Token, others_wait: bool },
-    /// There is no token above this one.
-    Exhausted(i64),
-    /// It is not in line.
-    Held { closed: Duration },
-    /// It is in line.
-    Queued,
-    /// It is the first in line.
-    First { closed: Duration },
-    /// Too many wait.
-    Full,
-    /// Another transaction was in the way, for a moment.
-    Again,
-}
-
-/// What became of a renewal.
-#[derive(Debug)]
-pub(super) enum Renewed {
-    Granted(Token),
-    Lost,
-    Exhausted(i64),
-    Again,
-}
-
-/// The part of a request that is the same each time it is asked.
-pub(super) struct Request {
-    pub(super) resource: Resource,
-    pub(super) lease: LeaseDigest,
-    /// Tells the request from others under the same lease id.
-    pub(super) ticket: i64,
-    ttl_ms: i64,
-    lock_delay_ms: i64,
-    owner: Option<Owner>,
-}
-
-impl Request {
-    pub(super) fn new(resource: &Resource, request: &Acquire) -> Self {
-        Self {
-            resource: resource.clone(),
-            lease: LeaseDigest::of(request.lease_id.expose()),
-            ticket: rand::random(),
-            ttl_ms: signed(at_least_1_ms(request.ttl)),
-            lock_delay_ms: signed(whole_ms(request.lock_delay)),
-            owner: request.owner.clone(),
-        }
-    }
-}
+/// How long the first in the queue may take to have what is free, as the functions have it.
+const TURN: Duration = Duration::from_secs(2);
 
 /// The functions of one database.
 #[derive(Clone)]
@@ -92,68 +44,81 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Asks for a lease. With a listener, the request joins the line; one that is `in_line` and has none
-    /// leaves it.
+    /// Asks for a lease. Also returns whether others wait behind a grant: the first of them has to be told.
     pub(super) async fn ask(
         &self,
-        request: &Request,
-        in_line: bool,
-        listener: Option<i64>,
-        max_waiters: usize,
-    ) -> Result<Asked, LeaseError> {
+        resource: &Resource,
+        ask: &Ask,
+        waits: Waits<'_>,
+    ) -> Result<(Reply, bool), LeaseError> {
+        let (in_line, listener) = match waits {
+            Waits::No => (false, None),
+            // No listener if no session can listen.
+            Waits::Yes {
+                listener, queued, ..
+            } => (queued, listener.parse().ok()),
+            Waits::Leaves => (true, None),
+        };
         let row = self
             .one(FunctionCall {
                 function: "lease_ask",
                 arguments: &[
-                    Text(Some(request.resource.as_str())),
-                    Bytes(Some(request.lease.as_bytes())),
-                    Integer(Some(request.ttl_ms)),
-                    Integer(Some(request.lock_delay_ms)),
-                    Text(request.owner.as_ref().map(Owner::as_str)),
-                    Integer(Some(request.ticket)),
+                    Text(Some(resource.as_str())),
+                    Bytes(Some(ask.lease.as_bytes())),
+                    Integer(Some(signed(whole_ms(ask.ttl)))),
+                    Integer(Some(signed(whole_ms(ask.lock_delay)))),
+                    Text(ask.owner.as_ref().map(Owner::as_str)),
+                    Integer(Some(ask.ticket)),
                     Truth(in_line),
                     Integer(listener),
-                    Integer(Some(i64::try_from(max_waiters).unwrap_or(i64::MAX))),
                 ],
                 columns: concat!(
                     "a.outcome, a.token, a.closed_ms, a.others_wait, ",
                     durable_if!("granted")
                 ),
                 lazily: false,
-                resource: Some(&request.resource),
+                resource: Some(resource),
             })
             .await?;
-        let closed = || unsigned(&row, "closed_ms").map(Duration::from_millis);
-        Ok(match row.try_get("outcome").map_err(unavailable)? {
-            "granted" | "repeated" => Asked::Granted {
-                token: token(&row)?,
-                others_wait: row.try_get("others_wait").map_err(unavailable)?,
+        let left = || unsigned(&row, "closed_ms").map(Duration::from_millis);
+        let reply = match row.try_get("outcome").map_err(unavailable)? {
+            "granted" | "repeated" => {
+                let others_wait = row.try_get("others_wait").map_err(unavailable)?;
+                let granted = Granted::new(token(&row)?, ask.ttl);
+                return Ok((Reply::Granted(granted), others_wait));
+            }
+            "exhausted" => Reply::Exhausted(row.try_get("token").map_err(unavailable)?),
+            "held" => Reply::Held { left: left()? },
+            "first" => Reply::Queued {
+                left: left()?,
+                joined: false,
             },
-            "exhausted" => Asked::Exhausted(row.try_get("token").map_err(unavailable)?),
-            "held" => Asked::Held { closed: closed()? },
-            "queued" => Asked::Queued,
-            "first" => Asked::First { closed: closed()? },
-            "full" => Asked::Full,
-            _ => Asked::Again,
-        })
+            // It is told when it is the first; until then those before it have their turns.
+            "queued" => Reply::Queued {
+                left: left()?.saturating_add(TURN),
+                joined: false,
+            },
+            "displaced" => Reply::Displaced,
+            "again" => Reply::Again,
+            outcome => return Err(unknown(outcome)),
+        };
+        Ok((reply, false))
     }
 
     pub(super) async fn renew(
         &self,
         resource: &Resource,
-        id: &LeaseId,
-        request: Renew,
-    ) -> Result<Renewed, LeaseError> {
-        let lease = LeaseDigest::of(id.expose());
+        renewal: &Renewal,
+    ) -> Result<Reply, LeaseError> {
         let row = self
             .one(FunctionCall {
                 function: "lease_renew",
                 arguments: &[
                     Text(Some(resource.as_str())),
-                    Bytes(Some(lease.as_bytes())),
-                    Integer(Some(signed(at_least_1_ms(request.ttl)))),
-                    Truth(request.new_token),
-                    Integer(request.at_least.map(Token::get)),
+                    Bytes(Some(renewal.lease.as_bytes())),
+                    Integer(Some(signed(whole_ms(renewal.ttl)))),
+                    Truth(renewal.new_token),
+                    Integer(renewal.at_least.map(Token::get)),
                 ],
                 columns: concat!("a.outcome, a.token, ", durable_if!("renewed")),
                 lazily: false,
@@ -161,19 +126,22 @@ impl Functions {
             })
             .await?;
         Ok(match row.try_get("outcome").map_err(unavailable)? {
-            "kept" | "renewed" => Renewed::Granted(token(&row)?),
-            "lost" => Renewed::Lost,
-            "exhausted" => Renewed::Exhausted(row.try_get("token").map_err(unavailable)?),
-            _ => Renewed::Again,
+            "kept" | "renewed" => Reply::Granted(Granted::new(token(&row)?, renewal.ttl)),
+            "lost" => Reply::Lost,
+            "exhausted" => Reply::Exhausted(row.try_get("token").map_err(unavailable)?),
+            "again" => Reply::Again,
+            outcome => return Err(unknown(outcome)),
         })
     }
 
     /// Ends the lease that is held under an id.
-    pub(super) async fn end(&self, resource: &Resource, id: &LeaseId) -> Result<bool, LeaseError> {
-        let lease = LeaseDigest::of(id.expose());
+    pub(super) async fn end(
+        &self,
+        resource: &Resource,
+        lease: &LeaseDigest,
+    ) -> Result<Reply, LeaseError> {
         let arguments = [Text(Some(resource.as_str())), Bytes(Some(lease.as_bytes()))];
-        let ended = self.lazily("lease_end", Some(resource), &arguments).await?;
-        ended.try_get("answer").map_err(unavailable)
+        ended(&self.lazily("lease_end", Some(resource), &arguments).await?)
     }
 
     /// Ends any lease or lock delay on a resource; with a token, only the lease that has it.
@@ -181,28 +149,33 @@ impl Functions {
         &self,
         resource: &Resource,
         token: Option<Token>,
-    ) -> Result<bool, LeaseError> {
+    ) -> Result<Reply, LeaseError> {
         let arguments = [
             Text(Some(resource.as_str())),
             Integer(token.map(Token::get)),
         ];
         let broken = self.lazily("break_lease", Some(resource), &arguments);
-        broken.await?.try_get("answer").map_err(unavailable)
+        ended(&broken.await?)
     }
 
-    /// Takes a request back: out of the line, and what was granted to it alone.
-    pub(super) async fn abandon(&self, request: &Request) -> Result<(), LeaseError> {
+    /// Takes a request back: out of the queue, and what was granted to it alone.
+    pub(super) async fn abandon(
+        &self,
+        resource: &Resource,
+        lease: &LeaseDigest,
+        ticket: i64,
+    ) -> Result<Reply, LeaseError> {
         let arguments = [
-            Text(Some(request.resource.as_str())),
-            Bytes(Some(request.lease.as_bytes())),
-            Integer(Some(request.ticket)),
+            Text(Some(resource.as_str())),
+            Bytes(Some(lease.as_bytes())),
+            Integer(Some(ticket)),
         ];
-        let resource = Some(&request.resource);
-        self.lazily("lease_abandon", resource, &arguments).await?;
-        Ok(())
+        self.lazily("lease_abandon", Some(resource), &arguments)
+            .await?;
+        Ok(Reply::Ended)
     }
 
-    /// Tells the first in line how long the resource stays closed.
+    /// Tells the first in the queue how long the resource stays closed.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
         let arguments = [Text(Some(resource.as_str()))];
         self.lazily("lease_call", Some(resource), &arguments)
@@ -210,12 +183,12 @@ impl Functions {
         Ok(())
     }
 
-    /// Removes from all lines those whose processes have died, in a task.
+    /// Removes from all queues the waiters whose processes have died, in a task.
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();
         tokio::spawn(async move {
             if let Err(error) = functions.lazily("lease_sweep", None, &[]).await {
-                tracing::debug!(error = %Chain(&error), "the lines of waiters were not swept");
+                tracing::debug!(error = %Chain(&error), "the queues were not swept");
             }
         });
     }
@@ -234,7 +207,7 @@ impl Functions {
             resource: None,
         };
         let rows = self.database.call_function(call).await;
-        let rows = rows.map_err(LeaseError::unavailable)?;
+        let rows = rows.map_err(failed)?;
         let names = rows.iter().map(|row| row.try_get("answer"));
         names.collect::<Result<_, _>>().map_err(unavailable)
     }
@@ -272,10 +245,7 @@ impl Functions {
                  FROM {prefix}held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )
         };
-        self.database
-            .call(Box::new(look))
-            .await
-            .map_err(LeaseError::unavailable)
+        self.database.call(Box::new(look)).await.map_err(failed)
     }
 
     /// Calls a function that makes no token: its COMMIT need not wait for the disk.
@@ -297,10 +267,7 @@ impl Functions {
 
     async fn one(&self, call: FunctionCall<'_>) -> Result<PgRow, LeaseError> {
         let rows = self.database.call_function(call).await;
-        let row = rows
-            .map_err(LeaseError::unavailable)?
-            .into_iter()
-            .next_back();
+        let row = rows.map_err(failed)?.into_iter().next_back();
         row.ok_or_else(|| unavailable(sqlx::Error::RowNotFound))
     }
 }
@@ -333,6 +300,29 @@ fn unsigned(row: &PgRow, column: &str) -> Result<u64, LeaseError> {
 
 fn unavailable(error: sqlx::Error) -> LeaseError {
     LeaseError::unavailable(error)
+}
+
+fn ended(row: &PgRow) -> Result<Reply, LeaseError> {
+    Ok(match row.try_get("answer").map_err(unavailable)? {
+        true => Reply::Ended,
+        false => Reply::Lost,
+    })
+}
+
+/// The functions are those of another version.
+fn unknown(outcome: &str) -> LeaseError {
+    LeaseError::misconfigured(UnknownOutcome(outcome.into()))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the functions in the database are of another version: one answers `{0}`")]
+struct UnknownOutcome(String);
+
+fn failed(error: CallError) -> LeaseError {
+    match error.is_misconfigured {
+        true => LeaseError::misconfigured(error),
+        false => LeaseError::unavailable(error),
+    }
 }
 
 /// Milliseconds, of which there are at most a century.

@@ -350,10 +350,8 @@ async fn limits_of_the_issuer_are_named() {
 #[tokio::test]
 async fn too_many_waiters_are_told_so_over_http() {
     let db = Sqlite::fresh(2).await;
-    for store in [
-        EmbeddedLeases::new(db.fence()).max_waiters(1),
-        EmbeddedLeases::new(db.fence()).max_waiters_per_resource(1),
-    ] {
+    {
+        let store = EmbeddedLeases::new(db.fence()).max_waiters(1);
         let server = Server::start(issuer::router(store.clone())).await;
         let leases = HttpLeases::new(&server.url("/")).unwrap();
         let first = grant(&leases, &sku(), LONG).await;

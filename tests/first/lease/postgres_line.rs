@@ -176,23 +176,18 @@ async fn nobody_joins_a_line_while_the_lease_is_being_released() {
 }
 
 #[tokio::test]
-async fn waiters_are_bounded_for_each_resource_and_in_all() {
+async fn waiters_of_a_process_are_bounded() {
     let db = Postgres::fresh(4).await;
-    let leases = PostgresLeases::new(db.fence()).max_waiters_per_resource(2);
+    let leases = PostgresLeases::new(db.fence());
     let other = elsewhere(&db).await.max_waiters(1);
     grant(&leases, &sku(), LONG).await;
     wait(&leases, LONG).await;
     wait(&other, LONG).await;
-    let request = || Acquire::new(LONG).wait(LONG);
-    for full in [
-        leases.acquire(&sku(), request()).await,
-        other.acquire(&sku(), request()).await,
-    ] {
-        assert!(
-            matches!(full, Err(LeaseError::TooManyWaiters { .. })),
-            "{full:?}"
-        );
-    }
+    let full = other.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+    assert!(
+        matches!(full, Err(LeaseError::TooManyWaiters { .. })),
+        "{full:?}"
+    );
     assert_eq!(waiters(&leases).await, 2);
 }
 

@@ -128,23 +128,23 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "embedded: handed over, and not woken",
         file: "lease/embedded/partition.rs",
-        code: "first.wake.notify_one();
+        code: "self.calls.push(first.ticket);
         true",
         broken: "true",
     },
     Mutant {
-        name: "embedded: the next one is not woken when the first one leaves",
-        file: "lease/embedded/partition.rs",
-        code: "self.wake_first(resource);
-        let lease = LeaseDigest",
-        broken: "if !IS_ON { self.wake_first(resource); }
-        let lease = LeaseDigest",
-    },
-    Mutant {
         name: "embedded: granted to one that has left, and kept",
         file: "lease/embedded/partition.rs",
-        code: "grant.lease == lease && !grant.confirmed",
+        code: "grant.lease == *lease && grant.ticket == Some(*ticket)",
         broken: "false",
+    },
+    Mutant {
+        name: "driver: the next one is not woken when the first one leaves",
+        file: "lease/driver/queue.rs",
+        code: "line.wake_first();
+            if line.waiters.is_empty()",
+        broken: "if !IS_ON { line.wake_first(); }
+            if line.waiters.is_empty()",
     },
     Mutant {
         name: "flight: whoever waited tries again",
@@ -210,36 +210,28 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "true",
     },
     Mutant {
-        name: "postgres line: told, and not woken",
-        file: "lease/postgres/waiters.rs",
+        name: "driver: called, and not woken",
+        file: "lease/driver/queue.rs",
         code: "self.notify.notify_one();",
         broken: "if !IS_ON { self.notify.notify_one(); }",
     },
     Mutant {
-        name: "postgres line: the connection is lost, and nobody asks again",
-        file: "lease/postgres/listener.rs",
-        code: "waiters.wake_all();
-            sleep(Duration::from_millis(10)).await;",
-        broken: "if !IS_ON { waiters.wake_all(); }
-            sleep(Duration::from_millis(10)).await;",
+        name: "driver: the connection is lost, and nobody asks again",
+        file: "lease/driver/listener.rs",
+        code: "turns.queue.call_all();
+            sleep(SHORT_PAUSE).await;",
+        broken: "if !IS_ON { turns.queue.call_all(); }
+            sleep(SHORT_PAUSE).await;",
     },
     Mutant {
-        name: "postgres line: what listens ends with its runtime, and nobody asks again",
-        file: "lease/postgres/listener.rs",
-        code: "if let Some(waiters) = self.waiters.upgrade() {
-            waiters.wake_all();",
-        broken: "if let Some(waiters) = self.waiters.upgrade() && !IS_ON {
-            waiters.wake_all();",
+        name: "driver: what was asked by one that has left is not undone",
+        file: "lease/driver/pending.rs",
+        code: "let _ = store.end(&resource, &End::Abandon { lease, ticket }).await;",
+        broken: "if !IS_ON { let _ = store.end(&resource, &End::Abandon { lease, ticket }).await; }",
     },
     Mutant {
-        name: "postgres line: what was asked by one that has left is not taken back",
-        file: "lease/postgres/pending.rs",
-        code: "let _ = functions.abandon(&request).await;",
-        broken: "if !IS_ON { let _ = functions.abandon(&request).await; }",
-    },
-    Mutant {
-        name: "postgres line: it is taken back before it was asked",
-        file: "lease/postgres/pending.rs",
+        name: "driver: it is undone before it was asked",
+        file: "lease/driver/pending.rs",
         code: "let _ = call.await;",
         broken: "if !IS_ON { let _ = call.await; }",
     },

@@ -92,9 +92,7 @@ pub mod metrics {
 #[path = "lease/postgres"]
 pub mod postgres_line {
     pub mod listener;
-    pub mod pending;
     pub mod store;
-    pub mod waiters;
     pub use crate::model::postgres::functions;
 }
 pub mod problem;

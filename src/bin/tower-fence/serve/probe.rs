@@ -31,7 +31,7 @@ pub const WHY: Duration = Duration::from_secs(1);
 
 /// What leases in Postgres need: the call of a grant, in a transaction that is rolled back. The resource has a name of its
 /// own, so that no lease is in the way.
-const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL, 1)";
+const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL)";
 /// What epochs of leases elsewhere need, in a transaction that is rolled back.
 const EPOCHS: &str = "SELECT FROM tower_fence.report_epoch(0::smallint, 0)";
 /// What announcements of such leases need beside that.

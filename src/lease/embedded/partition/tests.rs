@@ -1,40 +1,56 @@
-use futures_util::FutureExt;
 use tokio::time::advance;
 
 use super::*;
+use crate::lease::LeaseId;
 
 const TTL: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_secs(600);
 
-/// One who asks for a lease, and may wait in line.
-struct Asker {
-    request: Acquire,
-    wake: Arc<Notify>,
-}
+/// One who asks for a lease, and may wait in the queue.
+struct Asker(Ask);
 
 impl Asker {
     fn new(ttl: Duration) -> Self {
-        Self {
-            request: Acquire::new(ttl),
-            wake: Arc::default(),
-        }
+        Self(Ask {
+            lease: LeaseDigest::of(LeaseId::random().expose()),
+            ticket: rand::random_range(1..=i64::MAX),
+            ttl,
+            lock_delay: Duration::ZERO,
+            owner: None,
+        })
+    }
+
+    fn reply(&self, partition: &mut Partition, queued: bool) -> Reply {
+        let waits = Waits::Yes {
+            listener: "",
+            left: LONG,
+            queued,
+        };
+        partition.acquire(&sku(), &self.0, waits)
     }
 
     /// The token, where it is granted.
     fn ask(&self, partition: &mut Partition) -> Option<i64> {
-        let line = Some((&self.wake, 1_000));
-        match partition.ask(&sku(), &self.request, line) {
-            Outcome::Granted(lease) => Some(lease.token.get()),
+        match self.reply(partition, false) {
+            Reply::Granted(granted) => Some(granted.token.get()),
             _ => None,
         }
     }
 
     fn leave(&self, partition: &mut Partition) {
-        partition.leave(&sku(), &self.request.lease_id, &self.wake);
+        let (lease, ticket) = (self.0.lease.clone(), self.0.ticket);
+        partition.end(&sku(), &End::Abandon { lease, ticket });
     }
 
-    fn is_woken(&self) -> bool {
-        self.wake.notified().now_or_never().is_some()
+    fn release(&self, partition: &mut Partition) {
+        let released = partition.end(&sku(), &End::Release(self.0.lease.clone()));
+        assert!(matches!(released, Reply::Ended));
+    }
+
+    fn is_called(&self, partition: &mut Partition) -> bool {
+        let before = partition.calls.len();
+        partition.calls.retain(|ticket| *ticket != self.0.ticket);
+        partition.calls.len() < before
     }
 }
 
@@ -68,10 +84,10 @@ async fn whoever_comes_when_a_lease_has_ended_by_itself_comes_behind_those_in_li
     // To the very moment.
     advance(TTL).await;
     assert_eq!(newcomer.ask(&mut partition), None);
-    assert!(waiting.is_woken());
+    assert!(waiting.is_called(&mut partition));
     assert_eq!(waiting.ask(&mut partition), token(1, 2));
     newcomer.leave(&mut partition);
-    assert!(partition.lines.is_empty(), "an empty line is kept");
+    assert!(partition.queues.is_empty(), "an empty queue is kept");
 }
 
 #[tokio::test(start_paused = true)]
@@ -81,24 +97,29 @@ async fn what_was_granted_in_line_to_one_who_has_gone_is_granted_to_the_next() {
     holder.ask(&mut partition);
     assert_eq!(gone.ask(&mut partition), None);
     assert_eq!(next.ask(&mut partition), None);
-    let released = partition.release(&sku(), &holder.request.lease_id);
-    released.unwrap();
+    holder.release(&mut partition);
     gone.leave(&mut partition);
-    assert!(next.is_woken());
+    assert!(next.is_called(&mut partition));
     assert_eq!(next.ask(&mut partition), token(1, 3));
-    assert!(partition.lines.is_empty(), "an empty line is kept");
+    assert!(partition.queues.is_empty(), "an empty queue is kept");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_holder_whose_time_is_up_has_no_way_back_through_its_lock_delay() {
     let mut partition = partition();
     let mut holder = Asker::new(TTL);
-    holder.request = holder.request.lock_delay(LONG);
+    holder.0.lock_delay = LONG;
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     advance(TTL).await;
     assert_eq!(holder.ask(&mut partition), None);
-    let renewed = partition.renew(&sku(), &holder.request.lease_id, Renew::new(LONG));
-    assert!(matches!(renewed, Err(LeaseError::Lost { .. })));
+    let renewal = Renewal {
+        lease: holder.0.lease.clone(),
+        ttl: LONG,
+        new_token: false,
+        at_least: None,
+    };
+    let renewed = partition.renew(&sku(), &renewal);
+    assert!(matches!(renewed, Reply::Lost));
 }
 
 /// The epoch is begun by the first in line, who stays that meanwhile.
@@ -110,10 +131,9 @@ async fn the_first_in_line_keeps_its_place_where_an_epoch_is_to_begin() {
     holder.ask(&mut partition);
     assert_eq!(first.ask(&mut partition), None);
     assert_eq!(second.ask(&mut partition), None);
-    while first.is_woken() {}
-    let released = partition.release(&sku(), &holder.request.lease_id);
-    released.unwrap();
-    assert!(first.is_woken() && !second.is_woken());
+    partition.calls.clear();
+    holder.release(&mut partition);
+    assert!(first.is_called(&mut partition) && !second.is_called(&mut partition));
     partition.begin_epoch(epoch(2));
     assert_eq!(first.ask(&mut partition), token(2, 1));
     assert_eq!(second.ask(&mut partition), None);
@@ -137,12 +157,34 @@ async fn the_end_of_an_epoch_ends_its_leases_and_wakes_who_waits_for_them() {
     let waiting = Asker::new(LONG);
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     assert_eq!(waiting.ask(&mut partition), None);
-    while waiting.is_woken() {}
+    partition.calls.clear();
     // What it has counted itself ends nothing.
     partition.end_epoch((1, 1));
     assert_eq!(holder.ask(&mut partition), token(1, 1));
-    while waiting.is_woken() {}
+    partition.calls.clear();
     partition.end_epoch((4, 7));
-    assert!(waiting.is_woken());
+    assert!(waiting.is_called(&mut partition));
     assert_eq!(waiting.ask(&mut partition), token(4, 8));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_displaces_an_earlier_one_under_its_lease_id() {
+    let (mut partition, holder) = (partition(), Asker::new(LONG));
+    let (first, behind) = (Asker::new(LONG), Asker::new(LONG));
+    holder.ask(&mut partition);
+    assert_eq!(first.ask(&mut partition), None);
+    assert_eq!(behind.ask(&mut partition), None);
+    let again = Asker(Ask {
+        ticket: 7,
+        ..first.0.clone()
+    });
+    assert_eq!(again.ask(&mut partition), None);
+    assert!(matches!(
+        first.reply(&mut partition, true),
+        Reply::Displaced
+    ));
+    first.leave(&mut partition);
+    partition.calls.clear();
+    holder.release(&mut partition);
+    assert!(again.is_called(&mut partition) && !behind.is_called(&mut partition));
 }

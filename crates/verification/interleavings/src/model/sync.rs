@@ -291,6 +291,14 @@ pub mod watch {
             self.0.has_changed()
         }
 
+        pub async fn wait_for(
+            &mut self,
+            is_there: impl FnMut(&T) -> bool,
+        ) -> Result<real::Ref<'_, T>, real::error::RecvError> {
+            step();
+            self.0.wait_for(is_there).await
+        }
+
         pub async fn changed(&mut self) -> Result<(), real::error::RecvError> {
             step();
             self.0.changed().await

@@ -58,7 +58,10 @@ pub async fn everyone_in_line_gets_the_lease() {
         }
     });
     all(holders).await;
-    assert!(leases.inspect(&resource()).await.unwrap().is_none());
+    // What was given up is given back.
+    while leases.inspect(&resource()).await.unwrap().is_some() {
+        sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// A lease that was to last is made short, and its holder goes: the first in line learns of it, and hands the knowledge on

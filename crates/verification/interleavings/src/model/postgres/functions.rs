@@ -5,7 +5,10 @@ use std::{error::Error, sync::Arc, time::Duration};
 use super::{FOR_EVER, Line, Place, Postgres, sessions::PgConnectOptions, spawn};
 use crate::{
     announce::LeaseDigest,
-    lease::{Acquire, Held, LeaseError, LeaseId, ListError, Page, Renew},
+    lease::{
+        Held, LeaseError, ListError, Page,
+        backend::{Ask, Granted, Renewal, Reply, Waits},
+    },
     token::{Resource, Token},
 };
 
@@ -26,45 +29,13 @@ pub trait LeaseDatabase: Send + Sync + 'static {
     }
 }
 
-pub struct CallError(pub Box<dyn Error + Send + Sync>);
+pub struct CallError {
+    pub cause: Box<dyn Error + Send + Sync>,
+}
 
 impl LeaseDatabase for Postgres {
     fn server(&self) -> &Postgres {
         self
-    }
-}
-
-#[derive(Debug)]
-pub enum Asked {
-    Granted { token: Token, others_wait: bool },
-    Exhausted(i64),
-    Held { closed: Duration },
-    Queued,
-    First { closed: Duration },
-    Full,
-    Again,
-}
-
-pub enum Renewed {
-    Granted(Token),
-    Lost,
-    Exhausted(i64),
-    Again,
-}
-
-pub struct Request {
-    pub resource: Resource,
-    pub ticket: i64,
-    lease: LeaseDigest,
-}
-
-impl Request {
-    pub fn new(resource: &Resource, request: &Acquire) -> Self {
-        Self {
-            resource: resource.clone(),
-            lease: LeaseDigest::of(request.lease_id.expose()),
-            ticket: rand::random(),
-        }
     }
 }
 
@@ -76,18 +47,28 @@ pub struct Functions {
 impl Functions {
     pub async fn ask(
         &self,
-        request: &Request,
-        in_line: bool,
-        listener: Option<i64>,
-        _: usize,
-    ) -> Result<Asked, LeaseError> {
-        let (lease, ticket) = (request.lease.clone(), request.ticket);
-        let ask = move |line: &mut Line| ask(line, lease, ticket, in_line, listener);
+        _: &Resource,
+        ask: &Ask,
+        waits: Waits<'_>,
+    ) -> Result<(Reply, bool), LeaseError> {
+        let (in_line, listener) = match waits {
+            Waits::No => (false, None),
+            Waits::Yes {
+                listener, queued, ..
+            } => (queued, listener.parse().ok()),
+            Waits::Leaves => (true, None),
+        };
+        let (lease, ticket) = (ask.lease.clone(), ask.ticket);
+        let ask = move |line: &mut Line| self::ask(line, lease, ticket, in_line, listener);
         Ok(self.run(ask).await)
     }
 
-    pub async fn abandon(&self, request: &Request) -> Result<(), LeaseError> {
-        let ticket = request.ticket;
+    pub async fn abandon(
+        &self,
+        _: &Resource,
+        _: &LeaseDigest,
+        ticket: i64,
+    ) -> Result<Reply, LeaseError> {
         let abandon = move |line: &mut Line| {
             line.leave(ticket);
             let held = line.lease.as_ref();
@@ -96,26 +77,28 @@ impl Functions {
             }
             line.tell_first();
         };
-        Ok(self.run(abandon).await)
+        self.run(abandon).await;
+        Ok(Reply::Ended)
     }
 
-    pub async fn end(
-        &self,
-        _: &Resource,
-        id: Option<&LeaseId>,
-        _: Option<Token>,
-    ) -> Result<bool, LeaseError> {
-        let lease = id.map(|id| LeaseDigest::of(id.expose()));
+    pub async fn end(&self, _: &Resource, lease: &LeaseDigest) -> Result<Reply, LeaseError> {
+        let lease = lease.clone();
         let end = move |line: &mut Line| {
-            let held = line
-                .lease
-                .take_if(|held| lease.is_none_or(|lease| held.lease == lease));
-            if held.is_some() {
-                line.tell_first();
+            let held = line.lease.take_if(|held| held.lease == lease);
+            match held {
+                Some(_) => {
+                    line.tell_first();
+                    Reply::Ended
+                }
+                None => Reply::Lost,
             }
-            held.is_some()
         };
         Ok(self.run(end).await)
+    }
+
+    pub async fn break_lease(&self, _: &Resource, _: Option<Token>) -> Result<Reply, LeaseError> {
+        // No scenario breaks a lease.
+        Ok(Reply::Lost)
     }
 
     pub async fn call_first(&self, _: &Resource) -> Result<(), LeaseError> {
@@ -136,8 +119,8 @@ impl Functions {
         });
     }
 
-    pub async fn renew(&self, _: &Resource, _: &LeaseId, _: Renew) -> Result<Renewed, LeaseError> {
-        Ok(Renewed::Lost)
+    pub async fn renew(&self, _: &Resource, _: &Renewal) -> Result<Reply, LeaseError> {
+        Ok(Reply::Lost)
     }
 
     pub async fn inspect(&self, _: &Resource) -> Result<Option<Held>, LeaseError> {
@@ -175,7 +158,7 @@ fn ask(
     ticket: i64,
     in_line: bool,
     listener: Option<i64>,
-) -> Asked {
+) -> (Reply, bool) {
     let in_line = in_line && line.is_waiting(ticket);
     let is_free = loop {
         match (&mut line.lease, line.line.front()) {
@@ -210,9 +193,8 @@ fn ask(
         if in_line {
             line.tell_first();
         }
-        return Asked::Held { closed: FOR_EVER };
+        return (Reply::Held { left: FOR_EVER }, false);
     };
-    let first = line.line.front().and_then(|first| first.ticket);
     let mut places = line.line.iter_mut();
     match places.find(|one| one.ticket == Some(ticket)) {
         Some(place) => place.listener = listener,
@@ -222,15 +204,18 @@ fn ask(
             listener,
         }),
     }
-    match first.is_none_or(|first| first == ticket) {
-        true => Asked::First { closed: FOR_EVER },
-        false => Asked::Queued,
-    }
+    let left = FOR_EVER;
+    (
+        Reply::Queued {
+            left,
+            joined: false,
+        },
+        false,
+    )
 }
 
-fn granted(line: &Line) -> Asked {
-    Asked::Granted {
-        token: Token::new(line.tokens).unwrap(),
-        others_wait: !line.line.is_empty(),
-    }
+fn granted(line: &Line) -> (Reply, bool) {
+    let token = Token::new(line.tokens).unwrap();
+    let granted = Granted::new(token, FOR_EVER);
+    (Reply::Granted(granted), !line.line.is_empty())
 }

@@ -1,0 +1,74 @@
+//! Requests that are dropped.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    task::{Context, Poll},
+};
+
+use tokio::task::yield_now;
+
+use super::{
+    Subject,
+    steps::{LONG, eventually, grant, granted, is_free, sku, wait},
+};
+use crate::lease::{Acquire, Leases};
+
+/// How many await points are tried.
+const POINTS: usize = 200;
+
+/// The request is polled once more each time, before it is dropped.
+pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    for polls in 1..=POINTS {
+        let acquired = {
+            let resource = sku();
+            let mut acquiring = pin!(one.acquire(&resource, Acquire::new(LONG)));
+            let mut polled = 0;
+            poll_fn(|cx: &mut Context<'_>| {
+                polled += 1;
+                match acquiring.as_mut().poll(cx) {
+                    Poll::Ready(acquired) => Poll::Ready(Some(acquired)),
+                    Poll::Pending if polled == polls => Poll::Ready(None),
+                    Poll::Pending => Poll::Pending,
+                }
+            })
+            .await
+        };
+        if let Some(acquired) = acquired {
+            let lease = acquired.expect("the resource is free");
+            one.release(&sku(), &lease.id).await.expect("a release");
+            return;
+        }
+        yield_now().await;
+        eventually("what was dropped has left nothing", async || {
+            let asked = two.acquire(&sku(), Acquire::new(LONG)).await;
+            match asked {
+                Ok(lease) => two.release(&sku(), &lease.id).await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+    }
+    panic!("it was polled {POINTS} times, and is not granted");
+}
+
+pub(super) async fn waiter_that_goes_away_is_passed_over<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    for _ in 0..5 {
+        let first = grant(&one, LONG).await;
+        // Each under an id of its own.
+        let request = || Acquire::new(LONG).wait(LONG);
+        let gone = wait(&two, request(), S::QUEUE).await;
+        let stays = wait(&one, request(), S::QUEUE).await;
+        one.release(&sku(), &first.id).await.expect("a release");
+        // It may have been granted already, and may know it or not.
+        gone.abort();
+        if let Ok(Ok(lease)) = gone.await {
+            two.release(&sku(), &lease.id).await.expect("a release");
+        }
+        let lease = granted(stays).await;
+        one.release(&sku(), &lease.id).await.expect("a release");
+        eventually("nobody has it", async || is_free(&one).await).await;
+    }
+}

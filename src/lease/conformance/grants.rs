@@ -1,0 +1,189 @@
+//! Grants, renewals, and their ends.
+
+use futures_util::future::join_all;
+use tokio::time::sleep;
+
+use super::{
+    Subject,
+    steps::{LONG, eventually, grant, is_free, is_held, is_lost, next_grant, sku},
+};
+use crate::{
+    lease::{Acquire, LeaseError, LeaseId, Leases, Operate, Owner, Renew},
+    token::Token,
+};
+
+pub(super) async fn grant_excludes_others_until_it_is_released<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, LONG).await;
+    assert_eq!(first.resource, sku());
+    assert!(first.ttl <= LONG * 2 && first.ttl > LONG / 2, "{first:?}");
+    for leases in [&one, &two] {
+        let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        assert!(retry_after > LONG / 2, "{retry_after:?}");
+    }
+    two.release(&sku(), &first.id).await.expect("a release");
+    let second = grant(&one, LONG).await;
+    assert!(second.token > first.token);
+}
+
+pub(super) async fn expired_lease_is_followed_by_a_higher_token<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, S::SHORT).await;
+    is_held(two.acquire(&sku(), Acquire::new(S::SHORT)).await);
+    let second = next_grant(&two).await;
+    assert!(second.token > first.token);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
+}
+
+pub(super) async fn request_is_idempotent_by_lease_id<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, S::SHORT).await;
+    let again = Acquire::new(LONG).lease_id(first.id.clone());
+    let again = two.acquire(&sku(), again).await.expect("a repetition");
+    assert_eq!((again.token, again.id), (first.token, first.id));
+    sleep(2 * S::SHORT).await;
+    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+}
+
+pub(super) async fn only_the_lease_id_renews_and_releases<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let stranger = LeaseId::random();
+    is_lost(one.renew(&sku(), &stranger, Renew::new(LONG)).await);
+    is_lost(one.release(&sku(), &stranger).await);
+    let lease = grant(&one, LONG).await;
+    is_lost(two.renew(&sku(), &stranger, Renew::new(LONG)).await);
+    is_lost(two.release(&sku(), &stranger).await);
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    one.release(&sku(), &lease.id).await.expect("a release");
+    is_lost(one.release(&sku(), &lease.id).await);
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+}
+
+pub(super) async fn late_release_or_renewal_spares_the_successor<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, S::SHORT).await;
+    let second = next_grant(&two).await;
+    is_lost(one.release(&sku(), &first.id).await);
+    is_lost(one.renew(&sku(), &first.id, Renew::new(S::SHORT)).await);
+    let held = one.inspect(&sku()).await.expect("the store answers");
+    let held = held.expect("the successor has the lease");
+    assert_eq!(held.token, second.token);
+    assert!(held.ttl > LONG / 2, "{held:?}");
+}
+
+pub(super) async fn renewal_starts_the_time_anew_and_keeps_the_token<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let lease = grant(&one, S::SHORT).await;
+    let renewed = two.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    let renewed = renewed.expect("a renewal");
+    assert_eq!((renewed.token, &renewed.id), (lease.token, &lease.id));
+    sleep(2 * S::SHORT).await;
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    let shorter = one.renew(&sku(), &lease.id, Renew::new(S::SHORT)).await;
+    shorter.expect("a renewal");
+    assert!(next_grant(&two).await.token > lease.token);
+}
+
+pub(super) async fn renewal_may_take_a_new_token<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let lease = grant(&one, LONG).await;
+    let anew = Renew::new(LONG).with_new_token();
+    let second = two.renew(&sku(), &lease.id, anew).await.expect("a renewal");
+    assert!(second.token > lease.token);
+    let kept = one.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    assert_eq!(kept.expect("a renewal").token, second.token);
+    one.release(&sku(), &lease.id).await.expect("a release");
+    assert!(grant(&two, LONG).await.token > second.token);
+}
+
+/// A store that cannot do that says so.
+pub(super) async fn renewal_may_ask_for_a_lowest_token<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let lease = grant(&one, LONG).await;
+    let lowest = Token::new(lease.token.get() + 1_000).expect("a token");
+    let renew = Renew::new(LONG).at_least(lowest);
+    match two.renew(&sku(), &lease.id, renew).await {
+        Ok(renewed) => assert!(renewed.token >= lowest, "{renewed:?}"),
+        Err(LeaseError::Invalid { .. }) => {}
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+pub(super) async fn owner_that_was_named_first_stays<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let owner = |name: &str| Owner::new(name).expect("an owner");
+    let first = Acquire::new(LONG).lease_id(LeaseId::random());
+    one.acquire(&sku(), first.clone()).await.expect("a grant");
+    for name in ["worker-7", "worker-8"] {
+        let again = first.clone().owner(owner(name));
+        two.acquire(&sku(), again).await.expect("a repetition");
+        let held = one.inspect(&sku()).await.expect("the store answers");
+        let held = held.expect("the lease is held");
+        assert_eq!(held.owner, Some(owner("worker-7")));
+        assert!(!format!("{held:?}").contains(first.lease_id.expose()));
+    }
+}
+
+pub(super) async fn one_of_many_requests_is_granted<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let asking = (0..32).map(|n| {
+        let leases = [&one, &two][n % 2];
+        async move { leases.acquire(&sku(), Acquire::new(LONG)).await }
+    });
+    let outcomes = join_all(asking).await;
+    let (granted, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
+    assert_eq!(granted.len(), 1, "{granted:?}");
+    for refusal in refused {
+        is_held(refusal);
+    }
+}
+
+pub(super) async fn lock_delay_follows_expiry_and_not_release<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.expect("a grant");
+    eventually("the lease ends", async || is_free(&one).await).await;
+    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
+    is_lost(one.release(&sku(), &lease.id).await);
+    let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    assert!(retry_after > LONG / 2, "{retry_after:?}");
+    assert!(one.break_lease(&sku(), None).await.expect("a break"));
+    let delayed = Acquire::new(LONG).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.expect("a grant");
+    one.release(&sku(), &lease.id).await.expect("a release");
+    grant(&two, LONG).await;
+}
+
+pub(super) async fn break_ends_the_lease_that_was_seen<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let ended = two.break_lease(&sku(), None).await;
+    assert!(!ended.expect("a break"), "nobody has it");
+    let first = grant(&one, LONG).await;
+    assert!(
+        two.break_lease(&sku(), Some(first.token))
+            .await
+            .expect("a break")
+    );
+    let second = grant(&one, LONG).await;
+    assert!(second.token > first.token);
+    let ended = two.break_lease(&sku(), Some(first.token)).await;
+    assert!(!ended.expect("a break"), "another lease was seen");
+    assert!(!is_free(&one).await);
+    assert!(two.break_lease(&sku(), None).await.expect("a break"));
+    is_lost(one.release(&sku(), &second.id).await);
+}
+
+pub(super) async fn tokens_increase_after_data_loss<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let mut last = grant(&one, S::SHORT).await.token;
+    for leases in [&one, &two] {
+        if !subject.lose_data(leases).await {
+            return;
+        }
+        let next = next_grant(leases).await;
+        assert!(next.token > last, "{} comes after {last}", next.token);
+        last = next.token;
+        // It may be lost by now.
+        let _ = leases.release(&sku(), &next.id).await;
+    }
+}

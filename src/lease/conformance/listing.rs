@@ -1,0 +1,76 @@
+//! Listing, while leases come and go.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Subject,
+    steps::{LONG, resource},
+};
+use crate::{
+    lease::{Acquire, LeaseId, Leases, ListError, Operate},
+    token::Resource,
+};
+
+/// How many leases are listed.
+const LEASES: usize = 60;
+const PAGE: usize = 7;
+
+async fn held<L: Leases>(leases: &L) -> Vec<(Resource, LeaseId)> {
+    let mut held = vec![];
+    for n in 0..LEASES {
+        let name = resource(&format!("sku-{n}/é:{{{n}}}"));
+        let granted = leases.acquire(&name, Acquire::new(LONG)).await;
+        held.push((name, granted.expect("a grant").id));
+    }
+    held
+}
+
+pub(super) async fn every_held_lease_is_on_a_page<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let page = two.list(PAGE, None).await.expect("a page");
+    assert!(page.leases.is_empty() && page.cursor.is_none());
+    let names: BTreeSet<_> = held(&one).await.into_iter().map(|(name, _)| name).collect();
+    let (mut listed, mut cursor) = (BTreeSet::new(), None);
+    loop {
+        let page = two.list(PAGE, cursor.as_deref()).await.expect("a page");
+        for (name, lease) in page.leases {
+            assert!(lease.ttl > LONG / 2, "{lease:?}");
+            assert!(listed.insert(name), "it is on two pages");
+        }
+        match page.cursor {
+            None => break,
+            next => cursor = next,
+        }
+    }
+    assert_eq!(listed, names);
+}
+
+pub(super) async fn held_lease_is_listed_while_others_end<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let mut leases = held(&one).await;
+    let stay: BTreeSet<_> = leases
+        .iter()
+        .step_by(3)
+        .map(|(name, _)| name.clone())
+        .collect();
+    leases.retain(|(name, _)| !stay.contains(name));
+    let (mut listed, mut cursor) = (BTreeSet::new(), None);
+    loop {
+        let page = two.list(PAGE, cursor.as_deref()).await.expect("a page");
+        listed.extend(page.leases.into_iter().map(|(name, _)| name));
+        for (name, id) in leases.drain(..leases.len().min(PAGE)) {
+            one.release(&name, &id).await.expect("a release");
+        }
+        match page.cursor {
+            None => break,
+            next => cursor = next,
+        }
+    }
+    assert!(stay.is_subset(&listed), "some are on no page");
+}
+
+pub(super) async fn cursor_of_no_page_is_refused<S: Subject>(subject: &S) {
+    let (one, _) = subject.fresh().await;
+    let refused = one.list(PAGE, Some("\u{1F680}")).await;
+    assert!(matches!(refused, Err(ListError::Cursor)), "{refused:?}");
+}

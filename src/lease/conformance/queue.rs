@@ -1,0 +1,125 @@
+//! Requests that wait.
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Subject,
+    steps::{LONG, chosen, grant, granted, is_held, sku, wait, waiters},
+};
+use crate::lease::{Acquire, Leases, Renew};
+
+pub(super) async fn waiter_is_granted_on_release<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let mut last = grant(&one, LONG).await;
+    for leases in [&two, &one, &two] {
+        let waiting = wait(leases, Acquire::new(LONG).wait(LONG), S::QUEUE).await;
+        one.release(&sku(), &last.id).await.expect("a release");
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        let held = one.inspect(&sku()).await.expect("the store answers");
+        let held = held.expect("the waiter has the lease");
+        assert_eq!((held.token, held.waiters), (lease.token, 0));
+        assert!(held.ttl > LONG / 2, "it lasts its whole time: {held:?}");
+        last = lease;
+    }
+}
+
+pub(super) async fn waiter_is_granted_on_expiry<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, S::SHORT).await;
+    let waiting = wait(&two, Acquire::new(LONG).wait(LONG), S::QUEUE).await;
+    assert!(granted(waiting).await.token > first.token);
+}
+
+pub(super) async fn wait_ends_at_its_timeout<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let lease = grant(&one, LONG).await;
+    let began = Instant::now();
+    let request = Acquire::new(LONG).wait(S::SHORT);
+    let retry_after = is_held(two.acquire(&sku(), request).await);
+    assert!(began.elapsed() >= S::SHORT && retry_after > LONG / 2);
+    assert_eq!(waiters(&one).await, 0, "it is in the queue still");
+    one.release(&sku(), &lease.id).await.expect("a release");
+    let held = one.inspect(&sku()).await.expect("the store answers");
+    assert_eq!(held, None);
+}
+
+pub(super) async fn waiters_are_served_in_order<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let mut last = grant(&one, LONG).await;
+    let mut queue = vec![];
+    for n in 0..6 {
+        let request = Acquire::new(LONG).wait(LONG);
+        queue.push(wait([&one, &two][n % 2], request, true).await);
+    }
+    for waiting in queue {
+        one.release(&sku(), &last.id).await.expect("a release");
+        let lease = granted(waiting).await;
+        assert!(lease.token > last.token);
+        last = lease;
+    }
+}
+
+pub(super) async fn newcomer_does_not_overtake<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, LONG).await;
+    let waiting = wait(&two, Acquire::new(LONG).wait(LONG), true).await;
+    one.release(&sku(), &first.id).await.expect("a release");
+    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+    granted(waiting).await;
+}
+
+pub(super) async fn repeated_request_has_the_position_of_the_first<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    for other in [&one, &two] {
+        let first = grant(&one, LONG).await;
+        let request = chosen();
+        let given_up = wait(&one, request.clone(), true).await;
+        let behind = wait(&two, Acquire::new(LONG).wait(LONG), true).await;
+        let again = wait(other, request.clone(), false).await;
+        sleep(S::SHORT).await;
+        assert_eq!(waiters(&one).await, 2, "one position for one lease id");
+        given_up.abort();
+        sleep(S::SHORT).await;
+        assert_eq!(
+            waiters(&one).await,
+            2,
+            "the repetition has lost its position"
+        );
+        one.release(&sku(), &first.id).await.expect("a release");
+        let lease = granted(again).await;
+        two.release(&sku(), &lease.id).await.expect("a release");
+        let behind = granted(behind).await;
+        assert!(behind.token > lease.token);
+        one.release(&sku(), &behind.id).await.expect("a release");
+    }
+}
+
+pub(super) async fn position_survives_a_gap<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, LONG).await;
+    let request = chosen();
+    // The first request ends by its timeout, the second with its client.
+    let over = one.acquire(&sku(), request.clone().wait(S::SHORT)).await;
+    is_held(over);
+    let behind = wait(&two, Acquire::new(LONG).wait(LONG), true).await;
+    let dropped = wait(&one, request.clone(), false).await;
+    sleep(S::SHORT).await;
+    dropped.abort();
+    sleep(S::SHORT).await;
+    let last = wait(&one, request, false).await;
+    sleep(S::SHORT).await;
+    one.release(&sku(), &first.id).await.expect("a release");
+    let lease = granted(last).await;
+    one.release(&sku(), &lease.id).await.expect("a release");
+    assert!(granted(behind).await.token > lease.token);
+}
+
+pub(super) async fn shorter_renewal_reaches_the_waiters<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let first = grant(&one, LONG).await;
+    let waiting = wait(&two, Acquire::new(LONG).wait(LONG), S::QUEUE).await;
+    let shorter = one.renew(&sku(), &first.id, Renew::new(S::SHORT)).await;
+    shorter.expect("a renewal");
+    granted(waiting).await;
+}

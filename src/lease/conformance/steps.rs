@@ -1,0 +1,103 @@
+//! Steps that the checks share.
+
+use std::time::Duration;
+
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases},
+    token::Resource,
+};
+
+/// A time that does not pass during a check.
+pub(super) const LONG: Duration = Duration::from_secs(60);
+/// How long something may take that happens by itself.
+const SOON: Duration = Duration::from_secs(20);
+
+pub(super) fn resource(name: &str) -> Resource {
+    Resource::new(name).expect("a name")
+}
+
+pub(super) fn sku() -> Resource {
+    resource("sku-1")
+}
+
+pub(super) async fn grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
+    let granted = leases.acquire(&sku(), Acquire::new(ttl)).await;
+    granted.expect("the resource is free")
+}
+
+#[track_caller]
+pub(super) fn is_held<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> Duration {
+    match outcome {
+        Err(LeaseError::Held { retry_after, .. }) => retry_after,
+        other => panic!("the resource is held, and the answer is {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn is_lost<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
+    assert!(
+        matches!(outcome, Err(LeaseError::Lost { .. })),
+        "the lease is not held under this id, and the answer is {outcome:?}"
+    );
+}
+
+/// Waits until this holds.
+pub(super) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
+    let waiting = async {
+        while !holds().await {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let happened = timeout(SOON, waiting).await;
+    assert!(happened.is_ok(), "{what}: this never happens");
+}
+
+/// Acquires as soon as the resource is free.
+pub(super) async fn next_grant<L: Leases>(leases: &L) -> Lease {
+    let request = Acquire::new(LONG).wait(SOON);
+    let granted = leases.acquire(&sku(), request).await;
+    granted.expect("the resource becomes free")
+}
+
+pub(super) async fn waiters<L: Leases>(leases: &L) -> u64 {
+    let held = leases.inspect(&sku()).await.expect("the store answers");
+    held.map_or(0, |held| held.waiters)
+}
+
+pub(super) type Waiting = JoinHandle<Result<Lease, LeaseError>>;
+
+/// Begins to wait in a task of its own. With a queue, returns when the request is in it.
+pub(super) async fn wait<L: Leases + Clone>(leases: &L, request: Acquire, queue: bool) -> Waiting {
+    let before = waiters(leases).await;
+    let waiting = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.acquire(&sku(), request).await }
+    });
+    if queue {
+        eventually("the request is in the queue", async || {
+            waiting.is_finished() || waiters(leases).await > before
+        })
+        .await;
+    }
+    waiting
+}
+
+pub(super) async fn granted(waiting: Waiting) -> Lease {
+    let granted = timeout(SOON, waiting).await.expect("it is never granted");
+    granted.expect("it does not panic").expect("it is granted")
+}
+
+pub(super) async fn is_free<L: Leases>(leases: &L) -> bool {
+    let held = leases.inspect(&sku()).await.expect("the store answers");
+    held.is_none()
+}
+
+/// A request whose client may come back.
+pub(super) fn chosen() -> Acquire {
+    Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random())
+}

@@ -1,0 +1,188 @@
+//! Running steps on token counters: a step that needs an epoch gets one.
+
+use std::sync::Arc;
+
+use super::Store;
+use crate::{
+    epochs::{SourceId, partition_of},
+    lease::{
+        Backend, LeaseError,
+        backend::{BlankCounter, Granted, Reply, Seen, Step},
+        memory::Memory,
+        single_flight::Flight,
+    },
+    metrics,
+    token::Resource,
+};
+
+/// How often a step is executed for one call before that gives up: each time means that another issuer was faster, or
+/// that the store has lost its data again.
+const ATTEMPTS: usize = 12;
+
+impl<B: Backend> Store<B> {
+    /// Executes a step that may take a token. The source knows the epoch of what is granted.
+    pub(super) async fn take_token(
+        &self,
+        resource: &Resource,
+        step: Step<'_>,
+    ) -> Result<Reply, LeaseError> {
+        let Some(memory) = &self.memory else {
+            return self.execute(resource, step).await;
+        };
+        memory.learn_source().await?;
+        for _ in 0..ATTEMPTS {
+            let reply = self.execute(resource, step).await?;
+            let Reply::Granted(Granted {
+                counted: Some((epoch, n)),
+                ..
+            }) = reply
+            else {
+                return Ok(reply);
+            };
+            if memory
+                .record_grant(partition_of(resource), epoch, n)
+                .await?
+            {
+                return Ok(reply);
+            }
+            // The epoch is over. The store grants anew, or says that the lease is lost.
+        }
+        Err(LeaseError::unavailable(TooMuchChange))
+    }
+
+    /// Executes a step that keeps the token of a lease: it goes on without the source of epochs.
+    pub(super) async fn keep_token(
+        &self,
+        resource: &Resource,
+        step: Step<'_>,
+    ) -> Result<Reply, LeaseError> {
+        let reply = self.execute(resource, step).await?;
+        if let (Some(memory), Reply::Granted(granted)) = (&self.memory, &reply)
+            && let Some((epoch, n)) = granted.counted
+        {
+            memory.record_renewal(partition_of(resource), epoch, n);
+        }
+        Ok(reply)
+    }
+
+    /// Executes a step. If that needs an epoch, begins one and executes it again.
+    async fn execute(&self, resource: &Resource, step: Step<'_>) -> Result<Reply, LeaseError> {
+        let (mut flight, mut replace) = (None, false);
+        for _ in 0..ATTEMPTS {
+            let seen = Seen {
+                replace,
+                ..self.seen(resource)
+            };
+            let reply = match self.backend.step(resource, step, seen).await {
+                Ok(reply) => reply,
+                Err(error) => return Err(fail(flight, error)),
+            };
+            match (reply, &flight) {
+                // One request at a time goes on from here. To ask again tells whether another one,
+                // which was first, has begun the epoch.
+                (Reply::NeedsEpoch(_) | Reply::Behind, None) => {
+                    let partition = partition_of(resource);
+                    flight = Some(self.memory()?.flight(partition).await?);
+                }
+                (Reply::NeedsEpoch(counter), Some(_)) => {
+                    if let Err(error) = self.begin_epoch(resource, &counter).await {
+                        return Err(fail(flight, error));
+                    }
+                }
+                (Reply::Behind, Some(_)) => {
+                    // It may be that of a server that was deposed. Where it is not, it was copied
+                    // back, and must not count on from there.
+                    let partition = partition_of(resource);
+                    tracing::warn!(partition, "the token counter has gone back");
+                    replace = true;
+                }
+                // A renewal that keeps its token asks no source, until its epoch turns out to be over.
+                (Reply::OtherSource(_), _) if self.memory()?.source().is_none() => {
+                    self.memory()?.learn_source().await?;
+                }
+                (Reply::OtherSource(theirs), _) => {
+                    return Err(fail(flight, self.mismatch(resource, theirs)));
+                }
+                (reply, _) => return Ok(reply),
+            }
+        }
+        Err(fail(flight, LeaseError::unavailable(TooMuchChange)))
+    }
+
+    /// Takes an epoch for this very counter, and begins it there.
+    async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        counter: &BlankCounter,
+    ) -> Result<(), LeaseError> {
+        let partition = partition_of(resource);
+        let epoch = self.memory()?.next_epoch(partition, counter.epoch).await?;
+        let seen = self.seen(resource);
+        let began = self.backend.begin_epoch(resource, counter, epoch, seen);
+        if began.await? {
+            metrics::count("tower_fence_epochs_begun_total");
+            tracing::info!(partition, %epoch, "began an epoch");
+        }
+        Ok(())
+    }
+
+    /// What this process knows of the counter of a resource's partition.
+    pub(super) fn seen(&self, resource: &Resource) -> Seen<'_> {
+        let Some(memory) = &self.memory else {
+            return Seen::default();
+        };
+        let (epoch, n) = memory.highest(partition_of(resource));
+        Seen {
+            source: memory.source(),
+            epoch,
+            n,
+            replace: false,
+        }
+    }
+
+    fn memory(&self) -> Result<&Arc<Memory>, LeaseError> {
+        let memory = self.memory.as_ref();
+        memory.ok_or_else(|| LeaseError::misconfigured(NoEpochs))
+    }
+
+    fn mismatch(&self, resource: &Resource, theirs: String) -> LeaseError {
+        let ours = self.memory.as_ref().and_then(|memory| memory.source());
+        LeaseError::misconfigured(SourceMismatch {
+            partition: partition_of(resource),
+            ours: ours.cloned(),
+            theirs,
+        })
+    }
+}
+
+/// A failure, which is shared with the requests that wait for this one.
+fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
+    match flight {
+        Some(flight) => flight.fail(error),
+        None => error,
+    }
+}
+
+/// The counter belongs to another application.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the token counter of partition {partition} belongs to the source of epochs `{theirs}`, and this \
+     issuer's is `{}`: choose a key prefix for each database (`key_prefix`), or, if the database was \
+     made anew, delete the keys under this prefix",
+    .ours.as_ref().map_or("", SourceId::as_str)
+)]
+struct SourceMismatch {
+    partition: u8,
+    ours: Option<SourceId>,
+    theirs: String,
+}
+
+/// The store needs a source of epochs, and its driver was given none.
+#[derive(Debug, thiserror::Error)]
+#[error("this lease store needs a source of epochs: give one to its driver")]
+struct NoEpochs;
+
+/// The same step was executed too often.
+#[derive(Debug, thiserror::Error)]
+#[error("other requests for the same lease are under way")]
+pub(super) struct TooMuchChange;

@@ -1,0 +1,353 @@
+//! A request for a lease that is under way: it asks, waits for its turn, and asks again.
+//!
+//! 1. The first step does not wait: most leases are free. A request that finds others of this process
+//!    before it joins them first.
+//! 2. A step that was sent is completed, also when the request is dropped. Then what the request has left
+//!    behind is undone: its position in the queue, and a lease that nobody has heard of.
+//! 3. A client that has chosen its lease id may come back. Its position is kept for [`PLACE_KEPT`], whether the
+//!    request was dropped or its time was over, and so is a lease that is granted meanwhile.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{
+    Driver,
+    epochs::TooMuchChange,
+    queue::{Seat, Turn},
+};
+use crate::{
+    announce::LeaseDigest,
+    lease::{
+        Acquire, Backend, Lease, LeaseError, LeaseId,
+        backend::{Ask, End, Reply, Step, Waits},
+        background::Background,
+        time::{after, at_least_1_ms, of_ms, whole_ms},
+    },
+    token::Resource,
+};
+
+/// For how long the position of a client is kept that may come back.
+const PLACE_KEPT: Duration = Duration::from_secs(3);
+/// For how long steps are repeated that others are in the way of.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+/// The first pause between two attempts; each one after it is twice as long.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// The pause after a look at the queue that has failed.
+const FAILED_LOOK: Duration = Duration::from_secs(1);
+
+type Call = futures_util::future::BoxFuture<'static, Result<Reply, LeaseError>>;
+
+pub(super) struct Pending<B: Backend> {
+    driver: Driver<B>,
+    resource: Resource,
+    id: LeaseId,
+    chosen_id: bool,
+    ask: Arc<Ask>,
+    /// The step that was sent and not answered.
+    call: Option<Call>,
+    seat: Option<Seat>,
+    /// Whether the store has put it in the queue.
+    queued: bool,
+    /// Whether this process does not hear of its turn.
+    is_deaf: bool,
+    /// Whether the store may have something of it.
+    asked: bool,
+    /// Whether its caller has gone.
+    is_left: bool,
+    /// For how long the resource was blocked when the store was last asked, and when that was.
+    blocked: (Duration, Instant),
+    background: Background,
+}
+
+impl<B: Backend> Pending<B> {
+    pub(super) fn new(driver: &Driver<B>, resource: &Resource, request: Acquire) -> Self {
+        let ask = Ask {
+            lease: LeaseDigest::of(request.lease_id.expose()),
+            ticket: rand::random_range(1..=i64::MAX),
+            ttl: of_ms(at_least_1_ms(request.ttl)),
+            lock_delay: of_ms(whole_ms(request.lock_delay)),
+            owner: request.owner,
+        };
+        Self {
+            driver: driver.clone(),
+            resource: resource.clone(),
+            id: request.lease_id,
+            chosen_id: request.chosen_id,
+            ask: Arc::new(ask),
+            call: None,
+            seat: None,
+            queued: false,
+            is_deaf: false,
+            asked: false,
+            is_left: false,
+            blocked: (Duration::ZERO, Instant::now()),
+            background: Background::here(),
+        }
+    }
+
+    /// Asks until there is a lease, or the time is over.
+    pub(super) async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
+        let busy_until = deadline.max(after(BUSY_TIMEOUT));
+        let mut pause = SHORTEST_PAUSE;
+        let mut is_look = false;
+        let queue = Arc::clone(&self.driver.queue);
+        if self.seat.is_none() && Instant::now() < deadline && queue.has_line(&self.resource) {
+            self.join()?;
+        }
+        loop {
+            let is_late = Instant::now() >= deadline;
+            let mut poll_at = None;
+            match self.next_reply(is_late, deadline).await {
+                Ok(Reply::Granted(granted)) => {
+                    self.asked = false;
+                    let (token, ttl) = (granted.token, granted.ttl);
+                    return Ok(Lease::new(
+                        self.resource.clone(),
+                        self.id.clone(),
+                        token,
+                        ttl,
+                    ));
+                }
+                Ok(Reply::Exhausted(max_token)) => {
+                    self.asked = false;
+                    return Err(LeaseError::Exhausted {
+                        resource: self.resource.clone(),
+                        max_token,
+                    });
+                }
+                Ok(Reply::Held { left }) if is_late => {
+                    // Nothing of it is in the store.
+                    self.asked = false;
+                    return Err(LeaseError::held(&self.resource, left));
+                }
+                Ok(Reply::Queued { left, .. }) if is_late => {
+                    return Err(LeaseError::held(&self.resource, left));
+                }
+                Ok(Reply::Held { .. }) if self.seat.is_none() => {
+                    self.asked = false;
+                    self.join()?;
+                    continue;
+                }
+                Ok(Reply::Held { left }) => {
+                    self.note_blocked(left);
+                    self.queued = false;
+                    match self.is_deaf {
+                        true => poll_at = Some(after(jitter(LONGEST_PAUSE))),
+                        // The store has no queue: the first one here polls.
+                        false => self.look_in(jitter(pause)),
+                    }
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+                Ok(Reply::Queued { left, joined }) => {
+                    if joined && mem::replace(&mut self.queued, true) {
+                        // It was passed over, or the queue was lost.
+                        queue.call_line(&self.resource);
+                    }
+                    self.queued = true;
+                    poll_at = self.driver.store.backend.poll_interval().map(after);
+                    pause = SHORTEST_PAUSE;
+                    self.note_blocked(left);
+                    if let Some(seat) = &self.seat {
+                        seat.blocked(left);
+                    }
+                }
+                Ok(Reply::Displaced) => return Err(self.displaced()),
+                Ok(Reply::Again) => {
+                    if Instant::now() >= busy_until {
+                        return Err(LeaseError::unavailable(TooMuchChange));
+                    }
+                    sleep_until(after(jitter(pause)).min(busy_until)).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    continue;
+                }
+                Ok(other) => return Err(unexpected(&other)),
+                Err(LeaseError::Unavailable(_)) if is_look && !is_late => {
+                    self.look_in(FAILED_LOOK);
+                }
+                Err(error) => {
+                    if self.seat.is_none() && self.chosen_id {
+                        // It may have been granted. A caller who chose the id may ask again.
+                        self.asked = false;
+                    }
+                    return Err(error);
+                }
+            }
+            let Some(seat) = &self.seat else { continue };
+            is_look = match seat.turn(deadline, poll_at).await {
+                Turn::Called => false,
+                Turn::Over => true,
+                Turn::Displaced => return Err(self.displaced()),
+                Turn::Dismissed => return Err(LeaseError::lost(&self.resource)),
+            };
+        }
+    }
+
+    /// The answer to the step that is under way, or to the next one.
+    async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
+        if self.call.is_none() {
+            let waits = self.waits(is_late, deadline).await?;
+            let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
+            let ask = Arc::clone(&self.ask);
+            self.asked = true;
+            self.call = Some(Box::pin(async move {
+                let step = Step::Acquire(&ask, waits.borrow());
+                store.take_token(&resource, step).await
+            }));
+        }
+        let Some(call) = &mut self.call else {
+            return Ok(Reply::Again);
+        };
+        let reply = call.await;
+        self.call = None;
+        reply
+    }
+
+    /// How the next step waits.
+    async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<OwnedWaits, LeaseError> {
+        if self.seat.is_none() {
+            return Ok(OwnedWaits::No);
+        }
+        if is_late && !(self.chosen_id && self.queued) {
+            return Ok(OwnedWaits::Leaves);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let heard = self.driver.listen(&self.resource).await;
+        self.is_deaf = heard.is_err();
+        match heard {
+            Ok(listener) => Ok(OwnedWaits::Yes {
+                listener,
+                left: left.max(PLACE_KEPT),
+                queued: self.queued,
+            }),
+            Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late => Err(error),
+            // A request is called by nobody while its process does not hear.
+            Err(_) => {
+                self.queued = false;
+                Ok(OwnedWaits::Leaves)
+            }
+        }
+    }
+
+    /// Joins the requests that wait here.
+    fn join(&mut self) -> Result<(), LeaseError> {
+        let seat = self.driver.queue.join(&self.resource, &self.ask);
+        self.seat = Some(seat.ok_or_else(|| LeaseError::too_many_waiters(&self.resource))?);
+        Ok(())
+    }
+
+    fn note_blocked(&mut self, left: Duration) {
+        self.blocked = (left, Instant::now());
+    }
+
+    fn look_in(&self, left: Duration) {
+        if let Some(seat) = &self.seat {
+            seat.look_in(left);
+        }
+    }
+
+    fn displaced(&mut self) -> LeaseError {
+        // The store has the other request in its place.
+        self.asked = self.call.is_some();
+        let (left, since) = self.blocked;
+        LeaseError::held(&self.resource, left.saturating_sub(since.elapsed()))
+    }
+
+    /// Undoes what was left behind, after the client has had time to come back.
+    async fn undo(mut self) {
+        if self.chosen_id && self.seat.is_some() {
+            if let Some(seat) = &self.seat {
+                seat.is_left();
+            }
+            let until = after(PLACE_KEPT);
+            loop {
+                match self.run(until).await {
+                    Ok(_) => break sleep_until(until).await,
+                    Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
+                        sleep(LONGEST_PAUSE).await;
+                    }
+                    Err(LeaseError::Held { .. }) if !self.asked => return,
+                    Err(_) => break,
+                }
+            }
+        } else if let Some(call) = self.call.take() {
+            let _ = call.await;
+        }
+        // What cannot be undone ends by its time.
+        self.asked = false;
+        self.seat = None;
+        let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
+        let (lease, ticket) = (self.ask.lease.clone(), self.ask.ticket);
+        drop(self);
+        let _ = store.end(&resource, &End::Abandon { lease, ticket }).await;
+    }
+}
+
+impl<B: Backend> Drop for Pending<B> {
+    fn drop(&mut self) {
+        // A task that ends with its runtime is not replaced by another one.
+        if !self.asked || self.is_left {
+            return;
+        }
+        let left = Self {
+            driver: self.driver.clone(),
+            resource: self.resource.clone(),
+            id: self.id.clone(),
+            chosen_id: self.chosen_id,
+            ask: Arc::clone(&self.ask),
+            call: self.call.take(),
+            seat: self.seat.take(),
+            queued: self.queued,
+            is_deaf: self.is_deaf,
+            asked: true,
+            is_left: true,
+            blocked: self.blocked,
+            background: Background::here(),
+        };
+        self.background.spawn(left.undo());
+    }
+}
+
+/// [`Waits`] of a step that is seen through.
+enum OwnedWaits {
+    No,
+    Yes {
+        listener: Arc<str>,
+        left: Duration,
+        queued: bool,
+    },
+    Leaves,
+}
+
+impl OwnedWaits {
+    fn borrow(&self) -> Waits<'_> {
+        match self {
+            Self::No => Waits::No,
+            Self::Yes {
+                listener,
+                left,
+                queued,
+            } => Waits::Yes {
+                listener,
+                left: *left,
+                queued: *queued,
+            },
+            Self::Leaves => Waits::Leaves,
+        }
+    }
+}
+
+/// A pause of about this length, so that those who were refused together do not ask together again.
+fn jitter(pause: Duration) -> Duration {
+    pause.mul_f64(rand::random_range(0.5..1.5))
+}
+
+/// The error for a reply that does not answer the step.
+pub(super) fn unexpected(reply: &Reply) -> LeaseError {
+    LeaseError::unavailable(Unexpected(reply.clone()))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the store's answer makes no sense: {0:?}")]
+struct Unexpected(Reply);

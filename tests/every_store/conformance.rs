@@ -1,0 +1,28 @@
+//! The public suite of checks, over our stores.
+
+use std::{any::Any, marker::PhantomData, sync::Mutex, time::Duration};
+
+use tower_fence::lease::conformance::{self, Subject};
+
+use crate::support::store::TestStore;
+
+on_every_conforming_store!(it_passes_the_public_suite);
+
+/// A store of the tests, and what must not be dropped before its leases.
+struct Ours<S>(PhantomData<S>, Mutex<Vec<Box<dyn Any + Send>>>);
+
+impl<S: TestStore + Send + Sync> Subject for Ours<S> {
+    type Leases = S::Leases;
+    const QUEUE: bool = S::HAS_LINE;
+    const SHORT: Duration = S::SHORT;
+
+    async fn fresh(&self) -> (S::Leases, S::Leases) {
+        let (one, two, kept) = S::fresh().await;
+        self.1.lock().unwrap().push(kept);
+        (one, two)
+    }
+}
+
+async fn it_passes_the_public_suite<S: TestStore + Send + Sync>() {
+    conformance::run(&Ours::<S>(PhantomData, Mutex::default())).await;
+}
