@@ -380,11 +380,11 @@ BEGIN
             ERRCODE = 'invalid_transaction_state',
             MESSAGE = 'a lease is acquired at READ COMMITTED: a stricter transaction does not see its current holder';
     ELSIF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
-        AND (listener IS NULL OR ticket IS NOT NULL AND max_waiters IS NOT NULL)) IS NOT TRUE
+        AND (listener IS NULL OR ticket IS NOT NULL)) IS NOT TRUE
     THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'a request has a lease, times of at most a century, and with a listener a ticket and max_waiters';
+            MESSAGE = 'a request has a lease, times of at most a century, and with a listener a ticket';
     END IF;
     IF lease_ask.in_line THEN
         -- pass_over() does not remove a locked request.
@@ -541,7 +541,7 @@ BEGIN
     END IF;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_ask(text, bytea, bigint, bigint, text, bigint, boolean, bigint, bigint) IS
+COMMENT ON FUNCTION tower_fence.lease_ask(text, bytea, bigint, bigint, text, bigint, boolean, bigint) IS
     'Requests a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
 CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint DEFAULT NULL)

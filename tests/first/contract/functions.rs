@@ -260,7 +260,7 @@ async fn arguments_out_of_range_are_refused() {
         )
     };
     let ask = |resource: &str, lease: &str, ttl_ms: &str, delay_ms: &str, ticket: &str| {
-        format!("lease_ask({resource}, {lease}, {ttl_ms}, {delay_ms}, NULL, {ticket}, false, 1, 1)")
+        format!("lease_ask({resource}, {lease}, {ttl_ms}, {delay_ms}, NULL, {ticket}, false, 1)")
     };
     let mut calls = vec![];
     for token in ["NULL", "0", "(-9223372036854775808)", "1000000000000000"] {
