@@ -80,10 +80,14 @@ fn app(fence: &Fence<Postgres>) -> Router {
         .route("/{r}/unfenced", post(move || insert_unfenced(pool)))
 }
 
-/// The fewest trips of a write: the first ones prepare statements, and a pause makes others.
-async fn trips(app: &Router, counter: &AtomicU64, who: &str, path: &str) -> u64 {
+/// The fewest trips of a write: the first ones prepare statements, and a pause makes others. On a busy machine it takes
+/// some more writes until as few are seen as are expected.
+async fn trips(app: &Router, counter: &AtomicU64, who: &str, path: &str, expected: u64) -> u64 {
     let mut fewest = u64::MAX;
-    for token in 1..=20 {
+    for token in 1..=300 {
+        if token > 20 && fewest <= expected {
+            break;
+        }
         // The pool has its connection back.
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         counter.store(0, SeqCst);
@@ -117,8 +121,9 @@ async fn each_path_has_its_number_of_round_trips() {
         ("at-once", 3, 1),
         ("keyed", 6, 4),
     ] {
-        let of_application = trips(&of_application, &counter, "application", path).await;
-        let of_own = trips(&own, &counter, "own", path).await;
+        let of_application =
+            trips(&of_application, &counter, "application", path, application).await;
+        let of_own = trips(&own, &counter, "own", path, of_fence).await;
         assert_eq!((of_application, of_own), (application, of_fence), "{path}");
     }
 }
