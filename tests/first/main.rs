@@ -34,5 +34,7 @@ mod issuer;
 mod layer;
 mod lease;
 mod manifest;
+mod unsupported;
+mod versions;
 
 use tower_fence_tests as support;

@@ -147,10 +147,17 @@ impl RedisServer {
         let log = self.folder.path().join("redis.log");
         // What it has told before it was killed.
         let _ = std::fs::remove_file(&log);
+        // Redis 6.2 does not know this option.
+        let cluster_port = self.cluster_port.to_string();
+        let in_cluster = self
+            .options
+            .iter()
+            .any(|option| option == "--cluster-enabled");
+        let cluster = in_cluster.then_some(["--cluster-port", &cluster_port]);
         let child = Command::new("redis-server")
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
-            .args(["--cluster-port", &self.cluster_port.to_string()])
             .args(["--logfile", "redis.log", "--save", ""])
+            .args(cluster.into_iter().flatten())
             .args(&self.options)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .current_dir(self.folder.path())
