@@ -16,7 +16,7 @@ mod transaction;
 use std::time::Duration;
 
 use sqlx::{
-    PgConnection, Postgres,
+    AssertSqlSafe, PgConnection, Postgres,
     migrate::MigrateError,
     postgres::{PgConnectOptions, PgRow},
 };
@@ -134,11 +134,14 @@ impl Backend for Postgres {
 
     async fn terminate(conn: &mut PgConnection, id: TransactionId) -> sqlx::Result<()> {
         // A COMMIT that waits for a synchronous standby is left alone: ended, it would be seen on this
-        // server, and lost with it.
-        const TERMINATE: &str = "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a \
-             WHERE a.backend_xid = $1::text::xid8::xid AND a.wait_event IS DISTINCT FROM 'SyncRep'";
-        sqlx::query(TERMINATE)
-            .bind(id.0.to_string())
+        // server, and lost with it. The statement is one message, since a pooler in between may prepare a
+        // statement on one server and execute it on another.
+        let terminate = format!(
+            "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a \
+             WHERE a.backend_xid = '{}'::xid8::xid AND a.wait_event IS DISTINCT FROM 'SyncRep'",
+            id.0
+        );
+        sqlx::raw_sql(AssertSqlSafe(terminate))
             .execute(conn)
             .await?;
         Ok(())
