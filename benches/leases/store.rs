@@ -64,7 +64,7 @@ impl Store {
     pub fn leases(&self, prefix: &str) -> RedisLeases {
         let builder = RedisLeases::builder(self.fence.clone())
             .key_prefix(prefix)
-            .max_waiters_per_resource(MAX_WAITERS);
+            .max_waiters(MAX_WAITERS);
         let leases = self.runtime.block_on(builder.connect(&self.url()));
         leases.expect("redis answers")
     }

@@ -131,11 +131,13 @@ impl<L: Leases> Holder<L> {
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
-            // It may have been granted all the same.
-            if !matches!(
+            // It may have been granted all the same; and after a wait its position is kept for a moment.
+            let waited = matches!(error, LeaseError::Held { .. }) && !self.wait.is_zero();
+            let unknown = matches!(
                 error,
                 LeaseError::Unavailable(_) | LeaseError::Misconfigured(_)
-            ) {
+            );
+            if !waited && !unknown {
                 release.keep();
             }
         })?;

@@ -153,6 +153,11 @@ impl Leases for HttpLeases {
         }
         let answer = self.send(sent, request.wait).await?;
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
+        if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
+            // The issuer keeps its position for a moment, for a client that comes back.
+            let _ = unheard.release().await;
+            return granted;
+        }
         if !matches!(
             granted,
             Err(LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))

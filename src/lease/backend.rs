@@ -12,12 +12,12 @@
 //! The [conformance suite](super::conformance) (feature `testing`) checks a store. The example
 //! `sql_store` is a store over one table.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use super::{Held, LeaseError, ListError, Owner, Page, Turns};
+use super::{Held, LeaseError, ListError, Owner, Page, Turns, memory::Memory};
 use crate::{
     announce::LeaseDigest,
-    epochs::{Epoch, SourceId},
+    epochs::{Epoch, SourceId, partition_of},
     token::{Resource, Token},
 };
 
@@ -82,6 +82,7 @@ pub trait Backend: Send + Sync + 'static {
         &self,
         limit: usize,
         cursor: Option<&str>,
+        counters: Counters<'_>,
     ) -> impl Future<Output = Result<Page, ListError>> + Send;
 
     /// Hears of the turns of requests that wait in the store's queue, until it can hear no more.
@@ -111,6 +112,11 @@ pub trait Backend: Send + Sync + 'static {
     fn follow(&self, resource: &Resource) -> impl Future<Output = Result<(), LeaseError>> + Send {
         let _ = resource;
         async { Ok(()) }
+    }
+
+    /// The key prefix under which the store has its counters, for error messages. Default: none.
+    fn key_prefix(&self) -> &str {
+        ""
     }
 
     /// How often a request that is in the queue asks by itself, for stores that notify nobody. `None`
@@ -309,4 +315,35 @@ pub struct Seen<'a> {
     pub n: i64,
     /// Whether a counter below these is replaced by a blank one.
     pub replace: bool,
+}
+
+/// What this process knows of all token counters.
+#[derive(Clone, Copy)]
+pub struct Counters<'a>(Option<&'a Memory>);
+
+impl<'a> Counters<'a> {
+    pub(super) const fn of(memory: Option<&'a Memory>) -> Self {
+        Self(memory)
+    }
+
+    /// What it knows of that of a resource's partition.
+    #[must_use]
+    pub fn seen(self, resource: &Resource) -> Seen<'a> {
+        let Some(memory) = self.0 else {
+            return Seen::default();
+        };
+        let (epoch, n) = memory.highest(partition_of(resource));
+        Seen {
+            source: memory.source(),
+            epoch,
+            n,
+            replace: false,
+        }
+    }
+}
+
+impl fmt::Debug for Counters<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counters").finish_non_exhaustive()
+    }
 }

@@ -93,9 +93,9 @@ pub use self::postgres::{PostgresBackend, PostgresLeases};
 #[cfg(feature = "redis")]
 pub use self::quorum::{QuorumLeases, QuorumLeasesBuilder};
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisLeases, RedisLeasesBuilder};
+pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "etcd")]
 use self::request::WaiterLimits;
 pub use self::{
     announced::Announced,

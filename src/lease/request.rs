@@ -118,14 +118,14 @@ impl Renew {
 }
 
 /// How many may wait.
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "etcd")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaiterLimits {
     pub(super) per_resource: usize,
     pub(super) in_all: usize,
 }
 
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "etcd")]
 impl WaiterLimits {
     /// A seat for each that may wait, whatever for.
     pub(super) fn seats(self) -> std::sync::Arc<tokio::sync::Semaphore> {
@@ -134,7 +134,7 @@ impl WaiterLimits {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "etcd")]
 impl Default for WaiterLimits {
     fn default() -> Self {
         Self {

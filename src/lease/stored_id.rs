@@ -18,7 +18,10 @@ pub(in crate::lease) struct StoredId(Box<str>);
 
 impl StoredId {
     pub(in crate::lease) fn of(id: &LeaseId) -> Self {
-        let digest = LeaseDigest::of(id.expose());
+        Self::of_digest(&LeaseDigest::of(id.expose()))
+    }
+
+    pub(in crate::lease) fn of_digest(digest: &LeaseDigest) -> Self {
         let mut text = String::with_capacity(1 + 2 * BYTES);
         text.push('#');
         for byte in &digest.as_bytes()[..BYTES] {

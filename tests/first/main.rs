@@ -20,6 +20,7 @@ macro_rules! on_every_conforming_store {
     ($($name:ident),* $(,)?) => {
         crate::support::store::on_store!(embedded: Embedded, $($name),*);
         crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
+        crate::support::store::on_store!(on_redis: Redis, $($name),*);
     };
 }
 

@@ -20,12 +20,14 @@ macro_rules! on_every_store_with_a_line {
 
 macro_rules! on_every_conforming_store {
     ($($name:ident),* $(,)?) => {
+        crate::support::store::on_store!(on_a_cluster: Cluster, $($name),*);
         crate::support::store::on_store!(over_http: Http, $($name),*);
     };
 }
 
 mod announced_above;
 mod doubt;
+mod dropped_outside;
 mod etcd;
 #[path = "../every_store/mod.rs"]
 mod every_store;
@@ -33,6 +35,5 @@ mod grant_load;
 mod others;
 mod quorum;
 mod redis;
-mod runtimes;
 
 use tower_fence_tests as support;

@@ -10,11 +10,10 @@ use std::{env, error::Error, fs, path::Path};
 use mutants::MUTANTS;
 
 /// How often, in seconds, somebody looks by itself. Nobody does here, so that who is not woken waits for ever.
-const LOOKS: [(&str, &str, u64); 4] = [
+const LOOKS: [(&str, &str, u64); 3] = [
     ("lease/driver/queue.rs", "LONGEST_SLEEP", 10),
     ("lease/etcd/service.rs", "LONGEST_SILENCE", 10),
     ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
-    ("lease/redis/waiters.rs", "LONGEST_SLEEP", 10),
 ];
 
 type Outcome = Result<(), Box<dyn Error>>;
@@ -84,7 +83,16 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
-        ("\nuse self::request", "\npub use self::request"),
+        // What etcd needs, without its gateway.
+        (
+            "\n#[cfg(feature = \"etcd\")]\nuse self::request",
+            "\npub use self::request",
+        ),
+        (
+            "\n#[cfg(feature = \"etcd\")]\n#[derive(Clone, Copy, Debug)]",
+            "\n#[derive(Clone, Copy, Debug)]",
+        ),
+        ("\n#[cfg(feature = \"etcd\")]\nimpl ", "\nimpl "),
         // What the stores in Redis share with others, without those stores.
         (
             "feature = \"redis\", feature = \"etcd\"",

@@ -156,11 +156,9 @@ fn everyone_is_told_of_one_loss() {
 fn everyone_in_line_in_redis_gets_the_lease() {
     holds(line::everyone_in_redis_gets_the_lease);
     for mutant in [
-        "redis line: what listens ends with its runtime, and nobody asks again",
-        "redis line: handed over, and not woken",
-        "redis line: the connection is lost, and nobody asks again",
+        "driver: called, and not woken",
+        "driver: the connection is lost, and nobody asks again",
         "redis line: it listens, and is not subscribed yet",
-        "redis line: the first to leave takes the line with it",
     ] {
         loses(mutant, line::everyone_in_redis_gets_the_lease);
     }

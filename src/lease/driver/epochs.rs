@@ -7,7 +7,7 @@ use crate::{
     epochs::{SourceId, partition_of},
     lease::{
         Backend, LeaseError,
-        backend::{BlankCounter, Granted, Reply, Seen, Step},
+        backend::{BlankCounter, Counters, Granted, Reply, Seen, Step},
         memory::Memory,
         single_flight::Flight,
     },
@@ -128,16 +128,7 @@ impl<B: Backend> Store<B> {
 
     /// What this process knows of the counter of a resource's partition.
     pub(super) fn seen(&self, resource: &Resource) -> Seen<'_> {
-        let Some(memory) = &self.memory else {
-            return Seen::default();
-        };
-        let (epoch, n) = memory.highest(partition_of(resource));
-        Seen {
-            source: memory.source(),
-            epoch,
-            n,
-            replace: false,
-        }
+        Counters::of(self.memory.as_deref()).seen(resource)
     }
 
     fn memory(&self) -> Result<&Arc<Memory>, LeaseError> {
@@ -148,6 +139,7 @@ impl<B: Backend> Store<B> {
     fn mismatch(&self, resource: &Resource, theirs: String) -> LeaseError {
         let ours = self.memory.as_ref().and_then(|memory| memory.source());
         LeaseError::misconfigured(SourceMismatch {
+            key_prefix: self.backend.key_prefix().into(),
             partition: partition_of(resource),
             ours: ours.cloned(),
             theirs,
@@ -166,12 +158,13 @@ fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
 /// The counter belongs to another application.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the token counter of partition {partition} belongs to the source of epochs `{theirs}`, and this \
-     issuer's is `{}`: choose a key prefix for each database (`key_prefix`), or, if the database was \
-     made anew, delete the keys under this prefix",
+    "the token counter of partition {partition} under the key prefix `{key_prefix}` belongs to the source \
+     of epochs `{theirs}`, and this issuer's is `{}`: choose a key prefix for each database \
+     (`key_prefix`), or, if the database was made anew, delete the keys `{key_prefix}:*`",
     .ours.as_ref().map_or("", SourceId::as_str)
 )]
 struct SourceMismatch {
+    key_prefix: Box<str>,
     partition: u8,
     ours: Option<SourceId>,
     theirs: String,

@@ -19,7 +19,7 @@ use self::{
 use super::{
     Acquire, Announced, Backend, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate,
     Page, Renew,
-    backend::{End, Renewal, Reply, Step},
+    backend::{Counters, End, Renewal, Reply, Step},
     memory::Memory,
     time::{after, at_least_1_ms, of_ms},
 };
@@ -33,7 +33,7 @@ use crate::{
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many requests may wait at a process, unless that is set.
-const MAX_WAITERS: usize = 10_000;
+pub(super) const MAX_WAITERS: usize = 10_000;
 
 /// A lease store over the steps of a [`Backend`]. Cheap to clone; clones are one store.
 ///
@@ -180,7 +180,12 @@ impl<B: Backend> Leases for Driver<B> {
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
-        self.queue.dismiss(resource, &lease);
+        if let Some(ticket) = self.queue.dismiss(resource, &lease) {
+            // It leaves the queue before this is answered.
+            let lease = lease.clone();
+            let abandon = End::Abandon { lease, ticket };
+            self.store.end(resource, &abandon).await?;
+        }
         match self.store.end(resource, &End::Release(lease)).await? {
             true => Ok(()),
             false => Err(LeaseError::lost(resource)),
@@ -195,7 +200,8 @@ impl<B: Backend> Leases for Driver<B> {
 
 impl<B: Backend> Operate for Driver<B> {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        self.store.backend.page(limit, cursor).await
+        let counters = Counters::of(self.store.memory.as_deref());
+        self.store.backend.page(limit, cursor, counters).await
     }
 
     async fn break_lease(

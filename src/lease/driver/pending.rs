@@ -257,9 +257,6 @@ impl<B: Backend> Pending<B> {
     /// Undoes what was left behind, after the client has had time to come back.
     async fn undo(mut self) {
         if self.chosen_id && self.seat.is_some() {
-            if let Some(seat) = &self.seat {
-                seat.is_left();
-            }
             let until = after(PLACE_KEPT);
             loop {
                 match self.run(until).await {
@@ -289,6 +286,9 @@ impl<B: Backend> Drop for Pending<B> {
         // A task that ends with its runtime is not replaced by another one.
         if !self.asked || self.is_left {
             return;
+        }
+        if let Some(seat) = &self.seat {
+            seat.is_left();
         }
         let left = Self {
             driver: self.driver.clone(),

@@ -190,16 +190,16 @@ impl Queue {
         lines.by_ticket.values().for_each(|waiter| waiter.tell(ASK));
     }
 
-    /// Ends the wait under a lease id for which nobody comes back.
-    pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) {
+    /// Ends the wait under a lease id whose client has gone, and does not come back. Returns its ticket.
+    pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
         let lines = self.lines();
-        if let Some(line) = lines.by_resource.get(resource)
-            && let Some(position) = line.positions.get(lease)
-            && let Some(waiter) = line.waiters.get(position)
-            && waiter.is_ghost.load(SeqCst) == 1
-        {
-            waiter.tell(DISMISSED);
+        let line = lines.by_resource.get(resource)?;
+        let waiter = line.waiters.get(line.positions.get(lease)?)?;
+        if waiter.is_ghost.load(SeqCst) == 0 {
+            return None;
         }
+        waiter.tell(DISMISSED);
+        Some(waiter.ticket)
     }
 
     /// The resources that requests wait for.
@@ -305,5 +305,89 @@ impl Drop for Seat {
                 lines.by_resource.remove(&self.resource);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn join(queue: &Arc<Queue>, lease: &str, ticket: i64) -> Seat {
+        let ask = Ask {
+            lease: LeaseDigest::of(lease),
+            ticket,
+            ttl: LONG,
+            lock_delay: Duration::ZERO,
+            owner: None,
+        };
+        queue.join(&sku(), &ask).unwrap()
+    }
+
+    fn sku() -> Resource {
+        Resource::new("sku-1").unwrap()
+    }
+
+    /// Whether it asks by now, and why.
+    fn turn(seat: &Seat) -> Option<Turn> {
+        seat.turn(Instant::now() + LONG, None).now_or_never()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_first_looks_and_the_next_one_when_it_has_gone() {
+        let queue = Queue::new(9);
+        let (first, second) = (join(&queue, "a", 1), join(&queue, "b", 2));
+        queue.blocked(&sku(), SHORTEST_SLEEP);
+        tokio::time::advance(SHORTEST_SLEEP).await;
+        assert_eq!((turn(&first), turn(&second)), (Some(Turn::Over), None));
+        drop(first);
+        assert_eq!(turn(&second), Some(Turn::Over));
+        drop(second);
+        assert!(!queue.has_line(&sku()), "an empty line is kept");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_has_the_position_of_the_one_that_it_displaces() {
+        let queue = Queue::new(9);
+        let (first, second) = (join(&queue, "a", 1), join(&queue, "b", 2));
+        let again = join(&queue, "a", 3);
+        assert_eq!(turn(&first), Some(Turn::Displaced));
+        drop(first);
+        queue.call(1);
+        queue.call(3);
+        assert_eq!((turn(&again), turn(&second)), (Some(Turn::Called), None));
+        queue.blocked(&sku(), Duration::ZERO);
+        tokio::time::advance(SHORTEST_SLEEP).await;
+        assert_eq!((turn(&again), turn(&second)), (Some(Turn::Over), None));
+    }
+
+    #[tokio::test]
+    async fn only_a_position_without_a_client_is_dismissed() {
+        let queue = Queue::new(9);
+        let seat = join(&queue, "a", 1);
+        queue.dismiss(&sku(), &LeaseDigest::of("a"));
+        assert_eq!(turn(&seat), None);
+        seat.is_left();
+        queue.dismiss(&sku(), &LeaseDigest::of("a"));
+        assert_eq!(turn(&seat), Some(Turn::Dismissed));
+    }
+
+    #[test]
+    fn no_more_requests_wait_than_may() {
+        let queue = Queue::new(1);
+        let seat = join(&queue, "a", 1);
+        let ask = Ask {
+            lease: LeaseDigest::of("b"),
+            ticket: 2,
+            ttl: LONG,
+            lock_delay: Duration::ZERO,
+            owner: None,
+        };
+        assert!(queue.join(&sku(), &ask).is_none());
+        drop(seat);
+        assert!(queue.join(&sku(), &ask).is_some());
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use self::{cursor::Cursor, partition::Partition};
 use super::{
     Backend, Driver, Held, LeaseError, ListError, Page, Turns,
-    backend::{BlankCounter, Reply, Seen, Step},
+    backend::{BlankCounter, Counters, Reply, Seen, Step},
 };
 use crate::{
     epochs::{Epoch, Epochs, partition_of},
@@ -107,7 +107,12 @@ impl Backend for EmbeddedBackend {
         Ok(self.run(resource, seen, |partition| partition.inspect(resource)))
     }
 
-    async fn page(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    async fn page(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+        _: Counters<'_>,
+    ) -> Result<Page, ListError> {
         let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
         let mut page = Page::default();
         for number in at.partition..=u8::MAX {

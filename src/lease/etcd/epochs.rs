@@ -23,7 +23,8 @@ impl Etcd {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] where the clock belongs to another source, or there is no epoch.
+    /// [`LeaseError::Misconfigured`] where the clock belongs to another source; [`LeaseError::Unavailable`] where there is
+    /// no epoch.
     pub(super) async fn prepare_clock(&self, resource: &Resource) -> Result<(), LeaseError> {
         let flight = self.memory().flight(partition_of(resource)).await?;
         // Whoever was first has begun the epoch perhaps.
@@ -97,7 +98,7 @@ impl Etcd {
     }
 
     fn mismatch(&self, resource: &Resource, theirs: String) -> LeaseError {
-        LeaseError::unavailable(SourceMismatch {
+        LeaseError::misconfigured(SourceMismatch {
             key_prefix: self.keys().prefix().into(),
             partition: partition_of(resource),
             ours: self.memory().source().cloned(),

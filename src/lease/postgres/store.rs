@@ -9,7 +9,7 @@ use crate::{
     calls::LeaseDatabase,
     lease::{
         Backend, Driver, Held, LeaseError, ListError, Page, Turns,
-        backend::{End, Reply, Seen, Step, Waits},
+        backend::{Counters, End, Reply, Seen, Step, Waits},
     },
     token::Resource,
 };
@@ -117,7 +117,12 @@ impl Backend for PostgresBackend {
         self.functions.inspect(resource).await
     }
 
-    async fn page(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    async fn page(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+        _: Counters<'_>,
+    ) -> Result<Page, ListError> {
         self.functions.list(limit, cursor).await
     }
 

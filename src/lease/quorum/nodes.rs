@@ -38,7 +38,7 @@ impl Nodes {
             let node = Node::new(url, credentials, wait).map(Arc::new);
             node.map_err(|source| {
                 let nodes = urls.len();
-                LeaseError::unavailable(NoUrl {
+                LeaseError::misconfigured(NoUrl {
                     place,
                     nodes,
                     source,
@@ -171,13 +171,13 @@ impl Nodes {
         let key_prefix = self.scripts.key_prefix().into();
         let node = self.nodes[node].name().into();
         match unfit {
-            Unfit::OtherNodes(theirs) => LeaseError::unavailable(OtherOwner::Nodes {
+            Unfit::OtherNodes(theirs) => LeaseError::misconfigured(OtherOwner::Nodes {
                 node,
                 key_prefix,
                 ours: self.scripts.nodes().into(),
                 theirs,
             }),
-            Unfit::OtherSource(theirs) => LeaseError::unavailable(OtherOwner::Source {
+            Unfit::OtherSource(theirs) => LeaseError::misconfigured(OtherOwner::Source {
                 node,
                 key_prefix,
                 theirs,

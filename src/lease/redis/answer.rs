@@ -6,88 +6,42 @@ use redis::{ErrorKind, RedisError};
 
 use crate::{
     epochs::Epoch,
-    lease::{LeaseError, time::of_ms},
+    lease::{
+        LeaseError,
+        backend::{BlankCounter, Granted, Reply},
+        time::of_ms,
+    },
     token::Token,
 };
 
-/// What a script answers.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Granted(Granted),
-    Held {
-        left: Duration,
-    },
-    Queued {
-        left: Duration,
-    },
-    /// Too many wait.
-    Full,
-    Watched {
-        left: Duration,
-        in_line: bool,
-    },
-    Free,
-    Released,
-    Lost,
-    /// There is no token above this one.
-    Exhausted(Token),
-    NeedsEpoch(UnusableClock),
-    /// The clock has counted less far than this process has seen.
-    Behind,
-    /// The clock belongs to another source of epochs.
-    OtherSource(String),
-}
-
-/// A grant: its token, and how far the clock has counted.
-#[derive(Debug)]
-pub(super) struct Granted {
-    pub(super) token: Token,
-    pub(super) epoch: Epoch,
-    pub(super) n: i64,
-}
-
-/// A clock that has no token to give until an epoch is begun on it.
-#[derive(Debug)]
-pub(super) struct UnusableClock {
-    pub(super) history: String,
-    pub(super) incarnation: String,
-    pub(super) epoch: i64,
-}
-
-impl Answer {
-    pub(super) fn parse(words: Vec<String>) -> Result<Self, LeaseError> {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        Ok(match words[..] {
-            ["granted", token, epoch, n] => Self::Granted(Granted {
-                token: parse_token(token)?,
-                epoch: Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?,
-                n: parse_n(n)?,
-            }),
-            ["held", left] => Self::Held {
-                left: parse_ms(left),
-            },
-            ["held", left, in_line] => Self::Watched {
-                left: parse_ms(left),
-                in_line: in_line == "1",
-            },
-            ["queued", left] => Self::Queued {
-                left: parse_ms(left),
-            },
-            ["full"] => Self::Full,
-            ["free"] => Self::Free,
-            ["released"] => Self::Released,
-            ["lost"] => Self::Lost,
-            ["exhausted", token] => Self::Exhausted(parse_token(token)?),
-            ["epoch", history, incarnation, epoch] => Self::NeedsEpoch(UnusableClock {
-                history: history.into(),
-                incarnation: incarnation.into(),
-                epoch: parse_number(epoch)?,
-            }),
-            ["behind"] => Self::Behind,
-            ["source", theirs] => Self::OtherSource(theirs.into()),
-            _ => return Err(unexpected()),
-        })
-    }
+/// Reads what a script answers to a step. A lease that it grants lasts for `ttl`.
+pub(super) fn parse(words: Vec<String>, ttl: Duration) -> Result<Reply, LeaseError> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Ok(match words[..] {
+        ["granted", token, epoch, n] => {
+            let epoch = Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?;
+            let granted = Granted::new(parse_token(token)?, ttl);
+            Reply::Granted(granted.counted(epoch, parse_n(n)?))
+        }
+        ["held", left] => Reply::Held {
+            left: parse_ms(left),
+        },
+        ["queued", left, joined] => Reply::Queued {
+            left: parse_ms(left),
+            joined: joined == "1",
+        },
+        ["displaced"] => Reply::Displaced,
+        ["released"] => Reply::Ended,
+        ["lost"] => Reply::Lost,
+        ["exhausted", token] => Reply::Exhausted(parse_token(token)?.get()),
+        ["epoch", history, incarnation, epoch] => {
+            let mark = format!("{history} {incarnation}");
+            Reply::NeedsEpoch(BlankCounter::new(parse_number(epoch)?, mark))
+        }
+        ["behind"] => Reply::Behind,
+        ["source", theirs] => Reply::OtherSource(theirs.into()),
+        _ => return Err(unexpected()),
+    })
 }
 
 pub(in crate::lease) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
@@ -126,33 +80,31 @@ mod tests {
 
     fn read(words: &str) -> Result<String, LeaseError> {
         let words = words.split(' ').map(str::to_owned).collect();
-        Answer::parse(words).map(|answer| format!("{answer:?}"))
+        parse(words, Duration::from_secs(9)).map(|reply| format!("{reply:?}"))
     }
 
     #[test]
     fn each_answer_of_a_script_is_read() {
-        for (words, answer) in [
+        for (words, reply) in [
             (
                 "granted 2000000007 2 9",
-                "Granted(Granted { token: Token(2000000007), epoch: Epoch(2), n: 9 })",
+                "Granted(Granted { token: Token(2000000007), ttl: 9s, counted: Some((Epoch(2), 9)) })",
             ),
             ("held 1500", "Held { left: 1.5s }"),
-            ("held 1500 1", "Watched { left: 1.5s, in_line: true }"),
-            ("held 1500 0", "Watched { left: 1.5s, in_line: false }"),
-            ("queued -1", "Queued { left: 0ns }"),
-            ("full", "Full"),
-            ("free", "Free"),
-            ("released", "Released"),
+            ("queued -1 0", "Queued { left: 0ns, joined: false }"),
+            ("queued 20 1", "Queued { left: 20ms, joined: true }"),
+            ("displaced", "Displaced"),
+            ("released", "Ended"),
             ("lost", "Lost"),
-            ("exhausted 7", "Exhausted(Token(7))"),
+            ("exhausted 7", "Exhausted(7)"),
             (
                 "epoch h i 3",
-                r#"NeedsEpoch(UnusableClock { history: "h", incarnation: "i", epoch: 3 })"#,
+                r#"NeedsEpoch(BlankCounter { epoch: 3, mark: "h i" })"#,
             ),
             ("behind", "Behind"),
             ("source other", r#"OtherSource("other")"#),
         ] {
-            assert_eq!(read(words).unwrap(), answer);
+            assert_eq!(read(words).unwrap(), reply);
         }
         for other in [
             "",

@@ -2,10 +2,17 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{credentials::Credentials, scripts::Scripts, server::Server, store::RedisLeases};
+use redis::Client;
+
+use super::{
+    credentials::Credentials,
+    scripts::Scripts,
+    server::Server,
+    store::{RedisBackend, RedisLeases},
+};
 use crate::{
     epochs::Epochs,
-    lease::{LeaseError, WaiterLimits, memory::Memory},
+    lease::{Driver, LeaseError, driver::MAX_WAITERS},
 };
 
 /// Settings of [`RedisLeases`], from [`RedisLeases::builder`].
@@ -13,7 +20,7 @@ pub struct RedisLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
     command_wait: Duration,
-    waiters: WaiterLimits,
+    max_waiters: usize,
     credentials: Credentials,
 }
 
@@ -23,7 +30,7 @@ impl RedisLeasesBuilder {
             epochs,
             key_prefix: "tower-fence".into(),
             command_wait: Duration::from_secs(2),
-            waiters: WaiterLimits::default(),
+            max_waiters: MAX_WAITERS,
             credentials: Credentials::default(),
         }
     }
@@ -48,19 +55,11 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// How many may wait for one resource, over all issuers. Default: 1,000. Above that a request to
-    /// wait is answered [`LeaseError::TooManyWaiters`].
-    #[must_use]
-    pub const fn max_waiters_per_resource(mut self, limit: usize) -> Self {
-        self.waiters.per_resource = limit;
-        self
-    }
-
     /// How many may wait at this issuer, for any resource; each costs about 25 KB of memory. Default:
     /// 10,000. Above that a request to wait is answered [`LeaseError::TooManyWaiters`].
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
-        self.waiters.in_all = limit;
+        self.max_waiters = limit;
         self
     }
 
@@ -126,24 +125,38 @@ impl RedisLeasesBuilder {
     /// # Errors
     ///
     /// - [`LeaseError::Invalid`] when the key prefix has a brace: it would break the hash tags.
-    /// - [`LeaseError::Unavailable`] when the URL is not one, when the server does not answer, when
-    ///   it does not tell its history, or when the user may not publish and subscribe on the channels
-    ///   of the prefix, `PREFIX:*`.
+    /// - [`LeaseError::Misconfigured`] when the URL is not one, when the server does not tell its
+    ///   history, or when the user may not publish and subscribe on the channels of the prefix,
+    ///   `PREFIX:*`.
+    /// - [`LeaseError::Unavailable`] when the server does not answer.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
         self.connect_lazy(url)?.checked().await
     }
 
     /// As [`connect`](Self::connect), but without a contact yet: the server need not be up. The first
     /// call connects and checks what `connect` checks; while that fails, each call is answered
-    /// [`LeaseError::Unavailable`] with its cause, and the next one tries again.
+    /// the error, and the next one tries again.
     ///
     /// # Errors
     ///
     /// - [`LeaseError::Invalid`] as [`connect`](Self::connect).
-    /// - [`LeaseError::Unavailable`] when the URL is not one.
+    /// - [`LeaseError::Misconfigured`] when the URL is not one.
     pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
         let server = Server::alone(url, &self.credentials, self.command_wait);
-        self.build(server.map_err(LeaseError::unavailable)?)
+        self.build(server.map_err(LeaseError::misconfigured)?)
+    }
+
+    /// Leases in the server of a client that the application has made, with its credentials and
+    /// certificates. Without a contact yet: see [`connect_lazy`](Self::connect_lazy).
+    ///
+    /// The store makes connections of its own with the settings of the client.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
+    pub fn with_client(self, client: Client) -> Result<RedisLeases, LeaseError> {
+        let server = Server::of_client(client, self.command_wait);
+        self.build(server)
     }
 
     /// Connects to the master that sentinels name, and follows it through failovers. `sentinels`
@@ -192,7 +205,7 @@ impl RedisLeasesBuilder {
     ) -> Result<RedisLeases, LeaseError> {
         let credentials = &self.credentials;
         let server = Server::behind_sentinels(sentinels, service, credentials, self.command_wait);
-        self.build(server.map_err(LeaseError::unavailable)?)
+        self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
     /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are
@@ -217,7 +230,7 @@ impl RedisLeasesBuilder {
     /// As [`connect_lazy`](Self::connect_lazy).
     pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
         let server = Server::cluster(nodes, self.credentials.clone(), self.command_wait);
-        self.build(server.map_err(LeaseError::unavailable)?)
+        self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
     fn build(self, server: Server) -> Result<RedisLeases, LeaseError> {
@@ -228,13 +241,13 @@ impl RedisLeasesBuilder {
                     .into(),
             });
         }
-        let memory = Memory::new(self.epochs);
-        let scripts = Scripts::new(server, memory, &self.key_prefix);
-        Ok(RedisLeases::new(Arc::new(scripts), self.waiters))
+        let backend = RedisBackend::new(Scripts::new(server, &self.key_prefix));
+        let leases = Driver::build(backend, Some(self.epochs));
+        Ok(leases.max_waiters(self.max_waiters))
     }
 }
 
-impl RedisLeases {
+impl Driver<RedisBackend> {
     /// Connects with the default settings. `epochs` is a `Fence`, or another durable source.
     ///
     /// # Errors
@@ -260,7 +273,7 @@ impl RedisLeases {
 
     /// These leases, once their server was checked.
     async fn checked(self) -> Result<Self, LeaseError> {
-        self.scripts().check_once().await?;
+        self.backend().scripts().check_once().await?;
         Ok(self)
     }
 }
@@ -270,7 +283,7 @@ impl fmt::Debug for RedisLeasesBuilder {
         f.debug_struct("RedisLeasesBuilder")
             .field("key_prefix", &self.key_prefix)
             .field("command_wait", &self.command_wait)
-            .field("waiters", &self.waiters)
+            .field("max_waiters", &self.max_waiters)
             .finish_non_exhaustive()
     }
 }

@@ -3,10 +3,10 @@
 use futures_util::future::BoxFuture;
 use redis::{RedisError, Script};
 
-use super::{scripts::Scripts, store::RedisLeases};
-use crate::lease::LeaseError;
+use super::{scripts::Scripts, store::RedisBackend};
+use crate::lease::{Driver, LeaseError};
 
-impl RedisLeases {
+impl Driver<RedisBackend> {
     /// Checks that the server takes writes, by one that changes nothing: not on a replica, not without memory, and not
     /// while it stops writes because of its disk or its replicas. For `/readyz` of the program.
     ///
@@ -15,7 +15,7 @@ impl RedisLeases {
     /// [`LeaseError::Unavailable`] with the reason.
     #[doc(hidden)]
     pub async fn check_writes(&self) -> Result<(), LeaseError> {
-        let scripts = self.scripts();
+        let scripts = self.backend().scripts();
         scripts.check_once().await?;
         // The key is never there.
         let script = Script::new("redis.call('SET', KEYS[1], '', 'XX') return 1");
@@ -29,7 +29,8 @@ impl Scripts {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] where the server does not answer, or cannot be used.
+    /// [`LeaseError::Unavailable`] if the server does not answer, and [`LeaseError::Misconfigured`] if it
+    /// cannot be used.
     pub(super) async fn check_once(&self) -> Result<(), LeaseError> {
         if self.checked().get().is_some() {
             return Ok(());
@@ -55,19 +56,19 @@ impl Scripts {
         check.arg(self.server().publish()).arg(&channel);
         let (history, eviction, refused): (bool, String, String) = self.run(&check).await?;
         if !history {
-            return Err(LeaseError::unavailable(RedisError::from((
+            return Err(LeaseError::misconfigured(RedisError::from((
                 redis::ErrorKind::InvalidClientConfig,
                 "the server does not tell its master_replid (INFO replication), without which \
                  tokens would not survive a restart",
             ))));
         }
         if !refused.is_empty() {
-            return Err(LeaseError::unavailable(self.no_channels(refused)));
+            return Err(LeaseError::misconfigured(self.no_channels(refused)));
         }
         if let Err(error) = self.server().check_subscribe(channel).await {
             let refused = error.code().is_some_and(|code| code == "NOPERM");
             return Err(match refused {
-                true => LeaseError::unavailable(self.no_channels(error.to_string())),
+                true => LeaseError::misconfigured(self.no_channels(error.to_string())),
                 false => self.server().unavailable(error),
             });
         }

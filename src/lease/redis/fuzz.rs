@@ -1,16 +1,22 @@
 //! What the fuzz targets reach of this store.
 
+use std::time::Duration;
+
 use super::{
-    answer::{Answer, Granted, unexpected},
+    answer::{parse, unexpected},
     list::resource_of_key,
 };
-use crate::epochs::{Epoch, partition_of};
+use crate::{
+    epochs::{Epoch, partition_of},
+    lease::backend::Reply,
+};
 
 /// Reads an answer of a script.
 pub(crate) fn answer(words: Vec<String>) {
-    match Answer::parse(words) {
-        Ok(Answer::Granted(Granted { token, n, .. })) => {
-            assert!(token.get() > 0 && (0..Epoch::SIZE).contains(&n));
+    match parse(words, Duration::ZERO) {
+        Ok(Reply::Granted(granted)) => {
+            let (_, n) = granted.counted.expect("the script says how far");
+            assert!(granted.token.get() > 0 && (0..Epoch::SIZE).contains(&n));
         }
         Ok(_) => {}
         // It quotes nothing.

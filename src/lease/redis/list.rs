@@ -5,12 +5,14 @@
 //! one alone, whatever ends meanwhile. The cursor of a SCAN cannot begin a page in the middle of what one call has found:
 //! asked again, it may find more, or less.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::future::try_join_all;
 
 use super::{connection::Connection, scripts::Scripts};
 use crate::{
     epochs::partition_of,
-    lease::{LeaseError, ListError, Page},
+    lease::{LeaseError, ListError, Page, backend::Counters},
     token::Resource,
 };
 
@@ -78,10 +80,15 @@ impl<'a> FirstNames<'a> {
 
 impl Scripts {
     /// Lists held leases, as [`Operate::list`](crate::lease::Operate::list) does.
-    pub(super) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+    pub(super) async fn list(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+        counters: Counters<'_>,
+    ) -> Result<Page, ListError> {
         let mut names = FirstNames::after(cursor, limit)?;
         self.check_once().await?;
-        let begin = format!("{}:{{", self.key_prefix());
+        let begin = self.key_begin();
         let (mut shard, mut scan) = (0, 0);
         loop {
             let (shards, next, keys) = self.scan(&begin, shard, scan).await?;
@@ -93,13 +100,23 @@ impl Scripts {
             }
         }
         let (resources, cursor) = names.page();
-        let mut leases = vec![];
-        for resource in resources {
-            // A lease may have ended since, or be in its lock delay.
-            if let Some(held) = self.inspect(&resource).await? {
-                leases.push((resource, held));
-            }
+        // A script of a cluster has keys of one slot, and a partition is in one.
+        let mut groups: BTreeMap<u8, Vec<_>> = BTreeMap::new();
+        for resource in &resources {
+            let partition = match self.server().is_cluster() {
+                true => partition_of(resource),
+                false => 0,
+            };
+            let group = groups.entry(partition).or_default();
+            group.push((resource, counters.seen(resource)));
         }
+        let looks = groups.values().map(|group| self.inspect_all(group));
+        let looks = try_join_all(looks).await?;
+        let found = groups.values().flatten().zip(looks.into_iter().flatten());
+        // A lease may have ended since, or be in its lock delay.
+        let held = found.filter_map(|((resource, _), held)| Some(((*resource).clone(), held?)));
+        let mut leases: Vec<_> = held.collect();
+        leases.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Ok(Page { leases, cursor })
     }
 

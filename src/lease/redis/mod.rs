@@ -20,25 +20,21 @@
 //!
 //! 5. Of a lease id Redis has a part of its SHA-256, so that whoever reads there can neither renew nor release.
 //!
-//! The line of waiters is in Redis. The script that releases grants to the first in line, token included,
-//! and publishes that to its issuer; see [`waiters`].
+//! The queue is in Redis. The script that releases grants to the first in the queue, token included,
+//! and publishes that to its issuer; see [`listener`].
 
 mod answer;
 mod builder;
 mod check;
 mod connection;
 mod credentials;
-mod epochs;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod lease_end;
 mod list;
 mod listener;
-mod pending;
 mod scripts;
 mod server;
 mod store;
-mod waiters;
 
 // What the nodes of a quorum have in common with a server that is used alone.
 pub(super) use self::{
@@ -47,4 +43,7 @@ pub(super) use self::{
     list::{FirstNames, SCAN_SIZE, key_pattern},
     server::Server,
 };
-pub use self::{builder::RedisLeasesBuilder, store::RedisLeases};
+pub use self::{
+    builder::RedisLeasesBuilder,
+    store::{RedisBackend, RedisLeases},
+};

@@ -1,24 +1,22 @@
 //! The Lua scripts and their keys.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::OnceLock, time::Duration};
 
 use redis::{FromRedisValue, Script, ScriptInvocation};
 
 use super::{
-    answer::{Answer, Granted, parse_ms, parse_token, unexpected},
+    answer::{parse, parse_ms, parse_token, unexpected},
     server::Server,
 };
 use crate::{
+    announce::LeaseDigest,
     epochs::{Epoch, SourceId, partition_of},
     lease::{
-        Acquire, Held, LeaseError, LeaseId, Owner, Renew,
-        memory::Memory,
+        Held, LeaseError, Owner,
+        backend::{Ask, BlankCounter, End, Renewal, Reply, Seen, Waits},
         single_flight::SingleFlight,
         stored_id::StoredId,
-        time::{at_least_1_ms, whole_ms},
+        time::whole_ms,
     },
     token::{Resource, Token},
 };
@@ -35,7 +33,6 @@ macro_rules! script {
 
 pub(super) struct Scripts {
     server: Server,
-    memory: Arc<Memory>,
     /// Set when the server was found to be able to do what it must.
     checked: OnceLock<()>,
     check_flight: SingleFlight,
@@ -45,16 +42,15 @@ pub(super) struct Scripts {
     begin_epoch: Script,
     break_lease: Script,
     inspect: Script,
+    inspect_all: Script,
     release: Script,
     renew: Script,
-    tick: Script,
 }
 
 impl Scripts {
-    pub(super) fn new(server: Server, memory: Arc<Memory>, key_prefix: &str) -> Self {
+    pub(super) fn new(server: Server, key_prefix: &str) -> Self {
         Self {
             server,
-            memory,
             checked: OnceLock::new(),
             check_flight: SingleFlight::default(),
             key_prefix: key_prefix.into(),
@@ -63,9 +59,9 @@ impl Scripts {
             begin_epoch: script!("lua/begin_epoch.lua"),
             break_lease: script!("lua/break.lua"),
             inspect: script!("lua/inspect.lua"),
+            inspect_all: script!("lua/inspect_all.lua"),
             release: script!("lua/release_alone.lua", "lua/line.lua", "lua/release.lua"),
             renew: script!("lua/renew.lua"),
-            tick: script!("lua/tick.lua"),
         }
     }
 
@@ -79,19 +75,6 @@ impl Scripts {
 
     pub(super) const fn check_flight(&self) -> &SingleFlight {
         &self.check_flight
-    }
-
-    pub(super) const fn memory(&self) -> &Arc<Memory> {
-        &self.memory
-    }
-
-    /// There is a sign that the epoch of this resource's partition may be over.
-    pub(super) fn doubt_epoch(&self, resource: &Resource) {
-        self.memory.doubt(partition_of(resource));
-    }
-
-    pub(super) const fn begin_epoch_script(&self) -> &Script {
-        &self.begin_epoch
     }
 
     pub(super) fn key_prefix(&self) -> &str {
@@ -117,142 +100,186 @@ impl Scripts {
         format!("{}:{{{partition}}}:lease:{resource}", self.key_prefix)
     }
 
+    /// What the keys of leases begin with, up to the number of the partition.
+    pub(super) fn key_begin(&self) -> String {
+        format!("{}:{{", self.key_prefix)
+    }
+
     pub(super) async fn acquire(
         &self,
         resource: &Resource,
-        request: &Acquire,
-        ticket: u64,
-        wait: Duration,
-        channel: &str,
-        waiters: usize,
-    ) -> Result<Answer, LeaseError> {
-        let id = StoredId::of(&request.lease_id);
-        let arguments = |script: &mut ScriptInvocation<'_>| {
-            script
-                .arg(id.as_str())
-                .arg(ticket)
-                .arg(at_least_1_ms(request.ttl))
-                .arg(whole_ms(request.lock_delay))
-                .arg(request.owner.as_ref().map_or("", Owner::as_str))
-                .arg(whole_ms(wait))
-                .arg(channel)
-                .arg(waiters);
+        ask: &Ask,
+        waits: Waits<'_>,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        let (wait, channel, queued) = match waits {
+            Waits::Yes {
+                listener,
+                left,
+                queued,
+            } => (
+                left,
+                self.own_channel(partition_of(resource), listener),
+                queued,
+            ),
+            Waits::No | Waits::Leaves => (Duration::ZERO, String::new(), false),
         };
-        self.granting(&self.acquire, resource, &arguments).await
+        let mut script = self.invoke(&self.acquire, resource, seen);
+        script
+            .arg(StoredId::of_digest(&ask.lease).as_str())
+            .arg(ask.ticket)
+            .arg(whole_ms(ask.ttl))
+            .arg(whole_ms(ask.lock_delay))
+            .arg(ask.owner.as_ref().map_or("", Owner::as_str))
+            .arg(whole_ms(wait))
+            .arg(channel)
+            .arg(u8::from(queued));
+        self.reply(&script, seen, ask.ttl).await
     }
 
     pub(super) async fn renew(
         &self,
         resource: &Resource,
-        id: &LeaseId,
-        request: Renew,
-    ) -> Result<Answer, LeaseError> {
-        let id = StoredId::of(id);
-        let arguments = |script: &mut ScriptInvocation<'_>| {
-            script
-                .arg(id.as_str())
-                .arg(at_least_1_ms(request.ttl))
-                .arg(u8::from(request.new_token))
-                .arg(request.at_least.map_or(0, Token::get));
-        };
-        if request.new_token || request.at_least.is_some() {
-            return self.granting(&self.renew, resource, &arguments).await;
+        renewal: &Renewal,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        let mut script = self.invoke(&self.renew, resource, seen);
+        script
+            .arg(StoredId::of_digest(&renewal.lease).as_str())
+            .arg(whole_ms(renewal.ttl))
+            .arg(u8::from(renewal.new_token))
+            .arg(renewal.at_least.map_or(0, Token::get));
+        self.reply(&script, seen, renewal.ttl).await
+    }
+
+    /// Ends a lease. If the script may have run twice, and the second run finds no lease, the first one has ended it,
+    /// unless it was over before.
+    pub(super) async fn end(
+        &self,
+        resource: &Resource,
+        end: &End,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        let stored = |lease: &LeaseDigest| StoredId::of_digest(lease);
+        let mut script;
+        match end {
+            End::Release(lease) => {
+                script = self.invoke(&self.release, resource, seen);
+                script.arg(stored(lease).as_str());
+            }
+            End::Abandon { lease, ticket } => {
+                script = self.invoke(&self.abandon, resource, seen);
+                script.arg(stored(lease).as_str()).arg(*ticket);
+            }
+            End::Break(token) => {
+                script = self.invoke(&self.break_lease, resource, seen);
+                script.arg(token.map_or_else(String::new, |token| token.get().to_string()));
+            }
         }
-        // What keeps its token goes on without a database.
-        let answer = self.attempts(&self.renew, resource, &arguments).await?;
-        if let Answer::Granted(Granted { epoch, n, .. }) = answer {
-            self.memory.record_renewal(partition_of(resource), epoch, n);
-        }
-        Ok(answer)
-    }
-
-    /// Leaves the line, and releases what was granted to this request.
-    pub(super) async fn abandon(
-        &self,
-        resource: &Resource,
-        id: &StoredId,
-        ticket: u64,
-    ) -> Result<bool, LeaseError> {
-        let mut script = self.invoke(&self.abandon, resource, false);
-        self.ending(script.arg(id.as_str()).arg(ticket), resource)
-            .await
-    }
-
-    /// Releases; true when the lease was held under this id.
-    pub(super) async fn release(
-        &self,
-        resource: &Resource,
-        id: &LeaseId,
-    ) -> Result<bool, LeaseError> {
-        let mut script = self.invoke(&self.release, resource, false);
-        self.ending(script.arg(StoredId::of(id).as_str()), resource)
-            .await
-    }
-
-    /// Ends the lease without its id, where it has the token that was seen; true when it was held.
-    pub(super) async fn break_lease(
-        &self,
-        resource: &Resource,
-        seen: Option<Token>,
-    ) -> Result<bool, LeaseError> {
-        let mut script = self.invoke(&self.break_lease, resource, false);
-        let seen = seen.map_or_else(String::new, |seen| seen.get().to_string());
-        self.ending(script.arg(seen), resource).await
-    }
-
-    /// Looks whether the lease has ended by itself, and hands it over; and whether a waiter is
-    /// still in line.
-    pub(super) async fn tick(
-        &self,
-        resource: &Resource,
-        waiter: Option<&StoredId>,
-    ) -> Result<Answer, LeaseError> {
-        let waiter = waiter.map_or("", StoredId::as_str);
-        let arguments = |script: &mut ScriptInvocation<'_>| _ = script.arg(waiter);
-        self.granting(&self.tick, resource, &arguments).await
-    }
-
-    pub(super) async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
         self.check_once().await?;
-        let script = self.invoke(&self.inspect, resource, false);
-        let answer: Option<(String, String, String, String)> = self.run(&script).await?;
-        answer
-            .map(|(token, owner, left_ms, waiters)| {
-                let owner = Owner::new(owner).ok();
-                Ok(Held {
-                    token: parse_token(&token)?,
-                    owner: owner.filter(|owner| !owner.as_str().is_empty()),
-                    ttl: parse_ms(&left_ms),
-                    waiters: waiters.parse().map_err(|_| unexpected())?,
-                })
-            })
-            .transpose()
+        let answer = self.server.call(&script).await;
+        let (answer, again) = answer.map_err(|error| self.server.unavailable(error))?;
+        Ok(match parse(answer, Duration::ZERO)? {
+            Reply::Lost if again => Reply::Ended,
+            reply => reply,
+        })
+    }
+
+    /// Begins an epoch on this very clock.
+    pub(super) async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        counter: &BlankCounter,
+        epoch: Epoch,
+        seen: Seen<'_>,
+    ) -> Result<bool, LeaseError> {
+        let (history, incarnation) = counter.mark.split_once(' ').ok_or_else(unexpected)?;
+        let mut script = self.invoke(&self.begin_epoch, resource, seen);
+        script.arg(history).arg(incarnation).arg(epoch.get());
+        self.run(&script).await
+    }
+
+    pub(super) async fn inspect(
+        &self,
+        resource: &Resource,
+        seen: Seen<'_>,
+    ) -> Result<Option<Held>, LeaseError> {
+        self.check_once().await?;
+        let script = self.invoke(&self.inspect, resource, seen);
+        let found: Option<Found> = self.run(&script).await?;
+        found.map(held).transpose()
+    }
+
+    /// Inspects several resources in one script. All are of one slot, unless the server stands alone.
+    pub(super) async fn inspect_all(
+        &self,
+        resources: &[(&Resource, Seen<'_>)],
+    ) -> Result<Vec<Option<Held>>, LeaseError> {
+        let Some((first, seen)) = resources.first() else {
+            return Ok(vec![]);
+        };
+        let mut script = self.invoke(&self.inspect_all, first, *seen);
+        for (resource, seen) in resources {
+            for key in self.keys(resource) {
+                script.key(key);
+            }
+            script.arg(seen.epoch).arg(seen.n);
+        }
+        let found: Vec<Option<Found>> = self.run(&script).await?;
+        found
+            .into_iter()
+            .map(|found| found.map(held).transpose())
+            .collect()
+    }
+
+    /// The keys of a resource, as the scripts have them.
+    fn keys(&self, resource: &Resource) -> [String; 4] {
+        let (partition, prefix) = (partition_of(resource), &self.key_prefix);
+        [
+            format!("{prefix}:{{{partition}}}:clock"),
+            self.lease_key(resource),
+            format!("{prefix}:{{{partition}}}:queue:{resource}"),
+            format!("{prefix}:{{{partition}}}:waiters:{resource}"),
+        ]
     }
 
     /// A script with the keys and arguments that all of them share.
-    pub(super) fn invoke<'a>(
+    fn invoke<'a>(
         &'a self,
         script: &'a Script,
         resource: &Resource,
-        replaces_clock: bool,
+        seen: Seen<'_>,
     ) -> ScriptInvocation<'a> {
-        let partition = partition_of(resource);
-        let prefix = &self.key_prefix;
-        let (epoch, n) = self.memory.highest(partition);
-        let mut invocation = script.key(format!("{prefix}:{{{partition}}}:clock"));
+        let [clock, others @ ..] = self.keys(resource);
+        let mut invocation = script.key(clock);
+        for key in others {
+            invocation.key(key);
+        }
         invocation
-            .key(self.lease_key(resource))
-            .key(format!("{prefix}:{{{partition}}}:queue:{resource}"))
-            .key(format!("{prefix}:{{{partition}}}:waiters:{resource}"))
             .arg(Epoch::SIZE)
             .arg(self.server.publish())
             .arg(self.server.database())
-            .arg(self.memory.source().map_or("", SourceId::as_str))
+            .arg(seen.source.map_or("", SourceId::as_str))
             .arg(rand::random::<u64>())
-            .arg(epoch)
-            .arg(n)
-            .arg(u8::from(replaces_clock));
+            .arg(seen.epoch)
+            .arg(seen.n)
+            .arg(u8::from(seen.replace));
         invocation
+    }
+
+    /// Runs the script of a step that may grant a lease.
+    async fn reply(
+        &self,
+        script: &ScriptInvocation<'_>,
+        seen: Seen<'_>,
+        ttl: Duration,
+    ) -> Result<Reply, LeaseError> {
+        self.check_once().await?;
+        if seen.replace {
+            // The clock may be that of a server that was deposed.
+            self.server.find_again().await;
+        }
+        parse(self.run(script).await?, ttl)
     }
 
     /// Runs a script.
@@ -264,4 +291,17 @@ impl Scripts {
         let (answer, _) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(answer)
     }
+}
+
+/// A lease that a script has found: its token, its owner, how many ms it has left, and how many wait.
+type Found = (String, String, String, String);
+
+fn held((token, owner, left_ms, waiters): Found) -> Result<Held, LeaseError> {
+    let owner = Owner::new(owner).ok();
+    Ok(Held {
+        token: parse_token(&token)?,
+        owner: owner.filter(|owner| !owner.as_str().is_empty()),
+        ttl: parse_ms(&left_ms),
+        waiters: waiters.parse().map_err(|_| unexpected())?,
+    })
 }

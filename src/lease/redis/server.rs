@@ -1,6 +1,6 @@
 //! The server behind a store: one that stands alone, the master that sentinels name, or a cluster.
 
-use std::{fmt, future::pending, io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use redis::{
@@ -10,7 +10,6 @@ use redis::{
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
-    task::AbortHandle,
     time::{Instant, sleep, timeout_at},
 };
 
@@ -34,14 +33,6 @@ pub(in crate::lease) struct Server {
 struct Current {
     number: u64,
     connection: Connection,
-    /// A task that does nothing. It ends with the runtime in which the connection was made, and which drives it.
-    lives: AbortHandle,
-}
-
-impl Drop for Current {
-    fn drop(&mut self) {
-        self.lives.abort();
-    }
 }
 
 enum Source {
@@ -57,10 +48,13 @@ impl Server {
         credentials: &Credentials,
         command_wait: Duration,
     ) -> RedisResult<Self> {
-        let client = credentials.client(url)?;
+        Ok(Self::of_client(credentials.client(url)?, command_wait))
+    }
+
+    /// The server of a client that the application has made.
+    pub(super) fn of_client(client: Client, command_wait: Duration) -> Self {
         let address = client.get_connection_info().addr().to_string();
-        let source = Source::Alone(Box::new(client));
-        Ok(Self::new(source, &address, command_wait))
+        Self::new(Source::Alone(Box::new(client)), &address, command_wait)
     }
 
     pub(super) fn behind_sentinels(
@@ -105,11 +99,6 @@ impl Server {
         &self.address
     }
 
-    /// How long one command may take, its connection included.
-    pub(super) const fn command_wait(&self) -> Duration {
-        self.command_wait
-    }
-
     /// The error of a store whose server has failed so.
     pub(in crate::lease) fn unavailable(&self, error: RedisError) -> LeaseError {
         LeaseError::unavailable(ServerError {
@@ -140,6 +129,11 @@ impl Server {
             Source::Cluster(..) => "SPUBLISH",
             _ => "PUBLISH",
         }
+    }
+
+    /// Whether keys are spread over several servers.
+    pub(super) const fn is_cluster(&self) -> bool {
+        matches!(self.source, Source::Cluster(..))
     }
 
     /// The number of the database, which keys know and channels do not. A cluster has one.
@@ -249,10 +243,7 @@ impl Server {
     /// The connection for commands, and its number.
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
         let mut current = self.current.lock().await;
-        if let Some(current) = current
-            .as_ref()
-            .filter(|current| !current.lives.is_finished())
-        {
+        if let Some(current) = &*current {
             return Ok((current.number, current.connection.clone()));
         }
         // Or every future that may connect would contain all of this.
@@ -263,7 +254,6 @@ impl Server {
         *current = Some(Current {
             number,
             connection: connection.clone(),
-            lives: tokio::spawn(pending::<()>()).abort_handle(),
         });
         Ok((number, connection))
     }

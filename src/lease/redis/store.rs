@@ -1,24 +1,20 @@
-//! The store in Redis: one loop that asks, waits, and asks again.
+//! The store in Redis: its steps, each one script.
 
-use std::{fmt, sync::Arc, time::Duration};
-
-use tokio::time::{Instant, sleep, sleep_until};
-
-use super::{
-    answer::{Answer, unexpected},
-    listener::Listener,
-    pending::PendingAcquire,
-    scripts::Scripts,
-    waiters::Waiters,
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
 };
+
+use tokio::sync::mpsc;
+
+use super::{listener::Subscription, scripts::Scripts};
 use crate::{
-    announce::Announce,
-    epochs::partition_of,
+    epochs::{Epoch, partition_of},
     lease::{
-        Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page,
-        Renew, WaiterLimits, time::after,
+        Backend, Driver, Held, LeaseError, LeaseId, ListError, Page, Turns,
+        backend::{BlankCounter, Counters, Reply, Seen, Step},
     },
-    token::{Resource, Token},
+    token::Resource,
 };
 
 /// Leases in a Redis server, reconnecting by itself. Cheap to clone; clones share their
@@ -45,20 +41,23 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
-pub struct RedisLeases {
+pub type RedisLeases = Driver<RedisBackend>;
+
+/// The backend of [`RedisLeases`].
+pub struct RedisBackend {
     scripts: Arc<Scripts>,
-    waiters: Arc<Waiters>,
-    listener: Listener,
+    /// The last part of the names of this process's own channels.
+    pub(super) issuer: Box<str>,
+    /// Leads to what listens.
+    pub(super) subscriptions: Mutex<Option<mpsc::UnboundedSender<Subscription>>>,
 }
 
-impl RedisLeases {
-    pub(super) fn new(scripts: Arc<Scripts>, limits: WaiterLimits) -> Self {
-        let waiters = Waiters::new(Arc::clone(&scripts), limits);
+impl RedisBackend {
+    pub(super) fn new(scripts: Scripts) -> Self {
         Self {
-            scripts,
-            listener: Listener::new(Arc::clone(&waiters)),
-            waiters,
+            scripts: Arc::new(scripts),
+            issuer: LeaseId::random().expose().into(),
+            subscriptions: Mutex::default(),
         }
     }
 
@@ -66,176 +65,78 @@ impl RedisLeases {
         &self.scripts
     }
 
-    /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
-    /// promises: [`Announced`].
-    ///
-    /// ```no_run
-    /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
-    /// use tower_fence::lease::RedisLeases;
-    ///
-    /// let leases = RedisLeases::connect("redis://localhost", fence.clone()).await?;
-    /// let leases = leases.announced_to(fence);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
-        Announced::new(self, resources)
+    /// Leads to what listens, from now on.
+    pub(super) fn listens(&self, subscriptions: Option<mpsc::UnboundedSender<Subscription>>) {
+        *self.subscriptions() = subscriptions;
     }
 
-    /// Asks for a lease once: to be granted, refused, or, with a `wait`, put in line.
-    async fn ask(
+    pub(super) fn subscriptions(
         &self,
-        resource: &Resource,
-        request: &Acquire,
-        ticket: u64,
-        wait: Duration,
-    ) -> Result<Outcome, LeaseError> {
-        let channel = if wait.is_zero() {
-            String::new()
-        } else {
-            self.waiters.own_channel(partition_of(resource))
-        };
-        let max_waiters = self.waiters.max_per_resource();
-        let answer = self
-            .scripts
-            .acquire(resource, request, ticket, wait, &channel, max_waiters)
-            .await?;
-        match answer {
-            Answer::Granted(granted) => {
-                let (id, ttl) = (&request.lease_id, request.ttl);
-                Ok(Outcome::Granted(Lease::granted(
-                    resource,
-                    id,
-                    granted.token,
-                    ttl,
-                )))
-            }
-            Answer::Held { left } => Ok(Outcome::Held { left }),
-            Answer::Queued { left } => Ok(Outcome::Queued { left }),
-            Answer::Full => Ok(Outcome::Full),
-            _ => Err(unexpected()),
-        }
+    ) -> std::sync::MutexGuard<'_, Option<mpsc::UnboundedSender<Subscription>>> {
+        // Nothing panics while the lock is held.
+        self.subscriptions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The pause before the next attempt where an issuer cannot listen.
-const LISTEN_AGAIN: Duration = Duration::from_millis(100);
-
-/// What became of a request for a lease.
-enum Outcome {
-    Granted(Lease),
-    Held { left: Duration },
-    Queued { left: Duration },
-    Full,
-}
-
-impl Leases for RedisLeases {
-    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        let deadline = after(request.wait);
-        let mut pending = PendingAcquire::new(&self.waiters, resource, &request.lease_id);
-        // The first time without a wait: most locks are free.
-        let mut wait = Duration::ZERO;
-        loop {
-            match self.ask(resource, &request, pending.ticket(), wait).await {
-                Ok(Outcome::Granted(lease)) => {
-                    pending.finish();
-                    return Ok(lease);
-                }
-                Ok(Outcome::Held { left }) if Instant::now() >= deadline => {
-                    pending.finish();
-                    return Err(LeaseError::Held {
-                        resource: resource.clone(),
-                        retry_after: left,
-                    });
-                }
-                Ok(Outcome::Held { .. }) if pending.join() => {}
-                Ok(Outcome::Held { .. } | Outcome::Full) => {
-                    // Nothing of it is in Redis.
-                    pending.finish();
-                    return Err(LeaseError::too_many_waiters(resource));
-                }
-                Ok(Outcome::Queued { left }) => {
-                    pending.closed_for(left);
-                    tokio::select! {
-                        // The lease may have been granted to this request, or the line may be lost:
-                        // the next attempt tells.
-                        () = pending.woken() => {}
-                        // The last time without a wait, which leaves the line.
-                        () = sleep_until(deadline) => {}
-                    }
-                }
-                Err(error) => {
-                    // It may have been granted. A caller who chose the id may ask again.
-                    if request.chosen_id {
-                        pending.finish();
-                    }
-                    return Err(error);
-                }
-            }
-            // A waiter is granted nothing while its issuer does not listen.
-            wait = match self.listener.listen(partition_of(resource)).await {
-                Ok(()) => deadline.saturating_duration_since(Instant::now()),
-                Err(error) if after(LISTEN_AGAIN) >= deadline => return Err(error),
-                // In a cluster it may be another server that is silent. Asking tells.
-                Err(_) => {
-                    sleep(LISTEN_AGAIN).await;
-                    Duration::ZERO
-                }
-            };
-        }
-    }
-
-    async fn renew(
+impl Backend for RedisBackend {
+    async fn step(
         &self,
         resource: &Resource,
-        id: &LeaseId,
-        request: Renew,
-    ) -> Result<Lease, LeaseError> {
-        if request.at_least.is_some() {
-            // The resource has seen a higher token than this store's.
-            self.scripts.doubt_epoch(resource);
-        }
-        match self.scripts.renew(resource, id, request).await? {
-            Answer::Granted(granted) => {
-                Ok(Lease::granted(resource, id, granted.token, request.ttl))
-            }
-            Answer::Lost => Err(LeaseError::lost(resource)),
-            Answer::Exhausted(token) => Err(LeaseError::Exhausted {
-                resource: resource.clone(),
-                max_token: token.get(),
-            }),
-            _ => Err(unexpected()),
+        step: Step<'_>,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        match step {
+            Step::Acquire(ask, waits) => self.scripts.acquire(resource, ask, waits, seen).await,
+            Step::Renew(renewal) => self.scripts.renew(resource, renewal, seen).await,
+            Step::End(end) => self.scripts.end(resource, end, seen).await,
         }
     }
 
-    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
-        let released = self.scripts.release(resource, id).await?;
-        released
-            .then_some(())
-            .ok_or_else(|| LeaseError::lost(resource))
-    }
-
-    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
-        self.scripts.inspect(resource).await
-    }
-}
-
-impl Operate for RedisLeases {
-    async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
-        self.scripts.list(limit, cursor).await
-    }
-
-    async fn break_lease(
+    async fn begin_epoch(
         &self,
         resource: &Resource,
-        seen: Option<Token>,
+        counter: &BlankCounter,
+        epoch: Epoch,
+        seen: Seen<'_>,
     ) -> Result<bool, LeaseError> {
-        self.scripts.break_lease(resource, seen).await
+        let scripts = &self.scripts;
+        scripts.begin_epoch(resource, counter, epoch, seen).await
+    }
+
+    async fn inspect(
+        &self,
+        resource: &Resource,
+        seen: Seen<'_>,
+    ) -> Result<Option<Held>, LeaseError> {
+        self.scripts.inspect(resource, seen).await
+    }
+
+    async fn page(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+        counters: Counters<'_>,
+    ) -> Result<Page, ListError> {
+        self.scripts.list(limit, cursor, counters).await
+    }
+
+    async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
+        self.hear(turns).await
+    }
+
+    fn key_prefix(&self) -> &str {
+        self.scripts.key_prefix()
+    }
+
+    async fn follow(&self, resource: &Resource) -> Result<(), LeaseError> {
+        self.subscribe(partition_of(resource)).await
     }
 }
 
-impl fmt::Debug for RedisLeases {
+impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLeases").finish_non_exhaustive()
+        f.debug_struct("RedisBackend").finish_non_exhaustive()
     }
 }

@@ -14,3 +14,4 @@ mod redis_limits;
 mod redis_line;
 mod redis_loss;
 mod redis_secrets;
+mod sql_store;

@@ -258,32 +258,6 @@ fn is_full<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
 }
 
 #[tokio::test]
-async fn waiters_are_bounded_for_each_resource_over_all_issuers() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let connect = async || {
-        let builder = RedisLeases::builder(db.fence()).max_waiters_per_resource(3);
-        builder.connect(&server.url()).await.unwrap()
-    };
-    let (one, two) = (connect().await, connect().await);
-    let first = grant(&one, &sku(), LONG).await;
-    let mut line = vec![wait(&one, LONG).await, wait(&one, LONG).await];
-    line.push(wait(&two, LONG).await);
-    for leases in [&one, &two] {
-        is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
-    }
-    assert_eq!(waiters(&one).await, 3);
-    // Who waits already may ask again; who does not want to wait is told that it is held.
-    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
-    // A place that becomes free is free.
-    one.release(&sku(), &first.id).await.unwrap();
-    let second = line.remove(0).await.unwrap().unwrap();
-    line.push(wait(&two, LONG).await);
-    line.iter().for_each(JoinHandle::abort);
-    one.release(&sku(), &second.id).await.unwrap();
-    only_the_clock_is_left(&server).await;
-}
-
-#[tokio::test]
 async fn waiters_are_bounded_in_all() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let builder = RedisLeases::builder(db.fence()).max_waiters(2);

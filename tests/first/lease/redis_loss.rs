@@ -221,7 +221,7 @@ async fn a_server_that_hides_its_history_is_refused() {
     let refused = RedisLeases::connect(&server.url(), db.fence())
         .await
         .unwrap_err();
-    let LeaseError::Unavailable(cause) = refused else {
+    let LeaseError::Misconfigured(cause) = refused else {
         panic!("{refused:?}");
     };
     assert!(cause.to_string().contains("master_replid"), "{cause}");

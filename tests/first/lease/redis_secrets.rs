@@ -100,33 +100,3 @@ async fn a_lease_of_version_0_2_is_lost_to_its_holder_and_nobody_else_has_it() {
     // It ends by its time.
     assert!(next_grant(&leases, SHORT).await.token > old.token);
 }
-
-/// An issuer of version 0.2 has waiters in the same line, under their ids.
-#[tokio::test]
-async fn a_waiter_of_version_0_2_has_its_turn() {
-    let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    let leases = connect(&server, &db).await;
-    let held = leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
-    let mut other = TcpStream::connect(server.addr()).await.unwrap();
-    other.write_all(b"SUBSCRIBE older\r\n").await.unwrap();
-    let id = LeaseId::random();
-    let waiter = "7\nolder\nworker";
-    let line = |kind: &str| LEASE.replace("lease", kind);
-    server
-        .command(&["ZADD", &line("queue"), "1", id.expose()])
-        .await;
-    server
-        .command(&["HSET", &line("waiters"), id.expose(), waiter])
-        .await;
-    eventually("it listens", async || {
-        let heard = server.command(&["PUBSUB", "NUMSUB", "older"]).await;
-        format!("{heard:?}").contains("int(1)")
-    })
-    .await;
-    leases.release(&sku(), &held.id).await.unwrap();
-    assert_eq!(stored(&server).await.1, id.expose());
-    let mut told = Vec::new();
-    while !String::from_utf8_lossy(&told).contains(id.expose()) {
-        assert_ne!(other.read_buf(&mut told).await.unwrap(), 0);
-    }
-}

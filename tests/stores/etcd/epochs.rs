@@ -39,7 +39,7 @@ async fn a_clock_of_another_source_of_epochs_is_refused() {
     let first = granted_and_released(&leases).await;
     let strangers = || connect(&theirs, &prefix);
     let is_refused = |refused: Result<Lease, LeaseError>| {
-        let Err(LeaseError::Unavailable(cause)) = refused else {
+        let Err(LeaseError::Misconfigured(cause)) = refused else {
             panic!("{refused:?}");
         };
         let text = cause.to_string();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tower_fence::{
-    Resource, Token,
+    Resource,
     lease::{Acquire, EmbeddedLeases, Leases},
 };
 

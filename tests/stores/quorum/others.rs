@@ -31,7 +31,7 @@ async fn a_url_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated(
         let urls = [urls[0].clone(), wrong.into(), urls[2].clone()];
         let refused = connect(&db, &fresh_prefix(), &urls).unwrap_err();
         let told = told(&refused);
-        assert!(matches!(refused, LeaseError::Unavailable(_)), "{told}");
+        assert!(matches!(refused, LeaseError::Misconfigured(_)), "{told}");
         assert!(told.contains("node 2 of 3"), "{told}");
         assert!(!told.contains("s3cret"), "{told}");
     }

@@ -78,7 +78,7 @@ async fn a_clock_of_another_source_of_epochs_is_refused() {
     let strangers = connect(&server, theirs.fence()).await;
     let first = granted_and_released(&leases).await;
     let refused = strangers.acquire(&sku(), Acquire::new(LONG)).await;
-    let Err(LeaseError::Unavailable(cause)) = refused else {
+    let Err(LeaseError::Misconfigured(cause)) = refused else {
         panic!("{refused:?}");
     };
     let text = cause.to_string();
@@ -296,7 +296,7 @@ async fn a_user_without_rights_on_channels_is_told_at_connect() {
         .await;
     let url = server.url().replace("//", "//mute:sesame@");
     let refused = RedisLeases::connect(&url, db.fence()).await.unwrap_err();
-    let LeaseError::Unavailable(cause) = refused else {
+    let LeaseError::Misconfigured(cause) = refused else {
         panic!("{refused:?}");
     };
     let text = format!("{cause} {cause:?}");

@@ -176,37 +176,9 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "let first = state.lost.is_none() && !IS_ON;",
     },
     Mutant {
-        name: "redis line: handed over, and not woken",
-        file: "lease/redis/waiters.rs",
-        code: "same_id.iter().for_each(|waiter| waiter.notify_one())",
-        broken: "()",
-    },
-    Mutant {
-        name: "redis line: the connection is lost, and nobody asks again",
-        file: "lease/redis/listener.rs",
-        code: "waiters.wake_all();
-            sleep(Duration::from_millis(10)).await;",
-        broken: "if !IS_ON { waiters.wake_all(); }
-            sleep(Duration::from_millis(10)).await;",
-    },
-    Mutant {
-        name: "redis line: what listens ends with its runtime, and nobody asks again",
-        file: "lease/redis/listener.rs",
-        code: "if let Some(waiters) = self.waiters.upgrade() {
-            waiters.wake_all();",
-        broken: "if let Some(waiters) = self.waiters.upgrade() && !IS_ON {
-            waiters.wake_all();",
-    },
-    Mutant {
         name: "redis line: it listens, and is not subscribed yet",
         file: "lease/redis/listener.rs",
         code: "partitions.contains(&partition)",
-        broken: "true",
-    },
-    Mutant {
-        name: "redis line: the first to leave takes the line with it",
-        file: "lease/redis/pending.rs",
-        code: "line.waiters.is_empty()",
         broken: "true",
     },
     Mutant {

@@ -99,12 +99,9 @@ pub mod problem;
 #[path = "lease/redis"]
 pub mod redis_line {
     pub mod answer;
-    pub mod lease_end;
     pub mod listener;
-    pub mod pending;
     pub mod store;
-    pub mod waiters;
-    pub use crate::model::scripts::{connection, scripts, server};
+    pub use crate::model::scripts::{connection, list, scripts, server};
 }
 pub mod stale;
 pub mod token;

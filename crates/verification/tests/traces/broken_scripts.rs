@@ -57,13 +57,13 @@ async fn are_found_by_the_walks_of_the_line() {
         },
         // What was released counts as unconfirmed.
         Change {
-            text: "  redis.call('HDEL', WAITERS, UNCONFIRMED)\n  return pass_on()",
-            by: "  return pass_on()",
+            text: "  redis.call('HDEL', WAITERS, UNCONFIRMED)\n  if redis.call('EXISTS', QUEUE)",
+            by: "  if redis.call('EXISTS', QUEUE)",
         },
-        // A look hands nothing over.
+        // A repeated request goes to the end of the line.
         Change {
-            text: "  local epoch = pass_on()\n",
-            by: "  local epoch = nil\n",
+            text: "if not redis.call('ZSCORE', QUEUE, id) then",
+            by: "if true then",
         },
     ] {
         change.is_found(line::walks(Some(change)), "").await;

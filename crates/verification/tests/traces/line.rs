@@ -182,31 +182,10 @@ impl Redis {
                     self.acquire(waiter, after).await;
                 }
             }
+            // As one that was put in line before.
             Step::Look(waiter) => {
-                let said = self
-                    .run(script!("line.lua", "tick.lua"), &[&id(waiter)])
-                    .await;
-                let in_line = if before.line.contains(&waiter) {
-                    "1"
-                } else {
-                    "0"
-                };
-                match words(&said)[..] {
-                    ["free"] => assert!(
-                        before.lease == Lease::Free && !matches!(after.lease, Lease::HandedTo(_))
-                    ),
-                    // Whom it was handed to by this very look is in line no more.
-                    ["held", _, found] => {
-                        assert!(found == in_line || after.lease != before.lease && found == "0");
-                    }
-                    _ => panic!("{said:?}"),
-                }
-                let was_asked_anew = after.line.last() == Some(&waiter)
-                    && !before.line.contains(&waiter)
-                    || after.lease == Lease::Of(waiter);
-                if was_asked_anew {
-                    self.acquire(waiter, after).await;
-                }
+                let said = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
+                Self::is_answered(&said, waiter, after);
             }
             Step::Release => {
                 let holder = match before.lease {
@@ -255,6 +234,10 @@ impl Redis {
         if said[0] == "held" {
             said = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
         }
+        Self::is_answered(&said, waiter, after);
+    }
+
+    fn is_answered(said: &[String], waiter: usize, after: &State) {
         let expected = match after.lease == Lease::Of(waiter) {
             true => "granted",
             false => "queued",
@@ -265,7 +248,7 @@ impl Redis {
     async fn acquire_once(&mut self, id: &str, wait: i64, waiter: usize) -> Vec<String> {
         let channel = self.channel(issuer_of(waiter));
         let (ttl, wait) = (LONG_MS.to_string(), wait.to_string());
-        let more = [id, &ticket(waiter), &ttl, "0", "", &wait, &channel, "10"];
+        let more = [id, &ticket(waiter), &ttl, "0", "", &wait, &channel, "0"];
         let acquire = script!("acquire_free.lua", "line.lua", "acquire.lua");
         self.run(acquire, &more).await
     }
@@ -328,7 +311,7 @@ impl Redis {
                 };
                 assert_eq!(key, self.keys[1]);
                 let sleeps = |waiter: &usize| {
-                    let is_meant = first == id(*waiter) || first == "*";
+                    let is_meant = first == ticket(*waiter) || first == "*";
                     is_meant
                         && issuer_of(*waiter) == issuer
                         && before.waiters[*waiter] == Waiter::Sleeps

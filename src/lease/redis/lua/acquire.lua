@@ -1,7 +1,8 @@
 -- Grants a lease, or joins the line, or says what is in the way.
 -- ARGV: …, lease id, ticket of the request, ttl in ms, lock delay in ms, owner, wait in ms (0: do not
--- wait), own channel, how many may wait.
--- Answers {'granted', …}, {'held', ms left}, {'queued', ms left}, {'full'}, or what needs_epoch does.
+-- wait), own channel, 1 where this request was put in line before.
+-- Answers {'granted', …}, {'held', ms left}, {'queued', ms left, 1 where it was not in line before},
+-- {'displaced'}, or what needs_epoch does.
 local id, ticket, owner = ARGV[9], ARGV[10], ARGV[13]
 local ttl, delay, wait = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[14])
 
@@ -50,18 +51,19 @@ if wait == 0 then
   end
   return {'held', left}
 end
+local known_ticket, _, known_owner = waiter(id)
+local joined = '0'
 if not redis.call('ZSCORE', QUEUE, id) then
-  if redis.call('ZCARD', QUEUE) >= tonumber(ARGV[16]) then
-    return {'full'}
-  end
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', QUEUE, digits(tonumber(last or 0) + 1), id)
+  joined = '1'
+elseif ARGV[16] == '1' and known_ticket and known_ticket ~= ticket then
+  return {'displaced'}
 end
-local _, _, known_owner = waiter(id)
 if known_owner and known_owner ~= '' then
   owner = known_owner
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[15], owner}, '\n'))
 keep(QUEUE, wait + 10000)
 keep(WAITERS, wait + 10000)
-return {'queued', left}
+return {'queued', left, joined}

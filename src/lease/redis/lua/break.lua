@@ -1,6 +1,5 @@
 -- Ends whatever lease there is, or the one with this token, by force; then the next in line has it.
--- ARGV: …, a token or ''. Answers {'released'}, {'lost'} where there was none, or what needs_epoch does: released, but the
--- next in line needs an epoch first.
+-- ARGV: …, a token or ''. Answers {'released'}, or {'lost'} where there was none.
 local held = current()
 if not held or (ARGV[9] ~= '' and held.token ~= ARGV[9]) then
   return {'lost'}

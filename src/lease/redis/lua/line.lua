@@ -92,7 +92,7 @@ local function hand_over(now)
     end
     local ticket, channel, owner = waiter(id)
     leave(id)
-    if channel and channel ~= lapsed and redis.call(PUBLISH, channel, id .. ' ' .. LEASE) > 0 then
+    if channel and channel ~= lapsed and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0 then
       redis.call('HSET', WAITERS, UNCONFIRMED, channel)
       keep(WAITERS, 60000)
       local lease = {id = id, ticket = ticket, delay = 0, owner = owner}
@@ -103,21 +103,18 @@ local function hand_over(now)
   end
 end
 
--- Hands a free lease over, if there is a waiter. Answers nil, or that it needs an epoch first.
-local function pass_on()
-  if redis.call('EXISTS', QUEUE) == 1 then
-    local now = clock()
-    if not now.usable then
-      return needs_epoch(now)
-    end
-    hand_over(now)
-  end
-  return nil
-end
-
--- Ends the lease; then the next in line has it.
+-- Ends the lease; then the next in line has it. Where that needs an epoch first, the issuers that have waiters ask,
+-- and one of them begins it.
 local function end_lease()
   redis.call('DEL', LEASE)
   redis.call('HDEL', WAITERS, UNCONFIRMED)
-  return pass_on() or {'released'}
+  if redis.call('EXISTS', QUEUE) == 1 then
+    local now = clock()
+    if now.usable then
+      hand_over(now)
+    else
+      publish_end('0')
+    end
+  end
+  return {'released'}
 end

@@ -1,6 +1,5 @@
 -- Ends a lease that is held under this id; then the next in line has it.
--- ARGV: …, lease id. Answers {'released'}, {'lost'}, or what needs_epoch does: released, but the
--- next in line needs an epoch first.
+-- ARGV: …, lease id. Answers {'released'} or {'lost'}.
 local held = current()
 if not held or held.id ~= ARGV[9] or not held.holds then
   return {'lost'}

@@ -70,7 +70,7 @@ impl Msg {
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub id: String,
-    pub ticket: u64,
+    pub ticket: i64,
     pub channel: String,
 }
 
@@ -162,7 +162,7 @@ impl Line {
     pub fn end(&mut self) {
         self.lease = None;
         while let Some(first) = self.line.pop_front() {
-            if self.publish(&first.channel, &format!("{} the-lease", first.id)) > 0 {
+            if self.publish(&first.channel, &format!("{} the-lease", first.ticket)) > 0 {
                 self.tokens += 1;
                 self.lease = Some(first);
                 return;

@@ -9,8 +9,11 @@ pub mod scripts {
     };
     use crate::{
         epochs::Epoch,
-        lease::{Acquire, Held, LeaseError, LeaseId, ListError, Page, Renew, stored_id::StoredId},
-        redis_line::answer::{Answer, Granted},
+        lease::{
+            Held, LeaseError, ListError, Page,
+            backend::{Ask, BlankCounter, Counters, End, Granted, Renewal, Reply, Seen, Waits},
+            stored_id::StoredId,
+        },
         token::{Resource, Token},
     };
 
@@ -21,12 +24,8 @@ pub mod scripts {
         server: Server,
     }
 
-    fn granted(token: i64) -> Answer {
-        Answer::Granted(Granted {
-            token: Token::new(token).unwrap(),
-            epoch: Epoch::FIRST,
-            n: token,
-        })
+    fn granted(token: i64) -> Reply {
+        Reply::Granted(Granted::new(Token::new(token).unwrap(), FOR_EVER))
     }
 
     impl Scripts {
@@ -53,19 +52,25 @@ pub mod scripts {
             "everybody".to_owned()
         }
 
+        pub fn key_begin(&self) -> String {
+            String::new()
+        }
+
         pub async fn acquire(
             &self,
             _: &Resource,
-            request: &Acquire,
-            ticket: u64,
-            wait: Duration,
-            channel: &str,
-            _: usize,
-        ) -> Result<Answer, LeaseError> {
+            ask: &Ask,
+            waits: Waits<'_>,
+            _: Seen<'_>,
+        ) -> Result<Reply, LeaseError> {
+            let (channel, waits) = match waits {
+                Waits::Yes { listener, .. } => (self.own_channel(0, listener), true),
+                _ => (String::new(), false),
+            };
             let asked = Asked {
-                id: StoredId::of(&request.lease_id).as_str().to_owned(),
-                ticket,
-                channel: channel.to_owned(),
+                id: StoredId::of_digest(&ask.lease).as_str().to_owned(),
+                ticket: ask.ticket,
+                channel,
             };
             let script = |line: &mut Line| {
                 if line.lease.is_none() {
@@ -83,87 +88,62 @@ pub mod scripts {
                     }
                     Some(_) => {}
                 }
-                if wait.is_zero() {
+                if !waits {
                     line.leave(&asked.id);
-                    return Answer::Held { left: FOR_EVER };
+                    return Reply::Held { left: FOR_EVER };
                 }
+                let joined = !line.is_waiting(&asked.id);
                 match line.line.iter_mut().find(|one| one.id == asked.id) {
                     Some(place) => *place = asked,
                     None => line.line.push_back(asked),
                 }
-                Answer::Queued { left: FOR_EVER }
+                Reply::Queued {
+                    left: FOR_EVER,
+                    joined,
+                }
             };
             Ok(self.redis.run(script).await)
         }
 
         pub async fn renew(
             &self,
-            resource: &Resource,
-            _: &LeaseId,
-            _: Renew,
-        ) -> Result<Answer, LeaseError> {
-            Ok(Answer::Lost)
+            _: &Resource,
+            _: &Renewal,
+            _: Seen<'_>,
+        ) -> Result<Reply, LeaseError> {
+            Ok(Reply::Lost)
         }
 
-        pub async fn abandon(
+        pub async fn end(&self, _: &Resource, end: &End, _: Seen<'_>) -> Result<Reply, LeaseError> {
+            let script = |line: &mut Line| {
+                let is_it = |one: &Asked| match end {
+                    End::Release(lease) => one.id == StoredId::of_digest(lease).as_str(),
+                    End::Abandon { ticket, .. } => one.ticket == *ticket,
+                    End::Break(_) => false,
+                };
+                if matches!(end, End::Abandon { .. }) {
+                    line.line.retain(|one| !is_it(one));
+                }
+                if !line.lease.as_ref().is_some_and(is_it) {
+                    return Reply::Lost;
+                }
+                line.end();
+                Reply::Ended
+            };
+            Ok(self.redis.run(script).await)
+        }
+
+        pub async fn begin_epoch(
             &self,
             _: &Resource,
-            id: &StoredId,
-            ticket: u64,
+            _: &BlankCounter,
+            _: Epoch,
+            _: Seen<'_>,
         ) -> Result<bool, LeaseError> {
-            let script = |line: &mut Line| {
-                let is_it = |one: &Asked| one.id == id.as_str() && one.ticket == ticket;
-                line.line.retain(|one| !is_it(one));
-                let held = line.lease.as_ref().is_some_and(is_it);
-                if held {
-                    line.end();
-                }
-                held
-            };
-            Ok(self.redis.run(script).await)
+            Ok(true)
         }
 
-        pub async fn release(&self, _: &Resource, id: &LeaseId) -> Result<bool, LeaseError> {
-            let id = StoredId::of(id);
-            let script = |line: &mut Line| {
-                let held = line.lease.as_ref().is_some_and(|one| one.id == id.as_str());
-                if held {
-                    line.end();
-                }
-                held
-            };
-            Ok(self.redis.run(script).await)
-        }
-
-        pub async fn break_lease(
-            &self,
-            _: &Resource,
-            _: Option<Token>,
-        ) -> Result<bool, LeaseError> {
-            Ok(false)
-        }
-
-        pub async fn tick(
-            &self,
-            _: &Resource,
-            waiter: Option<&StoredId>,
-        ) -> Result<Answer, LeaseError> {
-            let script = |line: &mut Line| {
-                if line.lease.is_none() {
-                    line.end();
-                }
-                match line.lease {
-                    None => Answer::Free,
-                    Some(_) => Answer::Watched {
-                        left: FOR_EVER,
-                        in_line: waiter.is_some_and(|id| line.is_waiting(id.as_str())),
-                    },
-                }
-            };
-            Ok(self.redis.run(script).await)
-        }
-
-        pub async fn inspect(&self, _: &Resource) -> Result<Option<Held>, LeaseError> {
+        pub async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
             let script = |line: &mut Line| {
                 line.lease.as_ref().map(|_| Held {
                     token: Token::new(line.tokens).unwrap(),
@@ -175,11 +155,22 @@ pub mod scripts {
             Ok(self.redis.run(script).await)
         }
 
-        pub async fn list(&self, _: usize, _: Option<&str>) -> Result<Page, ListError> {
+        pub async fn list(
+            &self,
+            _: usize,
+            _: Option<&str>,
+            _: Counters<'_>,
+        ) -> Result<Page, ListError> {
             Ok(Page::default())
         }
+    }
+}
 
-        pub fn doubt_epoch(&self, _: &Resource) {}
+pub mod list {
+    use crate::token::Resource;
+
+    pub fn resource_of_key(_: &str, _: Vec<u8>) -> Option<Resource> {
+        Resource::new("sku-1").ok()
     }
 }
 
@@ -231,10 +222,6 @@ pub mod server {
                 redis: redis.clone(),
                 connected: watch::Sender::new(0),
             }
-        }
-
-        pub fn command_wait(&self) -> Duration {
-            COMMAND_WAIT
         }
 
         pub fn limit(&self) -> Instant {

@@ -12,7 +12,7 @@ use std::{
 use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
 use crate::{
     etcd_line::{keys::Keys, server::Etcd, store::EtcdLeases},
-    lease::{Acquire, LeaseError, Leases, WaiterLimits, memory::Memory},
+    lease::{Acquire, Driver, LeaseError, Leases, WaiterLimits, memory::Memory},
     model::{
         clock::sleep,
         etcd::{EtcdServer, gateway::Gateway},
@@ -23,16 +23,16 @@ use crate::{
         tokio::time::timeout,
     },
     postgres_line::store::PostgresLeases,
-    redis_line::store::RedisLeases,
+    redis_line::store::RedisBackend,
     token::Resource,
 };
 
 pub async fn everyone_in_redis_gets_the_lease() {
     let redis = Redis::default();
-    let process = || RedisLeases::new(Arc::new(Scripts::new(&redis)), WaiterLimits::default());
+    let process = || Driver::over(RedisBackend::new(Scripts::new(&redis)));
     let processes = [process(), process()];
     let cut = redis.clone();
-    everyone_gets_the_lease(processes, true, move || cut.cut()).await;
+    everyone_gets_the_lease(processes, false, move || cut.cut()).await;
 }
 
 pub async fn everyone_in_postgres_gets_the_lease() {

@@ -74,7 +74,7 @@ pub enum Step {
     Ask(usize),
     /// A message arrives: the waiter asks again.
     IsWoken(usize),
-    /// It finds that the lease has ended, or that it is out of line.
+    /// It asks when the lease should have ended, or finds that it is out of line.
     Look(usize),
     Release,
     RunsOut,
@@ -254,13 +254,10 @@ impl Model for Line {
                 }
             }
             Step::Look(waiter) => {
-                if state.lease == Lease::Free {
-                    self.hand_over(&mut state);
-                }
-                let is_mine = state.lease == Lease::HandedTo(waiter);
-                let is_out = !is_mine && !state.line.contains(&waiter);
-                if is_out && self.follows(Rule::AsksAnew) {
+                if state.line.contains(&waiter) || self.follows(Rule::AsksAnew) {
                     self.acquire(&mut state, waiter);
+                } else if state.lease == Lease::Free {
+                    self.hand_over(&mut state);
                 }
             }
             Step::Release => {
