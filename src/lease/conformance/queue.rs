@@ -4,7 +4,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Subject,
-    steps::{LONG, chosen, grant, granted, is_held, sku, wait, waiters},
+    steps::{LONG, chosen, eventually, grant, granted, is_held, sku, wait, waiters},
 };
 use crate::lease::{Acquire, Leases, Renew};
 
@@ -38,7 +38,8 @@ pub(super) async fn wait_ends_at_its_timeout<S: Subject>(subject: &S) {
     let request = Acquire::new(LONG).wait(S::SHORT);
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(began.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    assert_eq!(waiters(&one).await, 0, "it is in the queue still");
+    // A store behind another one, which chooses the lease id, keeps its position for a moment.
+    eventually("it has left the queue", async || waiters(&one).await == 0).await;
     one.release(&sku(), &lease.id).await.expect("a release");
     let held = one.inspect(&sku()).await.expect("the store answers");
     assert_eq!(held, None);
