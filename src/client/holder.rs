@@ -339,10 +339,12 @@ impl<L: Leases> Holder<L> {
                     continue;
                 }
                 // The request has waited for its whole step, and another one goes on at once.
-                LeaseError::Held { .. } if !step.is_zero() && asked_at.elapsed() >= step => {
-                    if Instant::now() < deadline {
-                        continue;
-                    }
+                LeaseError::Held { .. }
+                    if !step.is_zero()
+                        && asked_at.elapsed() >= step
+                        && Instant::now() < deadline =>
+                {
+                    continue;
                 }
                 _ => {}
             }
