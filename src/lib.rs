@@ -137,13 +137,6 @@ pub mod announce;
 mod body;
 #[cfg(feature = "postgres")]
 mod calls;
-#[cfg(any(
-    feature = "_axum",
-    feature = "_fence",
-    feature = "redis",
-    feature = "etcd",
-    feature = "embedded"
-))]
 mod chain;
 #[cfg(feature = "client")]
 pub mod client;

@@ -50,7 +50,7 @@ impl Turns {
         self.state.send_replace(Hears::As(listener.as_ref().into()));
     }
 
-    /// Has the request with this [ticket](super::super::Ask::ticket) ask: it is its turn.
+    /// Has the request with this [ticket](crate::lease::backend::Ask::ticket) ask: it is its turn.
     pub fn call(&self, ticket: i64) {
         self.queue.call(ticket);
     }

@@ -56,6 +56,10 @@ pub mod scripts {
             "everybody".to_owned()
         }
 
+        pub fn key_prefix(&self) -> &str {
+            ""
+        }
+
         pub fn key_begin(&self) -> String {
             String::new()
         }
