@@ -9,7 +9,6 @@ use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Renew};
 
 use crate::support::{
     database::TestDatabase,
-    eventually,
     lease::{LONG, SHORT, granted, is_held, is_lost, join, next_grant, sku},
     redis::{LEASE, RedisServer, connect},
 };
