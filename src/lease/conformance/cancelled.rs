@@ -10,7 +10,7 @@ use tokio::task::yield_now;
 
 use super::{
     Subject,
-    steps::{LONG, eventually, grant, granted, is_free, next_grant, sku, wait},
+    steps::{LONG, eventually, granted, is_free, next_grant, sku, wait},
 };
 use crate::lease::{Acquire, LeaseError, Leases};
 
