@@ -40,10 +40,6 @@ pub mod scripts {
             &self.server
         }
 
-        pub fn key_prefix(&self) -> &str {
-            ""
-        }
-
         pub fn lease_key(&self, _: &Resource) -> String {
             "the-lease".to_owned()
         }
