@@ -116,7 +116,7 @@ impl HeldLease {
         first
     }
 
-    /// Notes that the work makes progress. What was lost before stays lost.
+    /// Notes that the work makes progress. A lease that was lost before stays lost.
     pub(super) fn progress(&self) {
         if self.lost().is_none() {
             self.state

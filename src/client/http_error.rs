@@ -94,10 +94,15 @@ fn address(url: &Url) -> String {
     }
 }
 
+/// As many characters of a problem document are in the text of an error.
+const LONGEST_DETAIL: usize = 200;
+
 /// What a problem document says, behind a colon.
 fn detail(problem: Option<&Value>) -> String {
     let member = |name| problem?.get(name)?.as_str();
     let text = member("detail").or_else(|| member("title"));
+    // A peer chooses its length.
+    let text = text.map(|text| text.chars().take(LONGEST_DETAIL).collect::<String>());
     text.map(|text| format!(": {text}")).unwrap_or_default()
 }
 
@@ -107,5 +112,18 @@ impl From<HttpError> for LeaseError {
             HttpError::Refused { .. } => Self::Misconfigured(Arc::new(error)),
             error => Self::unavailable(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_refusal_is_bounded() {
+        let body = serde_json::json!({ "detail": "é".repeat(100_000) }).to_string();
+        let refused = HttpError::refused(StatusCode::FORBIDDEN, body.as_bytes()).to_string();
+        assert!(refused.ends_with(&"é".repeat(LONGEST_DETAIL)));
+        assert!(refused.chars().count() < LONGEST_DETAIL + 100, "{refused}");
     }
 }

@@ -122,7 +122,7 @@ pub enum TokenUse {
 }
 
 impl TokenUse {
-    /// The highest token that is dead when `token` was admitted.
+    /// The highest stale token once `token` was admitted.
     pub(super) const fn dead(self, token: Token) -> i64 {
         match self {
             Self::SingleUse => token.get(),

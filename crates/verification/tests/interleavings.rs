@@ -157,7 +157,7 @@ fn everyone_in_line_in_redis_gets_the_lease() {
     holds(line::everyone_in_redis_gets_the_lease);
     for mutant in [
         "driver: called, and not woken",
-        "driver: the connection is lost, and nobody asks again",
+        "driver: the connection is lost, and no request retries",
         "redis line: it listens, and is not subscribed yet",
     ] {
         loses(mutant, line::everyone_in_redis_gets_the_lease);
@@ -169,7 +169,7 @@ fn everyone_in_line_in_postgres_gets_the_lease() {
     holds(line::everyone_in_postgres_gets_the_lease);
     for mutant in [
         "driver: called, and not woken",
-        "driver: the connection is lost, and nobody asks again",
+        "driver: the connection is lost, and no request retries",
         "driver: what was asked by one that has left is not undone",
         "driver: it is undone before it was asked",
     ] {
@@ -181,7 +181,7 @@ fn everyone_in_line_in_postgres_gets_the_lease() {
 fn everyone_in_line_in_etcd_gets_the_lease() {
     holds(line::everyone_in_etcd_gets_the_lease);
     for mutant in [
-        "etcd line: the watch ends with its runtime, and nobody asks again",
+        "etcd line: the watch ends with its runtime, and no request retries",
         "etcd line: the watch is begun once, whatever became of it",
         "etcd line: told, and not woken",
         "etcd line: a watch begins, and nobody is told what was read before",

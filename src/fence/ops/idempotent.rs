@@ -17,6 +17,7 @@ use crate::fence::{
     Fence, FencedTx, TokenUse,
     claims::Claims,
     error::{AdmitError, CommitError},
+    fault::Fault,
     local::QueueKey,
     settings::deadline,
     sql::{Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse},
@@ -146,7 +147,11 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Ok(Once::First(FencedTx::new(transaction, claims, permits)))
             }
             Ok((_, Err(found))) => replay(found, fingerprint),
-            Err(AdmitError::Busy(cause)) if waits_for_key(&cause) => Err(OnceError::InFlight),
+            Err(AdmitError::Busy(cause))
+                if Fault::of(&cause) == Fault::Contention && waits_for_key(&cause) =>
+            {
+                Err(OnceError::InFlight)
+            }
             Err(error) => Err(error.into()),
         }
     }

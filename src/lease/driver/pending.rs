@@ -51,7 +51,7 @@ pub(super) struct Pending<B: Backend> {
     /// Whether the store has put it in the queue.
     queued: bool,
     /// Whether this process does not hear of its turn.
-    is_deaf: bool,
+    is_unheard: bool,
     /// Whether the store may have something of it.
     asked: bool,
     /// Whether its caller has gone.
@@ -79,7 +79,7 @@ impl<B: Backend> Pending<B> {
             call: None,
             seat: None,
             queued: false,
-            is_deaf: false,
+            is_unheard: false,
             asked: false,
             is_left: false,
             blocked: (Duration::ZERO, Instant::now()),
@@ -133,7 +133,7 @@ impl<B: Backend> Pending<B> {
                 Ok(Reply::Held { left }) => {
                     self.note_blocked(left);
                     self.queued = false;
-                    match self.is_deaf {
+                    match self.is_unheard {
                         true => poll_at = Some(after(jitter(LONGEST_PAUSE))),
                         // The store has no queue: the first one here polls.
                         false => self.look_in(jitter(pause)),
@@ -214,7 +214,7 @@ impl<B: Backend> Pending<B> {
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let heard = self.driver.listen(&self.resource).await;
-        self.is_deaf = heard.is_err();
+        self.is_unheard = heard.is_err();
         match heard {
             Ok(listener) => Ok(OwnedWaits::Yes {
                 listener,
@@ -299,7 +299,7 @@ impl<B: Backend> Drop for Pending<B> {
             call: self.call.take(),
             seat: self.seat.take(),
             queued: self.queued,
-            is_deaf: self.is_deaf,
+            is_unheard: self.is_unheard,
             asked: true,
             is_left: true,
             blocked: self.blocked,
@@ -349,5 +349,5 @@ pub(super) fn unexpected(reply: &Reply) -> LeaseError {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the store's answer makes no sense: {0:?}")]
+#[error("unexpected reply of the lease store: {0:?}")]
 struct Unexpected(Reply);

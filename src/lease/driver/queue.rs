@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU8, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -56,8 +56,8 @@ struct Waiter {
     ticket: i64,
     notify: Notify,
     told: AtomicU8,
-    /// Whether nobody waits for its outcome any more.
-    is_ghost: AtomicU8,
+    /// Whether its caller has gone.
+    is_abandoned: AtomicBool,
 }
 
 const ASK: u8 = 1;
@@ -111,7 +111,7 @@ impl Queue {
             ticket: ask.ticket,
             notify: Notify::default(),
             told: AtomicU8::new(0),
-            is_ghost: AtomicU8::new(0),
+            is_abandoned: AtomicBool::new(false),
         });
         let mut lines = self.lines();
         lines.joined += 1;
@@ -195,7 +195,7 @@ impl Queue {
         let lines = self.lines();
         let line = lines.by_resource.get(resource)?;
         let waiter = line.waiters.get(line.positions.get(lease)?)?;
-        if waiter.is_ghost.load(SeqCst) == 0 {
+        if !waiter.is_abandoned.load(SeqCst) {
             return None;
         }
         waiter.tell(DISMISSED);
@@ -273,9 +273,9 @@ impl Seat {
         self.queue.blocked(&self.resource, left);
     }
 
-    /// Notes that nobody waits for the outcome any more.
+    /// Notes that the caller has gone.
     pub(super) fn is_left(&self) {
-        self.waiter.is_ghost.store(1, SeqCst);
+        self.waiter.is_abandoned.store(true, SeqCst);
     }
 
     fn look_at(&self, deadline: Instant) -> Instant {

@@ -18,20 +18,16 @@ use tokio::{
 };
 
 use super::{
-    answer::parse_ms, connection::Subscriber, list::resource_of_key, server::in_time,
-    store::RedisBackend,
+    answer::parse_ms,
+    connection::Subscriber,
+    list::resource_of_key,
+    server::in_time,
+    store::{RedisBackend, Subscription},
 };
 use crate::lease::{LeaseError, Turns};
 
 /// How often to make sure that the connection still hears, while there are waiters.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-
-/// A request to listen to a partition.
-pub(super) struct Subscription {
-    partition: u8,
-    /// Takes the outcome.
-    done: oneshot::Sender<RedisResult<()>>,
-}
 
 impl RedisBackend {
     /// Makes sure that this process listens to a partition.

@@ -5,9 +5,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::sync::mpsc;
+use redis::RedisResult;
+use tokio::sync::{mpsc, oneshot};
 
-use super::{listener::Subscription, scripts::Scripts};
+use super::scripts::Scripts;
 use crate::{
     epochs::{Epoch, partition_of},
     lease::{
@@ -50,6 +51,13 @@ pub struct RedisBackend {
     pub(super) issuer: Box<str>,
     /// Leads to what listens.
     pub(super) subscriptions: Mutex<Option<mpsc::UnboundedSender<Subscription>>>,
+}
+
+/// A request to listen to a partition.
+pub(super) struct Subscription {
+    pub(super) partition: u8,
+    /// Takes the outcome.
+    pub(super) done: oneshot::Sender<RedisResult<()>>,
 }
 
 impl RedisBackend {

@@ -188,7 +188,7 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "if !IS_ON { self.notify.notify_one(); }",
     },
     Mutant {
-        name: "driver: the connection is lost, and nobody asks again",
+        name: "driver: the connection is lost, and no request retries",
         file: "lease/driver/listener.rs",
         code: "turns.queue.call_all();
             sleep(SHORT_PAUSE).await;",
@@ -238,7 +238,7 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "",
     },
     Mutant {
-        name: "etcd line: the watch ends with its runtime, and nobody asks again",
+        name: "etcd line: the watch ends with its runtime, and no request retries",
         file: "lease/etcd/service.rs",
         code: "Service::Watch(resource) => waiters.wake(resource, |_| true),",
         broken: "Service::Watch(resource) => waiters.wake(resource, |_| !IS_ON),",

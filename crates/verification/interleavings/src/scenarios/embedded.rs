@@ -58,7 +58,7 @@ pub async fn everyone_in_line_gets_the_lease() {
         }
     });
     all(holders).await;
-    // What was given up is given back.
+    // A dropped request leaves no lease.
     while leases.inspect(&resource()).await.unwrap().is_some() {
         sleep(Duration::from_millis(1)).await;
     }

@@ -99,7 +99,7 @@ async fn everyone_gets_the_lease<L: Leases + Clone>(
                     Err(error) => matches!(error, LeaseError::Held { .. }),
                 }
             });
-            // What is given back in the background would be left for the time of the lease, which is for ever.
+            // The lease never expires here, so a release that is missing shows.
             if leaves_in_time.await.unwrap() {
                 ending.end();
             }
@@ -115,7 +115,7 @@ async fn everyone_gets_the_lease<L: Leases + Clone>(
         }
     }));
     all(holders).await;
-    // What was given up is given back.
+    // A dropped request leaves no lease.
     while processes[0].inspect(&resource).await.unwrap().is_some() {
         sleep(Duration::from_millis(5)).await;
     }
