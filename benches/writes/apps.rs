@@ -47,12 +47,16 @@ pub const HIGHEST: i64 = 900_000_000_000_000;
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
 
 /// The check that one would write by hand.
-pub const ADMIT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, updated_at) \
+pub const ADMIT: &str = "INSERT INTO tokens AS f (resource, max_token, updated_at) \
      VALUES ($1, $3, CURRENT_TIMESTAMP) \
      ON CONFLICT (resource) DO UPDATE \
      SET max_token = excluded.max_token, updated_at = excluded.updated_at \
      WHERE f.max_token < $2 \
      RETURNING pg_backend_pid()";
+
+/// The table of that check.
+pub const TOKENS: &str = "CREATE TABLE tokens (resource TEXT COLLATE \"C\" PRIMARY KEY, \
+     max_token BIGINT NOT NULL, updated_at TIMESTAMPTZ NOT NULL) WITH (fillfactor = 70)";
 
 /// What tokens are signed with.
 pub fn token_keys() -> TokenKeys {

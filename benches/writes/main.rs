@@ -16,7 +16,7 @@ use tower_fence::{Fence, Resource, Token, TokenUse};
 use tower_fence_benches as support;
 
 use self::{
-    apps::{App, Carries, HIGHEST, apps},
+    apps::{App, Carries, HIGHEST, TOKENS, apps},
     client::Writer,
     scripts::{ONE_STATEMENT, SCRIPTS, pgbench},
     support::{
@@ -103,7 +103,9 @@ impl Bench {
         fence.migrate().await.expect("the fence's tables");
         let table = "CREATE TABLE stock (sku TEXT PRIMARY KEY, n BIGINT NOT NULL) \
                      WITH (fillfactor = 70)";
-        sqlx::raw_sql(table).execute(&self.pool).await.expect("DDL");
+        for table in [table, TOKENS] {
+            sqlx::raw_sql(table).execute(&self.pool).await.expect("DDL");
+        }
         let names = self.apps.iter().map(|app| app.name);
         for name in names.chain(SCRIPTS.map(|(name, ..)| name)) {
             sqlx::query("INSERT INTO stock SELECT sku, $2 FROM unnest($1) sku")

@@ -11,10 +11,11 @@
 
 CREATE TABLE tower_fence.leases (
     resource text COLLATE "C" PRIMARY KEY,
-    token bigint NOT NULL CHECK (token BETWEEN 1 AND 999999999999999),
+    token tower_fence.highest_token NOT NULL,
     lease bytea,
     ticket bigint,
     owner text,
+    granted_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
     lock_delay interval NOT NULL,
     ttl interval NOT NULL
@@ -24,6 +25,8 @@ COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was
 COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id; null after a release.';
 COMMENT ON COLUMN tower_fence.leases.ticket IS
     'The request to which the lease was granted; null if several have asked under its lease id.';
+COMMENT ON COLUMN tower_fence.leases.granted_at IS
+    'When the lease was granted under this lease id. A renewal leaves it as it is.';
 COMMENT ON COLUMN tower_fence.leases.expires_at IS
     'When the lease ends or has ended. The resource stays blocked for lock_delay after that.';
 COMMENT ON COLUMN tower_fence.leases.ttl IS
@@ -60,7 +63,7 @@ COMMENT ON COLUMN tower_fence.waiters.place IS
 CREATE INDEX waiters_place ON tower_fence.waiters (resource, place, ticket);
 
 CREATE VIEW tower_fence.held_leases AS
-SELECT l.resource, l.token, l.owner, l.expires_at,
+SELECT l.resource, l.token, l.owner, l.granted_at, l.expires_at,
     least(l.expires_at - pg_catalog.clock_timestamp(), l.ttl) AS expires_in,
     (SELECT pg_catalog.count(*) FROM tower_fence.waiters AS w WHERE w.resource = l.resource) AS waiters
 FROM tower_fence.leases AS l
@@ -207,15 +210,15 @@ DECLARE
     -- The lock comes first. Each statement after it sees what was committed before that statement.
     next_token CONSTANT bigint := tower_fence.next_token(grant_lease.resource);
     seen record;
-    granted_at timestamptz;
+    now timestamptz;
 BEGIN
     -- Without a wait: a transaction may have renewed the lease, and may write under it next.
     SELECT l.lease, l.owner, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
     FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource FOR UPDATE SKIP LOCKED;
-    granted_at := clock_timestamp();
+    now := clock_timestamp();
     -- A lease that another transaction has locked was not found. Only the transaction that has
     -- locked the row of the resource inserts a lease.
-    IF (seen.opens_at > granted_at AND (seen.lease = grant_lease.lease AND seen.expires_at > granted_at) IS NOT TRUE)
+    IF (seen.opens_at > now AND (seen.lease = grant_lease.lease AND seen.expires_at > now) IS NOT TRUE)
         OR (NOT FOUND AND EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource))
     THEN
         RETURN NULL;
@@ -224,18 +227,22 @@ BEGIN
     ELSIF NOT FOUND THEN
         INSERT INTO tower_fence.queues (resource) VALUES (grant_lease.resource) ON CONFLICT DO NOTHING;
     END IF;
-    INSERT INTO tower_fence.leases AS l (resource, token, lease, ticket, owner, expires_at, lock_delay, ttl) VALUES (
-        grant_lease.resource, next_token, grant_lease.lease, grant_lease.ticket, grant_lease.owner,
-        granted_at + grant_lease.ttl_ms * interval '1 ms', grant_lease.lock_delay_ms * interval '1 ms',
+    INSERT INTO tower_fence.leases AS l (
+        resource, token, lease, ticket, owner, granted_at, expires_at, lock_delay, ttl
+    ) VALUES (
+        grant_lease.resource, next_token, grant_lease.lease, grant_lease.ticket, grant_lease.owner, now,
+        now + grant_lease.ttl_ms * interval '1 ms', grant_lease.lock_delay_ms * interval '1 ms',
         grant_lease.ttl_ms * interval '1 ms'
     )
     ON CONFLICT (resource) DO UPDATE SET
         token = excluded.token, lease = excluded.lease, expires_at = excluded.expires_at,
         lock_delay = excluded.lock_delay, ttl = excluded.ttl,
-        ticket = CASE WHEN l.lease IS DISTINCT FROM excluded.lease OR l.expires_at <= granted_at
+        ticket = CASE WHEN l.lease IS DISTINCT FROM excluded.lease OR l.expires_at <= now
             OR l.ticket = excluded.ticket THEN excluded.ticket END,
-        owner = CASE WHEN l.lease = excluded.lease AND l.expires_at > granted_at
-            THEN coalesce(l.owner, excluded.owner) ELSE excluded.owner END;
+        owner = CASE WHEN l.lease = excluded.lease AND l.expires_at > now
+            THEN coalesce(l.owner, excluded.owner) ELSE excluded.owner END,
+        granted_at = CASE WHEN l.lease = excluded.lease AND l.expires_at > now
+            THEN l.granted_at ELSE excluded.granted_at END;
     PERFORM tower_fence.record_grant(grant_lease.resource, next_token, grant_lease.lease);
     RETURN next_token;
 END

@@ -22,6 +22,9 @@ BEGIN
         UNION ALL
         SELECT concat('TABLE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)), true
         FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind IN ('r', 'p', 'v')
+        UNION ALL
+        SELECT concat('DOMAIN ', t.oid::regtype), t.typowner, coalesce(t.typacl, acldefault('T', t.typowner)), true
+        FROM pg_type AS t WHERE t.typnamespace = home AND t.typtype = 'd'
     LOOP
         CONTINUE WHEN NOT pg_has_role(object.owner, 'USAGE');
         IF object.is_ours AND pg_get_userbyid(object.owner) <> home_owner AND pg_has_role(home_owner, 'USAGE') THEN

@@ -8,13 +8,13 @@
 //! | `POST /{resource}` with `{"ttl_ms", "wait_ms", "lock_delay_ms", "owner", "lease_id"}` | 201 | `{"resource", "lease_id", "token", "fencing_token", "ttl_ms"}`, and the header `Fencing-Token` |
 //! | `PUT /{resource}` with `Lease-Id` and `{"ttl_ms", "new_token"}` | 200 | the same members |
 //! | `DELETE /{resource}` with `Lease-Id` | 204 | |
-//! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `ttl_ms` (what is left), `waiters` |
+//! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `granted_at`, `ttl_ms` (what is left), `waiters` |
 //!
 //! For operators, where [`Issuer::operator_router`] is used:
 //!
 //! | call | success | body |
 //! |---|---|---|
-//! | `GET /?limit=100&cursor=` | 200 | `{"leases": [{"resource", "token", "owner", "ttl_ms", "waiters"}], "cursor"}`; `cursor` is null on the last page |
+//! | `GET /?limit=100&cursor=` | 200 | `{"leases": [{"resource", "token", "owner", "granted_at", "ttl_ms", "waiters"}], "cursor"}`; `cursor` is null on the last page |
 //! | `POST /{resource}/break` with `{"token"}` | 204 | |
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write, [signed](Issuer::sign_with) where keys are

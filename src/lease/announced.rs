@@ -7,6 +7,8 @@
 //! 2. Otherwise nothing changes there, and the store is asked for a token above it, for the same lease
 //!    and only while that is held. That one is announced in turn.
 //! 3. A renewal that needed the second step is lost: what its holder has read is not covered.
+//! 4. An announcement may take long. The lease is renewed after one that took half its time to live, so
+//!    that no holder is answered a lease that has ended.
 //!
 //! A store hands out the token of a lease from the moment on at which it was taken, also to a request
 //! that comes while another one still announces it. So a renewal announces every token that this
@@ -206,8 +208,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         announced
     }
 
-    /// Announces the token of a lease, and makes sure that the lease is held afterwards. Where it
-    /// `keeps_token`, one that was used up since it was announced will do.
+    /// Announces the token of a lease that the store has granted just now. Where it `keeps_token`, one
+    /// that was used up since it was announced will do.
     async fn announce<F>(
         &self,
         mut lease: Lease,
@@ -219,14 +221,16 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         F: Future<Output = Result<Lease, LeaseError>>,
     {
         let digest = LeaseDigest::of(lease.id.expose());
+        let mut granted_at = Instant::now();
         for _ in 0..ATTEMPTS {
             let (resource, token) = (&lease.resource, lease.token);
             match self.resources.announce(resource, token, &digest).await {
                 Ok(()) => {
-                    // It may have run out meanwhile, or another request under its id have given it
-                    // back, or taken another token.
-                    let renewed = self.leases.renew(resource, &lease.id, Renew::new(ttl));
-                    lease = renewed.await?;
+                    if granted_at.elapsed() >= lease.ttl / 2 {
+                        granted_at = Instant::now();
+                        let renewed = self.leases.renew(resource, &lease.id, Renew::new(ttl));
+                        lease = renewed.await?;
+                    }
                     if lease.token == token {
                         self.tokens().note(digest, token, lease.ttl);
                         return Ok(lease);
@@ -245,6 +249,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                         "the resource has seen a newer token than the grant's, from elsewhere or a \
                          forged one; `Fence::reset` takes it back"
                     );
+                    granted_at = Instant::now();
                     lease = outranked(Arc::clone(&self.leases), lease, ttl, next).await?;
                 }
                 Err(AnnounceError::Exhausted { max_token }) => {

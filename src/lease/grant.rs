@@ -1,6 +1,6 @@
 //! A lease that is held: [`Lease`] for its holder, [`Held`] for everybody.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{LeaseId, Owner};
 use crate::{
@@ -65,12 +65,15 @@ pub struct Held {
     pub owner: Option<Owner>,
     /// What is left of its time.
     pub ttl: Duration,
-    /// How many wait in line for it.
+    /// How many requests wait for it.
     pub waiters: u64,
+    /// When it was granted under this lease id, by the clock of the store, to the second. `None` if the store
+    /// does not know. For people: no decision depends on it.
+    pub granted_at: Option<SystemTime>,
 }
 
 impl Held {
-    /// A lease with this token that lasts for so long, with no owner and no waiters.
+    /// A lease with this token that lasts for so long, with no owner and no waiters, granted at a time that is not known.
     #[must_use]
     pub const fn new(token: Token, ttl: Duration) -> Self {
         Self {
@@ -78,6 +81,7 @@ impl Held {
             owner: None,
             ttl,
             waiters: 0,
+            granted_at: None,
         }
     }
 
@@ -92,6 +96,13 @@ impl Held {
     #[must_use]
     pub const fn waiters(mut self, count: u64) -> Self {
         self.waiters = count;
+        self
+    }
+
+    /// Sets when it was granted.
+    #[must_use]
+    pub const fn granted_at(mut self, time: SystemTime) -> Self {
+        self.granted_at = Some(time);
         self
     }
 }

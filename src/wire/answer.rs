@@ -68,6 +68,10 @@ pub(super) struct HeldBody {
     /// Who has the lease; null where its holder has not said.
     #[cfg_attr(feature = "openapi", schema(required, inline, value_type = Option<Owner>))]
     owner: Option<String>,
+    /// When the lease was granted, by the clock of the store (RFC 3339); absent if the store does not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
+    granted_at: Option<String>,
     #[cfg_attr(feature = "openapi", schema(inline))]
     token: Token,
     /// What is left of the lease, in milliseconds.
@@ -80,6 +84,9 @@ impl From<&Held> for HeldBody {
     fn from(held: &Held) -> Self {
         Self {
             owner: held.owner.as_ref().map(|owner| owner.as_str().into()),
+            granted_at: held
+                .granted_at
+                .map(|time| humantime::format_rfc3339_seconds(time).to_string()),
             token: held.token,
             ttl_ms: whole_ms(held.ttl),
             waiters: held.waiters,
@@ -89,11 +96,13 @@ impl From<&Held> for HeldBody {
 
 impl From<HeldBody> for Held {
     fn from(held: HeldBody) -> Self {
+        let granted_at = held.granted_at;
         Self {
             token: held.token,
             owner: held.owner.and_then(|owner| Owner::new(owner).ok()),
             ttl: of_ms(held.ttl_ms),
             waiters: held.waiters,
+            granted_at: granted_at.and_then(|time| humantime::parse_rfc3339(&time).ok()),
         }
     }
 }
@@ -171,7 +180,7 @@ impl From<PageBody> for Page {
 
 #[cfg(all(test, feature = "issuer", feature = "client"))]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
     use crate::token_keys::{TokenKey, TokenKeys};
@@ -186,6 +195,7 @@ mod tests {
             owner: owner.map(|name| Owner::new(name).unwrap()),
             ttl: Duration::from_millis(250),
             waiters: 3,
+            granted_at: owner.map(|_| UNIX_EPOCH + Duration::from_secs(1_792_000_000)),
         }
     }
 

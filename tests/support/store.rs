@@ -9,8 +9,8 @@ use tower_fence::{
     client::HttpLeases,
     issuer::Issuer,
     lease::{
-        Acquire, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, QuorumLeases,
-        RedisLeases,
+        Acquire, Backend, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases,
+        QuorumLeases, RedisLeases,
     },
 };
 
@@ -19,7 +19,7 @@ use super::{
     etcd,
     http::Server,
     lease::{LONG, SHORT},
-    redis::{fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
+    redis::{fresh_prefix, lose_keys, shared_cluster_url, shared_node_urls, shared_url},
 };
 
 /// A store, and what must not be dropped before it.
@@ -35,6 +35,12 @@ pub trait TestStore {
 
     /// A store of its own, seen from two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>> + Send;
+
+    /// Has the store lose what it has; false if it never does.
+    fn lose_data(leases: &Self::Leases) -> impl Future<Output = bool> + Send {
+        let _ = leases;
+        async { false }
+    }
 }
 
 /// The store inside the process.
@@ -97,6 +103,11 @@ impl TestStore for Redis {
         };
         (connect().await, connect().await, Box::new(db))
     }
+
+    async fn lose_data(leases: &RedisLeases) -> bool {
+        lose_keys(&shared_url(), leases.backend().key_prefix()).await;
+        true
+    }
 }
 
 /// A cluster of one node, talked to as to any cluster.
@@ -113,6 +124,11 @@ impl TestStore for Cluster {
             builder.connect_cluster(&[&url]).await.unwrap()
         };
         (connect().await, connect().await, Box::new(db))
+    }
+
+    async fn lose_data(leases: &RedisLeases) -> bool {
+        lose_keys(&shared_cluster_url(), leases.backend().key_prefix()).await;
+        true
     }
 }
 

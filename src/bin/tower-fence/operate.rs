@@ -80,7 +80,7 @@ pub async fn leases(args: LeasesArgs) -> Result<u8, Failure> {
             .collect();
         return print(&format!("{:#}\n", Value::from(all)));
     }
-    let head = ["RESOURCE", "TOKEN", "OWNER", "LEFT", "WAITERS"].map(String::from);
+    let head = ["RESOURCE", "TOKEN", "OWNER", "SINCE", "LEFT", "WAITERS"].map(String::from);
     let rows = all.iter().map(|(resource, held)| {
         [
             resource.to_string(),
@@ -88,6 +88,7 @@ pub async fn leases(args: LeasesArgs) -> Result<u8, Failure> {
             held.owner
                 .as_ref()
                 .map_or_else(|| "-".into(), ToString::to_string),
+            since(held).unwrap_or_else(|| "-".into()),
             format!("{:.1}s", held.ttl.as_secs_f64()),
             held.waiters.to_string(),
         ]
@@ -104,10 +105,13 @@ pub async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
         (None, true) => format!("{:#}\n", json!({"resource": resource, "held": false})),
         (None, false) => format!("{resource} is free\n"),
         (Some(held), false) => format!(
-            "{resource} is held{}, with token {}, for {:.1}s more if it is not renewed; {} wait\n",
+            "{resource} is held{}{}, with token {}, for {:.1}s more if it is not renewed; {} wait\n",
             held.owner
                 .as_ref()
                 .map(|owner| format!(" by {owner}"))
+                .unwrap_or_default(),
+            since(held)
+                .map(|time| format!(" since {time}"))
                 .unwrap_or_default(),
             held.token,
             held.ttl.as_secs_f64(),
@@ -155,9 +159,16 @@ fn object(resource: &Resource, held: &Held) -> Value {
         "held": true,
         "token": held.token.get(),
         "owner": held.owner.as_ref().map(|owner| owner.as_str()),
+        "granted_at": since(held),
         "ttl_ms": held.ttl.as_millis() as u64,
         "waiters": held.waiters,
     })
+}
+
+/// When a lease was granted, if the store knows.
+fn since(held: &Held) -> Option<String> {
+    let granted_at = held.granted_at?;
+    Some(humantime::format_rfc3339_seconds(granted_at).to_string())
 }
 
 /// Columns side by side, each as wide as its widest cell.

@@ -1,5 +1,7 @@
 //! Grants, renewals, and their ends.
 
+use std::time::{Duration, SystemTime};
+
 use futures_util::future::join_all;
 use tokio::time::sleep;
 
@@ -122,6 +124,32 @@ pub(super) async fn owner_that_was_named_first_stays<S: Subject>(subject: &S) {
         assert_eq!(held.owner, Some(owner("worker-7")));
         assert!(!format!("{held:?}").contains(first.lease_id.expose()));
     }
+}
+
+pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let held = async || {
+        let held = one.inspect(&sku()).await.expect("the store answers");
+        held.expect("it is held").granted_at
+    };
+    let before = SystemTime::now();
+    let first = grant(&one, LONG).await;
+    let Some(granted_at) = held().await else {
+        // The store does not know.
+        return;
+    };
+    // By a clock that may be another one.
+    let (earliest, latest) = (before - LONG, SystemTime::now() + LONG);
+    assert!((earliest..latest).contains(&granted_at), "{granted_at:?}");
+    sleep(Duration::from_millis(1_100)).await;
+    let renew = Renew::new(LONG).with_new_token();
+    two.renew(&sku(), &first.id, renew)
+        .await
+        .expect("a renewal");
+    assert_eq!(held().await, Some(granted_at));
+    one.release(&sku(), &first.id).await.expect("a release");
+    grant(&two, LONG).await;
+    assert!(held().await > Some(granted_at));
 }
 
 pub(super) async fn one_of_many_requests_is_granted<S: Subject>(subject: &S) {

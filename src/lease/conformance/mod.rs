@@ -127,6 +127,7 @@ checks! {
         renewal_may_take_a_new_token,
         renewal_may_ask_for_a_lowest_token,
         owner_that_was_named_first_stays,
+        time_of_the_grant_stays,
         one_of_many_requests_is_granted,
         lock_delay_follows_expiry_and_not_release,
         break_ends_the_lease_that_was_seen,

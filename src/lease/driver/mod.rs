@@ -149,32 +149,26 @@ impl<B: Backend> Leases for Driver<B> {
             // The resource has seen a higher token than this store's.
             memory.doubt(partition_of(resource));
         }
-        let until = after(BUSY_TIMEOUT);
-        loop {
+        let renew = || async {
             let step = Step::Renew(&renewal);
-            let reply = match request.new_token || request.at_least.is_some() {
-                true => self.store.take_token(resource, step).await?,
-                false => self.store.keep_token(resource, step).await?,
-            };
-            return match reply {
-                Reply::Granted(granted) => Ok(Lease::new(
-                    resource.clone(),
-                    id.clone(),
-                    granted.token,
-                    granted.ttl,
-                )),
-                Reply::Lost => Err(LeaseError::lost(resource)),
-                Reply::Exhausted(max_token) => Err(LeaseError::Exhausted {
-                    resource: resource.clone(),
-                    max_token,
-                }),
-                Reply::Again if Instant::now() < until => {
-                    sleep(BUSY_PAUSE).await;
-                    continue;
-                }
-                Reply::Again => Err(LeaseError::unavailable(TooMuchChange)),
-                other => Err(unexpected(&other)),
-            };
+            match request.new_token || request.at_least.is_some() {
+                true => self.store.take_token(resource, step).await,
+                false => self.store.keep_token(resource, step).await,
+            }
+        };
+        match repeat(renew).await? {
+            Reply::Granted(granted) => Ok(Lease::new(
+                resource.clone(),
+                id.clone(),
+                granted.token,
+                granted.ttl,
+            )),
+            Reply::Lost => Err(LeaseError::lost(resource)),
+            Reply::Exhausted(max_token) => Err(LeaseError::Exhausted {
+                resource: resource.clone(),
+                max_token,
+            }),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -216,20 +210,29 @@ impl<B: Backend> Operate for Driver<B> {
 impl<B: Backend> Store<B> {
     /// Ends a lease; false if there was none.
     async fn end(&self, resource: &Resource, end: &End) -> Result<bool, LeaseError> {
-        let until = after(BUSY_TIMEOUT);
-        loop {
-            let step = Step::End(end);
+        let step = || {
             let seen = self.seen(resource);
-            return match self.backend.step(resource, step, seen).await? {
-                Reply::Ended => Ok(true),
-                Reply::Lost => Ok(false),
-                Reply::Again if Instant::now() < until => {
-                    sleep(BUSY_PAUSE).await;
-                    continue;
-                }
-                Reply::Again => Err(LeaseError::unavailable(TooMuchChange)),
-                other => Err(unexpected(&other)),
-            };
+            self.backend.step(resource, Step::End(end), seen)
+        };
+        match repeat(step).await? {
+            Reply::Ended => Ok(true),
+            Reply::Lost => Ok(false),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Repeats a step that another one is in the way of.
+async fn repeat<F>(step: impl Fn() -> F) -> Result<Reply, LeaseError>
+where
+    F: Future<Output = Result<Reply, LeaseError>>,
+{
+    let until = after(BUSY_TIMEOUT);
+    loop {
+        match step().await? {
+            Reply::Again if Instant::now() < until => sleep(BUSY_PAUSE).await,
+            Reply::Again => return Err(LeaseError::unavailable(TooMuchChange)),
+            reply => return Ok(reply),
         }
     }
 }

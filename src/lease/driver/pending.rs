@@ -5,11 +5,15 @@
 //! 2. A step that was sent is completed, also when the request is dropped. Then what the request has left
 //!    behind is undone: its position in the queue, and a lease that nobody has heard of.
 //! 3. A client that has chosen its lease id may come back. Its position is kept for [`PLACE_KEPT`], whether the
-//!    request was dropped or its time was over, and so is a lease that is granted meanwhile.
+//!    request was dropped or its time was over, and so is a lease that is granted meanwhile. The number of positions
+//!    that are kept is limited.
 
 use std::{mem, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep, sleep_until},
+};
 
 use super::{
     Driver,
@@ -56,6 +60,8 @@ pub(super) struct Pending<B: Backend> {
     asked: bool,
     /// Whether its caller has gone.
     is_left: bool,
+    /// Keeps its position for a caller that may come back.
+    kept: Option<OwnedSemaphorePermit>,
     /// For how long the resource was blocked when the store was last asked, and when that was.
     blocked: (Duration, Instant),
     background: Background,
@@ -82,6 +88,7 @@ impl<B: Backend> Pending<B> {
             is_unheard: false,
             asked: false,
             is_left: false,
+            kept: None,
             blocked: (Duration::ZERO, Instant::now()),
             background: Background::here(),
         }
@@ -256,7 +263,7 @@ impl<B: Backend> Pending<B> {
 
     /// Undoes what was left behind, after the client has had time to come back.
     async fn undo(mut self) {
-        if self.chosen_id && self.seat.is_some() {
+        if self.kept.is_some() {
             let until = after(PLACE_KEPT);
             loop {
                 match self.run(until).await {
@@ -287,8 +294,10 @@ impl<B: Backend> Drop for Pending<B> {
         if !self.asked || self.is_left {
             return;
         }
+        let mut kept = None;
         if let Some(seat) = &self.seat {
             seat.is_left();
+            kept = self.chosen_id.then(|| self.driver.queue.keep()).flatten();
         }
         let left = Self {
             driver: self.driver.clone(),
@@ -302,6 +311,7 @@ impl<B: Backend> Drop for Pending<B> {
             is_unheard: self.is_unheard,
             asked: true,
             is_left: true,
+            kept,
             blocked: self.blocked,
             background: Background::here(),
         };
@@ -343,9 +353,9 @@ fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(rand::random_range(0.5..1.5))
 }
 
-/// The error for a reply that does not answer the step.
+/// The error for a reply that does not answer the step: the backend has a fault.
 pub(super) fn unexpected(reply: &Reply) -> LeaseError {
-    LeaseError::unavailable(Unexpected(reply.clone()))
+    LeaseError::misconfigured(Unexpected(reply.clone()))
 }
 
 #[derive(Debug, thiserror::Error)]

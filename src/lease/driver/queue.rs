@@ -34,6 +34,9 @@ pub(in crate::lease) struct Queue {
     lines: Mutex<Lines>,
     /// A permit for each request that may wait, whatever for.
     permits: Arc<Semaphore>,
+    /// A permit for each position that is kept for a client that may come back: a tenth of those that may wait, so
+    /// that clients who go away keep out nobody who waits.
+    kept: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -100,6 +103,7 @@ impl Queue {
         Arc::new(Self {
             lines: Mutex::default(),
             permits: Arc::new(Semaphore::new(permits)),
+            kept: Arc::new(Semaphore::new(permits.div_ceil(10))),
         })
     }
 
@@ -141,6 +145,11 @@ impl Queue {
             waiter,
             _permit: permit,
         })
+    }
+
+    /// Keeps a position for a client that has gone, until the permit is dropped; `None` if too many are kept.
+    pub(super) fn keep(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.kept).try_acquire_owned().ok()
     }
 
     /// Whether a request waits for this resource.

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::{
         epochs::{EpochFuture, SourceId},
-        lease::{Acquire, Lease, Leases, Renew},
+        lease::{Acquire, Lease, LeaseId, Leases, Renew},
         token::Token,
     };
 
@@ -262,6 +262,26 @@ mod tests {
             .map(|partition| partition.lock().unwrap().grants())
             .sum();
         assert!(kept <= 256 * 16, "{kept} grants are kept, 10 are held");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenth_of_the_positions_is_kept_for_clients_that_have_gone() {
+        let (leases, sku) = (leases().max_waiters(10), resource("sku-1"));
+        let held = grant(&leases, "sku-1", Duration::from_secs(600)).await;
+        let waiters = async || leases.inspect(&sku).await.unwrap().unwrap().waiters;
+        for _ in 0..2 {
+            let acquire = Acquire::new(Duration::from_secs(9))
+                .wait(Duration::from_secs(60))
+                .lease_id(LeaseId::random());
+            let acquired = leases.acquire(&sku, acquire);
+            let gone = tokio::time::timeout(Duration::from_millis(100), acquired).await;
+            gone.unwrap_err();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(waiters().await, 1);
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert_eq!(waiters().await, 0);
+        leases.release(&sku, &held.id).await.unwrap();
     }
 
     #[tokio::test]

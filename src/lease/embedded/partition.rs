@@ -8,7 +8,7 @@ mod tests;
 
 use std::{
     collections::{HashMap, VecDeque},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
@@ -50,6 +50,7 @@ struct Grant {
     ticket: Option<i64>,
     token: Token,
     owner: Option<Owner>,
+    granted_at: SystemTime,
     /// When the lease ends.
     ends: Instant,
     /// When the resource is free again, if the lease ends by time.
@@ -198,6 +199,7 @@ impl Partition {
             owner: grant.owner.clone(),
             ttl: grant.ends.saturating_duration_since(Instant::now()),
             waiters,
+            granted_at: Some(grant.granted_at),
         })
     }
 
@@ -274,6 +276,7 @@ impl Partition {
             ticket: Some(ticket),
             token,
             owner: owner.cloned(),
+            granted_at: SystemTime::now(),
             ends,
             opens: ends,
             lock_delay: Duration::ZERO,

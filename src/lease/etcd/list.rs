@@ -36,6 +36,7 @@ impl Etcd {
             owner: lease.owner(),
             ttl: Duration::from_secs(left),
             waiters: look.waiting,
+            granted_at: None,
         }))
     }
 

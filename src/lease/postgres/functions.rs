@@ -1,6 +1,9 @@
 //! The calls of the functions, and their answers.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use sqlx::{Row, postgres::PgRow};
 
@@ -241,6 +244,7 @@ impl Functions {
         let look = |prefix: &str| {
             format!(
                 "SELECT h.resource, h.token, h.owner, h.waiters, \
+                 extract(epoch FROM h.granted_at)::bigint AS granted_at, \
                  pg_catalog.ceil(extract(epoch FROM h.expires_in) * 1000)::bigint AS left_ms \
                  FROM {prefix}held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )
@@ -284,6 +288,7 @@ fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
         owner: owner.and_then(|owner| Owner::new(owner).ok()),
         ttl: Duration::from_millis(unsigned(row, "left_ms")?),
         waiters: unsigned(row, "waiters")?,
+        granted_at: UNIX_EPOCH.checked_add(Duration::from_secs(unsigned(row, "granted_at")?)),
     };
     Ok((Resource::new(name).map_err(LeaseError::unavailable)?, held))
 }

@@ -71,5 +71,6 @@ pub(super) fn held_by_majority(looks: &Answers, majority: usize) -> Option<Held>
         owner: (*owner).clone(),
         ttl: *ttl,
         waiters: 0,
+        granted_at: None,
     })
 }

@@ -18,10 +18,14 @@ use crate::{
 pub(super) fn parse(words: Vec<String>, ttl: Duration) -> Result<Reply, LeaseError> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Ok(match words[..] {
-        ["granted", token, epoch, n] => {
-            let epoch = Epoch::new(parse_number(epoch)?).map_err(|_| unexpected())?;
+        ["granted", token, counted] => {
+            // What is below the first epoch is another program's.
+            let counted = parse_number(counted)?;
+            let counted = Some(counted).filter(|counted| *counted >= Epoch::SIZE);
+            let counted = counted.ok_or_else(unexpected)?;
+            let epoch = Epoch::new(counted / Epoch::SIZE).map_err(|_| unexpected())?;
             let granted = Granted::new(parse_token(token)?, ttl);
-            Reply::Granted(granted.counted(epoch, parse_n(n)?))
+            Reply::Granted(granted.counted(epoch, counted % Epoch::SIZE))
         }
         ["held", left] => Reply::Held {
             left: parse_ms(left),
@@ -87,7 +91,7 @@ mod tests {
     fn each_answer_of_a_script_is_read() {
         for (words, reply) in [
             (
-                "granted 2000000007 2 9",
+                "granted 2000000007 2000000009",
                 "Granted(Granted { token: Token(2000000007), ttl: 9s, counted: Some((Epoch(2), 9)) })",
             ),
             ("held 1500", "Held { left: 1.5s }"),
@@ -109,10 +113,11 @@ mod tests {
         for other in [
             "",
             "granted",
-            "granted 0 1 1",
-            "granted 7 1 -1",
-            "granted 7 1 1000000000",
-            "granted 7 1000000 1",
+            "granted 7",
+            "granted 0 1000000001",
+            "granted 7 -1",
+            "granted 7 999999999",
+            "granted 7 1000000000000001",
             "epoch h i x",
         ] {
             assert!(read(other).is_err(), "{other}");

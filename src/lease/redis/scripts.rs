@@ -1,11 +1,14 @@
 //! The Lua scripts and their keys.
 
-use std::{sync::OnceLock, time::Duration};
+use std::{
+    sync::OnceLock,
+    time::{Duration, SystemTime},
+};
 
 use redis::{FromRedisValue, Script, ScriptInvocation};
 
 use super::{
-    answer::{parse, parse_ms, parse_token, unexpected},
+    answer::{parse, unexpected},
     server::Server,
 };
 use crate::{
@@ -16,18 +19,22 @@ use crate::{
         backend::{Ask, BlankCounter, End, Renewal, Reply, Seen, Waits},
         single_flight::SingleFlight,
         stored_id::StoredId,
-        time::whole_ms,
+        time::{of_ms, whole_ms},
     },
     token::{Resource, Token},
 };
 
-/// A script, after what all of them share; some have a short way in between.
+/// The text of a script: the steps of most requests, if it has such, what all scripts share, and its own.
 macro_rules! script {
-    ($file:literal) => {
-        script!("lua/line.lua", $file)
+    ($first:literal, $file:literal) => {
+        concat!(include_str!($first), script!($file))
     };
-    ($($part:literal),+) => {
-        Script::new(concat!(include_str!("lua/clock.lua"), $(include_str!($part)),+))
+    ($file:literal) => {
+        concat!(
+            include_str!("lua/counter.lua"),
+            include_str!("lua/queue.lua"),
+            include_str!($file)
+        )
     };
 }
 
@@ -42,26 +49,31 @@ pub(super) struct Scripts {
     begin_epoch: Script,
     break_lease: Script,
     inspect: Script,
-    inspect_all: Script,
     release: Script,
     renew: Script,
 }
 
 impl Scripts {
     pub(super) fn new(server: Server, key_prefix: &str) -> Self {
+        let script = |text: &str| {
+            let (publish, database) = (server.publish(), server.database());
+            let size = Epoch::SIZE;
+            Script::new(&format!(
+                "local SIZE, PUBLISH, DATABASE = {size}, '{publish}', '{database}'\n{text}"
+            ))
+        };
         Self {
+            abandon: script(script!("lua/abandon.lua")),
+            acquire: script(script!("lua/acquire_first.lua", "lua/acquire.lua")),
+            begin_epoch: script(script!("lua/begin_epoch.lua")),
+            break_lease: script(script!("lua/break.lua")),
+            inspect: script(script!("lua/inspect_all.lua")),
+            release: script(script!("lua/release_first.lua", "lua/release.lua")),
+            renew: script(script!("lua/renew.lua")),
             server,
             checked: OnceLock::new(),
             check_flight: SingleFlight::default(),
             key_prefix: key_prefix.into(),
-            abandon: script!("lua/abandon.lua"),
-            acquire: script!("lua/acquire_free.lua", "lua/line.lua", "lua/acquire.lua"),
-            begin_epoch: script!("lua/begin_epoch.lua"),
-            break_lease: script!("lua/break.lua"),
-            inspect: script!("lua/inspect.lua"),
-            inspect_all: script!("lua/inspect_all.lua"),
-            release: script!("lua/release_alone.lua", "lua/line.lua", "lua/release.lua"),
-            renew: script!("lua/renew.lua"),
         }
     }
 
@@ -83,7 +95,7 @@ impl Scripts {
 
     /// The channel of a partition on which all issuers that have waiters listen.
     pub(super) fn shared_channel(&self, partition: u8) -> String {
-        // Channels do not know databases. In the scripts: `publish_end` in line.lua.
+        // Channels do not know databases. In the scripts: `publish_end` in queue.lua.
         let database = self.server.database();
         format!("{}:{{{partition}}}:{database}:everybody", self.key_prefix)
     }
@@ -112,28 +124,27 @@ impl Scripts {
         waits: Waits<'_>,
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
-        let (wait, channel, queued) = match waits {
-            Waits::Yes {
-                listener,
-                left,
-                queued,
-            } => (
-                left,
-                self.own_channel(partition_of(resource), listener),
-                queued,
-            ),
-            Waits::No | Waits::Leaves => (Duration::ZERO, String::new(), false),
-        };
         let mut script = self.invoke(&self.acquire, resource, seen);
         script
             .arg(StoredId::of_digest(&ask.lease).as_str())
             .arg(ask.ticket)
             .arg(whole_ms(ask.ttl))
             .arg(whole_ms(ask.lock_delay))
-            .arg(ask.owner.as_ref().map_or("", Owner::as_str))
-            .arg(whole_ms(wait))
-            .arg(channel)
-            .arg(u8::from(queued));
+            .arg(ask.owner.as_ref().map_or("", Owner::as_str));
+        match waits {
+            Waits::No => {}
+            Waits::Leaves => drop(script.arg("")),
+            Waits::Yes {
+                listener,
+                left,
+                queued,
+            } => {
+                script
+                    .arg(whole_ms(left))
+                    .arg(self.own_channel(partition_of(resource), listener))
+                    .arg(u8::from(queued));
+            }
+        }
         self.reply(&script, seen, ask.ttl).await
     }
 
@@ -205,9 +216,8 @@ impl Scripts {
         seen: Seen<'_>,
     ) -> Result<Option<Held>, LeaseError> {
         self.check_once().await?;
-        let script = self.invoke(&self.inspect, resource, seen);
-        let found: Option<Found> = self.run(&script).await?;
-        found.map(held).transpose()
+        let found = self.inspect_all(&[(resource, seen)]).await?;
+        Ok(found.into_iter().next().flatten())
     }
 
     /// Inspects several resources in one script. All are of one slot, unless the server stands alone.
@@ -218,12 +228,14 @@ impl Scripts {
         let Some((first, seen)) = resources.first() else {
             return Ok(vec![]);
         };
-        let mut script = self.invoke(&self.inspect_all, first, *seen);
-        for (resource, seen) in resources {
+        let mut script = self.invoke(&self.inspect, first, *seen);
+        for (resource, _) in &resources[1..] {
             for key in self.keys(resource) {
                 script.key(key);
             }
-            script.arg(seen.epoch).arg(seen.n);
+        }
+        for (_, seen) in resources {
+            script.arg(counted(*seen));
         }
         let found: Vec<Option<Found>> = self.run(&script).await?;
         found
@@ -256,13 +268,9 @@ impl Scripts {
             invocation.key(key);
         }
         invocation
-            .arg(Epoch::SIZE)
-            .arg(self.server.publish())
-            .arg(self.server.database())
             .arg(seen.source.map_or("", SourceId::as_str))
             .arg(rand::random::<u64>())
-            .arg(seen.epoch)
-            .arg(seen.n)
+            .arg(counted(seen))
             .arg(u8::from(seen.replace));
         invocation
     }
@@ -293,15 +301,22 @@ impl Scripts {
     }
 }
 
-/// A lease that a script has found: its token, its owner, how many ms it has left, and how many wait.
-type Found = (String, String, String, String);
+/// The highest token that was seen counted, 0 for none.
+const fn counted(seen: Seen<'_>) -> i64 {
+    seen.epoch * Epoch::SIZE + seen.n
+}
 
-fn held((token, owner, left_ms, waiters): Found) -> Result<Held, LeaseError> {
+/// A lease that a script has found: its token, its owner, how many ms it has left, how many wait, and since when it is held,
+/// in seconds since 1970.
+type Found = (i64, String, i64, u64, String);
+
+fn held((token, owner, left_ms, waiters, since): Found) -> Result<Held, LeaseError> {
+    let token = Token::new(token).map_err(|_| unexpected())?;
     let owner = Owner::new(owner).ok();
-    Ok(Held {
-        token: parse_token(&token)?,
-        owner: owner.filter(|owner| !owner.as_str().is_empty()),
-        ttl: parse_ms(&left_ms),
-        waiters: waiters.parse().map_err(|_| unexpected())?,
-    })
+    let since: u32 = since.parse().map_err(|_| unexpected())?;
+    let since = SystemTime::UNIX_EPOCH + Duration::from_secs(since.into());
+    Ok(Held::new(token, of_ms(left_ms.max(0).unsigned_abs()))
+        .owner(owner.filter(|owner| !owner.as_str().is_empty()))
+        .waiters(waiters)
+        .granted_at(since))
 }

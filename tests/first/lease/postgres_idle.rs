@@ -217,8 +217,8 @@ async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
                 SELECT n, n, ''::bytea, 0 FROM generate_series(1, 5) AS n;"
                 .into(),
             held => format!(
-                "INSERT INTO tower_fence.leases (resource, token, lease, expires_at, lock_delay, ttl) \
-                 SELECT n, token, ''::bytea, expires_at, interval '0', interval '3 hours' \
+                "INSERT INTO tower_fence.leases (resource, token, lease, granted_at, expires_at, lock_delay, ttl) \
+                 SELECT n, token, ''::bytea, now(), expires_at, interval '0', interval '3 hours' \
                  FROM generate_series(1, 5) AS n, (VALUES {held}) AS l (token, expires_at);"
             ),
         };
@@ -258,8 +258,8 @@ async fn rows_that_are_used_while_a_removal_waits_stay() {
             "TRUNCATE tower_fence.resources, tower_fence.leases; \
              INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history) \
              VALUES ('idle', 1000, now() - interval '2 hours', 110, tower_fence.current_history()); \
-             INSERT INTO tower_fence.leases (resource, token, expires_at, lock_delay, ttl) \
-             VALUES ('idle', 1000, now() - interval '2 hours', '0', '1 hour')",
+             INSERT INTO tower_fence.leases (resource, token, granted_at, expires_at, lock_delay, ttl) \
+             VALUES ('idle', 1000, now(), now() - interval '2 hours', '0', '1 hour')",
         )
         .await;
         let mut writer = db.pool.begin().await.unwrap();

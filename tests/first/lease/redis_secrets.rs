@@ -40,7 +40,7 @@ impl Monitor {
 /// What is stored of the lease id.
 async fn stored(server: &RedisServer) -> (String, String) {
     let value: String = redis::from_redis_value(server.command(&["GET", LEASE]).await).unwrap();
-    let id = value.split(':').nth(3).unwrap().to_owned();
+    let id = value.split(':').nth(2).unwrap().to_owned();
     (value, id)
 }
 

@@ -42,8 +42,8 @@ async fn are_found_by_the_walks_of_the_line() {
     for change in [
         // The last one in line is served first.
         Change {
-            text: "'ZRANGE', QUEUE, 0, 0)[1]",
-            by: "'ZRANGE', QUEUE, -1, -1)[1]",
+            text: "'ZPOPMIN', QUEUE)",
+            by: "'ZPOPMAX', QUEUE)",
         },
         // An issuer that did not confirm is served again.
         Change {
@@ -57,13 +57,13 @@ async fn are_found_by_the_walks_of_the_line() {
         },
         // What was released counts as unconfirmed.
         Change {
-            text: "  redis.call('HDEL', WAITERS, UNCONFIRMED)\n  if redis.call('EXISTS', QUEUE)",
-            by: "  if redis.call('EXISTS', QUEUE)",
+            text: "hand_over(now, true)",
+            by: "hand_over(now)",
         },
         // A repeated request goes to the end of the line.
         Change {
-            text: "if not redis.call('ZSCORE', QUEUE, id) then",
-            by: "if true then",
+            text: "if not known_ticket then\n  local last",
+            by: "if true then\n  local last",
         },
     ] {
         change.is_found(line::walks(Some(change)), "").await;

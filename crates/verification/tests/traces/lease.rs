@@ -4,6 +4,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
+    epochs::Epoch,
     lease::{Acquire, LeaseError, LeaseId, Leases, RedisLeases, Renew},
 };
 use tower_fence_model::lease::losses::{
@@ -191,7 +192,7 @@ impl Real {
         let lease: Option<String> =
             redis::from_redis_value(self.redis.command(&["GET", key]).await).unwrap();
         lease.map(|lease| {
-            let numbers = lease.split(':').take(3);
+            let numbers = lease.split(':').take(2);
             numbers.map(|number| number.parse().unwrap()).collect()
         })
     }
@@ -209,7 +210,8 @@ fn expected(state: &State) -> Seen {
     let leases = server.keys.leases.each_ref().map(|lease| {
         let lease = lease.as_ref()?;
         let (epoch, n) = lease.stamp;
-        Some(vec![token(lease.token), i64::from(epoch), i64::from(n)])
+        let counted = i64::from(epoch) * Epoch::SIZE + i64::from(n);
+        Some(vec![token(lease.token), counted])
     });
     (i64::from(state.databases[0].epoch), clock, leases)
 }

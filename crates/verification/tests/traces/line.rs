@@ -20,10 +20,7 @@ use crate::support::{
 
 macro_rules! script {
     ($($file:literal),+) => {
-        concat!(
-            include_str!("../../../../src/lease/redis/lua/clock.lua"),
-            $(include_str!(concat!("../../../../src/lease/redis/lua/", $file))),+
-        )
+        concat!($(include_str!(concat!("../../../../src/lease/redis/lua/", $file))),+)
     };
 }
 
@@ -160,7 +157,7 @@ impl Redis {
         let ["epoch", history, incarnation, "0"] = words(&needs)[..] else {
             panic!("{needs:?}");
         };
-        let begin = script!("begin_epoch.lua");
+        let begin = script!("counter.lua", "begin_epoch.lua");
         let begun = redis.eval(begin, &[history, incarnation, "1"]).await;
         assert_eq!(begun, redis::Value::Int(1));
         let granted = redis.acquire_once(ANOTHER, 0, 0).await;
@@ -192,7 +189,12 @@ impl Redis {
                     Lease::Of(waiter) => id(waiter),
                     _ => ANOTHER.to_owned(),
                 };
-                let release = script!("release_alone.lua", "line.lua", "release.lua");
+                let release = script!(
+                    "release_first.lua",
+                    "counter.lua",
+                    "queue.lua",
+                    "release.lua"
+                );
                 assert_eq!(self.run(release, &[&holder]).await, ["released"]);
             }
             Step::RunsOut => {
@@ -217,7 +219,7 @@ impl Redis {
             }
             Step::GoesAway(waiter) => {
                 self.messages.remove(&waiter);
-                let abandon = script!("line.lua", "abandon.lua");
+                let abandon = script!("counter.lua", "queue.lua", "abandon.lua");
                 let said = self.run(abandon, &[&id(waiter), &ticket(waiter)]).await;
                 let expected = match before.lease {
                     Lease::HandedTo(handed) if handed == waiter => "released",
@@ -247,9 +249,17 @@ impl Redis {
 
     async fn acquire_once(&mut self, id: &str, wait: i64, waiter: usize) -> Vec<String> {
         let channel = self.channel(issuer_of(waiter));
-        let (ttl, wait) = (LONG_MS.to_string(), wait.to_string());
-        let more = [id, &ticket(waiter), &ttl, "0", "", &wait, &channel, "0"];
-        let acquire = script!("acquire_free.lua", "line.lua", "acquire.lua");
+        let (ttl, wait, ticket) = (LONG_MS.to_string(), wait.to_string(), ticket(waiter));
+        let mut more = vec![id, &ticket, &ttl, "0", ""];
+        if wait != "0" {
+            more.extend([&*wait, &channel, "0"]);
+        }
+        let acquire = script!(
+            "acquire_first.lua",
+            "counter.lua",
+            "queue.lua",
+            "acquire.lua"
+        );
         self.run(acquire, &more).await
     }
 
@@ -259,19 +269,12 @@ impl Redis {
 
     /// Runs a script. A lease that ends soon is made to last for as long as the walk does, in the same moment.
     async fn eval(&mut self, script: &str, more: &[&str]) -> redis::Value {
-        let shared = [
-            "1000000000",
-            "PUBLISH",
-            "0",
-            "the-source",
-            "fresh",
-            "0",
-            "0",
-            "0",
-        ];
+        let shared = ["the-source", "fresh", "0", "0"];
         let script = self
             .change
             .map_or(script.into(), |change| change.applied(script));
+        let script =
+            format!("local SIZE, PUBLISH, DATABASE = 1000000000, 'PUBLISH', '0'\n{script}");
         let mut all = redis::pipe();
         all.atomic();
         all.cmd("EVAL").arg(&*script).arg(4).arg(&self.keys);
@@ -329,7 +332,7 @@ impl Redis {
         all.cmd("HGET").arg(&self.keys[3]).arg("");
         let (lease, line, channel): (Option<String>, _, Option<String>) =
             all.query_async(&mut self.connection).await.unwrap();
-        let lease = lease.map(|lease| lease.split(':').nth(3).unwrap().to_owned());
+        let lease = lease.map(|lease| lease.split(':').nth(2).unwrap().to_owned());
         let of = |channel: String| (0..2).find(|issuer| self.channel(*issuer) == channel);
         Seen {
             is_short: self.is_short && lease.is_some(),

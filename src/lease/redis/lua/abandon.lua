@@ -1,7 +1,7 @@
--- Leaves the line, and releases what was granted there; unless another request has asked
+-- Leaves the queue, and releases what was granted there; unless another request has asked
 -- under the same id.
 -- ARGV: …, lease id, ticket of the request. Answers as release does.
-local id, ticket = ARGV[9], ARGV[10]
+local id, ticket = ARGV[5], ARGV[6]
 if waiter(id) == ticket then
   leave(id)
 end

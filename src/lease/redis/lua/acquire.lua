@@ -1,69 +1,74 @@
--- Grants a lease, or joins the line, or says what is in the way.
--- ARGV: …, lease id, ticket of the request, ttl in ms, lock delay in ms, owner, wait in ms (0: do not
--- wait), own channel, 1 where this request was put in line before.
--- Answers {'granted', …}, {'held', ms left}, {'queued', ms left, 1 where it was not in line before},
+-- Grants a lease, or joins the queue, or says what is in the way.
+-- ARGV: …, lease id, ticket of the request, ttl in ms, lock delay in ms, owner; and if the request waits: for how
+-- many ms, own channel, 1 if it was in the queue before; or '' if it no longer waits.
+-- Answers {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue before},
 -- {'displaced'}, or what needs_epoch does.
-local id, ticket, owner = ARGV[9], ARGV[10], ARGV[13]
-local ttl, delay, wait = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[14])
+local id, ticket, owner = ARGV[5], ARGV[6], ARGV[9]
+local ttl, delay, wait = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10] or '')
 
 local held = current()
 if not held then
-  local now = clock()
+  local now = counter()
   if not now.usable then
     return needs_epoch(now)
   end
   if not hand_over(now) then
-    -- There is no line.
-    local lease = {id = id, ticket = ticket, delay = delay, owner = owner}
+    local since = redis.call('TIME')[1]
+    local lease = {id = id, ticket = ticket, delay = delay, since = since, owner = owner}
     take_token(lease, now)
     put(lease, ttl)
-    return granted(lease.token, now)
+    return granted(lease, now)
   end
   held = current()
 end
 
 if held.id == id and held.holds then
-  -- A repeated request, or the confirmation of what was granted in line.
-  local now = clock()
+  -- A repeated request, or the confirmation of what was handed over.
+  local now = counter()
   if not counts(held, now) then
     if not now.usable then
       return needs_epoch(now)
     end
     take_token(held, now)
   end
-  leave(id)
-  redis.call('HDEL', WAITERS, UNCONFIRMED)
-  -- Where more than one request asks under the id, the end of none of them releases the lease.
+  redis.call('HDEL', WAITERS, UNCONFIRMED, id)
+  -- If more than one request asks under the id, the end of none of them releases the lease.
   held.ticket = held.ticket == ticket and ticket or '*'
   held.delay = delay
   -- The owner stays the one that was named first.
   if held.owner == '' then
     held.owner = owner
   end
-  put(held, ttl)
-  return granted(held.token, now)
+  local ms = put(held, ttl)
+  if redis.call('EXISTS', QUEUE) == 1 then
+    publish_end(ms)
+  end
+  return granted(held, now)
 end
 
-local left = digits(held.left)
-if wait == 0 then
-  if waiter(id) == ticket then
+local left = left_of(held)
+if not wait then
+  if ARGV[10] and waiter(id) == ticket then
     leave(id)
   end
   return {'held', left}
 end
 local known_ticket, _, known_owner = waiter(id)
-local joined = '0'
-if not redis.call('ZSCORE', QUEUE, id) then
+local joined = 0
+if not known_ticket then
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-  redis.call('ZADD', QUEUE, digits(tonumber(last or 0) + 1), id)
-  joined = '1'
-elseif ARGV[16] == '1' and known_ticket and known_ticket ~= ticket then
+  redis.call('ZADD', QUEUE, (last or 0) + 1, id)
+  joined = 1
+elseif ARGV[12] == '1' and known_ticket ~= ticket then
   return {'displaced'}
 end
 if known_owner and known_owner ~= '' then
   owner = known_owner
 end
-redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[15], owner}, '\n'))
-keep(QUEUE, wait + 10000)
-keep(WAITERS, wait + 10000)
+redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[11], owner}, '\n'))
+-- A queue whose issuers have all died disappears by itself.
+if redis.call('PTTL', QUEUE) < wait + 10000 then
+  redis.call('PEXPIRE', QUEUE, wait + 30000)
+  redis.call('PEXPIRE', WAITERS, wait + 30000)
+end
 return {'queued', left, joined}

@@ -1,7 +1,7 @@
--- Ends whatever lease there is, or the one with this token, by force; then the next in line has it.
--- ARGV: …, a token or ''. Answers {'released'}, or {'lost'} where there was none.
+-- Ends the lease that there is, or the one with this token, by force; then the next in the queue has it.
+-- ARGV: …, a token or ''. Answers {'released'}, or {'lost'} if there was none.
 local held = current()
-if not held or (ARGV[9] ~= '' and held.token ~= ARGV[9]) then
+if not held or (ARGV[5] ~= '' and held.token ~= tonumber(ARGV[5])) then
   return {'lost'}
 end
 return end_lease()

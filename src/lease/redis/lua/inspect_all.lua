@@ -1,15 +1,15 @@
--- Tells who holds each of several leases, and how many wait for it.
--- KEYS: …, and four for each. ARGV: …, and for each the highest epoch and number that the issuer has seen.
--- Answers what inspect.lua does, for each of them.
+-- Tells who holds each of several leases, and how many requests wait for it.
+-- KEYS: four for each. ARGV: …, and for each the highest token that the issuer has seen counted.
+-- Answers for each {token, owner, ms left, how many wait, since when in seconds}, or nil.
 local found = {}
-for i = 1, #KEYS / 4 - 1 do
-  CLOCK, LEASE, QUEUE = KEYS[4 * i + 1], KEYS[4 * i + 2], KEYS[4 * i + 3]
-  SEEN_EPOCH, SEEN_N = tonumber(ARGV[7 + 2 * i]), tonumber(ARGV[8 + 2 * i])
+for i = 0, #KEYS / 4 - 1 do
+  COUNTER, LEASE, QUEUE = KEYS[4 * i + 1], KEYS[4 * i + 2], KEYS[4 * i + 3]
+  SEEN = tonumber(ARGV[5 + i])
   local held = current()
-  if held and held.holds and counts(held, clock()) then
-    found[i] = {held.token, held.owner, digits(held.left - held.delay), tostring(redis.call('ZCARD', QUEUE))}
+  if held and held.holds and counts(held, counter()) then
+    found[i + 1] = {held.token, held.owner, left_of(held) - held.delay, redis.call('ZCARD', QUEUE), held.since}
   else
-    found[i] = false
+    found[i + 1] = false
   end
 end
 return found

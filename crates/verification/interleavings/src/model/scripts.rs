@@ -154,6 +154,7 @@ pub mod scripts {
                     owner: None,
                     ttl: FOR_EVER,
                     waiters: line.line.len() as u64,
+                    granted_at: None,
                 })
             };
             Ok(self.redis.run(script).await)

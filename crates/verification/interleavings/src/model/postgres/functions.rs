@@ -130,6 +130,7 @@ impl Functions {
                 owner: None,
                 ttl: FOR_EVER,
                 waiters: line.line.len() as u64,
+                granted_at: None,
             })
         };
         Ok(self.run(inspect).await)

@@ -18,7 +18,7 @@ use self::{
     bounds::{large, small},
     database::EPOCH,
     rules::{Promise, Rules},
-    state::{HOLDERS, Holder, Kind, Of, State},
+    state::{HOLDERS, Holder, Kind, Of, Phase, State},
 };
 use crate::search::World;
 
@@ -64,6 +64,8 @@ pub enum Step {
     IsAnnounced(Of),
     TakesHigherToken(Of),
     IsStillHeldAndAnswered(Of),
+    /// The announcement was quick: the store is not asked again.
+    IsAnswered(Of),
     IsGivenBack(Of),
     Reads(Of),
     Writes(Of),
@@ -123,6 +125,9 @@ impl Model for LastWord {
         for place in 0..=HOLDERS {
             if let Some(request) = &state.requests[place] {
                 steps.push(Self::goes_on(Of(place), request));
+                if matches!(request.phase, Phase::Announced(_)) {
+                    steps.push(Step::IsAnswered(Of(place)));
+                }
                 let is_free = state.requests[HOLDERS].is_none();
                 if place < HOLDERS && is_free && state.abandoned < self.bounds.abandoned {
                     steps.push(Step::Abandon(Of(place)));
@@ -177,6 +182,7 @@ impl Model for LastWord {
             Step::IsAnnounced(of) => self.announce(&mut state, of),
             Step::TakesHigherToken(of) => self.take_higher(&mut state, of),
             Step::IsStillHeldAndAnswered(of) => self.confirm(&mut state, of),
+            Step::IsAnswered(of) => self.answer_at_once(&mut state, of),
             Step::IsGivenBack(of) => self.give_back(&mut state, of),
             Step::Reads(_) | Step::Writes(_) | Step::WriteIsDelayed(_) => {
                 self.work(&mut state, step)

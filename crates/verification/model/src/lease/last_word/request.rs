@@ -221,6 +221,15 @@ impl LastWord {
         }
     }
 
+    /// What was announced is answered as it is.
+    pub(super) fn answer_at_once(&self, state: &mut State, of: Of) {
+        let request = take(state, of);
+        let Phase::Announced(token) = request.phase else {
+            unreachable!("it was announced");
+        };
+        self.answer(state, of, &request, token);
+    }
+
     pub(super) fn give_back(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let server = server_of(state, &request);
