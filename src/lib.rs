@@ -105,7 +105,6 @@
 //! | `console` | | a page for operators, [`console`]: leases, fences, and what happens, live |
 //! | `openapi` | | the routes as an OpenAPI document, [`openapi`] |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
-//! | `server` | | the program `tower-fence`, for services in other languages, see [`server`] |
 //!
 //! A fence without HTTP needs `default-features = false, features = ["postgres"]`, and has no axum among its dependencies.
 //! A service that only holds leases needs `default-features = false, features = ["client"]`, and has

@@ -67,7 +67,7 @@ async fn what_the_page_names_is_there() {
     ] {
         known += &super::program::run(&[command, "--help"], &[]).await.stdout;
     }
-    let example = include_str!("../../packaging/tower-fence.env");
+    let example = include_str!("../../crates/server/packaging/tower-fence.env");
     let readme = include_str!("../../README.md");
     let text = format!("{PAGE} {example} {readme}");
     let words = text.split(|c: char| !(c.is_ascii_uppercase() || c == '_'));
