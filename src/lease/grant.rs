@@ -67,8 +67,8 @@ pub struct Held {
     pub ttl: Duration,
     /// How many requests wait for it.
     pub waiters: u64,
-    /// When it was granted under this lease id, by the clock of the store, to the second. `None` if the store
-    /// does not know. For people: no decision depends on it.
+    /// When it was granted under this lease id, to the second, by the clock of the store or of the issuer. `None`
+    /// if the store does not know. For people: no decision depends on it.
     pub granted_at: Option<SystemTime>,
 }
 

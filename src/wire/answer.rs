@@ -68,7 +68,7 @@ pub(super) struct HeldBody {
     /// Who has the lease; null where its holder has not said.
     #[cfg_attr(feature = "openapi", schema(required, inline, value_type = Option<Owner>))]
     owner: Option<String>,
-    /// When the lease was granted, by the clock of the store (RFC 3339); absent if the store does not know.
+    /// When the lease was granted, by the clock of the store or the issuer (RFC 3339); absent if the store does not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(format = DateTime))]
     granted_at: Option<String>,

@@ -39,7 +39,15 @@ fn build(folder: &Path) -> PathBuf {
     }
     .to_owned();
     let deb = folder.join("tower-fence.deb");
-    let options = ["deb", "-p", "tower-fence-server", "--no-build", "--fast", "--strip", "--no-dbgsym"];
+    let options = [
+        "deb",
+        "-p",
+        "tower-fence-server",
+        "--no-build",
+        "--fast",
+        "--strip",
+        "--no-dbgsym",
+    ];
     let more = ["--profile", &profile, "--output", name(&deb)];
     done("cargo", &[&options[..], &more].concat());
     deb

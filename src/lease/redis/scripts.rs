@@ -128,7 +128,7 @@ impl Scripts {
         script
             .arg(StoredId::of_digest(&ask.lease).as_str())
             .arg(ask.ticket)
-            .arg(whole_ms(ask.ttl))
+            .arg(whole_ms(ask.ttl) + whole_ms(ask.lock_delay))
             .arg(whole_ms(ask.lock_delay))
             .arg(ask.owner.as_ref().map_or("", Owner::as_str));
         match waits {
@@ -271,7 +271,8 @@ impl Scripts {
             .arg(seen.source.map_or("", SourceId::as_str))
             .arg(rand::random::<u64>())
             .arg(counted(seen))
-            .arg(u8::from(seen.replace));
+            .arg(u8::from(seen.replace))
+            .arg(seconds_since_1970());
         invocation
     }
 
@@ -299,6 +300,11 @@ impl Scripts {
         let (answer, _) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(answer)
     }
+}
+
+fn seconds_since_1970() -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    time.map_or(0, |time| time.as_secs())
 }
 
 /// The highest token that was seen counted, 0 for none.

@@ -269,7 +269,7 @@ impl Redis {
 
     /// Runs a script. A lease that ends soon is made to last for as long as the walk does, in the same moment.
     async fn eval(&mut self, script: &str, more: &[&str]) -> redis::Value {
-        let shared = ["the-source", "fresh", "0", "0"];
+        let shared = ["the-source", "fresh", "0", "0", "0"];
         let script = self
             .change
             .map_or(script.into(), |change| change.applied(script));

@@ -1,7 +1,7 @@
 -- Leaves the queue, and releases what was granted there; unless another request has asked
 -- under the same id.
 -- ARGV: …, lease id, ticket of the request. Answers as release does.
-local id, ticket = ARGV[5], ARGV[6]
+local id, ticket = ARGV[6], ARGV[7]
 if waiter(id) == ticket then
   leave(id)
 end

@@ -1,10 +1,11 @@
 -- Grants a lease, or joins the queue, or says what is in the way.
--- ARGV: …, lease id, ticket of the request, ttl in ms, lock delay in ms, owner; and if the request waits: for how
--- many ms, own channel, 1 if it was in the queue before; or '' if it no longer waits.
+-- ARGV: …, lease id, ticket of the request, ttl and lock delay together in ms, lock delay in ms, owner; and if
+-- the request waits: for how many ms, own channel, 1 if it was in the queue before; or '' if it no longer waits.
 -- Answers {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue before},
 -- {'displaced'}, or what needs_epoch does.
-local id, ticket, owner = ARGV[5], ARGV[6], ARGV[9]
-local ttl, delay, wait = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10] or '')
+local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
+local delay, wait = tonumber(ARGV[9]), tonumber(ARGV[11] or '')
+local ttl = tonumber(ARGV[8]) - delay
 
 local held = current()
 if not held then
@@ -13,8 +14,7 @@ if not held then
     return needs_epoch(now)
   end
   if not hand_over(now) then
-    local since = redis.call('TIME')[1]
-    local lease = {id = id, ticket = ticket, delay = delay, since = since, owner = owner}
+    local lease = {id = id, ticket = ticket, delay = delay, since = ARGV[5], owner = owner}
     take_token(lease, now)
     put(lease, ttl)
     return granted(lease, now)
@@ -48,7 +48,7 @@ end
 
 local left = left_of(held)
 if not wait then
-  if ARGV[10] and waiter(id) == ticket then
+  if ARGV[11] and waiter(id) == ticket then
     leave(id)
   end
   return {'held', left}
@@ -59,13 +59,13 @@ if not known_ticket then
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', QUEUE, (last or 0) + 1, id)
   joined = 1
-elseif ARGV[12] == '1' and known_ticket ~= ticket then
+elseif ARGV[13] == '1' and known_ticket ~= ticket then
   return {'displaced'}
 end
 if known_owner and known_owner ~= '' then
   owner = known_owner
 end
-redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[11], owner}, '\n'))
+redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[12], owner}, '\n'))
 -- A queue whose issuers have all died disappears by itself.
 if redis.call('PTTL', QUEUE) < wait + 10000 then
   redis.call('PEXPIRE', QUEUE, wait + 30000)

@@ -3,16 +3,15 @@
 if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == 0 and ARGV[1] ~= '' then
   local found = redis.call('HMGET', KEYS[1], 'source', 'history', 'incarnation', 'epoch', 'n')
   local epoch, n = tonumber(found[4] or ''), tonumber(found[5] or '')
-  if epoch and n and n + 1 < SIZE and found[1] == ARGV[1] and found[3]
-    and found[2] == string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  if epoch and n and n + 1 < SIZE and found[1] == ARGV[1] and found[2] and found[3]
+    and epoch * SIZE + n >= tonumber(ARGV[3])
+    and string.find(redis.call('INFO', 'replication'), 'master_replid:' .. found[2] .. '\r', 1, true)
   then
-    local token = epoch * SIZE + n + 1
-    if token > tonumber(ARGV[3]) then
-      redis.call('HSET', KEYS[1], 'n', n + 1)
-      local value = string.format('%.0f:%.0f:%s:%s:%s:%s:%s',
-        token, token, ARGV[5], ARGV[6], ARGV[8], redis.call('TIME')[1], ARGV[9])
-      redis.call('SET', KEYS[2], value, 'PX', ARGV[7] + ARGV[8])
-      return {'granted', token, token}
-    end
+    redis.call('HSET', KEYS[1], 'n', n + 1)
+    local token = string.format('%d%09d', epoch, n + 1)
+    local value = token .. ':' .. token .. ':' .. ARGV[6] .. ':' .. ARGV[7]
+      .. ':' .. ARGV[9] .. ':' .. ARGV[5] .. ':' .. ARGV[10]
+    redis.call('SET', KEYS[2], value, 'PX', ARGV[8])
+    return {'granted', token, token}
   end
 end

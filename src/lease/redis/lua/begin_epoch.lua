@@ -1,8 +1,8 @@
 -- Begins an epoch on the very counter that needed one.
 -- ARGV: …, the history and the incarnation that were answered, epoch.
 -- Answers 1, or 0 if another issuer was faster, or the counter is another one by now.
-local now, epoch = counter(), tonumber(ARGV[7])
-if not now.own or now.usable or now.history ~= ARGV[5] or now.incarnation ~= ARGV[6]
+local now, epoch = counter(), tonumber(ARGV[8])
+if not now.own or now.usable or now.history ~= ARGV[6] or now.incarnation ~= ARGV[7]
   or epoch <= math.max(now.epoch, math.floor(SEEN / SIZE)) then
   return 0
 end

@@ -4,7 +4,8 @@
 --   DATABASE, the number of the database.
 -- KEYS: the counter, the lease, the queue, the waiters; all in one slot.
 -- ARGV: 1 the source of epochs, empty if it is not known yet; 2 a fresh incarnation; 3 the highest token that
---   the issuer has seen counted; 4 is 1 if a counter below that is replaced. What a script needs besides follows.
+--   the issuer has seen counted; 4 is 1 if a counter below that is replaced; 5 the time of the issuer, in
+--   seconds since 1970. What a script needs besides follows.
 local COUNTER, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local SOURCE, SEEN, REPLACES = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1'
 

@@ -4,7 +4,7 @@
 local found = {}
 for i = 0, #KEYS / 4 - 1 do
   COUNTER, LEASE, QUEUE = KEYS[4 * i + 1], KEYS[4 * i + 2], KEYS[4 * i + 3]
-  SEEN = tonumber(ARGV[5 + i])
+  SEEN = tonumber(ARGV[6 + i])
   local held = current()
   if held and held.holds and counts(held, counter()) then
     found[i + 1] = {held.token, held.owner, left_of(held) - held.delay, redis.call('ZCARD', QUEUE), held.since}

@@ -10,7 +10,7 @@ local UNCONFIRMED = ''
 
 -- The lease in a value, or nil. The ticket is that of the request that asked under the lease's id, or `*` if
 -- more than one did. `counted` is how far the counter had counted when the token was taken, `since` when the
--- lease was granted, in seconds since 1970.
+-- lease was granted, by the clock of an issuer.
 --
 -- The key outlives the lease by its lock delay: `holds` tells whether the holder still has it, and `left`
 -- for how many ms the resource stays blocked; nil if nobody had to ask.
@@ -103,8 +103,7 @@ local function hand_over(now, was_held)
     redis.call('HDEL', WAITERS, id)
     if channel and channel ~= lapsed and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0 then
       redis.call('HSET', WAITERS, UNCONFIRMED, channel)
-      local since = redis.call('TIME')[1]
-      local lease = {id = id, ticket = ticket, delay = 0, since = since, owner = owner}
+      local lease = {id = id, ticket = ticket, delay = 0, since = ARGV[5], owner = owner}
       take_token(lease, now)
       publish_end(put(lease, CONFIRM_MS))
       return true

@@ -3,7 +3,7 @@
 -- Answers {'granted', …}, {'lost'}, {'exhausted', token} if there is none above that one, or what
 -- needs_epoch does.
 local held = current()
-if not held or held.id ~= ARGV[5] or not held.holds then
+if not held or held.id ~= ARGV[6] or not held.holds then
   return {'lost'}
 end
 local now = counter()
@@ -13,8 +13,8 @@ end
 if not counts(held, now) then
   return {'lost'}
 end
-local ttl, lowest, ms = tonumber(ARGV[6]), tonumber(ARGV[8]), nil
-if ARGV[7] == '1' then
+local ttl, lowest, ms = tonumber(ARGV[7]), tonumber(ARGV[9]), nil
+if ARGV[8] == '1' then
   lowest = math.max(lowest, held.token + 1)
 end
 if held.token < lowest then
