@@ -8,6 +8,8 @@ pub struct Bounds {
     pub(super) begins: Begins,
     /// A snapshot was taken at the beginning.
     pub(super) is_saved: bool,
+    /// The first request is granted at the beginning, before the snapshot.
+    pub(super) first_is_granted: bool,
     /// A request may give up before it is answered.
     pub(super) gives_up: bool,
     /// Any etcd lease of a key may expire at any moment.
@@ -91,6 +93,7 @@ impl Bounds {
             requests: requests.to_vec(),
             begins: Begins::Begun,
             is_saved: false,
+            first_is_granted: false,
             gives_up: false,
             expires: true,
             most: Spent::default(),
@@ -127,6 +130,11 @@ impl Bounds {
         self
     }
 
+    fn first_is_granted(mut self) -> Self {
+        self.first_is_granted = true;
+        self
+    }
+
     fn gives_up(mut self) -> Self {
         self.gives_up = true;
         self
@@ -149,7 +157,7 @@ impl Bounds {
 
     pub fn small() -> Vec<Self> {
         vec![
-            Self::of(&[A, B]).empty().restores(1, 1),
+            Self::of(&[A, B]).empty().restores(1, 1).copies(1),
             Self::of(&[A, B]).restores(1, 1).copies(1),
             Self::of(&[A, B]).restores(2, 2),
             Self::of(&[A, A_AT_SECOND, B, RENEW_A]).copies(1).gives_up(),
@@ -201,7 +209,9 @@ impl Bounds {
                 .grows(),
             Rule::RenewalReads => Self::of(&[A, B, RENEW_A]).copies(1),
             Rule::RenewalChecked => Self::of(&[A, B, RENEW_A]).restores(1, 1),
-            Rule::RenewalCounts => Self::of(&[A, B, RENEW_A, C]).restores(1, 1),
+            Rule::RenewalCounts => Self::of(&[A, B, RENEW_A, C])
+                .first_is_granted()
+                .restores_the_beginning(1),
             Rule::ReleaseUnmoved => Self::of(&[A, MOVE_A, RELEASE_A]).gives_up(),
             Rule::NotFoundLooks | Rule::MoveRevokes => Self::of(&[A, MOVE_A_AT_SECOND, RELEASE_A]),
         }

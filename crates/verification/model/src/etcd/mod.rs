@@ -1,6 +1,8 @@
 //! Leases in etcd: transactions, etcd leases, and a status that shows whether etcd was restored.
 
 mod bounds;
+mod grant;
+mod holder;
 mod judge;
 mod possible;
 mod rules;
@@ -69,7 +71,15 @@ impl Model for Etcd {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State::new(&self.bounds)]
+        let mut state = State::new(&self.bounds);
+        if self.bounds.first_is_granted {
+            let of = Of(0, self.bounds.requests[0]);
+            for step in [Step::LeaseGrant(of), Step::Txn(of), Step::Status(of)] {
+                state = self.step(&state, step).expect("nothing is in the way");
+            }
+        }
+        state.saved = Some(state.etcd).filter(|_| self.bounds.is_saved);
+        vec![state]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {

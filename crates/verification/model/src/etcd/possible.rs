@@ -71,6 +71,12 @@ impl Etcd {
         if sent.write.is_some() {
             steps.push(Step::TxnAgain(of));
         }
+        if sent.life.is_some() {
+            steps.push(Step::WriteLifeAgain(of));
+        }
+        if sent.row.is_some() {
+            steps.push(Step::BeginEpochAgain(of));
+        }
         if sent.revoke.is_some_and(|id| state.etcd.has_lease(id)) {
             steps.push(Step::RevokeAgain(of));
         }
@@ -82,7 +88,13 @@ impl Etcd {
 
     pub(super) fn fault_steps(&self, state: &State, steps: &mut Vec<Step>) {
         let (spent, most) = (state.spent, self.bounds.most);
-        for key in state.etcd.keys.iter().flatten().filter(|_| self.bounds.expires) {
+        for key in state
+            .etcd
+            .keys
+            .iter()
+            .flatten()
+            .filter(|_| self.bounds.expires)
+        {
             steps.push(Step::Expire(key.etcd_lease));
         }
         if spent.snapshots < most.snapshots && state.saved != Some(state.etcd) {

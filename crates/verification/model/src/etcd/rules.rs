@@ -107,7 +107,9 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::EtcdLeaseOfAttempt => "each attempt has an etcd lease with a random id",
-            Self::EtcdLeaseOnce => "a request that may have written the key reads before it writes again",
+            Self::EtcdLeaseOnce => {
+                "a request that may have written the key reads before it writes again"
+            }
             Self::GiveUpOwn => "a request that gives up leaves a lease that was there before",
             Self::RepeatMoves => "a repeated request moves the lease to its own etcd lease",
             Self::RowRevision => "a transaction compares the revision of the cached row",

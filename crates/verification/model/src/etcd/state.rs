@@ -3,7 +3,7 @@
 use super::{
     bounds::{Begins, Bounds},
     rules::Promise,
-    server::{Found, PARTITIONS, Row, Seen, Server, Token, Write},
+    server::{Found, Life, PARTITIONS, Row, Seen, Server, Token, Write},
 };
 
 /// How many requests there can be, and how many leases and issuers.
@@ -130,6 +130,10 @@ pub struct Before {
 pub(super) struct Sent {
     pub(super) lease_grant: bool,
     pub(super) write: Option<Write>,
+    /// The key for the life, and the id of the one that it replaces.
+    pub(super) life: Option<(Option<u8>, Life)>,
+    /// The row, and the revision of the one that it replaces.
+    pub(super) row: Option<(u8, Row)>,
     pub(super) revoke: Option<u8>,
 }
 
@@ -146,7 +150,7 @@ impl State {
         };
         Self {
             etcd,
-            saved: Some(etcd).filter(|_| bounds.is_saved),
+            saved: None,
             issuers: [issuer.clone(), issuer],
             requests: Default::default(),
             epoch: etcd
