@@ -175,12 +175,13 @@ impl Bounds {
 
     pub fn large() -> Vec<Self> {
         vec![
+            Self::of(&[A, B]).restores(1, 2).copies(1),
+            Self::of(&[A, B, C]).restores_the_beginning(1),
             Self::of(&[A, B, C.on_second_resource()])
-                .restores(1, 1)
+                .restores_the_beginning(1)
                 .grows(),
-            Self::of(&[A, B]).restores(2, 2).copies(1),
-            Self::of(&[A, B, C]).restores(1, 1),
             Self::of(&[A, A_AT_SECOND, B, RENEW_A])
+                .first_is_granted()
                 .restores_the_beginning(1)
                 .copies(1)
                 .gives_up(),

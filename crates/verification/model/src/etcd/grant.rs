@@ -11,7 +11,8 @@ use super::{
 };
 
 impl Etcd {
-    /// Sends the transaction that writes the key, and returns what it reads. `None` if its etcd lease has ended.
+    /// Sends the transaction that writes the key, and returns what it reads. `None` if its etcd
+    /// lease has ended.
     pub(super) fn write(&self, state: &mut State, place: usize, request: &Request) -> Option<Seen> {
         let Stage::Ready(replaces) = state.requests[place].stage else {
             return None;
@@ -33,8 +34,9 @@ impl Etcd {
         state.etcd.write(request.resource, &write, self.compares())
     }
 
-    /// Whether the next transaction of a request writes nothing: that of a renewal with the same ttl, the first one of a renewal
-    /// with another ttl, and one after a transaction that may have written the key.
+    /// Whether the next transaction of a request writes nothing: that of a renewal with the same
+    /// ttl, the first one of a renewal with another ttl, and one after a transaction that may have
+    /// written the key.
     pub(super) fn only_reads(&self, state: &State, place: usize, request: &Request) -> bool {
         let progress = &state.requests[place];
         let Stage::Ready(replaces) = progress.stage else {

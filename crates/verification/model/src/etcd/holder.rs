@@ -5,7 +5,7 @@ use super::{
     bounds::{Kind, Request},
     judge::{Judgement, Status, judge},
     rules::{Promise, Rule, Rules},
-    server::Key,
+    server::{Key, Row},
     state::{Stage, State},
 };
 
@@ -101,8 +101,8 @@ impl Etcd {
         Some(())
     }
 
-    /// Whether a released lease has left this key. A request for another ttl that has had no answer may have moved it by
-    /// another issuer, which the one that releases it cannot know.
+    /// Whether a released lease has left this key. If another issuer has moved it for a renewal
+    /// that was never answered, the issuer that releases the lease cannot know.
     fn was_to_be_released(&self, state: &State, released: &Request, key: &Key) -> bool {
         let mut requests = self.bounds.requests.iter().enumerate();
         let is_unknown = requests.any(|(place, request)| {
@@ -110,11 +110,12 @@ impl Etcd {
                 && state.requests[place].stage == Stage::Over
                 && self.etcd_lease(place) == key.etcd_lease
         });
-        key.lease == released.lease && !is_unknown
+        let row = counting_row(state, released.resource);
+        key.lease == released.lease && row.is_some_and(|row| key.counts(&row)) && !is_unknown
     }
 
-    /// Ends a request that is under way. A lease that a request for another ttl has moved goes on, and so does one that was
-    /// granted to an earlier request.
+    /// Gives up a request that is under way. A renewal ends nothing, and neither does a repeated
+    /// request whose lease may have been granted to an earlier one.
     pub(super) fn give_up(&self, state: &mut State, place: usize, request: &Request) {
         let has_moved = state.requests[place].found.is_some();
         let leaves = request.kind == Kind::Move || has_moved && self.rules.has(Rule::GiveUpOwn);
@@ -127,14 +128,10 @@ impl Etcd {
     /// Revokes an etcd lease. Returns whether it existed.
     pub(super) fn revoke(&self, state: &mut State, place: usize, etcd_lease: u8) -> bool {
         let resource = self.bounds.requests[place].resource;
-        let now = judge(
-            Rules::default(),
-            &state.etcd.read(resource),
-            Some(Status::of(&state.etcd)),
-        );
+        let row = counting_row(state, resource);
         let (existed, ended) = state.etcd.end_lease(etcd_lease);
         state.requests[place].sent.revoke = Some(etcd_lease);
-        if let (Some(key), Judgement::Usable(row)) = (ended, now)
+        if let (Some(key), Some(row)) = (ended, row)
             && key.counts(&row)
         {
             let releases = self.bounds.requests[place].kind == Kind::Release;
@@ -148,5 +145,15 @@ impl Etcd {
             }
         }
         existed
+    }
+}
+
+/// Returns the row that counts in the present life; `None` from a restore until an issuer has begun
+/// an epoch.
+fn counting_row(state: &State, resource: usize) -> Option<Row> {
+    let seen = state.etcd.read(resource);
+    match judge(Rules::default(), &seen, Some(Status::of(&state.etcd))) {
+        Judgement::Usable(row) => Some(row),
+        Judgement::NeedsLife(_) | Judgement::NeedsEpoch(_) => None,
     }
 }

@@ -108,8 +108,8 @@ impl Etcd {
         }
     }
 
-    /// Leases come and go where the row of the partition is one of now. Each of them is checked, so that none of them does
-    /// before a restore is noticed.
+    /// Whether many leases of the second partition can come and go. Each of them is checked, so
+    /// that a restore is noticed before.
     fn may_grow(&self, state: &State) -> bool {
         if !self.rules.has(Rule::FewEtcdLeases) {
             return true;
@@ -140,7 +140,8 @@ impl Etcd {
         let others = || (0..requests.len()).filter(of_lease);
         let is_under_way = |other: usize| state.requests[other].stage.is_under_way();
         match request.kind {
-            // A repeated request may come while the first one is under way. Requests that are alike come in order.
+            // A repeated request may come while the first one is under way. Requests that are alike
+            // come in order.
             Kind::Acquire => {
                 let mut calls = others().filter(|other| requests[*other].kind != Kind::Acquire);
                 let mut earlier = (0..place).filter(|other| self.are_alike(*other, place));

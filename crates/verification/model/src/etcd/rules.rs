@@ -99,7 +99,8 @@ impl Rule {
         Self::MoveRevokes,
     ];
 
-    /// The rules that are not missed when one of them alone is left out: other rules prevent what they prevent.
+    /// The rules that are not missed when one of them alone is left out: other rules prevent what
+    /// they prevent.
     pub const SPARE: [Self; 1] = [Self::RowRevision];
 }
 

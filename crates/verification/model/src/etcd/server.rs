@@ -131,7 +131,8 @@ impl Server {
         }
     }
 
-    /// The same, where etcd was restored before the life began. The next restore takes the lead back by one.
+    /// The same, where etcd was restored before the life began. The next restore takes the lead
+    /// back by one.
     pub fn begun_after_restore() -> Self {
         let restored = Self::begun().restored();
         let lead = restored.lead + 1;
@@ -164,7 +165,8 @@ impl Server {
         self.leases |= 1 << id;
     }
 
-    /// Ends an etcd lease by its time or by a revoke, with its keys. Returns whether it existed, and the key that it ended.
+    /// Ends an etcd lease by its time or by a revoke, with its keys. Returns whether it existed,
+    /// and the key that it ended.
     pub fn end_lease(&mut self, id: u8) -> (bool, Option<Key>) {
         let existed = self.has_lease(id);
         self.leases &= !(1 << id);
@@ -186,7 +188,8 @@ impl Server {
         }
     }
 
-    /// Writes the key of a lease if the comparisons hold. `None` if etcd refuses it, since its etcd lease has ended.
+    /// Writes the key of a lease if the comparisons hold. `None` if etcd refuses it, since its etcd
+    /// lease has ended.
     pub fn write(&mut self, resource: usize, write: &Write, compares: Compares) -> Option<Seen> {
         let matches_key = match (write.replaces, self.keys[resource]) {
             (None, None) => true,
@@ -235,8 +238,8 @@ impl Server {
         is_same
     }
 
-    /// Writes a row in place of the one that was written in this revision, if the life is still the one that the new row
-    /// names.
+    /// Writes a row in place of the one that was written in this revision, if the life is still the
+    /// one that the new row names.
     pub fn write_row(
         &mut self,
         partition: usize,

@@ -63,7 +63,8 @@ pub struct Progress {
     pub(super) before: Before,
     /// The token that was answered.
     pub token: Option<Token>,
-    /// The etcd lease of the key that the request has found: it moves the key from it, or keeps it alive.
+    /// The etcd lease of the key that the request has found: it moves the key from it, or keeps it
+    /// alive.
     pub(super) found: Option<u8>,
     /// The status was read before the transaction.
     pub(super) is_checked: bool,
