@@ -17,7 +17,7 @@ const SEARCHES: [(&str, fn()); 7] = [
     ("last-word", searches::last_word_in_large_bounds),
     // Seventeen million states.
     ("quorum", searches::quorum_in_large_bounds),
-    // Three leases with two restores.
+    // Fourteen million states.
     ("etcd", searches::etcd_in_large_bounds),
 ];
 

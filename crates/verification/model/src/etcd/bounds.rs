@@ -176,7 +176,7 @@ impl Bounds {
     pub fn large() -> Vec<Self> {
         vec![
             Self::of(&[A, B]).restores(1, 2).copies(1),
-            Self::of(&[A, B, C]).restores_the_beginning(1),
+            Self::of(&[A, B, C]).restores(1, 1),
             Self::of(&[A, B, C.on_second_resource()])
                 .restores_the_beginning(1)
                 .grows(),
