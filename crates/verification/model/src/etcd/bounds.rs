@@ -203,6 +203,7 @@ impl Bounds {
             }
             Rule::Checked | Rule::StatusAfter | Rule::NewEpoch => Self::of(&[A, B]).restores(1, 1),
             Rule::LeadOfStatus => Self::of(&[A, B]).after_restore().restores_the_beginning(1),
+            Rule::OneLateWrite => Self::of(&[A, B]).restores_the_beginning(2).copies(2),
             Rule::FewEtcdLeases => Self::of(&[A, B]).restores(1, 1).grows(),
             Rule::OneLife | Rule::RowNamesLife => Self::of(&[A, B, C.on_second_resource()])
                 .restores(1, 1)

@@ -71,10 +71,12 @@ impl Etcd {
         if sent.write.is_some() {
             steps.push(Step::TxnAgain(of));
         }
-        if sent.life.is_some() {
+        let one_only = self.rules.has(Rule::OneLateWrite);
+        let may_write = state.spent.late_writes == 0 || !one_only;
+        if sent.life.is_some() && may_write {
             steps.push(Step::WriteLifeAgain(of));
         }
-        if sent.row.is_some() {
+        if sent.row.is_some() && may_write {
             steps.push(Step::BeginEpochAgain(of));
         }
         if sent.revoke.is_some_and(|id| state.etcd.has_lease(id)) {

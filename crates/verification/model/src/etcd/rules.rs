@@ -53,6 +53,8 @@ pub enum Rule {
     LeadOfStatus,
     /// Few etcd leases are created before a check.
     FewEtcdLeases,
+    /// A life and its epoch do not arrive together in another life.
+    OneLateWrite,
     /// A restore begins a new epoch.
     NewEpoch,
     /// An epoch begins on the row that needed it.
@@ -87,6 +89,7 @@ impl Rule {
         Self::StatusAfter,
         Self::LeadOfStatus,
         Self::FewEtcdLeases,
+        Self::OneLateWrite,
         Self::NewEpoch,
         Self::EpochOnRow,
         Self::OneLife,
@@ -119,6 +122,7 @@ impl fmt::Display for Rule {
             Self::StatusAfter => "the status is read after the transaction, not before",
             Self::LeadOfStatus => "the log is compared with the revision of the same status",
             Self::FewEtcdLeases => "few etcd leases are created between a restore and a check",
+            Self::OneLateWrite => "of the calls that begin an epoch, one at most arrives again",
             Self::NewEpoch => "a restore begins a new epoch",
             Self::OneLife => "one key is for the life of etcd: each row has its own lead",
             Self::RowNamesLife => "a row counts only in the life that it names",

@@ -52,6 +52,8 @@ pub(super) struct Spent {
     pub(super) restores: u8,
     /// Calls that arrive once more, or whose answer is lost.
     pub(super) copies: u8,
+    /// Those of them that write the key for the life or a row.
+    pub(super) late_writes: u8,
     /// How often a partition is used so much that the lead grows far.
     pub(super) grown: u8,
 }

@@ -73,11 +73,13 @@ impl Etcd {
             }
             Step::WriteLifeAgain(Of(place, _)) => {
                 next.spent.copies += 1;
+                next.spent.late_writes += 1;
                 let (instead_of, life) = state.requests[place].sent.life?;
                 next.since_restore.life |= next.etcd.write_life(instead_of, life);
             }
             Step::BeginEpochAgain(Of(place, request)) => {
                 next.spent.copies += 1;
+                next.spent.late_writes += 1;
                 let (instead_of, row) = state.requests[place].sent.row?;
                 let compares_life = self.rules.has(Rule::OneLife);
                 let begun = next
@@ -117,6 +119,9 @@ impl Etcd {
     /// Drops what has no effect any more, so that states are equal that go on alike.
     fn forget(&self, state: &mut State) {
         let has_copies = self.has_copies(state);
+        if !has_copies {
+            state.spent.late_writes = 0;
+        }
         if state.spent.restores == self.bounds.most.restores {
             state.saved = None;
         }
