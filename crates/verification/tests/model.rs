@@ -92,6 +92,21 @@ fn each_rule_of_a_quorum_is_needed() {
 }
 
 #[test]
+fn leases_in_etcd_hold() {
+    searches::etcd();
+}
+
+#[test]
+fn each_rule_of_etcd_is_needed() {
+    searches::rules_of_etcd();
+}
+
+#[test]
+fn another_comparison_covers_the_revision_of_a_row() {
+    searches::spare_rules_of_etcd();
+}
+
+#[test]
 fn the_search_of_large_bounds_finds_what_the_other_one_does() {
     searches::searches_agree();
 }

@@ -6,6 +6,7 @@
 //! reads. No server is needed: the tests are in `crates/verification/tests/model.rs`.
 
 pub mod documented;
+pub mod etcd;
 pub mod exhaust;
 pub mod fence;
 pub mod lease;

@@ -4,7 +4,7 @@ use std::{env, process::ExitCode, time::Instant};
 
 use tower_fence_model::searches;
 
-const SEARCHES: [(&str, fn()); 6] = [
+const SEARCHES: [(&str, fn()); 7] = [
     // Three holders: 11 million states.
     ("fence", searches::fence_in_large_bounds),
     // Three holders, and a removal: 5 million states.
@@ -17,6 +17,8 @@ const SEARCHES: [(&str, fn()); 6] = [
     ("last-word", searches::last_word_in_large_bounds),
     // Seventeen million states.
     ("quorum", searches::quorum_in_large_bounds),
+    // Fourteen million states.
+    ("etcd", searches::etcd_in_large_bounds),
 ];
 
 fn main() -> ExitCode {

@@ -4,7 +4,9 @@
 use stateright::{Checker, Model};
 
 use crate::{
-    documented, exhaust,
+    documented,
+    etcd::{self, Etcd},
+    exhaust,
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
     lease::{
         last_word::LastWord,
@@ -124,6 +126,25 @@ pub fn quorum_in_large_bounds() {
 
 pub fn rules_of_a_quorum() {
     each_rule_is_needed::<Quorum>();
+}
+
+pub fn etcd() {
+    tells_all::<Etcd>(&hold(Etcd::worlds()));
+    tells::<Etcd>(&[hold_in_bounds_of_rules::<Etcd>()]);
+}
+
+pub fn etcd_in_large_bounds() {
+    tells::<Etcd>(&exhaust::hold(Etcd::large_worlds()));
+}
+
+pub fn rules_of_etcd() {
+    each_rule_is_needed::<Etcd>();
+}
+
+pub fn spare_rules_of_etcd() {
+    for rule in etcd::Rule::SPARE {
+        hold(vec![Etcd::in_bounds_of(rule).leave_out(rule)]);
+    }
 }
 
 /// The search for large bounds knows the states that the other one does, and misses no rule.

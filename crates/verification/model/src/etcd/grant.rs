@@ -1,0 +1,220 @@
+//! What a request for a lease does, and a renewal with another ttl.
+
+use super::{
+    Etcd,
+    bounds::{Kind, Request},
+    judge::{Judgement, Status, judge},
+    rules::{Promise, Rule},
+    server::{Found, Life, Row, Seen, Token, Write},
+    state::{Needs, Stage, State},
+    step::Of,
+};
+
+impl Etcd {
+    /// Sends the transaction that writes the key, and returns what it reads. `None` if its etcd
+    /// lease has ended.
+    pub(super) fn write(&self, state: &mut State, place: usize, request: &Request) -> Option<Seen> {
+        let Stage::Ready(replaces) = state.requests[place].stage else {
+            return None;
+        };
+        let own = self.etcd_lease(place);
+        let write = Write {
+            row: state.issuers[request.issuer].rows[request.resource],
+            replaces,
+            lease: request.lease,
+            etcd_lease: own,
+        };
+        if let Some(found) = replaces.filter(|found| found.etcd_lease != own) {
+            state.requests[place].found = Some(found.etcd_lease);
+            if self.rules.has(Rule::ReleaseUnmoved) {
+                state.issuers[request.issuer].etcd_leases[usize::from(request.lease)] = None;
+            }
+        }
+        state.requests[place].sent.write = Some(write);
+        state.etcd.write(request.resource, &write, self.compares())
+    }
+
+    /// Whether the next transaction of a request writes nothing: that of a renewal with the same
+    /// ttl, the first one of a renewal with another ttl, and one after a transaction that may have
+    /// written the key.
+    pub(super) fn only_reads(&self, state: &State, place: usize, request: &Request) -> bool {
+        let progress = &state.requests[place];
+        let Stage::Ready(replaces) = progress.stage else {
+            return true;
+        };
+        let own = Some(self.etcd_lease(place));
+        let is_own = replaces.map(|found| found.etcd_lease) == own;
+        let has_written = progress.has_written && self.rules.has(Rule::EtcdLeaseOnce);
+        let is_first_of_move = request.kind == Kind::Move && replaces.is_none();
+        is_first_of_move || has_written && !is_own
+    }
+
+    pub(super) fn transact(&self, state: &mut State, place: usize, request: &Request) {
+        let reads = self.only_reads(state, place, request);
+        let seen = match reads {
+            true => Some(state.etcd.read(request.resource)),
+            false => self.write(state, place, request),
+        };
+        let Some(seen) = seen else {
+            state.requests[place].stage = Stage::Over;
+            return;
+        };
+        let renews = request.kind == Kind::Renew;
+        let is_checked = match renews {
+            true => !self.rules.has(Rule::RenewalChecked),
+            false => state.requests[place].is_checked || !self.rules.has(Rule::Checked),
+        };
+        match is_checked {
+            true => self.decide(state, place, request, &seen, None),
+            false => state.requests[place].stage = Stage::Answered(seen),
+        }
+    }
+
+    /// Decides what follows from the answer of a transaction.
+    pub(super) fn decide(
+        &self,
+        state: &mut State,
+        place: usize,
+        request: &Request,
+        seen: &Seen,
+        status: Option<Status>,
+    ) {
+        let judged = judge(self.rules, seen, status);
+        let key = seen.key.filter(|key| key.lease == request.lease);
+        if request.kind == Kind::Renew {
+            self.decide_renewal(state, place, request, judged, key);
+            return;
+        }
+        let row = match judged {
+            Judgement::Usable(row) => row,
+            Judgement::NeedsLife(needs) => {
+                state.requests[place].stage = Stage::NeedsLife(needs);
+                return;
+            }
+            Judgement::NeedsEpoch(needs) => {
+                state.requests[place].stage = Stage::NeedsEpoch(needs);
+                return;
+            }
+        };
+        state.issuers[request.issuer].rows[request.resource] = Some(row);
+        let own = self.etcd_lease(place);
+        let progress = &mut state.requests[place];
+        let may_write = !progress.has_written || !self.rules.has(Rule::EtcdLeaseOnce);
+        let Some(key) = key else {
+            let is_free = seen.key.is_none() && request.kind == Kind::Acquire;
+            progress.stage = match is_free && may_write {
+                true => Stage::Ready(None),
+                false => Stage::Over,
+            };
+            return;
+        };
+        let counts = key.counts(&row);
+        let is_own = key.etcd_lease == own;
+        progress.has_written |= is_own;
+        if is_own && (counts || !self.rules.has(Rule::CachedRow)) {
+            match progress.found.filter(|_| self.rules.has(Rule::MoveRevokes)) {
+                Some(old) => {
+                    let token = key.token;
+                    progress.stage = Stage::Moved { old, token };
+                }
+                None => self.answer(state, place, request, key.token),
+            }
+        } else if counts && !self.rules.has(Rule::RepeatMoves) {
+            self.answer(state, place, request, key.token);
+        } else if (is_own || may_write) && (counts || request.kind == Kind::Acquire) {
+            progress.stage = Stage::Ready(Some(Found {
+                written: key.written,
+                etcd_lease: key.etcd_lease,
+                token: Some(key.token).filter(|_| counts),
+            }));
+        } else {
+            progress.stage = Stage::Over;
+        }
+    }
+
+    /// Answers a request for a lease or its renewal.
+    pub(super) fn answer(&self, state: &mut State, place: usize, request: &Request, token: Token) {
+        let before = state.requests[place].before;
+        let others = self.bounds.requests.iter().zip(&state.requests);
+        let mut others = others.filter(|(other, _)| {
+            other.resource == request.resource && other.lease != request.lease
+        });
+        let is_repeated = others.any(|(_, progress)| progress.token == Some(token));
+        let renews = request.kind != Kind::Acquire;
+        if is_repeated {
+            state.fail(Promise::Distinct);
+        } else if renews && (token <= before.others || before.released) {
+            state.fail(Promise::Renewed);
+        } else if token <= before.others || token < before.own {
+            state.fail(Promise::Later);
+        }
+        let progress = &mut state.requests[place];
+        (progress.stage, progress.token) = (Stage::Done, Some(token));
+        let lease = usize::from(request.lease);
+        state.released[lease] &= renews;
+        let granted = match request.kind {
+            Kind::Renew => progress.found,
+            _ => Some(self.etcd_lease(place)),
+        };
+        let keeps_old = !self.rules.has(Rule::ReleaseUnmoved);
+        let cached = &mut state.issuers[request.issuer].etcd_leases[lease];
+        if self.bounds.is_of_use(request) && !(keeps_old && cached.is_some()) {
+            *cached = granted;
+        }
+    }
+
+    pub(super) fn write_life(&self, state: &mut State, Of(place, _): Of) -> Option<()> {
+        let Stage::NeedsLife(needs) = state.requests[place].stage else {
+            return None;
+        };
+        let life = Life {
+            id: state.lives + 1,
+            lead: needs.lead,
+        };
+        let instead_of = Some(needs.life).filter(|id| *id > 0);
+        state.requests[place].sent.life = Some((instead_of, life));
+        let is_written = state.etcd.write_life(instead_of, life);
+        if is_written {
+            state.lives = life.id;
+            state.since_restore.life = true;
+        }
+        let next = Needs {
+            life: life.id,
+            lead: 0,
+            ..needs
+        };
+        state.requests[place].stage = match is_written {
+            true => Stage::NeedsEpoch(next),
+            false => Stage::Ready(None),
+        };
+        Some(())
+    }
+
+    pub(super) fn begin_epoch(&self, state: &mut State, Of(place, request): Of) -> Option<()> {
+        let Stage::HasEpoch(needs) = state.requests[place].stage else {
+            return None;
+        };
+        let partition = request.resource;
+        let instead_of = match self.rules.has(Rule::EpochOnRow) {
+            true => needs.row,
+            false => state.etcd.rows[partition].map_or(0, |row| row.written),
+        };
+        let row = Row {
+            life: needs.life,
+            lead: needs.lead,
+            epoch: needs.epoch,
+            written: 0,
+        };
+        state.requests[place].sent.row = Some((instead_of, row));
+        let compares_life = self.rules.has(Rule::OneLife);
+        let begun = state
+            .etcd
+            .write_row(partition, instead_of, row, compares_life);
+        if let Some(row) = begun {
+            state.since_restore.rows[partition] = true;
+            state.issuers[request.issuer].rows[partition] = Some(row);
+        }
+        state.requests[place].stage = Stage::Ready(None);
+        Some(())
+    }
+}

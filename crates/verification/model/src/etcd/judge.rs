@@ -1,0 +1,68 @@
+//! What an issuer concludes from the answers of etcd.
+
+use super::{
+    rules::{Rule, Rules},
+    server::{Row, Seen, Server},
+    state::Needs,
+};
+
+/// What a member reports of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Status {
+    log: i8,
+    revision: u8,
+}
+
+impl Status {
+    pub(super) fn of(etcd: &Server) -> Self {
+        Self {
+            log: etcd.log(),
+            revision: etcd.revision,
+        }
+    }
+
+    fn lead_over(self, revision: u8) -> i8 {
+        self.log - i8::try_from(revision).expect("revisions are few")
+    }
+}
+
+/// What a row is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    Usable(Row),
+    NeedsLife(Needs),
+    NeedsEpoch(Needs),
+}
+
+/// Judges the row of an answer by a status, if there is one.
+pub(super) fn judge(rules: Rules, seen: &Seen, status: Option<Status>) -> Judgement {
+    let lead = status.map(|status| match rules.has(Rule::LeadOfStatus) {
+        true => status.lead_over(status.revision),
+        false => status.lead_over(seen.revision),
+    });
+    let is_restored = |known: i8| lead.is_some_and(|lead| known > lead);
+    let needs = Needs {
+        life: seen.life.map_or(0, |life| life.id),
+        row: seen.row.map_or(0, |row| row.written),
+        lead: status.map_or(0, |status| status.lead_over(status.revision)),
+        epoch: match rules.has(Rule::NewEpoch) {
+            true => 0,
+            false => seen.row.map_or(1, |row| row.epoch),
+        },
+    };
+    if !rules.has(Rule::OneLife) {
+        return match seen.row {
+            Some(row) if !is_restored(row.lead) => Judgement::Usable(row),
+            _ => Judgement::NeedsEpoch(needs),
+        };
+    }
+    let Some(life) = seen.life.filter(|life| !is_restored(life.lead)) else {
+        return Judgement::NeedsLife(needs);
+    };
+    match seen.row {
+        Some(row) if row.life == life.id || !rules.has(Rule::RowNamesLife) => {
+            Judgement::Usable(row)
+        }
+        _ => Judgement::NeedsEpoch(Needs { lead: 0, ..needs }),
+    }
+}

@@ -1,0 +1,150 @@
+//! The promises, and the rules, each of which can be left out.
+
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Promise {
+    Distinct,
+    Later,
+    Renewed,
+    Stands,
+    Released,
+}
+
+impl Promise {
+    pub const ALL: [Self; 5] = [
+        Self::Distinct,
+        Self::Later,
+        Self::Renewed,
+        Self::Stands,
+        Self::Released,
+    ];
+
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Distinct => "two leases never have one token",
+            Self::Later => "a later grant has a higher token",
+            Self::Renewed => "a superseded or released lease is not renewed",
+            Self::Stands => "a lease ends by its time, its release or a restore alone",
+            Self::Released => "a release that was answered has freed the resource",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Rule {
+    /// An etcd lease has a random id, and each attempt its own.
+    EtcdLeaseOfAttempt,
+    /// A request does not write twice under one etcd lease.
+    EtcdLeaseOnce,
+    /// A request that gives up ends only what it has granted itself.
+    GiveUpOwn,
+    /// A repeated request moves the key to its own etcd lease.
+    RepeatMoves,
+    /// A transaction compares the revision of the cached row.
+    RowRevision,
+    /// The row and the life of the answer are those that were cached.
+    CachedRow,
+    /// The lead is compared.
+    Checked,
+    /// After the transaction.
+    StatusAfter,
+    /// The lead is that of one moment.
+    LeadOfStatus,
+    /// Few etcd leases are created before a check.
+    FewEtcdLeases,
+    /// A life and its epoch do not arrive together in another life.
+    OneLateWrite,
+    /// A restore begins a new epoch.
+    NewEpoch,
+    /// An epoch begins on the row that needed it.
+    EpochOnRow,
+    /// One key is for the life, not each row for itself.
+    OneLife,
+    /// And rows that name another life do not count.
+    RowNamesLife,
+    /// A renewal reads the key.
+    RenewalReads,
+    /// And is checked as a grant is.
+    RenewalChecked,
+    /// The token was counted by the row of now.
+    RenewalCounts,
+    /// A key that was moved is not released by the etcd lease of before.
+    ReleaseUnmoved,
+    /// An etcd lease that does not exist is no sign of a release.
+    NotFoundLooks,
+    /// A moved key leaves no etcd lease.
+    MoveRevokes,
+}
+
+impl Rule {
+    /// All rules, in the order of the table.
+    pub const ALL: &[Self] = &[
+        Self::EtcdLeaseOfAttempt,
+        Self::EtcdLeaseOnce,
+        Self::GiveUpOwn,
+        Self::RepeatMoves,
+        Self::CachedRow,
+        Self::Checked,
+        Self::StatusAfter,
+        Self::LeadOfStatus,
+        Self::FewEtcdLeases,
+        Self::OneLateWrite,
+        Self::NewEpoch,
+        Self::EpochOnRow,
+        Self::OneLife,
+        Self::RowNamesLife,
+        Self::RenewalReads,
+        Self::RenewalChecked,
+        Self::RenewalCounts,
+        Self::ReleaseUnmoved,
+        Self::NotFoundLooks,
+        Self::MoveRevokes,
+    ];
+
+    /// The rules that are not missed when one of them alone is left out: other rules prevent what
+    /// they prevent.
+    pub const SPARE: [Self; 1] = [Self::RowRevision];
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::EtcdLeaseOfAttempt => "each attempt has an etcd lease with a random id",
+            Self::EtcdLeaseOnce => {
+                "a request that may have written the key reads before it writes again"
+            }
+            Self::GiveUpOwn => "a request that gives up leaves a lease that was there before",
+            Self::RepeatMoves => "a repeated request moves the lease to its own etcd lease",
+            Self::RowRevision => "a transaction compares the revision of the cached row",
+            Self::CachedRow => "a grant requires the life and the epoch of the cached row",
+            Self::Checked => "each grant is checked for a restore",
+            Self::StatusAfter => "the status is read after the transaction, not before",
+            Self::LeadOfStatus => "the log is compared with the revision of the same status",
+            Self::FewEtcdLeases => "few etcd leases are created between a restore and a check",
+            Self::OneLateWrite => "of the calls that begin an epoch, one at most arrives again",
+            Self::NewEpoch => "a restore begins a new epoch",
+            Self::OneLife => "one key is for the life of etcd: each row has its own lead",
+            Self::RowNamesLife => "a row counts only in the life that it names",
+            Self::EpochOnRow => "an epoch begins on the row that needed it",
+            Self::RenewalReads => "a renewal reads the key: KeepAlive is enough",
+            Self::RenewalChecked => "a renewal is checked for a restore",
+            Self::RenewalCounts => "a renewal requires the row that counted the token",
+            Self::ReleaseUnmoved => "a process forgets an etcd lease before it moves the key",
+            Self::NotFoundLooks => "a release that finds no etcd lease reads the key",
+            Self::MoveRevokes => "a moved lease is answered after its old etcd lease is revoked",
+        })
+    }
+}
+
+/// All rules, or all but one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rules {
+    pub(super) without: Option<Rule>,
+}
+
+impl Rules {
+    pub(super) fn has(self, rule: Rule) -> bool {
+        self.without != Some(rule)
+    }
+}

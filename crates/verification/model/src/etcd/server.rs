@@ -1,0 +1,262 @@
+//! etcd itself: its revisions, its log, and what the store keeps there.
+
+/// How many partitions there are; each has one resource.
+pub(super) const PARTITIONS: usize = 2;
+
+/// A token: an epoch, and the revisions since the row of its partition was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token {
+    pub epoch: u8,
+    pub n: u8,
+}
+
+/// The key for the life of etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Life {
+    pub id: u8,
+    /// How far the log was ahead of the revision before the key was written.
+    pub lead: i8,
+}
+
+/// The row of a partition: its token counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Row {
+    /// The life that the row names.
+    pub life: u8,
+    /// A lead of the row's own. Only a store without the one key compares it.
+    pub lead: i8,
+    pub epoch: u8,
+    /// The revision in which the row was written, from which it counts.
+    pub written: u8,
+}
+
+/// The key of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub lease: u8,
+    pub token: Token,
+    /// The revision of the row under which the token was counted.
+    pub base: u8,
+    pub written: u8,
+    /// The etcd lease that the key ends with.
+    pub etcd_lease: u8,
+}
+
+impl Key {
+    /// Whether the token was counted by this row.
+    pub fn counts(&self, row: &Row) -> bool {
+        (self.token.epoch, self.base) == (row.epoch, row.written)
+    }
+}
+
+/// A transaction that writes the key of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Write {
+    /// The row that the issuer has cached.
+    pub row: Option<Row>,
+    /// The key that the transaction replaces. `None` if the resource must be free.
+    pub replaces: Option<Found>,
+    pub lease: u8,
+    pub etcd_lease: u8,
+}
+
+/// The key of a lease, as a request of the same lease has found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Found {
+    pub written: u8,
+    pub etcd_lease: u8,
+    /// The token, if it counts.
+    pub token: Option<Token>,
+}
+
+/// What a transaction reads in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seen {
+    pub revision: u8,
+    pub life: Option<Life>,
+    pub row: Option<Row>,
+    pub key: Option<Key>,
+}
+
+/// What a transaction on a row compares.
+#[derive(Clone, Copy, Debug)]
+pub struct Compares {
+    pub revision: bool,
+    pub life: bool,
+}
+
+/// The data of etcd. A snapshot is a copy of all but the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Server {
+    pub revision: u8,
+    /// How far the log is ahead of the revision.
+    pub lead: i8,
+    pub life: Option<Life>,
+    pub rows: [Option<Row>; PARTITIONS],
+    pub keys: [Option<Key>; PARTITIONS],
+    /// The etcd leases that exist. A bit is one of them.
+    leases: u16,
+}
+
+/// How long the log of a restored cluster is.
+const RESTORED_LOG: i8 = 1;
+
+impl Server {
+    /// An etcd that other programs have used, without a key of the store.
+    pub const fn empty() -> Self {
+        Self {
+            revision: 10,
+            lead: 0,
+            life: None,
+            rows: [None; PARTITIONS],
+            keys: [None; PARTITIONS],
+            leases: 0,
+        }
+    }
+
+    /// The same, where each partition has the first epoch.
+    pub fn begun() -> Self {
+        let life = Life { id: 1, lead: 0 };
+        let row = |written| Row {
+            life: life.id,
+            lead: life.lead,
+            epoch: 1,
+            written,
+        };
+        Self {
+            revision: 13,
+            life: Some(life),
+            rows: [Some(row(12)), Some(row(13))],
+            ..Self::empty()
+        }
+    }
+
+    /// The same, where etcd was restored before the life began. The next restore takes the lead
+    /// back by one.
+    pub fn begun_after_restore() -> Self {
+        let restored = Self::begun().restored();
+        let lead = restored.lead + 1;
+        Self {
+            lead,
+            life: restored.life.map(|life| Life { lead, ..life }),
+            ..restored
+        }
+    }
+
+    /// The cluster that begins with this snapshot.
+    pub fn restored(self) -> Self {
+        let revision = i8::try_from(self.revision).expect("revisions are few");
+        Self {
+            lead: RESTORED_LOG - revision,
+            ..self
+        }
+    }
+
+    /// The length of the log.
+    pub fn log(&self) -> i8 {
+        self.lead + i8::try_from(self.revision).expect("revisions are few")
+    }
+
+    pub fn has_lease(&self, id: u8) -> bool {
+        self.leases & (1 << id) != 0
+    }
+
+    pub fn grant_lease(&mut self, id: u8) {
+        self.leases |= 1 << id;
+    }
+
+    /// Ends an etcd lease by its time or by a revoke, with its keys. Returns whether it existed,
+    /// and the key that it ended.
+    pub fn end_lease(&mut self, id: u8) -> (bool, Option<Key>) {
+        let existed = self.has_lease(id);
+        self.leases &= !(1 << id);
+        let mut ended = None;
+        for slot in &mut self.keys {
+            ended = ended.or(slot.take_if(|key| key.etcd_lease == id));
+        }
+        self.revision += u8::from(ended.is_some());
+        (existed, ended)
+    }
+
+    /// Reads what each transaction on a resource reads.
+    pub fn read(&self, resource: usize) -> Seen {
+        Seen {
+            revision: self.revision,
+            life: self.life,
+            row: self.rows[resource],
+            key: self.keys[resource],
+        }
+    }
+
+    /// Writes the key of a lease if the comparisons hold. `None` if etcd refuses it, since its etcd
+    /// lease has ended.
+    pub fn write(&mut self, resource: usize, write: &Write, compares: Compares) -> Option<Seen> {
+        let matches_key = match (write.replaces, self.keys[resource]) {
+            (None, None) => true,
+            (Some(found), Some(key)) => found.written == key.written,
+            _ => false,
+        };
+        let row = self.rows[resource];
+        let is_row = write.row.is_some_and(|cached| {
+            let life = self.life.map(|life| life.id);
+            let is_revision = row.is_some_and(|row| row.written == cached.written);
+            (is_revision || !compares.revision) && (life == Some(cached.life) || !compares.life)
+        });
+        if let Some(cached) = write.row
+            && matches_key
+            && is_row
+        {
+            if !self.has_lease(write.etcd_lease) {
+                return None;
+            }
+            self.revision += 1;
+            let counted = Token {
+                epoch: cached.epoch,
+                n: self.revision.saturating_sub(cached.written),
+            };
+            self.keys[resource] = Some(Key {
+                lease: write.lease,
+                token: write
+                    .replaces
+                    .and_then(|found| found.token)
+                    .unwrap_or(counted),
+                base: cached.written,
+                written: self.revision,
+                etcd_lease: write.etcd_lease,
+            });
+        }
+        Some(self.read(resource))
+    }
+
+    /// Writes the key for the life in place of the one with this id.
+    pub fn write_life(&mut self, instead_of: Option<u8>, life: Life) -> bool {
+        let is_same = self.life.map(|life| life.id) == instead_of;
+        if is_same {
+            self.revision += 1;
+            self.life = Some(life);
+        }
+        is_same
+    }
+
+    /// Writes a row in place of the one that was written in this revision, if the life is still the
+    /// one that the new row names.
+    pub fn write_row(
+        &mut self,
+        partition: usize,
+        instead_of: u8,
+        row: Row,
+        compares_life: bool,
+    ) -> Option<Row> {
+        let written = self.rows[partition].map_or(0, |row| row.written);
+        let is_life = self.life.is_some_and(|life| life.id == row.life) || !compares_life;
+        (written == instead_of && is_life).then(|| {
+            self.revision += 1;
+            let row = Row {
+                written: self.revision,
+                ..row
+            };
+            self.rows[partition] = Some(row);
+            row
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! The state of the world: etcd, the issuers, and how far each request is.
+
+use super::{
+    bounds::{Begins, Bounds},
+    rules::Promise,
+    server::{Found, Life, PARTITIONS, Row, Seen, Server, Token, Write},
+};
+
+/// How many requests there can be, and how many leases and issuers.
+pub(super) const REQUESTS: usize = 4;
+pub(super) const LEASES: usize = 3;
+pub(super) const ISSUERS: usize = 2;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    pub etcd: Server,
+    pub(super) saved: Option<Server>,
+    pub issuers: [Issuer; ISSUERS],
+    pub requests: [Progress; REQUESTS],
+    /// The last epoch that the database has returned.
+    pub(super) epoch: u8,
+    /// How many keys for the life were written: the next one has a fresh id.
+    pub(super) lives: u8,
+    pub(super) since_restore: SinceRestore,
+    /// Whether the last answer about a lease was that it is released.
+    pub(super) released: [bool; LEASES],
+    pub(super) spent: Spent,
+    /// The first promise that was broken.
+    pub(super) broken: Option<Promise>,
+}
+
+/// What a process has in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Issuer {
+    /// The rows that it has cached.
+    pub rows: [Option<Row>; PARTITIONS],
+    /// The etcd lease of each lease that it has granted.
+    pub etcd_leases: [Option<u8>; LEASES],
+}
+
+/// What was written since etcd began or was restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SinceRestore {
+    pub(super) life: bool,
+    pub(super) rows: [bool; PARTITIONS],
+}
+
+/// Things that happen a limited number of times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Spent {
+    pub(super) snapshots: u8,
+    pub(super) restores: u8,
+    /// Calls that arrive once more, or whose answer is lost.
+    pub(super) copies: u8,
+    /// Those of them that write the key for the life or a row.
+    pub(super) late_writes: u8,
+    /// How often a partition is used so much that the lead grows far.
+    pub(super) grown: u8,
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Progress {
+    pub stage: Stage,
+    pub(super) before: Before,
+    /// The token that was answered.
+    pub token: Option<Token>,
+    /// The etcd lease of the key that the request has found: it moves the key from it, or keeps it
+    /// alive.
+    pub(super) found: Option<u8>,
+    /// The status was read before the transaction.
+    pub(super) is_checked: bool,
+    /// The key may have been written under the etcd lease of the request.
+    pub(super) has_written: bool,
+    pub(super) sent: Sent,
+}
+
+/// The next call of a request, with what it needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Stage {
+    #[default]
+    New,
+    /// The etcd lease exists. A transaction writes the key, in place of this one.
+    Ready(Option<Found>),
+    /// A transaction was answered. The status is next.
+    Answered(Seen),
+    /// etcd was restored, or has no key for its life.
+    NeedsLife(Needs),
+    /// The row names another life, or there is none.
+    NeedsEpoch(Needs),
+    HasEpoch(Needs),
+    /// The lease has this token under a new etcd lease. The old one is revoked next.
+    Moved {
+        old: u8,
+        token: Token,
+    },
+    /// The request has read which etcd lease the key has.
+    Found(u8),
+    /// The etcd lease was kept alive.
+    Alive(u8),
+    /// There was no such etcd lease, and the key is read.
+    Looks,
+    /// The request was answered: granted, renewed or released.
+    Done,
+    /// The request was refused, or has given up.
+    Over,
+}
+
+/// What is judged before an epoch begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Needs {
+    /// The life that was read, and later the one that the row will name; 0 if there is none.
+    pub life: u8,
+    /// The revision of the row that is replaced; 0 if there is none.
+    pub row: u8,
+    /// The lead that was read with the status.
+    pub lead: i8,
+    pub epoch: u8,
+}
+
+/// What had been answered when a request began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Before {
+    /// The highest token of the same lease.
+    pub(super) own: Token,
+    /// The highest token of the other leases of the resource.
+    pub(super) others: Token,
+    pub(super) released: bool,
+}
+
+/// The calls of a request that may arrive once more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Sent {
+    pub(super) lease_grant: bool,
+    pub(super) write: Option<Write>,
+    /// The key for the life, and the id of the one that it replaces.
+    pub(super) life: Option<(Option<u8>, Life)>,
+    /// The row, and the revision of the one that it replaces.
+    pub(super) row: Option<(u8, Row)>,
+    pub(super) revoke: Option<u8>,
+}
+
+impl State {
+    pub(super) fn new(bounds: &Bounds) -> Self {
+        let etcd = match bounds.begins {
+            Begins::Empty => Server::empty(),
+            Begins::Begun => Server::begun(),
+            Begins::AfterRestore => Server::begun_after_restore(),
+        };
+        let issuer = Issuer {
+            rows: etcd.rows,
+            ..Issuer::default()
+        };
+        Self {
+            etcd,
+            saved: None,
+            issuers: [issuer.clone(), issuer],
+            requests: Default::default(),
+            epoch: etcd
+                .rows
+                .iter()
+                .flatten()
+                .map(|row| row.epoch)
+                .max()
+                .unwrap_or(0),
+            lives: etcd.life.map_or(0, |life| life.id),
+            since_restore: SinceRestore {
+                life: true,
+                rows: [true; PARTITIONS],
+            },
+            released: [false; LEASES],
+            spent: Spent::default(),
+            broken: None,
+        }
+    }
+
+    pub(super) fn fail(&mut self, promise: Promise) {
+        self.broken.get_or_insert(promise);
+    }
+}
+
+impl Stage {
+    /// Whether the request has begun, and is neither answered nor over.
+    pub(super) const fn is_under_way(&self) -> bool {
+        !matches!(self, Self::New | Self::Done | Self::Over)
+    }
+}

@@ -1,0 +1,179 @@
+//! What each step does.
+
+use super::{
+    Etcd,
+    bounds::{Kind, Request},
+    judge::Status,
+    rules::Rule,
+    server::{Compares, PARTITIONS},
+    state::{Before, Sent, SinceRestore, Stage, State},
+    step::{Of, Step},
+};
+
+/// How far the lead grows while many leases come and go.
+const GROWTH: i8 = 30;
+
+impl Etcd {
+    /// The state after a step.
+    pub(super) fn step(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        match step {
+            Step::LeaseGrant(Of(place, request)) => {
+                next.requests[place].before = self.before(state, &request);
+                next.requests[place].stage = Stage::Ready(None);
+                next.requests[place].sent.lease_grant = true;
+                next.etcd.grant_lease(self.etcd_lease(place));
+            }
+            Step::Txn(Of(place, request)) => self.transact(&mut next, place, &request),
+            Step::TxnWithoutAnswer(Of(place, request)) => {
+                next.spent.copies += 1;
+                next.requests[place].has_written = true;
+                self.write(&mut next, place, &request);
+            }
+            Step::Status(Of(place, request)) => {
+                let Stage::Answered(seen) = state.requests[place].stage else {
+                    return None;
+                };
+                let status = Status::of(&state.etcd);
+                self.decide(&mut next, place, &request, &seen, Some(status));
+            }
+            Step::StatusAhead(Of(place, _)) => next.requests[place].is_checked = true,
+            Step::WriteLife(of) => self.write_life(&mut next, of)?,
+            Step::TakeEpoch(Of(place, _)) => {
+                let Stage::NeedsEpoch(needs) = state.requests[place].stage else {
+                    return None;
+                };
+                let mut taken = needs;
+                if self.rules.has(Rule::NewEpoch) {
+                    next.epoch += 1;
+                    taken.epoch = next.epoch;
+                }
+                next.requests[place].stage = Stage::HasEpoch(taken);
+            }
+            Step::BeginEpoch(of) => self.begin_epoch(&mut next, of)?,
+            Step::RevokeOld(Of(place, request)) => {
+                let Stage::Moved { old, token } = state.requests[place].stage else {
+                    return None;
+                };
+                self.revoke(&mut next, place, old);
+                self.answer(&mut next, place, &request, token);
+            }
+            Step::Look(Of(place, request)) => self.look(&mut next, place, &request),
+            Step::KeepAlive(Of(place, request)) => self.keep_alive(&mut next, place, &request)?,
+            Step::Revoke(Of(place, request)) => self.release(&mut next, place, &request)?,
+            Step::GiveUp(Of(place, request)) => self.give_up(&mut next, place, &request),
+            Step::LeaseGrantAgain(Of(place, _)) => {
+                next.spent.copies += 1;
+                next.etcd.grant_lease(self.etcd_lease(place));
+            }
+            Step::TxnAgain(Of(place, request)) => {
+                next.spent.copies += 1;
+                let write = state.requests[place].sent.write?;
+                next.etcd.write(request.resource, &write, self.compares());
+            }
+            Step::WriteLifeAgain(Of(place, _)) => {
+                next.spent.copies += 1;
+                next.spent.late_writes += 1;
+                let (instead_of, life) = state.requests[place].sent.life?;
+                next.since_restore.life |= next.etcd.write_life(instead_of, life);
+            }
+            Step::BeginEpochAgain(Of(place, request)) => {
+                next.spent.copies += 1;
+                next.spent.late_writes += 1;
+                let (instead_of, row) = state.requests[place].sent.row?;
+                let compares_life = self.rules.has(Rule::OneLife);
+                let begun = next
+                    .etcd
+                    .write_row(request.resource, instead_of, row, compares_life);
+                next.since_restore.rows[request.resource] |= begun.is_some();
+            }
+            Step::RevokeAgain(Of(place, _)) => {
+                next.spent.copies += 1;
+                let sent = state.requests[place].sent.revoke?;
+                self.revoke(&mut next, place, sent);
+            }
+            Step::Expire(etcd_lease) => {
+                next.etcd.end_lease(etcd_lease);
+            }
+            Step::Snapshot => {
+                next.spent.snapshots += 1;
+                next.saved = Some(next.etcd);
+            }
+            Step::Restore => {
+                next.spent.restores += 1;
+                next.etcd = next.saved?.restored();
+                next.since_restore = SinceRestore {
+                    life: false,
+                    rows: [false; PARTITIONS],
+                };
+            }
+            Step::LeadGrows => {
+                next.spent.grown += 1;
+                next.etcd.lead += GROWTH;
+            }
+        }
+        self.forget(&mut next);
+        Some(next)
+    }
+
+    /// Drops what has no effect any more, so that states are equal that go on alike.
+    fn forget(&self, state: &mut State) {
+        let has_copies = self.has_copies(state);
+        if !has_copies {
+            state.spent.late_writes = 0;
+        }
+        if state.spent.restores == self.bounds.most.restores {
+            state.saved = None;
+        }
+        for (place, request) in self.bounds.requests.iter().enumerate() {
+            let progress = &mut state.requests[place];
+            if !has_copies {
+                progress.sent = Sent::default();
+            }
+            if !progress.stage.is_under_way() && progress.stage != Stage::New {
+                (progress.found, progress.is_checked) = (None, false);
+                progress.has_written = false;
+                if request.kind != Kind::Release || !has_copies {
+                    progress.before = Before::default();
+                }
+            }
+        }
+    }
+
+    /// The id of the etcd lease of a request.
+    pub(super) fn etcd_lease(&self, place: usize) -> u8 {
+        match self.rules.has(Rule::EtcdLeaseOfAttempt) {
+            true => u8::try_from(place).expect("requests are few"),
+            false => self.bounds.requests[place].lease,
+        }
+    }
+
+    pub(super) fn compares(&self) -> Compares {
+        let rules = self.rules;
+        Compares {
+            revision: rules.has(Rule::RowRevision),
+            life: rules.has(Rule::OneLife)
+                && rules.has(Rule::RowNamesLife)
+                && rules.has(Rule::CachedRow),
+        }
+    }
+
+    /// What has been answered up to now about a resource.
+    pub(super) fn before(&self, state: &State, request: &Request) -> Before {
+        let mut before = Before {
+            released: state.released[usize::from(request.lease)],
+            ..Before::default()
+        };
+        for (other, progress) in self.bounds.requests.iter().zip(&state.requests) {
+            if other.resource != request.resource {
+                continue;
+            }
+            let highest = match other.lease == request.lease {
+                true => &mut before.own,
+                false => &mut before.others,
+            };
+            *highest = (*highest).max(progress.token.unwrap_or_default());
+        }
+        before
+    }
+}
