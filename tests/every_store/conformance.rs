@@ -21,6 +21,10 @@ impl<S: TestStore + Send + Sync> Subject for Ours<S> {
         self.1.lock().unwrap().push(kept);
         (one, two)
     }
+
+    async fn lose_data(&self, leases: &S::Leases) -> bool {
+        S::lose_data(leases).await
+    }
 }
 
 async fn it_passes_the_public_suite<S: TestStore + Send + Sync>() {

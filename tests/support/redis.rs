@@ -40,6 +40,26 @@ pub fn fresh_prefix() -> String {
     format!("test-{:016x}", rand::random::<u64>())
 }
 
+/// Deletes the keys of a server that fit to this pattern.
+pub async fn delete_keys(url: &str, pattern: &str) {
+    let client = redis::Client::open(url).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut keys = redis::cmd("KEYS");
+    let keys: Vec<String> = keys
+        .arg(pattern)
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    for key in keys {
+        let mut delete = redis::cmd("DEL");
+        delete
+            .arg(key)
+            .query_async::<()>(&mut connection)
+            .await
+            .unwrap();
+    }
+}
+
 /// The clock and the lease of `sku-1`.
 pub const CLOCK: &str = "tower-fence:{110}:clock";
 pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
