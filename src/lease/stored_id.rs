@@ -5,7 +5,9 @@ use std::{
     fmt::{self, Write},
 };
 
-use crate::{announce::LeaseDigest, lease::LeaseId};
+use crate::announce::LeaseDigest;
+#[cfg(any(test, feature = "etcd"))]
+use crate::lease::LeaseId;
 
 /// How much of the digest is stored. A lease id has 128 random bits; to find one that fits to as many of its digest
 /// is no easier than to guess it.
@@ -17,6 +19,7 @@ const BYTES: usize = 16;
 pub(in crate::lease) struct StoredId(Box<str>);
 
 impl StoredId {
+    #[cfg(any(test, feature = "etcd"))]
     pub(in crate::lease) fn of(id: &LeaseId) -> Self {
         Self::of_digest(&LeaseDigest::of(id.expose()))
     }

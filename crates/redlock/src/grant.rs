@@ -288,8 +288,8 @@ struct TooLate;
 mod tests {
     use redis::Client;
 
+    use super::super::answer::{Counter, Stamp};
     use super::*;
-    use crate::answer::{Counter, Stamp};
 
     fn backend() -> QuorumBackend {
         let clients = ["redis://a", "redis://b", "redis://c"].map(|url| Client::open(url).unwrap());

@@ -11,6 +11,10 @@ mod failure;
 mod logs;
 mod operate;
 mod pooler;
+// The quorum store, until the program has a package of its own, which can depend on it.
+#[path = "../../../crates/redlock/src/lib.rs"]
+#[allow(dead_code, unused_imports, reason = "the program uses a part of it")]
+mod redlock;
 mod run;
 mod schema;
 mod secrets;

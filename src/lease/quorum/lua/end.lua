@@ -1,8 +1,0 @@
--- Ends the very lease that was found.
--- ARGV: …, its value.
--- Answers {'ended'} or {'none'}.
-if redis.call('GET', LEASE) ~= ARGV[5] then
-  return {'none'}
-end
-redis.call('DEL', LEASE)
-return {'ended'}
