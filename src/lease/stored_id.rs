@@ -5,9 +5,7 @@ use std::{
     fmt::{self, Write},
 };
 
-use crate::announce::LeaseDigest;
-#[cfg(any(test, feature = "etcd"))]
-use crate::lease::LeaseId;
+use crate::{announce::LeaseDigest, lease::LeaseId};
 
 /// How much of the digest is stored. A lease id has 128 random bits; to find one that fits to as many of its digest
 /// is no easier than to guess it.
@@ -19,7 +17,7 @@ const BYTES: usize = 16;
 pub(in crate::lease) struct StoredId(Box<str>);
 
 impl StoredId {
-    #[cfg(any(test, feature = "etcd"))]
+    #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
     pub(in crate::lease) fn of(id: &LeaseId) -> Self {
         Self::of_digest(&LeaseDigest::of(id.expose()))
     }

@@ -5,8 +5,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// One attempt at a token. Of two attempts under one lease id the newer one counts: the one with the higher
-/// number, and between equal numbers the one whose ticket comes later as a text.
+/// One attempt at a token. Of two attempts under one lease id the newer one counts: the one with
+/// the higher number, and between equal numbers the one whose ticket comes later as a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Attempt {
     pub(crate) number: u64,
@@ -14,9 +14,9 @@ pub(crate) struct Attempt {
     pub(crate) ticket: i64,
 }
 
-/// Numbers the attempts of a process. They begin with the time, so that the attempt of a repeated request is
-/// newer at once, in most cases. If a clock is wrong, a node answers the number that it has seen, and the
-/// next attempt has a higher one.
+/// Numbers the attempts of a process. They begin with the time, so that the attempt of a repeated
+/// request is newer at once, in most cases. If a clock is wrong, a node answers the number that it
+/// has seen, and the next attempt has a higher one.
 #[derive(Default)]
 pub(crate) struct Attempts {
     last: AtomicU64,

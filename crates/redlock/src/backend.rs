@@ -18,18 +18,21 @@ use super::{
 };
 
 /// Leases on a majority of Redis servers that stand alone, three or five of them, from a
-/// [`QuorumLeasesBuilder`](crate::QuorumLeasesBuilder). Cheap to clone; clones share their connections.
+/// [`QuorumLeasesBuilder`](crate::QuorumLeasesBuilder). Cheap to clone; clones share their
+/// connections.
 ///
-/// Grants go on while a majority of the nodes is up, without a failover, and whatever the others have lost. If one
-/// Redis or a Postgres is enough, their stores are simpler and as safe: what makes writes safe is the fence.
+/// Grants go on while a majority of the nodes is up, without a failover, and whatever the others
+/// have lost. If one Redis or a Postgres is enough, their stores are simpler and as safe: what
+/// makes writes safe is the fence.
 ///
-/// - `Lease::ttl` is what is left of the time that was asked for, less 1 percent and 2 ms for clocks that run at
-///   different speeds.
-/// - **There is no queue**: a request that waits polls after random pauses, so leases are not granted in the order in
-///   which they were asked for.
-/// - The nodes stand alone: no replicas, no Sentinel, no Cluster. A node that has replicas is refused.
-/// - The nodes are noted in each token counter, by host, port and database as the URLs name them. Issuers with other
-///   nodes, or with other names for them, are refused.
+/// - `Lease::ttl` is what is left of the time that was asked for, less 1 percent and 2 ms for
+///   clocks that run at different speeds.
+/// - **There is no queue**: a request that waits polls after random pauses, so leases are not
+///   granted in the order in which they were asked for.
+/// - The nodes stand alone: no replicas, no Sentinel, no Cluster. A node that has replicas is
+///   refused.
+/// - The nodes are noted in each token counter, by host, port and database as the URLs name them.
+///   Issuers with other nodes, or with other names for them, are refused.
 pub type QuorumLeases = Driver<QuorumBackend>;
 
 /// The backend of [`QuorumLeases`].

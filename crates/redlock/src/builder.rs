@@ -34,8 +34,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
 
     /// Sets what the names of all keys begin with: any text without braces. Default: `tower-fence`.
     ///
-    /// Stores with different prefixes are different stores; they may share one source of epochs. Two sources of
-    /// epochs may not share a prefix.
+    /// Stores with different prefixes are different stores; they may share one source of epochs.
+    /// Two sources of epochs may not share a prefix.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -44,25 +44,25 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
 
     /// Sets how long the answer of one node may take, reconnection included. Default: 50 ms.
     ///
-    /// A node that takes longer is left out until it answers again, if the others are a majority. Choose several
-    /// round trips to the farthest node.
+    /// A node that takes longer is left out until it answers again, if the others are a majority.
+    /// Choose several round trips to the farthest node.
     #[must_use]
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
     }
 
-    /// Connects to the nodes, `redis://a:6379` for example: three or five, by the names that all issuers have for
-    /// them, in any order.
+    /// Connects to the nodes, `redis://a:6379` for example: three or five, by the names that all
+    /// issuers have for them, in any order.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if there are fewer than three nodes, more than 15, or an even number, if one is
-    ///   named twice, or if the key prefix has a brace.
-    /// - [`LeaseError::Misconfigured`] if a URL is invalid, which the error names by its place, or if a server that
-    ///   answers cannot be a node: it has replicas or is one, belongs to a cluster, is the same server as another
-    ///   node, does not report its history, or its token counters belong to other nodes or to another source of
-    ///   epochs.
+    /// - [`LeaseError::Invalid`] if there are fewer than three nodes, more than 15, or an even
+    ///   number, if one is named twice, or if the key prefix has a brace.
+    /// - [`LeaseError::Misconfigured`] if a URL is invalid, which the error names by its place, or
+    ///   if a server that answers cannot be a node: it has replicas or is one, belongs to a
+    ///   cluster, is the same server as another node, does not report its history, or its token
+    ///   counters belong to other nodes or to another source of epochs.
     /// - [`LeaseError::Unavailable`] if no majority of the nodes answers.
     pub async fn connect(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
         let leases = self.connect_lazy(nodes)?;
@@ -70,8 +70,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         Ok(leases)
     }
 
-    /// Like [`connect`](Self::connect), but without a contact yet: the nodes need not be up. Each is checked at the
-    /// first contact.
+    /// Like [`connect`](Self::connect), but without a contact yet: the nodes need not be up. Each
+    /// is checked at the first contact.
     ///
     /// # Errors
     ///
@@ -91,8 +91,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         self.with_clients(clients)
     }
 
-    /// Leases in the servers of clients that the application has made, with their credentials and certificates.
-    /// Without a contact yet: see [`connect_lazy`](Self::connect_lazy).
+    /// Leases in the servers of clients that the application has made, with their credentials and
+    /// certificates. Without a contact yet: see [`connect_lazy`](Self::connect_lazy).
     ///
     /// The store makes connections of its own with the settings of the clients.
     ///

@@ -30,8 +30,8 @@ const fn reply(has_ended: bool) -> Reply {
 }
 
 impl QuorumBackend {
-    /// Ends the lease that this process was granted, in one trip. If it was not, or if the lease has got another token
-    /// since, the nodes are read first.
+    /// Ends the lease that this process was granted, in one trip. If it was not, or if the lease
+    /// has got another token since, the nodes are read first.
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
         let (nodes, resource) = (&self.nodes, subject.resource);
         if let Some(grant) = self.grants.get(resource, &subject.lease) {
@@ -89,8 +89,8 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), abandon).await
     }
 
-    /// Ends the lease that a majority has with this token, on every node that has it; or any lease, also one that no
-    /// majority has.
+    /// Ends the lease that a majority has with this token, on every node that has it; or any lease,
+    /// also one that no majority has.
     pub(crate) async fn break_lease(
         &self,
         resource: &Resource,

@@ -1,5 +1,5 @@
-//! Granting: take the key on all nodes, which seals a token at once if it can, and otherwise choose a token and
-//! seal it on the nodes that have answered.
+//! Granting: take the key on all nodes, which seals a token at once if it can, and otherwise choose
+//! a token and seal it on the nodes that have answered.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use super::{
     scripts::{Choice, Subject},
 };
 
-/// How far a proposal is above what this process has seen. With one above, a node that is once ahead would stay
-/// ahead while issuers alternate, and no lease would have one token on all nodes.
+/// How far a proposal is above what this process has seen. With one above, a node that is once
+/// ahead would stay ahead while issuers alternate, and no lease would have one token on all nodes.
 const PROPOSAL_LEAD: i64 = 16;
 
-/// What is left of a lease, on the safe side: one percent and 2 ms are for clocks of nodes that run at different
-/// speeds. (The drift of Redlock.)
+/// What is left of a lease, on the safe side: one percent and 2 ms are for clocks of nodes that run
+/// at different speeds. (The drift of Redlock.)
 pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
     let left = ttl.checked_sub(drift)?.checked_sub(since.elapsed())?;
@@ -96,7 +96,8 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
     let Some(count) = Epoch::new(epoch).ok().and_then(|epoch| epoch.token(n + 1)) else {
         return needs_epoch;
     };
-    // If the resource has seen a token from elsewhere, the counter does not follow: this concerns the lease alone.
+    // If the resource has seen a token from elsewhere, the counter does not follow: this concerns
+    // the lease alone.
     let token = match taken.iter().filter_map(|(_, taken)| taken.token).max() {
         None => count,
         Some(stored) => match Token::new(stored.get() + 1) {
@@ -118,7 +119,8 @@ fn proposal(seen: Seen<'_>) -> Option<(i64, i64)> {
 }
 
 impl QuorumBackend {
-    /// Makes one attempt at a grant. If it fails, undoes it, so that other requests find no keys in their way.
+    /// Makes one attempt at a grant. If it fails, undoes it, so that other requests find no keys in
+    /// their way.
     pub(crate) async fn acquire(
         &self,
         resource: &Resource,
@@ -172,7 +174,8 @@ impl QuorumBackend {
         granted(token, ttl, counted)
     }
 
-    /// Seals a token on the nodes whose keys were taken. Returns the reply if no majority has sealed it.
+    /// Seals a token on the nodes whose keys were taken. Returns the reply if no majority has
+    /// sealed it.
     pub(crate) async fn seal(
         &self,
         subject: &Subject<'_>,
@@ -254,7 +257,8 @@ impl QuorumBackend {
     }
 }
 
-/// The reply to a step that needs an epoch, on the counters of these nodes: node, history and incarnation.
+/// The reply to a step that needs an epoch, on the counters of these nodes: node, history and
+/// incarnation.
 pub(crate) fn needs_epoch(epoch: i64, taken: &[(usize, Taken)]) -> Reply {
     let marks = taken.iter().map(|(node, taken)| {
         let history = &taken.stamp.history;

@@ -1,9 +1,9 @@
 //! Listing, in the order of the names, by SCAN over the lease keys of all nodes.
 //!
-//! Each page scans all keys and takes the first names behind its cursor. SCAN returns every key that is there
-//! during the whole scan, and a name has one place in the order. So a lease that is held during the whole
-//! listing is on one page, whatever ends meanwhile. A page is never cut within a batch of SCAN: asked again, a
-//! cursor of SCAN may find more, or less.
+//! Each page scans all keys and takes the first names behind its cursor. SCAN returns every key
+//! that is there during the whole scan, and a name has one place in the order. So a lease that is
+//! held during the whole listing is on one page, whatever ends meanwhile. A page is never cut
+//! within a batch of SCAN: asked again, a cursor of SCAN may find more, or less.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -27,7 +27,8 @@ const CURSOR: &str = "after:";
 const SCAN_SIZE: usize = 1_000;
 
 impl QuorumBackend {
-    /// Lists held leases. What a majority has is on one of any nodes of which the others are no majority.
+    /// Lists held leases. What a majority has is on one of any nodes of which the others are no
+    /// majority.
     pub(crate) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         let nodes = &self.nodes;
         let mut names = FirstNames::after(cursor, limit)?;
@@ -173,8 +174,8 @@ async fn scan<'a>(
     }
 }
 
-/// The pattern of lease keys. What they begin with, up to the partition's brace, is literal, whatever the patterns
-/// of Redis make of its characters.
+/// The pattern of lease keys. What they begin with, up to the partition's brace, is literal,
+/// whatever the patterns of Redis make of its characters.
 fn key_pattern(begin: &str) -> String {
     let mut pattern = String::new();
     for c in begin.chars() {

@@ -23,7 +23,8 @@ pub(crate) struct Node {
     server: Server,
     /// Which server it was found to be at the first contact.
     run_id: OnceLock<String>,
-    /// Whether it failed to answer in time. It is left out until it answers again, if the others are a majority.
+    /// Whether it failed to answer in time. It is left out until it answers again, if the others
+    /// are a majority.
     late: AtomicBool,
     probing: AtomicBool,
 }
@@ -58,12 +59,13 @@ impl Node {
         &self.server
     }
 
-    /// Makes sure that this is a server that can be a node. Answers [`Answer::Unfit`] if its counters belong
-    /// elsewhere.
+    /// Makes sure that this is a server that can be a node. Answers [`Answer::Unfit`] if its
+    /// counters belong elsewhere.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if it does not answer, [`LeaseError::Misconfigured`] if it cannot be a node.
+    /// [`LeaseError::Unavailable`] if it does not answer, [`LeaseError::Misconfigured`] if it
+    /// cannot be a node.
     pub(crate) async fn check(&self, check: Call) -> Result<Answer, LeaseError> {
         let answer = self.run(check).await?;
         let Answer::Node {
@@ -90,8 +92,8 @@ impl Node {
         Ok(answer)
     }
 
-    /// Runs a script, within the node's timeout. If it may have run twice and there is nothing to end, the first
-    /// run has ended it.
+    /// Runs a script, within the node's timeout. If it may have run twice and there is nothing to
+    /// end, the first run has ended it.
     pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
         let called: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
         let (words, is_repeated) = self.answered(called)?;

@@ -46,8 +46,8 @@ impl Nodes {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Misconfigured`] if one of them cannot be a node, [`LeaseError::Unavailable`] if no majority
-    /// answers.
+    /// [`LeaseError::Misconfigured`] if one of them cannot be a node, [`LeaseError::Unavailable`]
+    /// if no majority answers.
     pub(crate) async fn check(&self) -> Result<(), LeaseError> {
         let checks = self.nodes.iter();
         let checks = checks.map(|node| self.ask_node(node, "", self.scripts.check("")));
@@ -78,8 +78,8 @@ impl Nodes {
         self.nodes.len() / 2 + 1
     }
 
-    /// How far a majority of all nodes has counted. What only a minority has counted was never granted, and may
-    /// be out of reach the next time.
+    /// How far a majority of all nodes has counted. What only a minority has counted was never
+    /// granted, and may be out of reach the next time.
     pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
         let usable = counters.filter(|counter| counter.usable);
         let mut counted: Vec<_> = usable.map(Counter::counted).collect();
@@ -87,9 +87,9 @@ impl Nodes {
         counted.get(self.majority() - 1).copied()
     }
 
-    /// Sends each node its call, and waits until all have answered, each for its timeout at most. A node that did
-    /// not answer the last time is left out, if the others are a majority, and asked in the background whether
-    /// it answers again.
+    /// Sends each node its call, and waits until all have answered, each for its timeout at most. A
+    /// node that did not answer the last time is left out, if the others are a majority, and asked
+    /// in the background whether it answers again.
     pub(crate) async fn ask(
         &self,
         source: &str,
@@ -163,7 +163,8 @@ impl Nodes {
         }
     }
 
-    /// Checks a node at the first contact. Returns why it cannot be used, if its counters belong elsewhere.
+    /// Checks a node at the first contact. Returns why it cannot be used, if its counters belong
+    /// elsewhere.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         if node.run_id().is_none()
             && let unfit @ Answer::Unfit(_) = node.check(self.scripts.check(source)).await?
@@ -177,8 +178,8 @@ impl Nodes {
         }
     }
 
-    /// Makes sure that no two nodes have answered with one history: a name that leads to another server since it
-    /// was checked.
+    /// Makes sure that no two nodes have answered with one history: a name that leads to another
+    /// server since it was checked.
     pub(crate) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
         let mut histories = HashSet::new();
         let twin = taken
@@ -187,8 +188,8 @@ impl Nodes {
         twin.map_or(Ok(()), |(n, _)| Err(self.nodes[*n].unfit(TWIN)))
     }
 
-    /// The counters of a node belong to another application, or to other nodes. A majority without it would not
-    /// do: that would let a changed set of nodes go on beside the earlier one.
+    /// The counters of a node belong to another application, or to other nodes. A majority without
+    /// it would not do: that would let a changed set of nodes go on beside the earlier one.
     fn other_owner(&self, node: usize, unfit: Unfit) -> LeaseError {
         let key_prefix = self.scripts.key_prefix().into();
         let node = self.nodes[node].name().into();
@@ -259,7 +260,8 @@ impl Answers {
         self.given.iter().filter(|(_, answer)| is(answer)).count()
     }
 
-    /// Whether these nodes keep the others from being a majority, whatever those say that did not answer.
+    /// Whether these nodes keep the others from being a majority, whatever those say that did not
+    /// answer.
     pub(crate) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
         self.nodes - self.count(is) <= self.nodes / 2
     }
@@ -283,7 +285,8 @@ impl Answers {
         taken.collect()
     }
 
-    /// The error if there is no majority. It does not pass by itself if nodes that cannot be used are in the way.
+    /// The error if there is no majority. It does not pass by itself if nodes that cannot be used
+    /// are in the way.
     pub(crate) fn no_majority(self) -> LeaseError {
         let is_permanent = |error: &&LeaseError| matches!(error, LeaseError::Misconfigured(_));
         let permanent = self.errors.iter().filter(is_permanent).count();

@@ -20,8 +20,8 @@ use super::{
 };
 
 impl QuorumBackend {
-    /// Renews the lease that this process was granted. If it was not, or if the lease has got another token since,
-    /// the nodes are read first.
+    /// Renews the lease that this process was granted. If it was not, or if the lease has got
+    /// another token since, the nodes are read first.
     pub(crate) async fn renew(
         &self,
         resource: &Resource,
@@ -101,8 +101,8 @@ impl QuorumBackend {
         granted(grant.token, ttl, counted)
     }
 
-    /// A token above the one that the lease has, sealed over exactly that one. Nothing of it is undone if it fails:
-    /// the lease is held with its earlier token.
+    /// A token above the one that the lease has, sealed over exactly that one. Nothing of it is
+    /// undone if it fails: the lease is held with its earlier token.
     async fn another_token(
         &self,
         subject: &Subject<'_>,
@@ -148,8 +148,8 @@ impl QuorumBackend {
 
     /// Reads which token a majority has of a lease, and its attempt.
     ///
-    /// A script of the attempt that is known may have arrived late, and have sealed a token that was never granted.
-    /// What that attempt itself has sealed is passed over.
+    /// A script of the attempt that is known may have arrived late, and have sealed a token that
+    /// was never granted. What that attempt itself has sealed is passed over.
     async fn find(
         &self,
         subject: &Subject<'_>,

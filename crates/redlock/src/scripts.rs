@@ -76,11 +76,12 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// How much of the digest of a lease id is stored. A lease id has 128 random bits; another one with the same
-/// part of its digest is no easier to find.
+/// How much of the digest of a lease id is stored. A lease id has 128 random bits; another one with
+/// the same part of its digest is no easier to find.
 const BYTES: usize = 16;
 
-/// What the nodes have of a lease id. A lease id has no `#`, so what is read there neither renews nor releases.
+/// What the nodes have of a lease id. A lease id has no `#`, so what is read there neither renews
+/// nor releases.
 fn stored(lease: &LeaseDigest) -> String {
     let mut text = String::from("#");
     for byte in &lease.as_bytes()[..BYTES] {
@@ -115,7 +116,8 @@ impl Scripts {
         &self.nodes
     }
 
-    /// What the names of lease keys begin with; after that come the partition, `}:lease:`, and the resource.
+    /// What the names of lease keys begin with; after that come the partition, `}:lease:`, and the
+    /// resource.
     pub(crate) fn lease_key_prefix(&self) -> String {
         format!("{}:quorum:{{", self.key_prefix)
     }

@@ -60,8 +60,9 @@ impl Server {
             .await
     }
 
-    /// Runs a command that may run twice, within the timeout, and returns whether it may have. It is repeated if
-    /// the connection breaks: a server closes idle connections, and an answer may be lost.
+    /// Runs a command that may run twice, within the timeout, and returns whether it may have. It
+    /// is repeated if the connection breaks: a server closes idle connections, and an answer may be
+    /// lost.
     pub(crate) async fn run<T, F>(
         &self,
         command: impl Fn(MultiplexedConnection) -> F,

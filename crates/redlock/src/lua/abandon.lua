@@ -1,5 +1,5 @@
--- Undoes what a request has left: its key without a token, or with one that the request itself has sealed over
--- no earlier one.
+-- Undoes what a request has left: its key without a token, or with one that the request itself has
+-- sealed over no earlier one.
 -- ARGV: …, ticket of the request.
 -- Answers {'ended'} or {'none'}.
 local lease = current(LEASE)

@@ -1,6 +1,6 @@
 -- Reads the leases of these keys, counters and leases in turns.
--- Answers for each {the value, id, token or '' if it does not count in this history, owner, ms left of the
--- lease, below 0 in its lock delay}, or {}.
+-- Answers for each {the value, id, token or '' if it does not count in this history, owner, ms left
+-- of the lease, below 0 in its lock delay}, or {}.
 local history, answers = string.match(INFO, 'master_replid:(%x+)'), {}
 for place = 2, #KEYS, 2 do
   local lease = current(KEYS[place])

@@ -1,9 +1,10 @@
--- What all scripts of a node begin with: the token counter of the partition, and the lease of the resource.
+-- What all scripts of a node begin with: the token counter of the partition, and the lease of the
+-- resource.
 --
 -- KEYS: counter, lease. Scripts that read several resources have a pair for each.
 -- ARGV: 1 the source of epochs, empty if it is not known yet; 2 the nodes of the quorum; 3 a fresh
--- incarnation; 4 how many tokens an epoch has; 5 the lease id, as a part of its digest. What a script needs
--- beside these follows.
+-- incarnation; 4 how many tokens an epoch has; 5 the lease id, as a part of its digest. What a
+-- script needs beside these follows.
 local COUNTER, LEASE = KEYS[1], KEYS[2]
 local SOURCE, NODES, FRESH, SIZE, ID = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local INFO = redis.call('INFO', 'replication')
@@ -15,7 +16,8 @@ end
 
 -- The counter as it stands:
 -- `own`: it was written in the current history of this node, which changes at each restart.
--- `usable`: it is its own, and an epoch has begun on it. Otherwise `epoch` is the last one that was known.
+-- `usable`: it is its own, and an epoch has begun on it. Otherwise `epoch` is the last one that was
+-- known.
 local function counter()
   local found = redis.call('HMGET', COUNTER, 'source', 'nodes', 'history', 'incarnation', 'epoch', 'n')
   local now = {
@@ -29,8 +31,8 @@ local function counter()
   return now
 end
 
--- The answer if this node cannot be used: its counter belongs to another source of epochs or to another set
--- of nodes, or another server may replace this one. Nothing changes then.
+-- The answer if this node cannot be used: its counter belongs to another source of epochs or to
+-- another set of nodes, or another server may replace this one. Nothing changes then.
 local function unfit(now)
   if not now.history then
     return {'history'}
@@ -47,8 +49,8 @@ local function unfit(now)
   return nil
 end
 
--- Makes a counter that is not its own a blank one, under an incarnation of its own: no seal and no epoch that
--- was meant for an earlier counter fits it.
+-- Makes a counter that is not its own a blank one, under an incarnation of its own: no seal and no
+-- epoch that was meant for an earlier counter fits it.
 local function own(now)
   if now.own then
     return
@@ -67,10 +69,10 @@ local function raise(now, epoch, n)
   end
 end
 
--- The lease as it stands, or nil. Its stamp is what this node gave it when its key was set: `history`,
--- `incarnation` and `serial`. `mark` is 1 if its token was sealed by its own request, over no earlier one. The
--- key outlives the lease by its lock delay: `holds` tells whether the lease is held, `left` how long the
--- resource stays blocked.
+-- The lease as it stands, or nil. Its stamp is what this node gave it when its key was set:
+-- `history`, `incarnation` and `serial`. `mark` is 1 if its token was sealed by its own request,
+-- over no earlier one. The key outlives the lease by its lock delay: `holds` tells whether the
+-- lease is held, `left` how long the resource stays blocked.
 local function current(key)
   local value = redis.call('GET', key)
   if not value then
@@ -100,7 +102,8 @@ local function is_attempt(lease, number, ticket)
   return lease.number == number and lease.ticket == ticket
 end
 
--- Whether the attempt of a lease is newer than this one: by its number, then by its ticket, as a text.
+-- Whether the attempt of a lease is newer than this one: by its number, then by its ticket, as a
+-- text.
 local function is_newer(lease, number, ticket)
   local mine, theirs = tonumber(number), tonumber(lease.number)
   return theirs > mine or (theirs == mine and lease.ticket > ticket)

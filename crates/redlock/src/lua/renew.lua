@@ -1,5 +1,6 @@
--- Starts the time of a lease anew, if it has this very token in the history of this node. A key that is missing
--- stays missing. A node that lags, with a lower token that the same attempt has sealed, gets the token.
+-- Starts the time of a lease anew, if it has this very token in the history of this node. A key
+-- that is missing stays missing. A node that lags, with a lower token that the same attempt has
+-- sealed, gets the token.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, the token.
 -- Answers {'renewed', token, usable, epoch, n}, {'lost'}, or what unfit does.
 local now = counter()

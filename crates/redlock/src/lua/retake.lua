@@ -1,5 +1,5 @@
--- Takes the key of a lease that is held with this very token, for one attempt at another token. The token stays
--- until that is sealed.
+-- Takes the key of a lease that is held with this very token, for one attempt at another token. The
+-- token stays until that is sealed.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, the token.
 -- Answers as take does, or {'lost'}.
 local number, ticket = ARGV[6], ARGV[7]

@@ -1,11 +1,12 @@
--- Takes the key of a lease for one attempt at a grant, and gives it a stamp. If there is no key and the counter
--- is usable, seals a token at once: the proposal if it is above the counter, or the next number of the counter.
--- To run it again under the same attempt changes nothing but the time of the key.
--- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the proposal
--- or two empty texts.
--- Answers {'sealed' or 'taken', history, incarnation and serial of the stamp, incarnation of the counter,
--- usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} after a newer attempt of this lease,
--- or what unfit does.
+-- Takes the key of a lease for one attempt at a grant, and gives it a stamp. If there is no key and
+-- the counter is usable, seals a token at once: the proposal if it is above the counter, or the
+-- next number of the counter. To run it again under the same attempt changes nothing but the time
+-- of the key.
+-- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
+-- proposal or two empty texts.
+-- Answers {'sealed' or 'taken', history, incarnation and serial of the stamp, incarnation of the
+-- counter, usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} after a newer
+-- attempt of this lease, or what unfit does.
 local number, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
 local now = counter()
 local refusal = unfit(now)
