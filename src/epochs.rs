@@ -93,9 +93,12 @@ impl fmt::Display for SourceId {
 #[non_exhaustive]
 pub struct InvalidSourceId;
 
-/// The partition of a resource: one of 256. This never changes between versions, or a resource would
-/// meet a clock that knows nothing of its earlier tokens.
-pub(crate) fn partition_of(resource: &Resource) -> u8 {
+/// The partition of a resource, one of 256: the low byte of the CRC-32 (IEEE 802.3) of its name. Each partition has
+/// a token counter, with epochs of its own.
+///
+/// This never changes between versions, or a resource would meet a counter that knows nothing of its earlier tokens.
+#[must_use]
+pub fn partition_of(resource: &Resource) -> u8 {
     partition_of_name(resource.as_str())
 }
 

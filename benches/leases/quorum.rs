@@ -4,7 +4,7 @@
 use std::{ops::Range, sync::Arc};
 
 use futures_util::future::join_all;
-use tower_fence::lease::QuorumLeases;
+use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::{
     contenders::{OURS, TASKS, TTL, names},
@@ -53,9 +53,9 @@ fn leases(store: &Store, nodes: &[Program], prefix: &str) -> QuorumLeases {
         .map(|node| format!("redis://{}", node.addr))
         .collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let builder = QuorumLeases::builder(store.fence()).key_prefix(prefix);
+    let builder = QuorumLeasesBuilder::new(store.fence()).key_prefix(prefix);
     // The nodes share two cores with all else.
-    let builder = builder.node_wait(std::time::Duration::from_secs(2));
+    let builder = builder.node_timeout(std::time::Duration::from_secs(2));
     let leases = store.runtime.block_on(builder.connect(&urls));
     leases.expect("the nodes answer")
 }

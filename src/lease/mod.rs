@@ -72,8 +72,6 @@ mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
-mod quorum;
-#[cfg(feature = "redis")]
 mod redis;
 mod release_guard;
 mod request;
@@ -90,8 +88,6 @@ pub use self::embedded::{EmbeddedBackend, EmbeddedLeases};
 pub use self::etcd::{EtcdLeases, EtcdLeasesBuilder};
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresBackend, PostgresLeases};
-#[cfg(feature = "redis")]
-pub use self::quorum::{QuorumLeases, QuorumLeasesBuilder};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;

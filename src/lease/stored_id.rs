@@ -17,6 +17,7 @@ const BYTES: usize = 16;
 pub(in crate::lease) struct StoredId(Box<str>);
 
 impl StoredId {
+    #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
     pub(in crate::lease) fn of(id: &LeaseId) -> Self {
         Self::of_digest(&LeaseDigest::of(id.expose()))
     }

@@ -12,8 +12,9 @@ use std::{
 use sqlx::Sqlite;
 use tower_fence::{
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
-    lease::{Announced, EtcdLeases, Leases, QuorumLeases, RedisLeases},
+    lease::{Announced, EtcdLeases, Leases, RedisLeases},
 };
+use tower_fence_redlock::QuorumLeasesBuilder;
 
 use crate::support::{
     database::TestDatabase,
@@ -73,9 +74,9 @@ async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
     let source = Source::default();
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let builder = QuorumLeases::builder(source.clone()).key_prefix(fresh_prefix());
+    let builder = QuorumLeasesBuilder::new(source.clone()).key_prefix(fresh_prefix());
     // Where tests are many, an answer may be late.
-    let builder = builder.node_wait(Duration::from_secs(2)).command_wait(LONG);
+    let builder = builder.node_timeout(Duration::from_secs(2));
     let store = builder.connect(&urls).await.unwrap();
     it_is_asked_again(store, &source).await;
 }

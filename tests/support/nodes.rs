@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::Sqlite;
-use tower_fence::lease::QuorumLeases;
+use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use super::{
     database::Fresh,
@@ -75,8 +75,8 @@ impl Nodes {
 }
 
 /// An issuer that remembers nothing, and waits so long for each node.
-pub fn leases_on(urls: &[String], epochs: &Fresh<Sqlite>, node_wait: Duration) -> QuorumLeases {
+pub fn leases_on(urls: &[String], epochs: &Fresh<Sqlite>, node_timeout: Duration) -> QuorumLeases {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let builder = QuorumLeases::builder(epochs.fence()).node_wait(node_wait);
+    let builder = QuorumLeasesBuilder::new(epochs.fence()).node_timeout(node_timeout);
     builder.connect_lazy(&urls).unwrap()
 }

@@ -9,17 +9,17 @@ use tower_fence::{
     client::HttpLeases,
     issuer::Issuer,
     lease::{
-        Acquire, Backend, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases,
-        QuorumLeases, RedisLeases,
+        Acquire, Backend, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, RedisLeases,
     },
 };
+use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use super::{
     database::{Fresh as FreshDatabase, TestDatabase},
     etcd,
     http::Server,
     lease::{LONG, SHORT},
-    redis::{fresh_prefix, lose_keys, shared_cluster_url, shared_node_urls, shared_url},
+    redis::{delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
 };
 
 /// A store, and what must not be dropped before it.
@@ -36,7 +36,7 @@ pub trait TestStore {
     /// A store of its own, seen from two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>> + Send;
 
-    /// Has the store lose what it has; false if it never does.
+    /// Has the store lose all that it has. False if it never does.
     fn lose_data(leases: &Self::Leases) -> impl Future<Output = bool> + Send {
         let _ = leases;
         async { false }
@@ -105,7 +105,11 @@ impl TestStore for Redis {
     }
 
     async fn lose_data(leases: &RedisLeases) -> bool {
-        lose_keys(&shared_url(), leases.backend().key_prefix()).await;
+        delete_keys(
+            &shared_url(),
+            &format!("{}:*", leases.backend().key_prefix()),
+        )
+        .await;
         true
     }
 }
@@ -127,7 +131,11 @@ impl TestStore for Cluster {
     }
 
     async fn lose_data(leases: &RedisLeases) -> bool {
-        lose_keys(&shared_cluster_url(), leases.backend().key_prefix()).await;
+        delete_keys(
+            &shared_cluster_url(),
+            &format!("{}:*", leases.backend().key_prefix()),
+        )
+        .await;
         true
     }
 }
@@ -143,6 +151,14 @@ impl TestStore for Quorum {
         let (one, two, db) = Self::of(Sqlite::fresh(4).await).await;
         (one, two, Box::new(db))
     }
+
+    async fn lose_data(leases: &QuorumLeases) -> bool {
+        let pattern = format!("{}:*", leases.backend().key_prefix());
+        for url in shared_node_urls() {
+            delete_keys(&url, &pattern).await;
+        }
+        true
+    }
 }
 
 impl Quorum {
@@ -153,8 +169,8 @@ impl Quorum {
         let (prefix, urls) = (fresh_prefix(), shared_node_urls());
         let connect = || async {
             // Where tests are many, an answer may be late.
-            let builder = QuorumLeases::builder(db.fence()).key_prefix(&prefix);
-            let builder = builder.node_wait(Duration::from_secs(2)).command_wait(LONG);
+            let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(&prefix);
+            let builder = builder.node_timeout(Duration::from_secs(2));
             let urls: Vec<_> = urls.iter().map(String::as_str).collect();
             builder.connect(&urls).await.unwrap()
         };

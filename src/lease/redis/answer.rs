@@ -48,25 +48,16 @@ pub(super) fn parse(words: Vec<String>, ttl: Duration) -> Result<Reply, LeaseErr
     })
 }
 
-pub(in crate::lease) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
+pub(super) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
     Token::new(parse_number(digits)?).map_err(|_| unexpected())
 }
 
-pub(in crate::lease) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
+pub(super) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
 }
 
-/// How far a clock has counted in its epoch. A number that is out of range is another program's.
-pub(in crate::lease) fn parse_n(digits: &str) -> Result<i64, LeaseError> {
-    let n = parse_number(digits)?;
-    (0..Epoch::SIZE)
-        .contains(&n)
-        .then_some(n)
-        .ok_or_else(unexpected)
-}
-
 /// The error for keys that another program has written.
-pub(in crate::lease) fn unexpected() -> LeaseError {
+pub(super) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,
         "the script's answer makes no sense",
@@ -74,7 +65,7 @@ pub(in crate::lease) fn unexpected() -> LeaseError {
 }
 
 /// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
-pub(in crate::lease) fn parse_ms(ms: &str) -> Duration {
+pub(super) fn parse_ms(ms: &str) -> Duration {
     of_ms(ms.parse().unwrap_or(0))
 }
 

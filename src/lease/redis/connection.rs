@@ -9,7 +9,7 @@ use redis::{
 
 /// A connection for commands. Clones share it.
 #[derive(Clone)]
-pub(in crate::lease) enum Connection {
+pub(super) enum Connection {
     Node(MultiplexedConnection),
     Cluster(ClusterConnection),
 }

@@ -11,7 +11,7 @@ use redis::{ClientTlsConfig, TlsCertificates};
 
 /// Secrets and certificates. Empty by default.
 #[derive(Clone, Default)]
-pub(in crate::lease) struct Credentials {
+pub(super) struct Credentials {
     /// The user, the password and the database of the master that sentinels name.
     pub(super) master: RedisConnectionInfo,
     /// Whether that master is reached over TLS.
@@ -24,11 +24,11 @@ pub(in crate::lease) struct Credentials {
 
 #[cfg(feature = "redis-tls")]
 impl Credentials {
-    pub(in crate::lease) fn trust_only(&mut self, authority: Vec<u8>) {
+    pub(super) fn trust_only(&mut self, authority: Vec<u8>) {
         self.authority = Some(authority);
     }
 
-    pub(in crate::lease) fn show(&mut self, client_cert: Vec<u8>, client_key: Vec<u8>) {
+    pub(super) fn show(&mut self, client_cert: Vec<u8>, client_key: Vec<u8>) {
         self.client = Some(ClientTlsConfig {
             client_cert,
             client_key,

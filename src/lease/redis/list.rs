@@ -19,20 +19,17 @@ use crate::{
 /// What the cursor of a page begins with; the name that was listed last follows.
 const CURSOR: &str = "after:";
 /// About how many keys one SCAN visits.
-pub(in crate::lease) const SCAN_SIZE: usize = 1_000;
+pub(super) const SCAN_SIZE: usize = 1_000;
 
 /// The first names behind a cursor: those of a page, and one more.
-pub(in crate::lease) struct FirstNames<'a> {
+pub(super) struct FirstNames<'a> {
     after: &'a str,
     limit: usize,
     names: BTreeSet<String>,
 }
 
 impl<'a> FirstNames<'a> {
-    pub(in crate::lease) fn after(
-        cursor: Option<&'a str>,
-        limit: usize,
-    ) -> Result<Self, ListError> {
+    pub(super) fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, ListError> {
         let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
         Ok(Self {
             after: after.ok_or(ListError::Cursor)?,
@@ -42,7 +39,7 @@ impl<'a> FirstNames<'a> {
     }
 
     /// Adds the resources of lease keys.
-    pub(in crate::lease) fn add(&mut self, begin: &str, keys: Vec<Vec<u8>>) {
+    pub(super) fn add(&mut self, begin: &str, keys: Vec<Vec<u8>>) {
         for key in keys {
             let Some(resource) = resource_of_key(begin, key) else {
                 continue;
@@ -56,16 +53,8 @@ impl<'a> FirstNames<'a> {
         }
     }
 
-    /// Adds what another scan has found.
-    pub(in crate::lease) fn merge(&mut self, mut other: Self) {
-        self.names.append(&mut other.names);
-        while self.names.len() > self.limit + 1 {
-            self.names.pop_last();
-        }
-    }
-
     /// The resources of the page, and the cursor of the next one.
-    pub(in crate::lease) fn page(mut self) -> (Vec<Resource>, Option<String>) {
+    pub(super) fn page(mut self) -> (Vec<Resource>, Option<String>) {
         let mut cursor = None;
         if self.names.len() > self.limit {
             self.names.pop_last();
@@ -151,7 +140,7 @@ impl Scripts {
 
 /// The pattern of lease keys. What they begin with, up to the partition's brace, is literal, whatever Redis's patterns
 /// make of its characters.
-pub(in crate::lease) fn key_pattern(begin: &str) -> String {
+pub(super) fn key_pattern(begin: &str) -> String {
     let mut pattern = String::new();
     for c in begin.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\') {
@@ -163,7 +152,7 @@ pub(in crate::lease) fn key_pattern(begin: &str) -> String {
 }
 
 /// The resource of a lease key.
-pub(in crate::lease) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
+pub(super) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
     let key = String::from_utf8(key).ok()?;
     let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;
     // Names may hold anything; a queue of such a name is no lease.

@@ -36,13 +36,6 @@ mod scripts;
 mod server;
 mod store;
 
-// What the nodes of a quorum have in common with a server that is used alone.
-pub(super) use self::{
-    answer::{parse_ms, parse_n, parse_number, parse_token, unexpected},
-    credentials::Credentials,
-    list::{FirstNames, SCAN_SIZE, key_pattern},
-    server::Server,
-};
 pub use self::{
     builder::RedisLeasesBuilder,
     store::{RedisBackend, RedisLeases},

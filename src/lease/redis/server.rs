@@ -19,7 +19,7 @@ use super::{
 };
 use crate::lease::{LeaseError, time::after};
 
-pub(in crate::lease) struct Server {
+pub(super) struct Server {
     source: Source,
     /// Where the server is, for error messages. No password.
     address: Arc<str>,
@@ -43,7 +43,7 @@ enum Source {
 }
 
 impl Server {
-    pub(in crate::lease) fn alone(
+    pub(super) fn alone(
         url: &str,
         credentials: &Credentials,
         command_wait: Duration,
@@ -94,13 +94,8 @@ impl Server {
         }
     }
 
-    /// Where it is. No password.
-    pub(in crate::lease) fn address(&self) -> &str {
-        &self.address
-    }
-
     /// The error of a store whose server has failed so.
-    pub(in crate::lease) fn unavailable(&self, error: RedisError) -> LeaseError {
+    pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
         LeaseError::unavailable(ServerError {
             address: Arc::clone(&self.address),
             source: error,
@@ -137,7 +132,7 @@ impl Server {
     }
 
     /// The number of the database, which keys know and channels do not. A cluster has one.
-    pub(in crate::lease) fn database(&self) -> i64 {
+    pub(super) fn database(&self) -> i64 {
         match &self.source {
             Source::Alone(client) => client.get_connection_info().redis_settings().db(),
             Source::Sentinels(_, database) => *database,
@@ -167,10 +162,7 @@ impl Server {
     }
 
     /// Runs a command, within the time limit.
-    pub(in crate::lease) async fn run<T, F>(
-        &self,
-        command: impl Fn(Connection) -> F,
-    ) -> RedisResult<T>
+    pub(super) async fn run<T, F>(&self, command: impl Fn(Connection) -> F) -> RedisResult<T>
     where
         F: Future<Output = RedisResult<T>>,
     {
@@ -180,7 +172,7 @@ impl Server {
 
     /// Runs a command that may run twice, and returns whether it may have. It is repeated where the connection breaks: a
     /// server closes idle ones, and an answer may be lost.
-    pub(in crate::lease) async fn run_again<T, F>(
+    pub(super) async fn run_again<T, F>(
         &self,
         command: impl Fn(Connection) -> F,
     ) -> RedisResult<(T, bool)>
@@ -196,7 +188,7 @@ impl Server {
     }
 
     /// Runs a script, each of which may run twice, and returns whether it may have.
-    pub(in crate::lease) async fn call<T: FromRedisValue>(
+    pub(super) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
     ) -> RedisResult<(T, bool)> {

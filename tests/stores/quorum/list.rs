@@ -6,8 +6,9 @@ use futures_util::StreamExt;
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
-    lease::{Lease, Leases, Operate, QuorumLeases},
+    lease::{Lease, Leases, Operate},
 };
+use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -18,8 +19,8 @@ use crate::support::{
 async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let builder = QuorumLeases::builder(db.fence()).key_prefix(prefix);
-    let builder = builder.node_wait(Duration::from_secs(2));
+    let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(prefix);
+    let builder = builder.node_timeout(Duration::from_secs(2));
     builder.connect(&urls).await.unwrap()
 }
 

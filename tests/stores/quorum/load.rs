@@ -24,8 +24,9 @@ use tokio::{
 };
 use tower_fence::{
     Fence, Resource, Token, TokenUse,
-    lease::{Acquire, LeaseId, Leases, QuorumLeases, Renew},
+    lease::{Acquire, LeaseId, Leases, Renew},
 };
+use tower_fence_redlock::QuorumLeases;
 
 use super::naive::Naive;
 use crate::{

@@ -11,4 +11,5 @@ mod nodes;
 mod others;
 mod pauses;
 mod renewals;
+mod trips;
 mod waiting;

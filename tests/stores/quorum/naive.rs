@@ -1,5 +1,5 @@
 //! The protocol that one would write down first: Redlock with a counter. It has the holes that
-//! [`QuorumLeases`](tower_fence::lease::QuorumLeases) has not, and the tests show that they find them.
+//! [`QuorumLeases`](tower_fence_redlock::QuorumLeases) has not, and the tests show that they find them.
 
 use std::{sync::Arc, time::Duration};
 

@@ -5,26 +5,28 @@ use std::{error::Error, time::Duration};
 use futures_util::future::join_all;
 use sqlx::Sqlite;
 use tokio::time::Instant;
-use tower_fence::lease::{
-    Acquire, LeaseError, Leases, Operate, QuorumLeases, QuorumLeasesBuilder, Renew,
+use tower_fence::{
+    Fence,
+    lease::{Acquire, LeaseError, Leases, Operate, Renew},
 };
+use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::{LONG, SHORT, grant, is_unavailable, sku},
     proxy::{Link, Proxy},
-    redis::{RedisServer, fresh_prefix, shared_cluster_url, shared_node_urls},
+    redis::{RedisServer, delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls},
 };
 
 /// Settings in which an answer is not late where tests are many.
-fn builder(db: &Fresh<Sqlite>) -> QuorumLeasesBuilder {
-    let builder = QuorumLeases::builder(db.fence()).key_prefix(fresh_prefix());
-    builder.node_wait(Duration::from_secs(2))
+fn builder(db: &Fresh<Sqlite>) -> QuorumLeasesBuilder<Fence<Sqlite>> {
+    let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
+    builder.node_timeout(Duration::from_secs(2))
 }
 
 async fn connect(
-    builder: QuorumLeasesBuilder,
+    builder: QuorumLeasesBuilder<Fence<Sqlite>>,
     urls: &[String],
 ) -> Result<QuorumLeases, LeaseError> {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -155,13 +157,7 @@ async fn nodes_are_changed_with_everything_stopped() {
     let before = grant(&leases, &sku(), SHORT).await;
     drop(leases);
     for server in &servers {
-        let keys = server
-            .command(&["KEYS", &format!("{prefix}:quorum:*")])
-            .await;
-        let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-        for key in keys {
-            server.command(&["DEL", &key]).await;
-        }
+        delete_keys(&server.url(), &format!("{prefix}:quorum:*")).await;
     }
     let leases = connect(builder(&db).key_prefix(&prefix), &urls[1..])
         .await
@@ -180,7 +176,7 @@ async fn a_minority_may_be_away_and_a_majority_may_not() {
         .iter()
         .map(|proxy| format!("redis://{}", proxy.addr))
         .collect();
-    let settings = || builder(&db).node_wait(Duration::from_millis(500));
+    let settings = || builder(&db).node_timeout(Duration::from_millis(500));
     let leases = connect(settings(), &urls).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     for away in [Link::Cut, Link::Silent] {
@@ -238,7 +234,7 @@ async fn a_node_that_is_silent_is_left_out_until_it_answers() {
     urls[2] = format!("redis://{}", proxy.addr);
     let wait = Duration::from_secs(1);
     let prefix = fresh_prefix();
-    let builder = builder(&db).key_prefix(&prefix).node_wait(wait);
+    let builder = builder(&db).key_prefix(&prefix).node_timeout(wait);
     let leases = connect(builder, &urls).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     proxy.set(Link::Silent);

@@ -1,18 +1,19 @@
 //! Nodes that are named wrongly, or are those of another quorum: the error says which, and what to do.
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, LeaseError, Leases, QuorumLeases};
+use tower_fence::lease::{Acquire, LeaseError, Leases};
+use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     lease::{LONG, grant, sku, told},
-    redis::{RedisServer, fresh_prefix, shared_node_urls},
+    redis::{RedisServer, delete_keys, fresh_prefix, shared_node_urls},
 };
 
 fn connect(db: &Fresh<Sqlite>, prefix: &str, urls: &[String]) -> Result<QuorumLeases, LeaseError> {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let builder = QuorumLeases::builder(db.fence()).key_prefix(prefix);
-    let builder = builder.node_wait(std::time::Duration::from_secs(2));
+    let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(prefix);
+    let builder = builder.node_timeout(std::time::Duration::from_secs(2));
     builder.connect_lazy(&urls)
 }
 
@@ -82,21 +83,6 @@ async fn a_node_of_another_quorum_is_named_without_secrets() {
     assert!(told.contains("delete the keys"), "{told}");
     assert!(!told.contains("s3cret"), "{told}");
 
-    let client = redis::Client::open(theirs[0].as_str()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    let mut keys = redis::cmd("KEYS");
-    keys.arg(format!("{prefix}:quorum:*"));
-    for key in keys
-        .query_async::<Vec<String>>(&mut connection)
-        .await
-        .unwrap()
-    {
-        let mut delete = redis::cmd("DEL");
-        delete
-            .arg(key)
-            .query_async::<()>(&mut connection)
-            .await
-            .unwrap();
-    }
+    delete_keys(&theirs[0], &format!("{prefix}:quorum:*")).await;
     assert!(grant(&our_leases, &sku(), LONG).await.token > before.token);
 }

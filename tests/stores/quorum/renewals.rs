@@ -1,4 +1,4 @@
-//! What a renewal on a quorum makes of the clocks that it sees, and of nodes that come back.
+//! What a renewal on a quorum makes of the counters that it sees, and of nodes that come back.
 
 use futures_util::future::join_all;
 use redis::from_redis_value;
@@ -25,15 +25,15 @@ fn in_the_same_partition() -> impl Iterator<Item = Resource> {
     same.map(|name| Resource::new(name).unwrap())
 }
 
-async fn dump_clocks(server: &RedisServer) -> Vec<(String, Vec<u8>)> {
-    let keys = server.command(&["KEYS", "*:clock"]).await;
+async fn dump_counters(server: &RedisServer) -> Vec<(String, Vec<u8>)> {
+    let keys = server.command(&["KEYS", "*:counter"]).await;
     let keys: Vec<String> = from_redis_value(keys).unwrap();
     let keys: Vec<_> = keys.iter().map(String::as_str).collect();
     dump(server, &keys).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_renewed_where_most_clocks_have_missed_the_last_grant() {
+async fn a_lease_is_renewed_where_most_counters_have_missed_the_last_grant() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let leases = nodes.leases(&db);
     let held = grant(&leases, &sku(), LONG).await;
@@ -53,19 +53,19 @@ async fn a_lease_is_renewed_where_most_clocks_have_missed_the_last_grant() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_issuer_that_has_only_renewed_knows_when_clocks_are_put_back() {
+async fn an_issuer_that_has_only_renewed_knows_when_counters_are_put_back() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let mut others = in_the_same_partition();
     let [second, third] = [(); 2].map(|()| others.next().unwrap());
     grant(&nodes.leases(&db), &sku(), LONG).await;
-    let before = join_all(nodes.servers.iter().map(dump_clocks)).await;
+    let before = join_all(nodes.servers.iter().map(dump_counters)).await;
     let held = grant(&nodes.leases(&db), &second, LONG).await;
     let renewing = nodes.leases(&db);
     let renewed = renewing.renew(&second, &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
-    for (server, clocks) in nodes.servers.iter().zip(&before) {
-        assert_eq!(clocks.len(), 1);
-        restore(server, clocks).await;
+    for (server, counters) in nodes.servers.iter().zip(&before) {
+        assert_eq!(counters.len(), 1);
+        restore(server, counters).await;
     }
     assert!(grant(&renewing, &third, LONG).await.token > held.token);
 }

@@ -6,12 +6,18 @@ use std::{
 };
 
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
+use redis::{Client, ClientTlsConfig, TlsCertificates};
 use rustls::{
     crypto::ring::sign::any_supported_type,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     sign::CertifiedKey,
 };
-use tower_fence::lease::{LeaseError, QuorumLeasesBuilder, RedisLeases, RedisLeasesBuilder};
+use sqlx::Postgres;
+use tower_fence::{
+    Fence,
+    lease::{LeaseError, RedisLeases, RedisLeasesBuilder},
+};
+use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use crate::{
     failure::{Failure, chain},
@@ -154,17 +160,31 @@ impl RedisArgs {
         leases.map_err(refused)
     }
 
-    /// The settings of a quorum.
-    pub fn quorum(&self, builder: QuorumLeasesBuilder) -> Result<QuorumLeasesBuilder, Failure> {
-        let mut builder = builder.key_prefix(&self.redis_key_prefix);
-        let certificates = self.certificates()?;
-        if let Some(authority) = certificates.authority {
-            builder = builder.certificate_authority(authority);
+    /// A quorum of servers.
+    pub fn quorum(&self, epochs: Fence<Postgres>, urls: &[&str]) -> Result<QuorumLeases, Failure> {
+        let builder = QuorumLeasesBuilder::new(epochs).key_prefix(&self.redis_key_prefix);
+        let Certificates { authority, client } = self.certificates()?;
+        if authority.is_none() && client.is_none() {
+            return builder.connect_lazy(urls).map_err(refused);
         }
-        if let Some((pem, key)) = certificates.client {
-            builder = builder.client_certificate(pem, key.expose());
-        }
-        Ok(builder)
+        let certificates = TlsCertificates {
+            root_cert: authority,
+            client_tls: client.map(|(client_cert, key)| ClientTlsConfig {
+                client_cert,
+                client_key: key.expose().into(),
+            }),
+        };
+        let clients = urls.iter().zip(1..).map(|(url, place)| {
+            // The error may quote a part of the URL.
+            Client::build_with_tls(*url, certificates.clone()).map_err(|_| {
+                Failure::configuration(format!(
+                    "no Redis: node {place} of {} has an invalid URL, or one without TLS",
+                    urls.len()
+                ))
+            })
+        });
+        let clients = clients.collect::<Result<_, Failure>>()?;
+        builder.with_clients(clients).map_err(refused)
     }
 
     /// Refuses settings that would have no effect.

@@ -6,7 +6,7 @@ use tower_fence::{
     Fence, TokenKeys,
     console::Console,
     issuer::Issuer,
-    lease::{Operate, QuorumLeases, RedisLeases},
+    lease::{Operate, RedisLeases},
 };
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     describe::describe,
     health::Health,
     probe,
-    redis::{RedisMode, refused},
+    redis::RedisMode,
 };
 use crate::{
     failure::Failure,
@@ -69,8 +69,7 @@ pub fn mount(
     let urls: Vec<&str> = words(urls.expose()).collect();
     let epochs = probe::epochs(fence.clone(), schema, redis.announce);
     if mode == RedisMode::Quorum {
-        let builder = redis.quorum(QuorumLeases::builder(fence.clone()))?;
-        let leases = builder.connect_lazy(&urls).map_err(refused)?;
+        let leases = redis.quorum(fence.clone(), &urls)?;
         let health = Health::new(epochs, probe::reads(leases.clone()));
         return Ok(match redis.announce {
             true => settings.mount(leases.announced_to(fence), health, Some(place)),

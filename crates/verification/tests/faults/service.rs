@@ -22,8 +22,9 @@ use tower_fence::{
     Fence, FenceLayer, Idempotency, PathParam, PgFencedTx,
     issuer::Issuer,
     layer::DatabaseError,
-    lease::{Leases, PostgresLeases, QuorumLeases, RedisLeases},
+    lease::{Leases, PostgresLeases, RedisLeases},
 };
+use tower_fence_redlock::QuorumLeasesBuilder;
 
 use crate::{
     history::State,
@@ -178,8 +179,8 @@ fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
             return locks(PostgresLeases::new(fence.clone()).listen_with(listen));
         }
         "quorum" => {
-            let quorum = QuorumLeases::builder(fence.clone()).command_wait(wait);
-            let quorum = quorum.node_wait(Duration::from_millis(800));
+            let quorum = QuorumLeasesBuilder::new(fence.clone());
+            let quorum = quorum.node_timeout(Duration::from_millis(800));
             return locks(
                 quorum
                     .connect_lazy(&urls)

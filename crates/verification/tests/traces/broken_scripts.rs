@@ -12,22 +12,32 @@ async fn are_found_by_the_walks_of_a_quorum() {
         },
         // Another one's lease is taken.
         Change {
-            text: "elseif lease then\n  return {'held'",
-            by: "elseif false then\n  return {'held'",
+            text: "if lease and not (lease.id == ID and lease.holds) then",
+            by: "if false then",
         },
-        // The clock follows a lower count.
+        // A proposal is sealed below the counter.
+        Change {
+            text: "(epoch == now.epoch and n <= now.n) then",
+            by: "false then",
+        },
+        // The counter follows a lower count.
         Change {
             text: "(epoch == now.epoch and n > now.n)",
             by: "(epoch == now.epoch)",
         },
-        // A clean-up ends what an earlier attempt was granted.
+        // A clean-up ends what an earlier request was granted.
         Change {
-            text: "or (lease.token ~= '' and lease.token ~= ARGV[7]) then",
+            text: "or (lease.token ~= '' and lease.mark ~= '1') then",
             by: "then",
         },
-        // A release ends whatever lease there is.
+        // A release ends a newer token.
         Change {
-            text: "if redis.call('GET', LEASE) ~= ARGV[5] then",
+            text: "is_one = tonumber(lease.token) <= tonumber(ARGV[8])",
+            by: "is_one = true",
+        },
+        // A break ends whatever lease there is.
+        Change {
+            text: "if redis.call('GET', LEASE) ~= ARGV[6] then",
             by: "if not redis.call('GET', LEASE) then",
         },
     ] {

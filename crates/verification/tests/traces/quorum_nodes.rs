@@ -6,7 +6,7 @@ use std::{collections::HashMap, path::PathBuf};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tower_fence_model::quorum::{
-    Answer, At, Clock, Key, Of, Quorum, Server, Stamp, State, Step, Token,
+    Answer, At, Counter, Key, Of, Quorum, Sender, Server, Stamp, State, Step, Token,
 };
 
 use super::broken::Change;
@@ -15,13 +15,14 @@ use crate::support::redis::{RedisServer, fresh_prefix};
 macro_rules! script {
     ($file:literal) => {
         concat!(
-            include_str!("../../../../src/lease/quorum/lua/node.lua"),
-            include_str!(concat!("../../../../src/lease/quorum/lua/", $file)),
+            include_str!("../../../redlock/src/lua/node.lua"),
+            include_str!(concat!("../../../redlock/src/lua/", $file)),
         )
     };
 }
 
 const TTL_MS: &str = "3600000";
+const EPOCH_SIZE: &str = "1000000000";
 
 /// What is one number in the model, and drawn at random by a node or a client.
 #[derive(Default)]
@@ -55,7 +56,7 @@ struct Node {
     histories: Names,
     incarnations: Names,
     saved: Vec<(PathBuf, Vec<u8>)>,
-    /// What releases have found.
+    /// What breaks have found.
     found: HashMap<usize, String>,
 }
 
@@ -90,6 +91,34 @@ impl Nodes {
         }
     }
 
+    /// Gives the nodes the counters that those of the model begin with.
+    pub async fn begin(&mut self, state: &State) {
+        for model in &state.nodes {
+            let Some(counter) = model.server.counter else {
+                continue;
+            };
+            let node = model.name.0 - 1;
+            let info = self.command(node, &["INFO", "replication"]).await;
+            let info: String = redis::from_redis_value(info).unwrap();
+            let (_, history) = info.split_once("master_replid:").unwrap();
+            let history = history.split_whitespace().next().unwrap();
+            let [serial, epoch, n] = [counter.serial, counter.epoch, counter.n.unwrap_or(0)];
+            let key = self.counter();
+            let numbers = [serial, epoch, n].map(|number| number.to_string());
+            let mut words = vec!["HSET", &key, "source", "the-source", "nodes", "a b c"];
+            words.extend(["history", history, "incarnation", "f00d"]);
+            words.extend([
+                "serial",
+                &numbers[0],
+                "epoch",
+                &numbers[1],
+                "n",
+                &numbers[2],
+            ]);
+            self.command(node, &words).await;
+        }
+    }
+
     /// The servers, for the next walk.
     pub fn into_own(self) -> Vec<RedisServer> {
         self.own
@@ -112,16 +141,39 @@ impl Nodes {
                     let key = self.lease(of.resource);
                     self.command(place(at), &["DEL", &key]).await;
                 }
-                let sender = world.sender(request);
-                let only_mine = if of.only_mine() { "1" } else { "0" };
-                let attempt = sender.attempt.to_string();
-                let more = [&attempt, "1", TTL_MS, "0", "", only_mine].map(str::to_owned);
+                let mut more = attempt(world.sender(request));
+                more.push(TTL_MS.to_owned());
+                let text = match world.named(state, request) {
+                    Some(holder) => {
+                        more.push(number(holder.token));
+                        script!("retake.lua")
+                    }
+                    None => {
+                        let proposal = world.proposal(request);
+                        let proposed = |of: fn(Token) -> u8| {
+                            proposal.map_or_else(String::new, |token| of(token).to_string())
+                        };
+                        more.extend(["0", ""].map(str::to_owned));
+                        more.extend([proposed(|token| token.epoch), proposed(|token| token.n)]);
+                        script!("take.lua")
+                    }
+                };
+                (place(at), of.resource, text, id(of.lease), more)
+            }
+            Step::Begin(Of(request, of), at) => {
+                let (Some(blank), Some(epoch)) =
+                    (state.blank(request, at), state.requests[request].epoch)
+                else {
+                    return false;
+                };
+                let mut more = self.nodes[place(at)].counter(blank).to_vec();
+                more.push(epoch.to_string());
                 (
                     place(at),
                     of.resource,
-                    script!("take.lua"),
+                    script!("begin.lua"),
                     id(of.lease),
-                    more.to_vec(),
+                    more,
                 )
             }
             Step::Seal(Of(request, of), at) => {
@@ -130,10 +182,11 @@ impl Nodes {
                 else {
                     return false;
                 };
-                let mut more = vec![world.sender(request).attempt.to_string(), "1".to_owned()];
+                let mut more = attempt(world.sender(request));
                 more.extend(self.nodes[place(at)].stamp(stamp));
                 let (epoch, n) = (choice.count.epoch, choice.count.n);
                 more.extend([number(choice.token), epoch.to_string(), n.to_string()]);
+                more.push(digits(state.replaced(request)));
                 (
                     place(at),
                     of.resource,
@@ -143,24 +196,34 @@ impl Nodes {
                 )
             }
             Step::CleanUp(Of(request, of), at) => {
-                let token = world.left(state, request, at).map(number);
-                let attempt = world.sender(request).attempt.to_string();
-                let more = vec![attempt, "1".to_owned(), token.unwrap_or_default()];
+                let ticket = world.sender(request).ticket.to_string();
                 (
                     place(at),
                     of.resource,
                     script!("abandon.lua"),
                     id(of.lease),
-                    more,
+                    vec![ticket],
                 )
             }
-            Step::Renew(_, lease, at) => {
-                let more = vec![TTL_MS.to_owned()];
+            Step::Renew(renewal, lease, at) => {
+                let Some(holder) = state.renewing(renewal).or(world.holder(state, lease)) else {
+                    return false;
+                };
+                let mut more = attempt(world.holding(lease, holder));
+                more.extend([TTL_MS.to_owned(), number(holder.token)]);
                 (place(at), 0, script!("renew.lua"), id(lease), more)
             }
+            Step::Release(release, lease, at) => {
+                let Some(holder) = state.releasing(release).or(world.holder(state, lease)) else {
+                    return false;
+                };
+                let mut more = attempt(world.holding(lease, holder));
+                more.push(number(holder.token));
+                (place(at), 0, script!("release.lua"), id(lease), more)
+            }
             Step::Look(_, _, at) => (place(at), 0, script!("look.lua"), String::new(), vec![]),
-            Step::End(release, _, at) => {
-                let found = self.nodes[place(at)].found[&release].clone();
+            Step::End(ended, _, at) => {
+                let found = self.nodes[place(at)].found[&ended].clone();
                 (place(at), 0, script!("end.lua"), String::new(), vec![found])
             }
             fault => {
@@ -169,19 +232,26 @@ impl Nodes {
             }
         };
         self.drawn += 1;
-        let (clock, lease) = (self.clock(), self.lease(resource));
+        let (counter, lease) = (self.counter(), self.lease(resource));
         let fresh = format!("{:032x}", self.drawn);
         let text = self
             .change
             .map_or(text.into(), |change| change.applied(text));
-        let mut words = vec!["EVAL", &text, "2", &clock, &lease];
-        words.extend(["the-source", "a b c", &fresh, &id]);
+        let mut words = vec!["EVAL", &text, "2", &counter, &lease];
+        words.extend(["the-source", "a b c", &fresh, EPOCH_SIZE, &id]);
         words.extend(more.iter().map(String::as_str));
-        let said: Vec<String> = redis::from_redis_value(self.command(node, &words).await).unwrap();
-        if let (Step::Look(release, lease, _), Answer::Found(key)) = (step, answer)
+        let said = self.command(node, &words).await;
+        let said: Vec<String> = match step {
+            // It reads one lease of several.
+            Step::Look(..) => redis::from_redis_value::<Vec<Vec<String>>>(said)
+                .unwrap()
+                .remove(0),
+            _ => redis::from_redis_value(said).unwrap(),
+        };
+        if let (Step::Look(ended, lease, _), Answer::Found(key)) = (step, answer)
             && key.lease == lease
         {
-            self.nodes[node].found.insert(release, said[1].clone());
+            self.nodes[node].found.insert(ended, said[0].clone());
         }
         let said: Vec<&str> = said.iter().map(String::as_str).collect();
         self.nodes[node].says(answer, &said)
@@ -195,7 +265,7 @@ impl Nodes {
                 self.command(place(at), &["DEL", &key]).await;
             }
             Step::Evict(at) => {
-                let key = self.clock();
+                let key = self.counter();
                 self.command(place(at), &["DEL", &key]).await;
             }
             Step::Flush(at) => {
@@ -232,16 +302,19 @@ impl Nodes {
 
     /// Whether all nodes have what those of the model have.
     pub async fn are_as(&mut self, state: &State) -> bool {
-        let (clock, leases) = (self.clock(), [self.lease(0), self.lease(1)]);
-        let looks = self.nodes.iter_mut().map(|node| node.look(&clock, &leases));
+        let (counter, leases) = (self.counter(), [self.lease(0), self.lease(1)]);
+        let looks = self
+            .nodes
+            .iter_mut()
+            .map(|node| node.look(&counter, &leases));
         let found = join_all(looks).await;
         state.nodes.iter().all(|model| {
             let place = model.name.0 - 1;
-            let (clock, leases) = &found[place];
-            let is_as = self.nodes[place].is_as(&model.server, clock, leases);
+            let (counter, leases) = &found[place];
+            let is_as = self.nodes[place].is_as(&model.server, counter, leases);
             if !is_as {
                 println!(
-                    "node {}: {clock:?} {leases:?} is not {:?}",
+                    "node {}: {counter:?} {leases:?} is not {:?}",
                     model.name.0, model.server
                 );
             }
@@ -249,8 +322,8 @@ impl Nodes {
         })
     }
 
-    fn clock(&self) -> String {
-        format!("{}:quorum:{{110}}:clock", self.prefix)
+    fn counter(&self) -> String {
+        format!("{}:quorum:{{110}}:counter", self.prefix)
     }
 
     fn lease(&self, resource: usize) -> String {
@@ -276,23 +349,27 @@ async fn connect(url: &str) -> MultiplexedConnection {
 type Values = Vec<Option<String>>;
 
 impl Node {
-    /// Its clock, and its leases.
-    async fn look(&mut self, clock: &str, leases: &[String]) -> (Values, Values) {
+    /// Its token counter, and its leases.
+    async fn look(&mut self, counter: &str, leases: &[String]) -> (Values, Values) {
         let fields = ["history", "incarnation", "serial", "epoch", "n"];
         let mut both = redis::pipe();
-        both.cmd("HMGET").arg(clock).arg(&fields);
+        both.cmd("HMGET").arg(counter).arg(&fields);
         both.cmd("MGET").arg(leases);
         both.query_async(&mut self.connection).await.unwrap()
     }
 
     fn stamp(&self, stamp: Stamp) -> [String; 3] {
-        let history = self.histories.real(stamp.history);
-        let incarnation = self.incarnations.real(stamp.incarnation);
-        [
-            history.to_owned(),
-            incarnation.to_owned(),
-            stamp.serial.to_string(),
-        ]
+        let [history, incarnation] = self.counter((stamp.history, stamp.incarnation));
+        [history, incarnation, stamp.serial.to_string()]
+    }
+
+    /// The history and the incarnation of a counter.
+    fn counter(&self, (history, incarnation): (u8, u8)) -> [String; 2] {
+        let (history, incarnation) = (
+            self.histories.real(history),
+            self.incarnations.real(incarnation),
+        );
+        [history, incarnation].map(str::to_owned)
     }
 
     fn says(&mut self, answer: Answer, said: &[&str]) -> bool {
@@ -304,23 +381,40 @@ impl Node {
             ]
         };
         let is_as = match (answer, said) {
-            (Answer::Taken(taken), ["taken", stamp @ .., usable, epoch, n, token]) => {
-                self.is_stamp(stamp, taken.stamp)
+            (
+                Answer::Taken(taken),
+                [
+                    answer,
+                    history,
+                    incarnation,
+                    serial,
+                    counters,
+                    usable,
+                    epoch,
+                    n,
+                    token,
+                ],
+            ) => {
+                let stamp = [*history, *incarnation, *serial];
+                *answer == if taken.is_sealed { "sealed" } else { "taken" }
+                    && self.is_stamp(&stamp, taken.stamp)
+                    && self.incarnations.agree(counters, taken.incarnation)
                     && counted(taken.usable, taken.counted, [usable, epoch, n])
-                    && *token == digits(taken.stored)
+                    && *token == digits(taken.token)
             }
             (Answer::Renewed(renewed), ["renewed", token, usable, epoch, n]) => {
                 *token == digits(renewed.token)
                     && counted(renewed.usable, renewed.counted, [usable, epoch, n])
             }
-            (Answer::Found(key), ["found", value, ..]) => self.is_key(value, &key),
+            (Answer::Found(key), [value, _, _, _, _]) => self.is_key(value, &key),
             (Answer::Held, ["held", ..])
             | (Answer::Older, ["older", _])
             | (Answer::Lost, ["lost"])
             | (Answer::Sealed, ["sealed"])
             | (Answer::Refused, ["refused"])
             | (Answer::Ended, ["ended"])
-            | (Answer::None, ["none"]) => true,
+            | (Answer::Begun, ["begun"])
+            | (Answer::None, ["none"] | []) => true,
             _ => false,
         };
         if !is_as {
@@ -332,11 +426,11 @@ impl Node {
     fn is_as(
         &mut self,
         model: &Server,
-        clock: &[Option<String>],
+        counter: &[Option<String>],
         leases: &[Option<String>],
     ) -> bool {
-        let is_clock = match (&model.clock, clock) {
-            (None, clock) => clock.iter().all(Option::is_none),
+        let is_counter = match (&model.counter, counter) {
+            (None, counter) => counter.iter().all(Option::is_none),
             (
                 Some(model),
                 [
@@ -346,10 +440,10 @@ impl Node {
                     Some(epoch),
                     n,
                 ],
-            ) => self.is_clock(model, [history, incarnation, serial, epoch], n.as_deref()),
+            ) => self.is_counter(model, [history, incarnation, serial, epoch], n.as_deref()),
             _ => false,
         };
-        is_clock
+        is_counter
             && model.keys.iter().zip(leases).all(|pair| match pair {
                 (None, None) => true,
                 (Some(key), Some(value)) => self.is_key(value, key),
@@ -357,7 +451,7 @@ impl Node {
             })
     }
 
-    fn is_clock(&mut self, model: &Clock, real: [&str; 4], n: Option<&str>) -> bool {
+    fn is_counter(&mut self, model: &Counter, real: [&str; 4], n: Option<&str>) -> bool {
         let [history, incarnation, serial, epoch] = real;
         self.is_stamp(
             &[history, incarnation, serial],
@@ -375,11 +469,12 @@ impl Node {
         let [
             id,
             number,
-            "1",
+            ticket,
             history,
             incarnation,
             serial,
             token,
+            mark,
             "0",
             "",
         ] = words[..]
@@ -388,6 +483,8 @@ impl Node {
         };
         id == char::from(b'a' + key.lease).to_string()
             && number == key.attempt.to_string()
+            && ticket == key.ticket.to_string()
+            && mark == if key.mark { "1" } else { "0" }
             && self.is_stamp(&[history, incarnation, serial], key.stamp)
             && token == digits(key.token)
     }
@@ -400,6 +497,11 @@ impl Node {
             && self.incarnations.agree(incarnation, model.incarnation)
             && *serial == model.serial.to_string()
     }
+}
+
+/// Number and ticket.
+fn attempt(sender: Sender) -> Vec<String> {
+    vec![sender.attempt.to_string(), sender.ticket.to_string()]
 }
 
 fn number(token: Token) -> String {

@@ -6,19 +6,19 @@ use super::{client::Request, rules::Rule, server::Token, state::Spent};
 pub struct Bounds {
     pub(super) nodes: usize,
     /// The nodes have counted to the first token of the first epoch, for a lease that has come and gone. Otherwise they
-    /// have no clocks.
+    /// have no counters.
     pub(super) has_counted: bool,
     pub(super) requests: Vec<Request>,
     /// The first request has been granted already, on all nodes.
     pub(super) first_is_granted: bool,
     /// The leases that are renewed with the token they have, one renewal after the other.
     pub(super) renewals: Vec<u8>,
-    /// The leases that are released.
+    /// The leases that are released by their holders.
     pub(super) releases: Vec<u8>,
+    /// The leases that are looked at, and broken.
+    pub(super) breaks: Vec<u8>,
     /// All nodes have saved what they have at the beginning.
     pub(super) saved: bool,
-    /// Late are scripts of the first request only.
-    pub(super) only_first_is_late: bool,
     /// How many nodes the scripts of a request reach that take the key.
     pub(super) reach: usize,
     /// Any key may expire at any moment, and does where a request from this one on is in need of that.
@@ -47,8 +47,8 @@ impl Bounds {
             first_is_granted: false,
             renewals: vec![],
             releases: vec![],
+            breaks: vec![],
             saved: false,
-            only_first_is_late: false,
             reach: 3,
             expires_from: 0,
             gives_up: false,
@@ -89,6 +89,11 @@ impl Bounds {
         self
     }
 
+    fn breaks(mut self, leases: &[u8]) -> Self {
+        self.breaks = leases.to_vec();
+        self
+    }
+
     fn gives_up(mut self) -> Self {
         self.gives_up = true;
         self
@@ -99,7 +104,7 @@ impl Bounds {
         self
     }
 
-    fn without_clocks(mut self) -> Self {
+    fn without_counters(mut self) -> Self {
         self.has_counted = false;
         self
     }
@@ -115,18 +120,8 @@ impl Bounds {
         self
     }
 
-    fn only_first_is_late(mut self) -> Self {
-        self.only_first_is_late = true;
-        self
-    }
-
     fn reaching(mut self, nodes: usize) -> Self {
         self.reach = nodes;
-        self
-    }
-
-    fn expires_from(mut self, request: usize) -> Self {
-        self.expires_from = request;
         self
     }
 
@@ -138,43 +133,46 @@ impl Bounds {
     /// Two leases and all that nodes can lose, and two leases of which one is asked for again.
     pub fn small() -> Vec<Self> {
         vec![
-            Self::of(&[A, B]).restarts(1, 0).late_takes(1),
-            Self::of(&[A, B])
-                .restarts_from_the_beginning(1)
-                .evicts(1)
+            Self::of(&[A.proposing(3), B]).late_takes(1).renews(&[0]),
+            Self::of(&[A.proposing(3), B]).reaching(2).restarts(1, 0),
+            Self::of(&[A, A2.proposing(3), B])
+                .reaching(2)
+                .gives_up()
                 .renews(&[0]),
-            Self::of(&[A, A2, B]).reaching(2).gives_up().renews(&[0]),
+            Self::of(&[A, A2.proposing(3), B]).releases(&[0]),
+            Self::of(&[A, A2.instead_of_first(), B])
+                .reaching(2)
+                .renews(&[0]),
         ]
     }
 
-    /// A third lease, more faults in any order, five nodes.
+    /// A third lease, a restart, five nodes.
     pub fn large() -> Vec<Self> {
         vec![
-            Self::of(&[A, B, C]).restarts(1, 0),
-            Self::of(&[A, B, C]).reaching(2).restarts(1, 1).flushes(1),
-            Self::of(&[A, B]).restarts(2, 0).late_takes(2),
-            Self::of(&[A, B]).restarts(2, 1).flushes(1),
-            Self::of(&[A, B]).restarts(1, 1).flushes(1).late_takes(1),
-            Self::of(&[A, B]).nodes(5).restarts(1, 0).late_takes(1),
+            Self::of(&[A, B.proposing(3), C]).late_takes(1),
+            Self::of(&[A.proposing(3), B]).restarts(1, 0),
+            Self::of(&[A, B.proposing(3)]).nodes(5),
         ]
     }
 
     /// What is walked through at random: one lease with all that can become of it beside another one, and two resources.
     pub fn walks() -> Vec<Self> {
-        let leases = Self::of(&[A, A2, A3.another_token(None), B]).gives_up();
-        let resources = Self::of(&[A.on_second_resource(), B, B2, C]);
+        let leases = [A, A2.proposing(4), A3.another_token(None), B.proposing(3)];
+        let resources = [A.on_second_resource(), B.proposing(3), B2, C.proposing(3)];
         vec![
-            leases
+            Self::of(&leases)
+                .gives_up()
                 .late_takes(4)
                 .evicts(1)
                 .renews(&[0, 1])
-                .releases(&[0, 0])
-                .without_clocks(),
-            resources
+                .releases(&[0, 1])
+                .breaks(&[0, 0])
+                .without_counters(),
+            Self::of(&resources)
                 .late_takes(4)
                 .renews(&[1, 2])
                 .releases(&[1, 2])
-                .without_clocks(),
+                .breaks(&[2]),
         ]
     }
 
@@ -193,10 +191,21 @@ impl Bounds {
     pub fn of_rule(rule: Rule) -> Self {
         match rule {
             Rule::Seal
+            | Rule::SealWhereFree
+            | Rule::NextAboveCounter
+            | Rule::SealCounts
+            | Rule::SealedOnMajority
             | Rule::SealOnMajority
-            | Rule::LeaseWhenSealing
-            | Rule::HighestOfMajority
-            | Rule::NodesStandAlone => Self::of(&[A, B]),
+            | Rule::LeaseWhenSealing => Self::of(&[A, B]),
+            Rule::NodesStandAlone => Self::of(&[A, B]).reaching(2),
+            Rule::ProposalAbove => Self::of(&[A.proposing(2), B.proposing(2)]),
+            Rule::SameTokenSealed | Rule::TripsApart | Rule::HighestOfMajority => {
+                Self::of(&[A, B, C])
+            }
+            Rule::MissingSealsNothing => Self::of(&[A, B]).evicts(1),
+            Rule::BlankSealsNothing => Self::of(&[A, B]).restarts_from_the_beginning(1),
+            Rule::ProposalOfCountedEpoch => Self::of(&[A.proposing_of(2, 1), B]).restarts(1, 0),
+            Rule::LateAnswers => Self::of(&[A, B, C]).late_takes(1),
             Rule::StampBesideAttempt | Rule::SealWhereCounted => Self::of(&[A, B]).late_takes(1),
             Rule::StampBesideLeaseId | Rule::StoredOnMajority => Self::of(&[A, A2, B]),
             Rule::HistoryWhenSealing => Self::of(&[A, B]).restarts(1, 1),
@@ -205,14 +214,7 @@ impl Bounds {
                 .evicts(1)
                 .late_takes(1)
                 .renews(&[0])
-                .without_clocks(),
-            Rule::IncarnationOfClock => Self::of(&[A.on_second_resource(), B, C])
-                .reaching(2)
-                .evicts(1)
-                .late_takes(1)
-                .only_first_is_late()
-                .expires_from(2)
-                .without_clocks(),
+                .without_counters(),
             Rule::HigherOfBoth => Self::of(&[A.on_second_resource(), B, C]).reaching(2),
             Rule::NumbersOfOneEpoch => Self::of(&[A.on_second_resource(), B, C])
                 .reaching(2)
@@ -220,37 +222,53 @@ impl Bounds {
             Rule::BlankUnderNewHistory => Self::of(&[A, B, C])
                 .reaching(2)
                 .restarts_from_the_beginning(1),
-            Rule::LostIsNotZero | Rule::LostIsNotPassedOver => Self::of(&[A, B]).restarts(1, 0),
-            Rule::EpochFromDatabase | Rule::EpochAskedNow => Self::of(&[A, B]).restarts(2, 0),
+            Rule::BlankIsUnknown => Self::of(&[A, B]).restarts(1, 0),
+            Rule::EpochFromDatabase | Rule::EpochAskedNow => {
+                Self::of(&[A, B]).reaching(2).restarts(2, 0)
+            }
+            Rule::HistoryWhenBeginning => Self::of(&[A, B, C])
+                .reaching(2)
+                .restarts(1, 1)
+                .without_counters(),
+            Rule::IncarnationWhenBeginning | Rule::BeginRaises => Self::of(&[A, B, C])
+                .reaching(2)
+                .evicts(1)
+                .without_counters(),
             Rule::HistoryOfStoredToken => Self::of(&[A, A2, B, C.on_second_resource()])
                 .first_is_granted()
                 .reaching(2)
                 .restarts_from_the_beginning(1),
-            Rule::OneChoice => Self::of(&[A, A2.instead_of(0)]).renews(&[0]),
-            Rule::AboveStoredToken => {
+            Rule::OnlyRaises => {
                 let above = Some(Token::new(7, 5));
                 Self::of(&[A, A2.another_token(above), A3.another_token(None)])
                     .first_is_granted()
                     .never_expires()
             }
             Rule::NewerAttemptsOnly => Self::of(&[A, A2]).renews(&[0]),
-            Rule::RenewalNeedsToken | Rule::RenewalNeedsSameToken => {
-                Self::of(&[A, A2, B]).first_is_granted().renews(&[0])
-            }
+            Rule::RenewalNamesToken => Self::of(&[A, B]).late_takes(2).renews(&[0]),
             Rule::RenewalNeedsHistory => Self::of(&[A, B])
                 .first_is_granted()
                 .restarts_from_the_beginning(1)
                 .renews(&[0]),
             Rule::RenewalSetsNothing => Self::of(&[A, B]).first_is_granted().renews(&[0]),
+            Rule::RepairRaises | Rule::RepairRaisesCounter => Self::of(&[A, B]).renews(&[0]),
+            Rule::NewTokenNamesToken => Self::of(&[A, A2.another_token(None), B])
+                .first_is_granted()
+                .reaching(2)
+                .late_takes(2),
             Rule::NewTokenNeedsHistory => Self::of(&[A, A2.another_token(None), B])
                 .first_is_granted()
+                .reaching(2)
                 .restarts_from_the_beginning(1),
-            Rule::ReleaseOfWhatWasFound => Self::of(&[A, A2])
+            Rule::ReleaseOfAttempt | Rule::ReleaseOfToken | Rule::ReleaseOfMark => {
+                Self::of(&[A, A2]).releases(&[0])
+            }
+            Rule::EndOfWhatWasFound => Self::of(&[A, A2])
                 .first_is_granted()
-                .releases(&[0, 0])
+                .breaks(&[0, 0])
                 .never_expires(),
-            Rule::CleanUpOfAttempt | Rule::CleanUpWhereSealed => Self::of(&[A, A2]).gives_up(),
-            Rule::CleanUpOfToken => Self::of(&[A, A2]).first_is_granted().gives_up(),
+            Rule::CleanUpOfRequest => Self::of(&[A, A2]).gives_up(),
+            Rule::CleanUpOfMark => Self::of(&[A, A2.proposing(2)]).gives_up(),
             Rule::CountOfMajority => Self::of(&[A, B.on_second_resource()])
                 .first_is_granted()
                 .renews(&[0, 0])

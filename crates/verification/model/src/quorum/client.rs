@@ -1,10 +1,11 @@
-//! What the clients do with the answers: `src/lease/quorum/grant.rs` and `renew.rs`.
+//! What the clients do with the answers: `crates/redlock/src/grant.rs` and `renew.rs`.
 
 use std::fmt;
 
 use super::{
     rules::{Rule, Rules},
     server::{Taken, Token},
+    state::Holder,
 };
 
 /// A request for a token of a lease: one attempt.
@@ -12,8 +13,12 @@ use super::{
 pub struct Request {
     pub lease: u8,
     pub attempt: u8,
+    /// The request that the attempt belongs to.
+    pub ticket: u8,
     pub resource: usize,
     pub wish: Wish,
+    /// The token that is sealed at once where it is above the counter.
+    pub proposal: Option<Token>,
     /// It goes on for this one, the epoch of whose token has turned out to be over.
     pub(super) instead_of: Option<usize>,
 }
@@ -30,8 +35,10 @@ impl Request {
         Self {
             lease,
             attempt,
+            ticket: attempt,
             resource: 0,
             wish: Wish::Grant,
+            proposal: None,
             instead_of: None,
         }
     }
@@ -50,9 +57,23 @@ impl Request {
         }
     }
 
-    pub(super) const fn instead_of(self, request: usize) -> Self {
+    /// The next attempt of the first request.
+    pub(super) const fn instead_of_first(self) -> Self {
         Self {
-            instead_of: Some(request),
+            instead_of: Some(0),
+            ticket: 1,
+            ..self
+        }
+    }
+
+    /// Proposes this number of the first epoch.
+    pub(super) const fn proposing(self, n: u8) -> Self {
+        self.proposing_of(1, n)
+    }
+
+    pub(super) const fn proposing_of(self, epoch: u8, n: u8) -> Self {
+        Self {
+            proposal: Some(Token::new(epoch, n)),
             ..self
         }
     }
@@ -93,8 +114,14 @@ pub struct Before {
 pub struct Progress {
     /// Nothing before it has begun.
     pub(super) before: Option<Before>,
+    /// What the holder knew whose lease is to have another token.
+    pub(super) holder: Option<Holder>,
     /// An epoch that was asked for ahead.
     pub(super) ahead: Option<u8>,
+    /// The epoch that it begins on the counters that were answered. It takes the keys once more.
+    pub epoch: Option<u8>,
+    /// It has taken an epoch, and takes no other: another request may.
+    pub(super) has_epoch: bool,
     pub choice: Option<Choice>,
     /// The token that was answered.
     pub granted: Option<Token>,
@@ -110,7 +137,7 @@ pub struct Choice {
     /// It is for a lease that is held, but another lease had been granted before the request began, above all tokens
     /// that had been chosen for this one.
     pub(super) revives: bool,
-    /// A majority has stored it, so that it is answered without being sealed.
+    /// A majority has it already, so that it is answered without a second trip.
     pub(super) is_stored: bool,
 }
 
@@ -120,24 +147,52 @@ pub(super) struct Counted<'a> {
     pub(super) majority: usize,
     pub(super) seen: Token,
     pub(super) is_over: bool,
-    pub(super) ahead: Option<u8>,
 }
 
-/// Chooses a token. `next_epoch` asks the database for an epoch above that one.
+/// What a client does next.
+pub(super) enum Next {
+    /// It answers this token, or seals it.
+    Chooses(Choice),
+    /// It takes an epoch above this one, begins it, and takes the keys once more.
+    NeedsEpoch(u8),
+}
+
+/// Chooses a token, by the answers of the first trip.
 pub(super) fn choose(
     rules: Rules,
     wish: Wish,
+    proposal: Option<Token>,
     counted: &Counted<'_>,
-    next_epoch: impl FnOnce(u8) -> u8,
-) -> Choice {
+) -> Next {
+    let enough = |rule: Rule| match rules.has(rule) {
+        true => counted.majority,
+        false => 1,
+    };
+    let stored = |token: Token| {
+        Next::Chooses(Choice {
+            token,
+            count: token,
+            revives: false,
+            is_stored: true,
+        })
+    };
     let mut taken = counted.taken.to_vec();
+    if wish == Wish::Grant && !counted.is_over {
+        let sealed = taken.iter().filter(|taken| taken.is_sealed);
+        let sealed: Vec<_> = sealed.map(|taken| taken.token).collect();
+        let added_up = !rules.has(Rule::SameTokenSealed) && sealed.len() >= counted.majority;
+        let highest = sealed.iter().copied().flatten().max();
+        let token = most(&sealed, enough(Rule::SealedOnMajority));
+        if let Some(token) = token.or(highest.filter(|_| added_up))
+            && token > counted.seen
+        {
+            return stored(token);
+        }
+    }
     if !rules.has(Rule::HighestOfMajority) {
         taken.truncate(1);
     }
-    if !rules.has(Rule::LostIsNotPassedOver) && taken.iter().any(|taken| taken.usable) {
-        taken.retain(|taken| taken.usable);
-    }
-    if !rules.has(Rule::LostIsNotZero) {
+    if !rules.has(Rule::BlankIsUnknown) {
         for lost in taken.iter_mut().filter(|taken| !taken.usable) {
             (lost.usable, lost.counted) = (true, Token::new(1, 0));
         }
@@ -145,47 +200,32 @@ pub(super) fn choose(
     let highest = taken.iter().map(|taken| taken.counted).max();
     let highest = highest.unwrap_or_default();
     let all = taken.iter().all(|taken| taken.usable);
-    let usable = all && highest >= counted.seen && !counted.is_over;
-
-    let enough = match rules.has(Rule::StoredOnMajority) {
-        true => counted.majority,
-        false => 1,
-    };
-    let stored: Vec<_> = counted.taken.iter().map(|taken| taken.stored).collect();
-    if usable
-        && wish == Wish::Grant
-        && let Some(token) = most(&stored, enough)
-    {
-        return Choice {
-            token,
-            count: token,
-            revives: false,
-            is_stored: true,
-        };
+    if !all || highest < counted.seen || counted.is_over {
+        return Next::NeedsEpoch(highest.epoch.max(counted.seen.epoch));
     }
-    let count = match counted.ahead {
-        _ if usable => Token::new(highest.epoch, highest.n + 1),
-        Some(epoch) => Token::new(epoch, 1),
-        None if rules.has(Rule::EpochFromDatabase) => {
-            Token::new(next_epoch(highest.epoch.max(counted.seen.epoch)), 1)
-        }
-        None => Token::new(highest.epoch + 1, 1),
-    };
-    let mut token = count;
-    if let Some(stored) = stored.into_iter().flatten().max()
-        && rules.has(Rule::AboveStoredToken)
+    let tokens: Vec<_> = counted.taken.iter().map(|taken| taken.token).collect();
+    if wish == Wish::Grant
+        && let Some(token) = most(&tokens, enough(Rule::StoredOnMajority))
+        && token.epoch >= highest.epoch
     {
-        token = token.max(Token::new(stored.epoch, stored.n + 1));
+        return stored(token);
+    }
+    let count = highest.max(proposal.unwrap_or_default()).next();
+    let mut token = count;
+    if let Some(stored) = tokens.into_iter().flatten().max()
+        && rules.has(Rule::OnlyRaises)
+    {
+        token = token.max(stored.next());
     }
     if let Wish::Another(Some(above)) = wish {
         token = token.max(above);
     }
-    Choice {
+    Next::Chooses(Choice {
         token,
         count,
         revives: false,
         is_stored: false,
-    }
+    })
 }
 
 /// The token that so many have said.

@@ -15,8 +15,8 @@ pub use self::{
     bounds::Bounds,
     client::{Choice, Progress, Request, Wish},
     rules::{Rule, Rules},
-    server::{Answer, Clock, Key, Renewed, Sender, Server, Stamp, Taken, Token},
-    state::{Name, Node, State},
+    server::{Answer, Counter, Key, Renewed, Sender, Server, Stamp, Taken, Token},
+    state::{Holder, Name, Node, State},
     step::{At, Nodes, Of, Step},
 };
 use crate::search::World;
@@ -186,6 +186,6 @@ fn nothing_is_revived(_: &Quorum, state: &State) -> bool {
         !revives || request.granted.is_none()
     }) && renewals.all(|renewal| {
         let renewed = renewal.renewed.zip(renewal.before);
-        renewed.is_none_or(|(token, before)| token > before.others)
+        renewed.is_none_or(|(token, before)| token.min(before.own) > before.others)
     })
 }

@@ -24,12 +24,8 @@ impl Quorum {
             let next = at(&state, |asked| !asked.ran);
             state = step(&state, Step::Take(of, next, false));
         }
-        let all = nodes(&state, places.clone().map(|place| 1 << place).sum());
+        let all = nodes(&state, places.map(|place| 1 << place).sum());
         state = step(&state, Step::Choose(of, all));
-        for _ in places {
-            let next = at(&state, |asked| !asked.is_sealed);
-            state = step(&state, Step::Seal(of, next));
-        }
         state
     }
 
@@ -50,8 +46,7 @@ impl Quorum {
             && what.wish == Wish::Grant;
         let nodes_asked = state.nodes.iter().filter(|node| node.asked[request].ran);
         let is_on_its_way = progress.choice.is_none() && nodes_asked.count() < self.bounds.reach;
-        let late_takes = state.spent.late_takes < self.bounds.most.late_takes
-            && (request == 0 || !self.bounds.only_first_is_late);
+        let late_takes = state.spent.late_takes < self.bounds.most.late_takes;
         for at in state.servers() {
             let asked = state.nodes[at.node].asked[request];
             if (!asked.ran && is_on_its_way) || late_takes {
@@ -59,6 +54,9 @@ impl Quorum {
             }
             if progress.choice.is_some() && asked.taken.is_some() {
                 steps.push(Step::Seal(of, at));
+            }
+            if asked.blank.is_some() {
+                steps.push(Step::Begin(of, at));
             }
             if may_give_up {
                 steps.push(Step::CleanUp(of, at));
@@ -86,7 +84,8 @@ impl Quorum {
         let key = state
             .server(at)
             .and_then(|server| server.keys[of.1.resource]);
-        if key.is_none_or(|key| key.lease == of.1.lease) {
+        let is_free = key.is_none_or(|key| key.lease == of.1.lease);
+        if is_free || !self.rules.has(Rule::SealWhereFree) {
             steps.push(Step::Take(of, at, false));
         }
         if key.is_some() && of.0 >= self.bounds.expires_from {
@@ -104,7 +103,10 @@ impl Quorum {
                 key.is_some_and(|key| key.lease != what.lease)
             };
             let of = Of(request, *what);
-            let places = state.servers().filter(is_anothers);
+            let can_be_sent = !what.only_mine() || self.named(state, request).is_some();
+            let places = state
+                .servers()
+                .filter(move |at| can_be_sent && is_anothers(at));
             places.map(move |at| Step::Take(of, at, false))
         });
         takes.collect()
@@ -130,11 +132,16 @@ impl Quorum {
     fn is_alike(&self, one: &Request, other: &Request) -> bool {
         let is_alone = |lease: u8| {
             let requests = self.bounds.requests.iter();
-            let calls = self.bounds.renewals.iter().chain(&self.bounds.releases);
+            let bounds = &self.bounds;
+            let calls = bounds
+                .renewals
+                .iter()
+                .chain(&bounds.releases)
+                .chain(&bounds.breaks);
             requests.filter(|request| request.lease == lease).count() == 1
                 && !calls.clone().any(|of| *of == lease)
         };
-        (one.resource, one.wish) == (other.resource, other.wish)
+        (one.resource, one.wish, one.proposal) == (other.resource, other.wish, other.proposal)
             && is_alone(one.lease)
             && is_alone(other.lease)
     }
@@ -153,6 +160,11 @@ impl Quorum {
             }
         }
         for (n, lease) in self.bounds.releases.iter().enumerate() {
+            if state.releases[n].is_some() || self.is_answered(state, *lease) {
+                steps.push(Step::Release(n, *lease, at));
+            }
+        }
+        for (n, lease) in self.bounds.breaks.iter().enumerate() {
             match node.found[n] {
                 Some(_) => steps.push(Step::End(n, *lease, at)),
                 None if self.is_answered(state, *lease) => steps.push(Step::Look(n, *lease, at)),

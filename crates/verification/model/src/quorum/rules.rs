@@ -2,12 +2,35 @@
 
 use std::fmt;
 
-/// What may not be left out. The numbered steps are those of `src/lease/quorum/mod.rs`.
+/// What the protocol compares. Nothing was found to break without some of these, in the bounds that were searched:
+/// they are not in [`ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// To take is not to be granted.
+    /// To choose a token is not to be granted it.
     Seal,
-    /// Nor is it to be sealed on a few nodes.
+    /// A token is sealed at once only if there is no key.
+    SealWhereFree,
+    /// A proposal is above the counter.
+    ProposalAbove,
+    /// Without one, the token is above the counter, too.
+    NextAboveCounter,
+    /// A counter that is missing seals nothing at once.
+    MissingSealsNothing,
+    /// Nor does a blank one.
+    BlankSealsNothing,
+    /// To seal at once sets the counter, in the same script.
+    SealCounts,
+    /// A token that is sealed at once is granted on a majority.
+    SealedOnMajority,
+    /// It is the same token on all of them.
+    SameTokenSealed,
+    /// Seals of the first trip do not count in the second one.
+    TripsApart,
+    /// Nor do answers that come after the choice.
+    LateAnswers,
+    /// The epoch of a proposal is one in which a node has counted.
+    ProposalOfCountedEpoch,
+    /// The second trip seals a majority.
     SealOnMajority,
     /// A seal fits to the lease that was taken.
     LeaseWhenSealing,
@@ -19,96 +42,109 @@ pub enum Rule {
     HistoryWhenSealing,
     /// And to the incarnation.
     Incarnation,
-    /// Also where the key is older than the clock.
-    IncarnationOfClock,
-    /// Only the nodes are sealed whose clocks were counted.
+    /// Only the nodes are sealed whose counters were compared.
     SealWhereCounted,
-    /// No seal turns a clock back.
+    /// A token of a lease is above those before it.
+    OnlyRaises,
+    /// No seal turns a counter back.
     HigherOfBoth,
     /// Nor does a higher number of an older epoch.
     NumbersOfOneEpoch,
-    /// A token is counted from the highest clock of a majority.
+    /// A token is counted from the highest counter of a majority.
     HighestOfMajority,
-    /// A clock counts under the history in which it was written.
+    /// A counter counts in the history in which it was written.
     HistoryWhenTaking,
     /// Another one is blank from the first time on that it is met.
     BlankUnderNewHistory,
-    /// A clock that was lost is not one that has counted nothing.
-    LostIsNotZero,
-    /// Nor is it passed over where another one is usable.
-    LostIsNotPassedOver,
+    /// A blank counter is not one that has counted nothing.
+    BlankIsUnknown,
     /// The epoch comes from the database.
     EpochFromDatabase,
     /// And was not asked for ahead.
     EpochAskedNow,
+    /// An epoch begins in the history in which it was needed.
+    HistoryWhenBeginning,
+    /// And on that very counter.
+    IncarnationWhenBeginning,
+    /// It begins above the one that the counter knows.
+    BeginRaises,
     /// A token that is answered again is one that a majority has.
     StoredOnMajority,
-    /// A key keeps its token under the history in which it was sealed.
+    /// A key keeps its token in the history in which it was sealed.
     HistoryOfStoredToken,
-    /// One attempt chooses one token.
-    OneChoice,
-    /// It is above the one that the lease has.
-    AboveStoredToken,
     /// A newer attempt of a lease is not followed by an older one.
     NewerAttemptsOnly,
-    /// A renewal needs a token on each node.
-    RenewalNeedsToken,
-    /// And the same one.
-    RenewalNeedsSameToken,
-    /// And the history in which it was sealed.
+    /// A renewal names the token that the holder has.
+    RenewalNamesToken,
+    /// And needs the history in which it was sealed.
     RenewalNeedsHistory,
     /// It sets no key that is missing.
     RenewalSetsNothing,
-    /// A renewal for another token needs the history, too.
+    /// It lowers no token on a node that has a higher one.
+    RepairRaises,
+    /// Nor a counter.
+    RepairRaisesCounter,
+    /// A new token is sealed over exactly the one that the holder has.
+    NewTokenNamesToken,
+    /// And needs the history.
     NewTokenNeedsHistory,
-    /// A release ends what was found.
-    ReleaseOfWhatWasFound,
-    /// Cleaning up ends keys of that attempt.
-    CleanUpOfAttempt,
-    /// And none that has the token of an earlier one.
-    CleanUpOfToken,
-    /// Nor one that has the same token from an earlier one.
-    CleanUpWhereSealed,
+    /// A release ends more than the lease id says.
+    ReleaseOfAttempt,
+    /// It ends no token above the one that is released.
+    ReleaseOfToken,
+    /// But for one that the very attempt has sealed.
+    ReleaseOfMark,
+    /// A break ends what was found.
+    EndOfWhatWasFound,
+    /// Cleaning up ends keys of that request.
+    CleanUpOfRequest,
+    /// And none that has a token of another one.
+    CleanUpOfMark,
     /// What only a minority has counted is not remembered.
     CountOfMajority,
     /// A node has no replicas, and is none.
     NodesStandAlone,
 }
 
-/// All rules, in the order of the table.
+/// The rules that are needed, in the order of the table.
 pub(super) const ALL: &[Rule] = &[
     Rule::Seal,
+    Rule::SealWhereFree,
+    Rule::ProposalAbove,
+    Rule::NextAboveCounter,
+    Rule::MissingSealsNothing,
+    Rule::BlankSealsNothing,
+    Rule::SealCounts,
+    Rule::SealedOnMajority,
+    Rule::SameTokenSealed,
+    Rule::TripsApart,
+    Rule::LateAnswers,
+    Rule::ProposalOfCountedEpoch,
     Rule::SealOnMajority,
     Rule::LeaseWhenSealing,
-    Rule::StampBesideAttempt,
     Rule::StampBesideLeaseId,
     Rule::HistoryWhenSealing,
-    Rule::Incarnation,
-    Rule::IncarnationOfClock,
-    Rule::SealWhereCounted,
+    Rule::OnlyRaises,
     Rule::HigherOfBoth,
-    Rule::NumbersOfOneEpoch,
     Rule::HighestOfMajority,
     Rule::HistoryWhenTaking,
     Rule::BlankUnderNewHistory,
-    Rule::LostIsNotZero,
-    Rule::LostIsNotPassedOver,
+    Rule::BlankIsUnknown,
     Rule::EpochFromDatabase,
-    Rule::EpochAskedNow,
     Rule::StoredOnMajority,
-    Rule::HistoryOfStoredToken,
-    Rule::OneChoice,
-    Rule::AboveStoredToken,
     Rule::NewerAttemptsOnly,
-    Rule::RenewalNeedsToken,
-    Rule::RenewalNeedsSameToken,
+    Rule::RenewalNamesToken,
     Rule::RenewalNeedsHistory,
     Rule::RenewalSetsNothing,
+    Rule::RepairRaises,
+    Rule::NewTokenNamesToken,
     Rule::NewTokenNeedsHistory,
-    Rule::ReleaseOfWhatWasFound,
-    Rule::CleanUpOfAttempt,
-    Rule::CleanUpOfToken,
-    Rule::CleanUpWhereSealed,
+    Rule::ReleaseOfAttempt,
+    Rule::ReleaseOfToken,
+    Rule::ReleaseOfMark,
+    Rule::EndOfWhatWasFound,
+    Rule::CleanUpOfRequest,
+    Rule::CleanUpOfMark,
     Rule::CountOfMajority,
     Rule::NodesStandAlone,
 ];
@@ -117,40 +153,67 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Seal => "sealing: a token is granted when it is chosen",
+            Self::SealWhereFree => {
+                "a free key when sealing at once: that of another lease is replaced"
+            }
+            Self::ProposalAbove => "a proposal is above the counter: any proposal is sealed",
+            Self::NextAboveCounter => {
+                "the next number without a proposal: the counter itself is sealed"
+            }
+            Self::MissingSealsNothing => {
+                "a counter when sealing at once: a missing one has counted nothing"
+            }
+            Self::BlankSealsNothing => {
+                "an epoch when sealing at once: a blank counter has counted nothing"
+            }
+            Self::SealCounts => "the counter is set when sealing at once",
+            Self::SealedOnMajority => "a majority when sealing at once: one node is enough",
+            Self::SameTokenSealed => {
+                "the same token when sealing at once: different ones are added up"
+            }
+            Self::TripsApart => "the trips are apart: seals of both are added up",
+            Self::LateAnswers => "late answers of the first trip count for nothing",
+            Self::ProposalOfCountedEpoch => "the epoch of a proposal is counted in: it is made up",
             Self::SealOnMajority => "a majority when sealing: one node is enough",
             Self::LeaseWhenSealing => "the lease when sealing",
             Self::StampBesideAttempt => "the stamp when sealing: the attempt is enough",
             Self::StampBesideLeaseId => "the attempt, too: the lease id is enough",
             Self::HistoryWhenSealing => "the history when sealing",
-            Self::Incarnation => "the incarnation",
-            Self::IncarnationOfClock => "the incarnation of the clock: that of the key is enough",
-            Self::SealWhereCounted => "sealing only where clocks were counted",
-            Self::HigherOfBoth => "the higher of both when sealing: the clock is set",
+            Self::Incarnation => "the incarnation when sealing",
+            Self::SealWhereCounted => "sealing only where counters were compared",
+            Self::OnlyRaises => "another token is above the one that is stored",
+            Self::HigherOfBoth => "the higher of both when sealing: the counter is set",
             Self::NumbersOfOneEpoch => "the epoch when counts are compared",
-            Self::HighestOfMajority => "the highest of a majority: one clock is enough",
-            Self::HistoryWhenTaking => "the history of a clock",
-            Self::BlankUnderNewHistory => "a clock of another history is blank from then on",
-            Self::LostIsNotZero => "a lost clock is unknown: it has counted nothing",
-            Self::LostIsNotPassedOver => "a lost clock is unknown: it is passed over for another",
+            Self::HighestOfMajority => "the highest of a majority: one counter is enough",
+            Self::HistoryWhenTaking => "the history of a counter",
+            Self::BlankUnderNewHistory => "a counter of another history is blank from then on",
+            Self::BlankIsUnknown => "a blank counter is unknown: it has counted nothing",
             Self::EpochFromDatabase => "an epoch of the database: the highest one known, plus one",
             Self::EpochAskedNow => "an epoch is asked for when it is needed: it is taken ahead",
+            Self::HistoryWhenBeginning => "the history when an epoch begins",
+            Self::IncarnationWhenBeginning => "the incarnation when an epoch begins",
+            Self::BeginRaises => "an epoch begins above the one that is known",
             Self::StoredOnMajority => "a majority when a token is answered again",
             Self::HistoryOfStoredToken => "the history when a token is answered again",
-            Self::OneChoice => "an attempt chooses one token",
-            Self::AboveStoredToken => "another token is above the one that is stored",
             Self::NewerAttemptsOnly => "an older attempt is refused",
-            Self::RenewalNeedsToken => "a token on each node when renewing",
-            Self::RenewalNeedsSameToken => "the same token on each node when renewing",
+            Self::RenewalNamesToken => {
+                "the token when renewing: equal tokens on a majority are enough"
+            }
             Self::RenewalNeedsHistory => "the history when renewing",
             Self::RenewalSetsNothing => "a renewal sets no key that is missing",
-            Self::NewTokenNeedsHistory => "the history when a lease is given another token",
-            Self::ReleaseOfWhatWasFound => {
-                "a release ends what it has found: the lease id is enough"
+            Self::RepairRaises => "a renewal only raises a key",
+            Self::RepairRaisesCounter => "a renewal only raises a counter",
+            Self::NewTokenNamesToken => {
+                "the token when a lease is given another one: the lease id is enough"
             }
-            Self::CleanUpOfAttempt => "the attempt when cleaning up",
-            Self::CleanUpOfToken => "the token when cleaning up",
-            Self::CleanUpWhereSealed => {
-                "the node when cleaning up: it is enough to have chosen the token"
+            Self::NewTokenNeedsHistory => "the history when a lease is given another token",
+            Self::ReleaseOfAttempt => "a release names its grant: the lease id is enough",
+            Self::ReleaseOfToken => "the token when releasing: the attempt is enough",
+            Self::ReleaseOfMark => "the mark when releasing a higher token of the attempt",
+            Self::EndOfWhatWasFound => "a break ends what it has found: the lease id is enough",
+            Self::CleanUpOfRequest => "the request when cleaning up: the lease id is enough",
+            Self::CleanUpOfMark => {
+                "the mark when cleaning up: the token is compared with the proposal"
             }
             Self::CountOfMajority => "a process remembers what a majority has counted",
             Self::NodesStandAlone => "nodes stand alone: a replica of one is promoted",

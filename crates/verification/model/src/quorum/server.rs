@@ -1,9 +1,9 @@
-//! One server of a quorum, and what the scripts do there: `src/lease/quorum/lua`, step for step. Times are left out, as
-//! any key may expire at any moment.
+//! One server of a quorum, and what the scripts do there: `crates/redlock/src/lua`, step for step. Times are
+//! left out, as any key may expire at any moment.
 
 use super::rules::{Rule, Rules};
 
-/// A token, and how far a clock has counted.
+/// A token, and how far a counter has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
     pub epoch: u8,
@@ -13,6 +13,11 @@ pub struct Token {
 impl Token {
     pub const fn new(epoch: u8, n: u8) -> Self {
         Self { epoch, n }
+    }
+
+    /// The next one of the epoch.
+    pub(super) const fn next(self) -> Self {
+        Self::new(self.epoch, self.n + 1)
     }
 }
 
@@ -24,9 +29,9 @@ pub struct Stamp {
     pub serial: u8,
 }
 
-/// The clock of the partition. Without `n` it is blank, and `epoch` the one that was known last.
+/// The token counter of the partition. Without `n` it is blank, and `epoch` the last one that was known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Clock {
+pub struct Counter {
     pub history: u8,
     pub incarnation: u8,
     pub serial: u8,
@@ -34,9 +39,13 @@ pub struct Clock {
     pub n: Option<u8>,
 }
 
-impl Clock {
+impl Counter {
     fn counted(&self) -> Token {
         Token::new(self.epoch, self.n.unwrap_or(0))
+    }
+
+    fn set(&mut self, count: Token) {
+        (self.epoch, self.n) = (count.epoch, Some(count.n));
     }
 }
 
@@ -45,8 +54,11 @@ impl Clock {
 pub struct Key {
     pub lease: u8,
     pub attempt: u8,
+    pub ticket: u8,
     pub stamp: Stamp,
     pub token: Option<Token>,
+    /// Whether the token was sealed by the request of the key, over no earlier one.
+    pub mark: bool,
 }
 
 /// Who sends a script, and for which resource of the partition.
@@ -54,19 +66,35 @@ pub struct Key {
 pub struct Sender {
     pub lease: u8,
     pub attempt: u8,
+    pub ticket: u8,
     pub resource: usize,
 }
 
-/// What `take` answers where it has set the key.
+impl Sender {
+    fn is(&self, key: &Key) -> bool {
+        (key.attempt, key.ticket) == (self.attempt, self.ticket)
+    }
+
+    /// Whether the key is of a newer attempt.
+    fn is_before(&self, key: &Key) -> bool {
+        (key.attempt, key.ticket) > (self.attempt, self.ticket)
+    }
+}
+
+/// What `take` and `retake` answer after they have set the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Taken {
     pub stamp: Stamp,
+    /// Of the counter.
+    pub incarnation: u8,
     pub usable: bool,
     pub counted: Token,
-    pub stored: Option<Token>,
+    pub token: Option<Token>,
+    /// Whether this attempt has sealed the token.
+    pub is_sealed: bool,
 }
 
-/// What `renew` answers where there is something to be renewed.
+/// What `renew` answers after it has renewed something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Renewed {
     pub token: Option<Token>,
@@ -82,6 +110,7 @@ pub enum Answer {
     Older,
     Lost,
     Sealed,
+    Begun,
     Refused,
     Renewed(Renewed),
     Found(Key),
@@ -95,15 +124,15 @@ pub struct Server {
     pub history: u8,
     /// The incarnation that was drawn last; none is drawn twice.
     drawn: u8,
-    pub clock: Option<Clock>,
+    pub counter: Option<Counter>,
     /// Of each resource.
     pub keys: [Option<Key>; 2],
 }
 
 impl Server {
-    /// One that has counted to the first token of the first epoch, or one without a clock.
+    /// One that has counted to the first token of the first epoch, or one without a counter.
     pub(super) fn new(has_counted: bool) -> Self {
-        let clock = Clock {
+        let counter = Counter {
             history: 0,
             incarnation: 0,
             serial: 1,
@@ -113,15 +142,15 @@ impl Server {
         Self {
             history: 0,
             drawn: 0,
-            clock: has_counted.then_some(clock),
+            counter: has_counted.then_some(counter),
             keys: [None; 2],
         }
     }
 
-    /// Comes back with nothing, or what was saved of the clock and the keys.
+    /// Comes back with nothing, or what was saved of the counter and the keys.
     pub(super) fn restart(&mut self, saved: Option<Self>) {
         self.history += 1;
-        self.clock = saved.and_then(|saved| saved.clock);
+        self.counter = saved.and_then(|saved| saved.counter);
         self.keys = saved.map_or([None; 2], |saved| saved.keys);
     }
 
@@ -134,89 +163,172 @@ impl Server {
         }
     }
 
-    fn owns(&self, rules: Rules, clock: &Clock) -> bool {
-        clock.history == self.history || !rules.has(Rule::HistoryWhenTaking)
+    fn owns(&self, rules: Rules, counter: &Counter) -> bool {
+        counter.history == self.history || !rules.has(Rule::HistoryWhenTaking)
     }
 
-    fn renews(&self, key: &Key) -> bool {
+    /// Whether the token of a key counts.
+    fn counts(&self, key: &Key) -> bool {
         key.stamp.history == self.history
     }
 
-    pub(super) fn take(&mut self, rules: Rules, sender: Sender, only_mine: bool) -> Answer {
-        let key = self.keys[sender.resource];
-        if let Some(mine) = key.filter(|key| key.lease == sender.lease) {
-            if mine.attempt > sender.attempt && rules.has(Rule::NewerAttemptsOnly) {
-                return Answer::Older;
-            }
-        } else if only_mine {
-            return Answer::Lost;
-        } else if key.is_some() {
-            return Answer::Held;
-        }
-        let same_history = key.is_some_and(|key| self.renews(&key));
-        if only_mine {
-            let counts = same_history || !rules.has(Rule::NewTokenNeedsHistory);
-            if !counts || key.is_none_or(|key| key.token.is_none()) {
-                return Answer::Lost;
-            }
-        }
+    /// The counter, if it has an epoch.
+    fn usable(&self, rules: Rules) -> Option<Counter> {
+        let usable = |counter: &Counter| self.owns(rules, counter) && counter.n.is_some();
+        self.counter.filter(usable)
+    }
 
-        let owned = self.clock.filter(|clock| self.owns(rules, clock));
-        let usable = owned.is_some_and(|clock| clock.n.is_some());
-        let clock = owned.unwrap_or_else(|| {
+    /// The counter, which is blank from now on if it was not this server's own.
+    fn own(&mut self, rules: Rules) -> &mut Counter {
+        let owned = self.counter.filter(|counter| self.owns(rules, counter));
+        let counter = owned.unwrap_or_else(|| {
             self.drawn += 1;
             let kept = self
-                .clock
+                .counter
                 .filter(|_| !rules.has(Rule::BlankUnderNewHistory));
-            Clock {
+            Counter {
                 history: self.history,
                 incarnation: self.drawn,
                 serial: 0,
-                epoch: self.clock.map_or(0, |clock| clock.epoch),
-                n: kept.and_then(|clock| clock.n),
+                epoch: self.counter.map_or(0, |counter| counter.epoch),
+                n: kept.and_then(|counter| counter.n),
             }
         });
-        let clock = self.clock.insert(clock);
-        let again = key.filter(|key| same_history && key.attempt == sender.attempt);
-        let stamp = again.map(|key| key.stamp).unwrap_or_else(|| {
-            clock.serial += 1;
-            Stamp {
-                history: self.history,
-                incarnation: clock.incarnation,
-                serial: clock.serial,
-            }
-        });
-        let keeps = same_history || !rules.has(Rule::HistoryOfStoredToken);
-        let stored = key.filter(|_| keeps).and_then(|key| key.token);
-        let counted = match usable {
-            true => clock.counted(),
-            false => Token::new(clock.epoch, 0),
-        };
-        self.keys[sender.resource] = Some(Key {
-            lease: sender.lease,
-            attempt: sender.attempt,
-            stamp,
-            token: stored,
-        });
-        Answer::Taken(Taken {
-            stamp,
-            usable,
-            counted,
-            stored,
-        })
+        self.counter.insert(counter)
     }
 
-    /// `count` is what the token was counted by.
+    /// The number that a free key is sealed with.
+    fn next_count(&self, rules: Rules, proposal: Option<Token>) -> Option<Token> {
+        let usable = self.usable(rules).map(|counter| counter.counted());
+        let missing = Some(Token::new(1, 0))
+            .filter(|_| self.counter.is_none() && !rules.has(Rule::MissingSealsNothing));
+        let blank = self
+            .counter
+            .map(|counter| Token::new(counter.epoch.max(1), 0))
+            .filter(|_| !rules.has(Rule::BlankSealsNothing));
+        let counted = usable.or(missing).or(blank)?;
+        let above = |proposal: &Token| *proposal > counted || !rules.has(Rule::ProposalAbove);
+        let next = match rules.has(Rule::NextAboveCounter) {
+            true => counted.next(),
+            false => counted,
+        };
+        Some(proposal.filter(above).unwrap_or(next))
+    }
+
+    pub(super) fn take(&mut self, rules: Rules, sender: Sender, proposal: Option<Token>) -> Answer {
+        let key = self.keys[sender.resource];
+        let mine = key.filter(|key| key.lease == sender.lease);
+        if key.is_some() && mine.is_none() && rules.has(Rule::SealWhereFree) {
+            return Answer::Held;
+        }
+        if mine.is_some_and(|key| sender.is_before(&key)) && rules.has(Rule::NewerAttemptsOnly) {
+            return Answer::Older;
+        }
+        let count = self.next_count(rules, proposal).filter(|_| mine.is_none());
+        let usable = self.usable(rules).is_some();
+        self.own(rules);
+        let taken = self.stamped(sender, mine);
+        let keeps = |key: &Key| self.counts(key) || !rules.has(Rule::HistoryOfStoredToken);
+        let kept = mine.filter(keeps);
+        let is_repeated = mine.is_some_and(|key| self.counts(&key) && sender.is(&key));
+        let mark = kept.is_some_and(|key| key.mark && key.ticket == sender.ticket);
+        let mut key = Key {
+            token: kept.and_then(|key| key.token),
+            mark,
+            ..taken
+        };
+        if let Some(count) = count {
+            (key.token, key.mark) = (Some(count), true);
+            if let Some(counter) = &mut self.counter
+                && rules.has(Rule::SealCounts)
+            {
+                counter.set(count);
+            }
+        }
+        self.keys[sender.resource] = Some(key);
+        let is_sealed = count.is_some() || (is_repeated && key.mark);
+        Answer::Taken(self.taken(key, usable || count.is_some(), is_sealed))
+    }
+
+    /// Takes the key of a lease that has this very token, for another one.
+    pub(super) fn retake(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
+        let counts = |key: &Key| self.counts(key) || !rules.has(Rule::NewTokenNeedsHistory);
+        let key = self.keys[sender.resource];
+        let mine = key.filter(|key| key.lease == sender.lease && counts(key));
+        let Some(mine) = mine else {
+            return Answer::Lost;
+        };
+        if sender.is_before(&mine) && rules.has(Rule::NewerAttemptsOnly) {
+            return Answer::Older;
+        }
+        let names = rules.has(Rule::NewTokenNamesToken);
+        if mine.token != Some(token) && names || mine.token.is_none() {
+            return Answer::Lost;
+        }
+        let usable = self.usable(rules).is_some();
+        self.own(rules);
+        let key = Key {
+            token: mine.token,
+            mark: mine.mark && sender.is(&mine),
+            ..self.stamped(sender, Some(mine))
+        };
+        self.keys[sender.resource] = Some(key);
+        Answer::Taken(self.taken(key, usable, false))
+    }
+
+    /// The key of an attempt, with a stamp: the one that it has already, if the attempt has taken it before.
+    fn stamped(&mut self, sender: Sender, before: Option<Key>) -> Key {
+        let history = self.history;
+        let again = before.filter(|key| key.stamp.history == history && sender.is(key));
+        let stamp = match (again, &mut self.counter) {
+            (Some(key), _) => key.stamp,
+            (None, Some(counter)) => {
+                counter.serial += 1;
+                Stamp {
+                    history,
+                    incarnation: counter.incarnation,
+                    serial: counter.serial,
+                }
+            }
+            (None, None) => unreachable!("a script that takes owns its counter"),
+        };
+        Key {
+            lease: sender.lease,
+            attempt: sender.attempt,
+            ticket: sender.ticket,
+            stamp,
+            token: None,
+            mark: false,
+        }
+    }
+
+    fn taken(&self, key: Key, usable: bool, is_sealed: bool) -> Taken {
+        let counter = self.counter.expect("it is owned");
+        let counted = match usable {
+            true => counter.counted(),
+            false => Token::new(counter.epoch, 0),
+        };
+        Taken {
+            stamp: key.stamp,
+            incarnation: counter.incarnation,
+            usable,
+            counted,
+            token: key.token,
+            is_sealed,
+        }
+    }
+
+    /// `count` is what the token was counted by. `replaced` is the token that it replaces, unless this is a grant.
     pub(super) fn seal(
         &mut self,
         rules: Rules,
         sender: Sender,
         stamp: Stamp,
         (token, count): (Token, Token),
+        replaced: Option<Token>,
     ) -> Answer {
         let history = rules.has(Rule::HistoryWhenSealing);
         let incarnation = rules.has(Rule::Incarnation);
-        let of_clock = incarnation && rules.has(Rule::IncarnationOfClock);
         let attempt = rules.has(Rule::StampBesideLeaseId);
         let is_stamp = |of_key: Stamp| {
             of_key.history == stamp.history
@@ -225,37 +337,73 @@ impl Server {
         };
         let is_taken = |key: &Key| {
             key.lease == sender.lease
-                && (key.attempt == sender.attempt || !attempt)
+                && (sender.is(key) || !attempt)
                 && (is_stamp(key.stamp) || !attempt || !rules.has(Rule::StampBesideAttempt))
         };
         let is_taken = self.keys[sender.resource].is_some_and(|key| is_taken(&key));
-        let own = |clock: &Clock| {
-            let is_own = self.owns(rules, clock) && self.history == stamp.history;
-            (is_own || !history) && (clock.incarnation == stamp.incarnation || !of_clock)
+        let own = |counter: &Counter| {
+            let is_own = self.owns(rules, counter) && self.history == stamp.history;
+            (is_own || !history) && (counter.incarnation == stamp.incarnation || !incarnation)
         };
-        let Some(mut clock) = self.clock.filter(own) else {
+        let unknown = rules.has(Rule::BlankIsUnknown);
+        let usable = |counter: &Counter| counter.n.is_some() || !unknown;
+        let Some(mut counter) = self.counter.filter(usable).filter(own) else {
             return Answer::Refused;
         };
         if !is_taken && rules.has(Rule::LeaseWhenSealing) {
             return Answer::Refused;
         }
-        if clock.n.is_none() && count.epoch <= clock.epoch {
-            return Answer::Refused;
-        }
-        let is_higher = count > clock.counted()
-            || (count.n > clock.counted().n && !rules.has(Rule::NumbersOfOneEpoch));
-        if clock.n.is_none() || is_higher || !rules.has(Rule::HigherOfBoth) {
-            (clock.epoch, clock.n) = (count.epoch, Some(count.n));
-        }
-        self.clock = Some(clock);
-        let key = self.keys[sender.resource].as_mut();
-        if let Some(key) = key.filter(|key| key.lease == sender.lease) {
+        let mine = |key: &&mut Key| key.lease == sender.lease;
+        if let Some(key) = self.keys[sender.resource].as_mut().filter(mine)
+            && key.token != Some(token)
+        {
+            let names = rules.has(Rule::NewTokenNamesToken);
+            if replaced.is_some() && key.token != replaced && names {
+                return Answer::Refused;
+            }
+            if key.token > Some(token) && rules.has(Rule::OnlyRaises) {
+                return Answer::Refused;
+            }
+            key.mark |= key.token.is_none();
             key.token = Some(token);
         }
+        let counted = counter.counted();
+        let is_higher =
+            count > counted || (count.n > counted.n && !rules.has(Rule::NumbersOfOneEpoch));
+        if is_higher || !rules.has(Rule::HigherOfBoth) {
+            counter.set(count);
+        }
+        self.counter = Some(counter);
         Answer::Sealed
     }
 
-    /// `token` is the one that the holder knows.
+    /// Begins an epoch on the counter that was answered.
+    pub(super) fn begin(
+        &mut self,
+        rules: Rules,
+        (history, incarnation): (u8, u8),
+        epoch: u8,
+    ) -> Answer {
+        let is_one = |counter: &&mut Counter| {
+            (counter.history == history && self.history == history
+                || !rules.has(Rule::HistoryWhenBeginning))
+                && (counter.incarnation == incarnation
+                    || !rules.has(Rule::IncarnationWhenBeginning))
+        };
+        let Some(counter) = self.counter.as_mut().filter(is_one) else {
+            return Answer::Refused;
+        };
+        if counter.n.is_some() && counter.epoch == epoch {
+            return Answer::Begun;
+        }
+        if epoch <= counter.epoch && rules.has(Rule::BeginRaises) {
+            return Answer::Refused;
+        }
+        counter.set(Token::new(epoch, 0));
+        Answer::Begun
+    }
+
+    /// `token` is the one that the holder knows, and the sender the attempt that was granted it.
     pub(super) fn renew(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         if self.keys[sender.resource].is_none() && !rules.has(Rule::RenewalSetsNothing) {
             let stamp = Stamp {
@@ -266,37 +414,75 @@ impl Server {
             self.keys[sender.resource] = Some(Key {
                 lease: sender.lease,
                 attempt: sender.attempt,
+                ticket: sender.ticket,
                 stamp,
                 token: Some(token),
+                mark: false,
             });
         }
         let is_renewed = |key: &Key| {
-            key.lease == sender.lease
-                && (key.token.is_some() || !rules.has(Rule::RenewalNeedsToken))
-                && (self.renews(key) || !rules.has(Rule::RenewalNeedsHistory))
+            key.lease == sender.lease && (self.counts(key) || !rules.has(Rule::RenewalNeedsHistory))
         };
-        let Some(key) = self.keys[sender.resource].filter(is_renewed) else {
+        let usable = self.usable(rules);
+        let Some(mut key) = self.keys[sender.resource].filter(is_renewed) else {
             return Answer::Lost;
         };
-        let usable = |clock: &Clock| self.owns(rules, clock) && clock.n.is_some();
+        let names = rules.has(Rule::RenewalNamesToken);
+        let lags = |key: &Key| {
+            let is_lower = key.token < Some(token) || !rules.has(Rule::RepairRaises);
+            key.mark && sender.is(key) && key.token.is_some() && is_lower
+        };
+        let of_counter = usable.filter(|counter| counter.incarnation == key.stamp.incarnation);
+        if let Some(mut counter) = of_counter.filter(|_| key.token != Some(token) && lags(&key)) {
+            key.token = Some(token);
+            self.keys[sender.resource] = Some(key);
+            if token > counter.counted() || !rules.has(Rule::RepairRaisesCounter) {
+                counter.set(token);
+            }
+            self.counter = Some(counter);
+        }
+        if (key.token != Some(token) && names) || key.token.is_none() {
+            return Answer::Lost;
+        }
         Answer::Renewed(Renewed {
             token: key.token,
-            usable: self.clock.as_ref().is_some_and(usable),
-            counted: self.clock.map_or(Token::new(0, 0), |clock| clock.counted()),
+            usable: usable.is_some(),
+            counted: self
+                .counter
+                .map_or(Token::new(0, 0), |counter| counter.counted()),
         })
     }
 
-    /// Takes back what an attempt has left: its key without a token, or with the one that it has stored.
+    /// Ends the lease that was granted this token by the attempt of the sender.
+    pub(super) fn release(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
+        let is_one = |key: &Key| {
+            let is_granted = match key.token {
+                Some(stored) => stored <= token,
+                None => !sender.is_before(key),
+            };
+            let by_attempt = !sender.is_before(key) && !rules.has(Rule::ReleaseOfToken);
+            let is_own = sender.is(key) && (key.mark || !rules.has(Rule::ReleaseOfMark));
+            let by_lease = !rules.has(Rule::ReleaseOfAttempt);
+            key.lease == sender.lease && (is_granted || by_attempt || is_own || by_lease)
+        };
+        self.end(sender.resource, is_one)
+    }
+
+    /// Undoes what a request has left.
     pub(super) fn abandon(
         &mut self,
         rules: Rules,
         sender: Sender,
-        stored: Option<Token>,
+        proposal: Option<Token>,
     ) -> Answer {
         let is_left = |key: &Key| {
+            let is_own = match rules.has(Rule::CleanUpOfMark) {
+                true => key.mark,
+                false => key.token == proposal,
+            };
             key.lease == sender.lease
-                && (key.attempt == sender.attempt || !rules.has(Rule::CleanUpOfAttempt))
-                && (key.token.is_none() || key.token == stored || !rules.has(Rule::CleanUpOfToken))
+                && (key.ticket == sender.ticket || !rules.has(Rule::CleanUpOfRequest))
+                && (key.token.is_none() || is_own || !rules.has(Rule::CleanUpOfRequest))
         };
         self.end(sender.resource, is_left)
     }
@@ -307,7 +493,7 @@ impl Server {
 
     /// Ends the very lease that was found.
     pub(super) fn end_found(&mut self, rules: Rules, resource: usize, found: Key) -> Answer {
-        let same = rules.has(Rule::ReleaseOfWhatWasFound);
+        let same = rules.has(Rule::EndOfWhatWasFound);
         self.end(resource, |key| {
             *key == found || (key.lease == found.lease && !same)
         })

@@ -11,7 +11,7 @@ use super::{
     step::At,
 };
 
-/// How many requests there can be; and renewals with the same token, and releases.
+/// How many requests there can be; and renewals with the same token, releases, and leases that are broken.
 pub(super) const REQUESTS: usize = 4;
 pub(super) const CALLS: usize = 2;
 
@@ -20,6 +20,8 @@ pub struct State {
     pub nodes: Vec<Node>,
     pub requests: [Progress; REQUESTS],
     pub(super) renewals: [Renewal; CALLS],
+    /// What a release names.
+    pub(super) releases: [Option<Holder>; CALLS],
     /// The epoch that the database has handed out last.
     pub(super) epoch: u8,
     /// How far the process has seen the nodes count, where it remembers that.
@@ -43,8 +45,17 @@ pub struct Node {
     pub(super) saved: Option<Server>,
     pub(super) asked: [Asked; REQUESTS],
     pub(super) renewed: [Option<Renewed>; CALLS],
-    /// What a release has found.
+    /// What was found of a lease that is to be broken.
     pub(super) found: [Option<Key>; CALLS],
+}
+
+/// What a holder knows of its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Holder {
+    pub token: Token,
+    /// The attempt that was granted it.
+    pub attempt: u8,
+    pub ticket: u8,
 }
 
 /// What a node is called where a story is told. States that differ only in the order of the nodes are one: the nodes
@@ -83,6 +94,11 @@ pub(super) struct Asked {
     pub(super) ran: bool,
     /// The answer, as long as it is of use.
     pub(super) taken: Option<Taken>,
+    /// The counter that an epoch is begun on: history and incarnation.
+    pub(super) blank: Option<(u8, u8)>,
+    /// The token that was sealed here when the key was taken.
+    pub(super) first: Option<Token>,
+    /// The token that was chosen is sealed here.
     pub(super) is_sealed: bool,
 }
 
@@ -90,6 +106,7 @@ pub(super) struct Asked {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Renewal {
     pub(super) before: Option<Before>,
+    pub(super) holder: Option<Holder>,
     pub(super) renewed: Option<Token>,
 }
 
@@ -117,6 +134,7 @@ impl State {
             nodes: (1..=nodes).map(node).collect(),
             requests: Default::default(),
             renewals: Default::default(),
+            releases: Default::default(),
             epoch: u8::from(has_counted),
             seen: Token::default(),
             spent: Spent::default(),
@@ -154,10 +172,43 @@ impl State {
         }
     }
 
+    /// Forgets the epochs of requests that have chosen a token, and begin them nowhere any more.
+    pub(super) fn forget_epochs(&mut self) {
+        for (request, progress) in self.requests.iter_mut().enumerate() {
+            let is_over = self
+                .nodes
+                .iter()
+                .all(|node| node.asked[request].blank.is_none());
+            if progress.choice.is_some() && is_over {
+                progress.epoch = None;
+            }
+        }
+    }
+
     /// What a seal of this request carries to this server.
     pub fn stamp(&self, request: usize, at: At) -> Option<Stamp> {
         let taken = self.nodes[at.node].asked[request].taken?;
         Some(taken.stamp)
+    }
+
+    /// The counter that an epoch is begun on: history and incarnation.
+    pub fn blank(&self, request: usize, at: At) -> Option<(u8, u8)> {
+        self.nodes[at.node].asked[request].blank
+    }
+
+    /// The token that a taken key has, and that a seal replaces. Nothing for a grant.
+    pub fn replaced(&self, request: usize) -> Option<Token> {
+        self.requests[request].holder.map(|holder| holder.token)
+    }
+
+    /// What a renewal names that is under way.
+    pub fn renewing(&self, renewal: usize) -> Option<Holder> {
+        self.renewals[renewal].holder
+    }
+
+    /// What a release names that is under way.
+    pub fn releasing(&self, release: usize) -> Option<Holder> {
+        self.releases[release]
     }
 
     pub(super) fn choice(&self, request: usize) -> Option<Choice> {

@@ -9,12 +9,14 @@ use super::{client::Request, state::Name};
 pub enum Step {
     /// The key that was there may have expired before.
     Take(Of, At, bool),
+    Begin(Of, At),
     /// By the answers of these nodes.
     Choose(Of, Nodes),
     Seal(Of, At),
     CleanUp(Of, At),
     AskAhead(Of),
     Renew(usize, u8, At),
+    Release(usize, u8, At),
     Look(usize, u8, At),
     End(usize, u8, At),
     Expire(usize, At),
@@ -83,6 +85,7 @@ impl fmt::Debug for Step {
             Self::Take(Of(_, who), at, true) => {
                 write!(f, "{who} takes {at}, where the key has expired")
             }
+            Self::Begin(Of(_, who), at) => write!(f, "{who} begins its epoch on {at}"),
             Self::Choose(Of(_, who), nodes) => write!(f, "{who} chooses a token by {nodes}"),
             Self::Seal(Of(_, who), at) => write!(f, "{who} seals {at}"),
             Self::CleanUp(Of(_, who), at) => {
@@ -90,10 +93,11 @@ impl fmt::Debug for Step {
             }
             Self::AskAhead(Of(_, who)) => write!(f, "{who} asks for an epoch ahead"),
             Self::Renew(_, who, at) => write!(f, "{} is renewed on {at}", Lease(who)),
-            Self::Look(_, who, at) => write!(f, "a release of {} looks at {at}", Lease(who)),
-            Self::End(_, who, at) => write!(f, "the release of {} ends it on {at}", Lease(who)),
+            Self::Release(_, who, at) => write!(f, "{} is released on {at}", Lease(who)),
+            Self::Look(_, who, at) => write!(f, "a break of {} looks at {at}", Lease(who)),
+            Self::End(_, who, at) => write!(f, "the break of {} ends it on {at}", Lease(who)),
             Self::Expire(_, at) => write!(f, "the key on {at} expires"),
-            Self::Evict(at) => write!(f, "the clock of {at} is evicted"),
+            Self::Evict(at) => write!(f, "the counter of {at} is evicted"),
             Self::Flush(at) => write!(f, "{at} is flushed"),
             Self::Save(at) => write!(f, "{at} saves what it has"),
             Self::RestartEmpty(at) => write!(f, "{at} is restarted empty"),

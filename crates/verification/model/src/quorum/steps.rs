@@ -2,10 +2,10 @@
 
 use super::{
     Quorum,
-    client::{Before, Choice, Counted, choose, most},
+    client::{Before, Choice, Counted, Next, choose, most},
     rules::Rule,
     server::{Answer, Key, Sender, Token},
-    state::State,
+    state::{Holder, State},
     step::{At, Nodes, Of, Step},
 };
 
@@ -20,6 +20,11 @@ impl Quorum {
                 }
                 self.take(&mut next, request, at)?
             }
+            Step::Begin(Of(request, _), at) => {
+                let blank = next.nodes[at.node].asked[request].blank.take()?;
+                let epoch = next.requests[request].epoch?;
+                next.server_mut(at)?.begin(self.rules, blank, epoch)
+            }
             Step::Choose(Of(request, _), nodes) => self.choose(&mut next, request, nodes)?,
             Step::Seal(Of(request, _), at) => self.seal(&mut next, request, at)?,
             Step::CleanUp(Of(request, _), at) => self.clean_up(&mut next, request, at)?,
@@ -29,16 +34,17 @@ impl Quorum {
                 Answer::None
             }
             Step::Renew(renewal, lease, at) => self.renew(&mut next, renewal, lease, at)?,
-            Step::Look(release, lease, at) => {
+            Step::Release(release, lease, at) => self.release(&mut next, release, lease, at)?,
+            Step::Look(ended, lease, at) => {
                 let answer = next.server(at)?.look(0);
                 if let Answer::Found(key) = answer
                     && key.lease == lease
                 {
-                    next.nodes[at.node].found[release] = Some(key);
+                    next.nodes[at.node].found[ended] = Some(key);
                 }
                 answer
             }
-            Step::End(release, _, at) => self.end(&mut next, release, at)?,
+            Step::End(ended, _, at) => self.end(&mut next, ended, at)?,
             Step::Expire(resource, at) => {
                 next.server_mut(at)?.keys[resource].take()?;
                 Answer::None
@@ -46,30 +52,52 @@ impl Quorum {
             _ => fault(&mut next, step)?,
         };
         next.nodes.sort();
+        next.forget_epochs();
         Some((next, answer))
     }
 
     fn take(&self, state: &mut State, request: usize, at: At) -> Option<Answer> {
-        let only_mine = self.bounds.requests[request].only_mine();
+        let of = self.bounds.requests[request];
         let (rules, sender) = (self.rules, self.sender(request));
         let before = self.before(state, request);
-        let answer = state.server_mut(at)?.take(rules, sender, only_mine);
+        let holder = self.named(state, request);
+        let standing = self.standing(state, sender.resource, at);
+        let server = state.server_mut(at)?;
+        let answer = match of.only_mine() {
+            true => server.retake(rules, sender, holder?.token),
+            false => server.take(rules, sender, self.proposal(request)),
+        };
         let Answer::Taken(taken) = answer else {
             return Some(answer);
         };
+        if standing.is_some_and(|(_, key)| key.lease != sender.lease) {
+            state.ended_live = true;
+        }
         let progress = &mut state.requests[request];
         progress.before.get_or_insert(before);
+        progress.holder = holder;
         let has_chosen = progress.choice.is_some();
-        if let Some(earlier) = self.bounds.requests[request].instead_of {
+        if let Some(earlier) = of.instead_of {
             state.requests[earlier].over = true;
         }
         let asked = &mut state.nodes[at.node].asked[request];
-        if !asked.ran && !has_chosen || !rules.has(Rule::SealWhereCounted) {
+        let is_late = asked.ran || has_chosen;
+        if !is_late || !rules.has(Rule::SealWhereCounted) {
             asked.taken = Some(taken);
         }
-        let is_late = asked.ran || has_chosen;
+        if taken.is_sealed {
+            asked.first = taken.token;
+        }
         asked.ran = true;
         state.spent.late_takes += u8::from(is_late);
+        if !rules.has(Rule::LateAnswers) && has_chosen && taken.is_sealed {
+            let nodes = state.nodes.iter().map(|node| node.asked[request].first);
+            let same = nodes.filter(|first| *first == taken.token).count();
+            let progress = &mut state.requests[request];
+            if same >= self.majority() && progress.granted.is_none() && !progress.over {
+                progress.granted = taken.token;
+            }
+        }
         Some(answer)
     }
 
@@ -110,25 +138,26 @@ impl Quorum {
         let taken: Option<Vec<_>> = taken.map(|(_, node)| node.asked[request].taken).collect();
         let taken = taken.filter(|taken| taken.len() >= self.majority())?;
         let progress = state.requests[request];
+        let of_request = self.bounds.requests[request];
         let counted = Counted {
             taken: &taken,
             majority: self.majority(),
             seen: progress.before?.seen,
-            is_over: self.bounds.requests[request].instead_of.is_some(),
-            ahead: progress.ahead,
+            is_over: of_request.instead_of.is_some() && !progress.has_epoch,
         };
-        let epoch = &mut state.epoch;
-        let next_epoch = |known: u8| {
-            *epoch = known.max(*epoch) + 1;
-            *epoch
-        };
-        let mut choice = choose(
+        let mut choice = match choose(
             self.rules,
-            self.bounds.requests[request].wish,
+            of_request.wish,
+            self.proposal(request),
             &counted,
-            next_epoch,
-        );
-        let of_request = self.bounds.requests[request];
+        ) {
+            Next::Chooses(choice) => choice,
+            Next::NeedsEpoch(_) if progress.has_epoch => return None,
+            Next::NeedsEpoch(known) => {
+                self.begin_epoch(state, request, of, known);
+                return Some(Answer::None);
+            }
+        };
         let earlier = self.bounds.requests.iter().zip(&state.requests);
         let earlier = earlier.filter(|(other, _)| {
             (other.lease, other.resource) == (of_request.lease, of_request.resource)
@@ -145,7 +174,7 @@ impl Quorum {
             // Of what was answered, the stamp is of use still.
             asked.taken = asked.taken.filter(|_| is_counted);
             if let Some(taken) = &mut asked.taken {
-                (taken.usable, taken.counted, taken.stored) = (false, Token::default(), None);
+                (taken.usable, taken.counted, taken.token) = (false, Token::default(), None);
             }
         }
         state.requests[request].choice = Some(choice);
@@ -153,6 +182,27 @@ impl Quorum {
             self.grant(state, request, choice);
         }
         Some(Answer::None)
+    }
+
+    /// Takes an epoch for the counters that were answered. The keys are taken once more then.
+    fn begin_epoch(&self, state: &mut State, request: usize, of: Nodes, known: u8) {
+        let ahead = state.requests[request].ahead.take();
+        let epoch = ahead.unwrap_or_else(|| {
+            let from = match self.rules.has(Rule::EpochFromDatabase) {
+                true => known.max(state.epoch),
+                false => known,
+            };
+            state.epoch = state.epoch.max(from + 1);
+            from + 1
+        });
+        state.requests[request].epoch = Some(epoch);
+        state.requests[request].has_epoch = true;
+        for (node, other) in state.nodes.iter_mut().enumerate() {
+            let asked = &mut other.asked[request];
+            let taken = asked.taken.take().filter(|_| of.has(node));
+            asked.blank = taken.map(|taken| (taken.stamp.history, taken.incarnation));
+            (asked.ran, asked.first) = (false, None);
+        }
     }
 
     fn grant(&self, state: &mut State, request: usize, choice: Choice) {
@@ -168,9 +218,10 @@ impl Quorum {
         let (rules, sender) = (self.rules, self.sender(request));
         let standing = self.standing(state, sender.resource, at);
         let tokens = (choice.token, choice.count);
+        let replaced = state.requests[request].holder.map(|holder| holder.token);
         let answer = state
             .server_mut(at)?
-            .seal(rules, sender, taken.stamp, tokens);
+            .seal(rules, sender, taken.stamp, tokens, replaced);
         if answer != Answer::Sealed {
             return Some(answer);
         }
@@ -182,10 +233,11 @@ impl Quorum {
             state.ended_live = true;
         }
         state.nodes[at.node].asked[request].is_sealed = true;
-        let sealed = state
-            .nodes
-            .iter()
-            .filter(|node| node.asked[request].is_sealed);
+        let apart = rules.has(Rule::TripsApart);
+        let sealed = state.nodes.iter().filter(|node| {
+            let asked = node.asked[request];
+            asked.is_sealed || (asked.first.is_some() && !apart)
+        });
         let enough = match rules.has(Rule::SealOnMajority) {
             true => self.majority(),
             false => 1,
@@ -207,7 +259,7 @@ impl Quorum {
             let granted = state.requests[*n].granted;
             of.resource == resource
                 && of.lease == key.lease
-                && node.asked[*n].is_sealed
+                && (node.asked[*n].is_sealed || node.asked[*n].first == granted)
                 && granted.is_some()
                 && granted == key.token
         });
@@ -216,9 +268,10 @@ impl Quorum {
 
     fn clean_up(&self, state: &mut State, request: usize, at: At) -> Option<Answer> {
         let sender = self.sender(request);
-        let left = self.left(state, request, at);
+        let proposal = self.proposal(request);
         let standing = self.standing(state, sender.resource, at);
-        let answer = state.server_mut(at)?.abandon(self.rules, sender, left);
+        let server = state.server_mut(at)?;
+        let answer = server.abandon(self.rules, sender, proposal);
         state.requests[request].over = true;
         if answer == Answer::Ended && standing.is_some() {
             state.ended_live = true;
@@ -226,32 +279,55 @@ impl Quorum {
         Some(answer)
     }
 
-    /// The token that a request may have stored on this server: it was sent to those whose clocks were counted.
-    pub fn left(&self, state: &State, request: usize, at: At) -> Option<Token> {
-        let choice = state.choice(request)?;
-        let is_sent = state.nodes[at.node].asked[request].taken.is_some();
-        let anywhere = !self.rules.has(Rule::CleanUpWhereSealed);
-        (is_sent || anywhere).then_some(choice.token)
+    /// What the holder of a lease on the first resource knows.
+    pub fn holder(&self, state: &State, lease: u8) -> Option<Holder> {
+        let requests = self.bounds.requests.iter().zip(&state.requests);
+        let granted = requests.filter_map(|(of, progress)| {
+            let is_its = of.lease == lease && of.resource == 0;
+            Some(Holder {
+                token: progress.granted.filter(|_| is_its)?,
+                attempt: of.attempt,
+                ticket: of.ticket,
+            })
+        });
+        granted.max_by_key(|holder| (holder.token, holder.attempt))
+    }
+
+    /// What a request for another token names. Nothing for a grant.
+    pub fn named(&self, state: &State, request: usize) -> Option<Holder> {
+        let of = self.bounds.requests[request];
+        let known = state.requests[request].holder;
+        let holder = known.or_else(|| self.holder(state, of.lease));
+        holder.filter(|_| of.only_mine())
+    }
+
+    /// Who sends the scripts of a holder.
+    pub fn holding(&self, lease: u8, holder: Holder) -> Sender {
+        Sender {
+            lease,
+            attempt: holder.attempt,
+            ticket: holder.ticket,
+            resource: 0,
+        }
     }
 
     fn renew(&self, state: &mut State, renewal: usize, lease: u8, at: At) -> Option<Answer> {
         let rules = self.rules;
         let known = self.answered(state, lease, 0);
         let before = *state.renewals[renewal].before.get_or_insert(known);
-        let sender = Sender {
-            lease,
-            attempt: 0,
-            resource: 0,
-        };
-        let answer = state.server_mut(at)?.renew(rules, sender, known.own);
+        let holder = self.holder(state, lease)?;
+        let holder = *state.renewals[renewal].holder.get_or_insert(holder);
+        let sender = self.holding(lease, holder);
+        let answer = state.server_mut(at)?.renew(rules, sender, holder.token);
         let Answer::Renewed(renewed) = answer else {
             // As if it had not been sent.
-            state.renewals[renewal].before = state.renewals[renewal].before.filter(|_| {
-                state
-                    .nodes
-                    .iter()
-                    .any(|node| node.renewed[renewal].is_some())
-            });
+            let mut nodes = state.nodes.iter();
+            if nodes.all(|node| node.renewed[renewal].is_none()) {
+                (
+                    state.renewals[renewal].before,
+                    state.renewals[renewal].holder,
+                ) = (None, None);
+            }
             return Some(answer);
         };
         state.nodes[at.node].renewed[renewal] = Some(renewed);
@@ -261,12 +337,7 @@ impl Quorum {
             .filter_map(|node| node.renewed[renewal])
             .collect();
         let tokens: Vec<_> = renewed.iter().map(|renewed| renewed.token).collect();
-        let any = !rules.has(Rule::RenewalNeedsToken) || !rules.has(Rule::RenewalNeedsSameToken);
-        let token = match any {
-            true => Some(known.own).filter(|_| tokens.len() >= self.majority()),
-            false => most(&tokens, self.majority()),
-        };
-        let Some(token) = token else {
+        let Some(token) = most(&tokens, self.majority()) else {
             return Some(answer);
         };
         let usable = renewed.iter().filter(|renewed| renewed.usable);
@@ -288,8 +359,24 @@ impl Quorum {
         Some(answer)
     }
 
-    fn end(&self, state: &mut State, release: usize, at: At) -> Option<Answer> {
-        let found = state.nodes[at.node].found[release]?;
+    fn release(&self, state: &mut State, release: usize, lease: u8, at: At) -> Option<Answer> {
+        let holder = match state.releases[release] {
+            Some(holder) => holder,
+            None => self.holder(state, lease)?,
+        };
+        state.releases[release] = Some(holder);
+        let standing = self.standing(state, 0, at);
+        let sender = self.holding(lease, holder);
+        let server = state.server_mut(at)?;
+        let answer = server.release(self.rules, sender, holder.token);
+        if let (Answer::Ended, Some((_, key))) = (answer, standing) {
+            state.ended_live |= key.lease != lease || key.token > Some(holder.token);
+        }
+        Some(answer)
+    }
+
+    fn end(&self, state: &mut State, ended: usize, at: At) -> Option<Answer> {
+        let found = state.nodes[at.node].found[ended]?;
         let standing = self.standing(state, 0, at);
         let answer = state.server_mut(at)?.end_found(self.rules, 0, found);
         if let (Answer::Ended, Some((_, key))) = (answer, standing) {
@@ -298,16 +385,21 @@ impl Quorum {
         Some(answer)
     }
 
+    /// What a request proposes: a number of an epoch in which the nodes have counted.
+    pub fn proposal(&self, request: usize) -> Option<Token> {
+        let is_counted = |token: &Token| token.epoch == 1 && self.bounds.has_counted;
+        let proposal = self.bounds.requests[request].proposal;
+        let made_up = !self.rules.has(Rule::ProposalOfCountedEpoch);
+        proposal.filter(|token| is_counted(token) || made_up)
+    }
+
     /// Who sends the scripts of a request.
     pub fn sender(&self, request: usize) -> Sender {
         let of = self.bounds.requests[request];
-        let attempt = match of.instead_of.filter(|_| !self.rules.has(Rule::OneChoice)) {
-            Some(earlier) => self.bounds.requests[earlier].attempt,
-            None => of.attempt,
-        };
         Sender {
             lease: of.lease,
-            attempt,
+            attempt: of.attempt,
+            ticket: of.ticket,
             resource: of.resource,
         }
     }
@@ -323,12 +415,12 @@ fn fault(state: &mut State, step: Step) -> Option<Answer> {
     match step {
         Step::Evict(at) => {
             spent.evictions += 1;
-            state.server_mut(at)?.clock.take()?;
+            state.server_mut(at)?.counter.take()?;
         }
         Step::Flush(at) => {
             spent.flushes += 1;
             let server = state.server_mut(at)?;
-            (server.clock, server.keys) = (None, [None; 2]);
+            (server.counter, server.keys) = (None, [None; 2]);
         }
         Step::Save(at) => {
             spent.saves += 1;

@@ -1,9 +1,10 @@
 -- What a server must be to be a node, at the first contact.
--- Answers {'node', run id, whether it is part of a cluster, what it does when memory runs out}, or what unfit does.
+-- Answers {'node', run id, whether it is part of a cluster, what it does when memory runs out}, or
+-- what unfit does.
 local function info(section, pattern)
   return string.match(redis.call('INFO', section), pattern) or ''
 end
-local refusal = unfit(clock())
+local refusal = unfit(counter())
 if refusal then
   return refusal
 end

@@ -1,0 +1,336 @@
+//! What the scripts of a node answer.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError};
+use tower_fence::{
+    Token,
+    epochs::Epoch,
+    lease::{LeaseError, Owner},
+};
+
+use super::{attempt::Attempt, grants::Grant};
+
+/// What a script of a node answers.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Taken(Taken),
+    Held {
+        left: Duration,
+        lease: String,
+    },
+    /// A newer attempt of the same lease was here, with this number.
+    Older {
+        number: u64,
+    },
+    Lost,
+    Sealed,
+    Begun,
+    Refused,
+    Renewed {
+        token: Token,
+        counter: Counter,
+    },
+    Ended,
+    None,
+    Node {
+        run_id: String,
+        clustered: bool,
+        eviction: String,
+    },
+    Found(Vec<Option<Found>>),
+    /// The node cannot be used.
+    Unfit(Unfit),
+}
+
+/// A key that is set.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    pub(crate) stamp: Stamp,
+    /// Of the counter.
+    pub(crate) incarnation: String,
+    pub(crate) counter: Counter,
+    /// The token that is stored.
+    pub(crate) token: Option<Token>,
+    /// Whether this attempt has sealed it.
+    pub(crate) is_sealed: bool,
+}
+
+/// What a node gave a lease when its key was set.
+#[derive(Clone, Debug)]
+pub(crate) struct Stamp {
+    pub(crate) history: String,
+    pub(crate) incarnation: String,
+    pub(crate) serial: String,
+}
+
+/// How far a token counter has counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counter {
+    /// Whether an epoch has begun on it. Otherwise this is the last one that was known.
+    pub(crate) usable: bool,
+    pub(crate) epoch: i64,
+    pub(crate) n: i64,
+}
+
+impl Counter {
+    /// As it is compared.
+    pub(crate) const fn counted(self) -> (i64, i64) {
+        (self.epoch, self.n)
+    }
+}
+
+/// A lease as one node has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    /// What is stored.
+    pub(crate) value: String,
+    pub(crate) lease: String,
+    /// Its token, if it counts.
+    pub(crate) token: Option<Token>,
+    pub(crate) owner: Option<Owner>,
+    /// What is left of the lease; `None` in its lock delay.
+    pub(crate) left: Option<Duration>,
+}
+
+/// The places of the parts of a stored value.
+const NUMBER: usize = 1;
+const TICKET: usize = 2;
+const MARK: usize = 7;
+
+impl Found {
+    /// The token that counts, and its attempt.
+    pub(crate) fn grant(&self) -> Option<Grant> {
+        Some(Grant {
+            token: self.token?,
+            attempt: Attempt {
+                number: self.part(NUMBER).parse().ok()?,
+                ticket: self.part(TICKET).parse().ok()?,
+            },
+        })
+    }
+
+    /// Whether its own request has sealed the token, over no earlier one.
+    pub(crate) fn has_mark(&self) -> bool {
+        self.part(MARK) == "1"
+    }
+
+    fn part(&self, place: usize) -> &str {
+        self.value.split(':').nth(place).unwrap_or("")
+    }
+}
+
+/// Why a node cannot be used.
+#[derive(Clone, Debug)]
+pub(crate) enum Unfit {
+    NoHistory,
+    Replicated,
+    OtherSource(String),
+    OtherNodes(String),
+}
+
+impl Answer {
+    pub(crate) fn parse(words: &[String]) -> Result<Self, LeaseError> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(match words[..] {
+            [
+                answer @ ("sealed" | "taken"),
+                history,
+                incarnation,
+                serial,
+                counters,
+                usable,
+                epoch,
+                n,
+                token,
+            ] => Self::Taken(Taken {
+                stamp: Stamp {
+                    history: history.into(),
+                    incarnation: incarnation.into(),
+                    serial: serial.into(),
+                },
+                incarnation: counters.into(),
+                counter: parse_counter(usable, epoch, n)?,
+                token: parse_optional_token(token)?,
+                is_sealed: answer == "sealed",
+            }),
+            ["held", left, lease] => Self::Held {
+                left: parse_ms(left),
+                lease: lease.into(),
+            },
+            ["older", number] => Self::Older {
+                number: number.parse().map_err(|_| unexpected())?,
+            },
+            ["lost"] => Self::Lost,
+            ["sealed"] => Self::Sealed,
+            ["begun"] => Self::Begun,
+            ["refused"] => Self::Refused,
+            ["renewed", token, usable, epoch, n] => Self::Renewed {
+                token: parse_token(token)?,
+                counter: parse_counter(usable, epoch, n)?,
+            },
+            ["none"] => Self::None,
+            ["ended"] => Self::Ended,
+            ["node", run_id, clustered, eviction] => Self::Node {
+                run_id: run_id.into(),
+                clustered: clustered == "1",
+                eviction: eviction.into(),
+            },
+            ["history"] => Self::Unfit(Unfit::NoHistory),
+            ["replicated"] => Self::Unfit(Unfit::Replicated),
+            ["source", theirs] => Self::Unfit(Unfit::OtherSource(theirs.into())),
+            ["nodes", theirs] => Self::Unfit(Unfit::OtherNodes(theirs.into())),
+            _ => return Err(unexpected()),
+        })
+    }
+
+    /// What a look has found of each of several leases.
+    pub(crate) fn parse_looks(looks: &[Vec<String>]) -> Result<Self, LeaseError> {
+        let looks = looks.iter().map(|words| parse_found(words));
+        looks.collect::<Result<_, _>>().map(Self::Found)
+    }
+
+    /// What a look at one lease has found.
+    pub(crate) fn found(&self) -> Option<&Found> {
+        match self {
+            Self::Found(looks) => looks.first()?.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+fn parse_found(words: &[String]) -> Result<Option<Found>, LeaseError> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let [value, lease, token, owner, left] = words[..] else {
+        return match words.is_empty() {
+            true => Ok(None),
+            false => Err(unexpected()),
+        };
+    };
+    Ok(Some(Found {
+        value: value.into(),
+        lease: lease.into(),
+        token: parse_optional_token(token)?,
+        owner: Owner::new(owner)
+            .ok()
+            .filter(|owner| !owner.as_str().is_empty()),
+        left: (!left.starts_with('-')).then(|| parse_ms(left)),
+    }))
+}
+
+fn parse_optional_token(digits: &str) -> Result<Option<Token>, LeaseError> {
+    if digits.is_empty() {
+        return Ok(None);
+    }
+    parse_token(digits).map(Some)
+}
+
+fn parse_token(digits: &str) -> Result<Token, LeaseError> {
+    Token::new(parse_number(digits)?).map_err(|_| unexpected())
+}
+
+fn parse_number(digits: &str) -> Result<i64, LeaseError> {
+    digits.parse().map_err(|_| unexpected())
+}
+
+fn parse_counter(usable: &str, epoch: &str, n: &str) -> Result<Counter, LeaseError> {
+    let (epoch, n) = (parse_number(epoch)?, parse_number(n)?);
+    // A number that is out of range was written by another program.
+    if Epoch::new(epoch).is_err() || !(0..Epoch::SIZE).contains(&n) {
+        return Err(unexpected());
+    }
+    Ok(Counter {
+        usable: usable == "1",
+        epoch,
+        n,
+    })
+}
+
+/// What is left of a lease, in ms; Redis counts below zero if a key never ends or has just ended.
+fn parse_ms(ms: &str) -> Duration {
+    Duration::from_millis(ms.parse().unwrap_or(0))
+}
+
+/// The error for keys that another program has written. It quotes nothing.
+pub(crate) fn unexpected() -> LeaseError {
+    LeaseError::unavailable(RedisError::from((
+        ErrorKind::UnexpectedReturnType,
+        "invalid answer of a script",
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &str) -> Vec<String> {
+        words.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn each_answer_of_a_script_is_read() {
+        let counter = "Counter { usable: true, epoch: 2, n: 9 }";
+        let taken = |sealed| {
+            format!(
+                "Taken(Taken {{ stamp: Stamp {{ history: \"h\", incarnation: \"i\", serial: \"5\" }}, \
+                 incarnation: \"j\", counter: {counter}, token: Some(Token(7)), is_sealed: {sealed} }})"
+            )
+        };
+        for (text, answer) in [
+            ("taken h i 5 j 1 2 9 7", taken(false)),
+            ("sealed h i 5 j 1 2 9 7", taken(true)),
+            (
+                "held 1500 #id",
+                r##"Held { left: 1.5s, lease: "#id" }"##.into(),
+            ),
+            ("older 3", "Older { number: 3 }".into()),
+            ("lost", "Lost".into()),
+            ("sealed", "Sealed".into()),
+            ("begun", "Begun".into()),
+            ("refused", "Refused".into()),
+            (
+                "renewed 7 1 2 9",
+                format!("Renewed {{ token: Token(7), counter: {counter} }}"),
+            ),
+            ("none", "None".into()),
+            ("ended", "Ended".into()),
+            (
+                "node r 1 noeviction",
+                r#"Node { run_id: "r", clustered: true, eviction: "noeviction" }"#.into(),
+            ),
+            ("history", "Unfit(NoHistory)".into()),
+            ("replicated", "Unfit(Replicated)".into()),
+            ("source s", r#"Unfit(OtherSource("s"))"#.into()),
+            ("nodes n", r#"Unfit(OtherNodes("n"))"#.into()),
+        ] {
+            let read = Answer::parse(&words(text)).unwrap();
+            assert_eq!(format!("{read:?}"), answer);
+        }
+        for other in [
+            "",
+            "taken h i 5 j 1 2 9",
+            "renewed 7 1 1000000 9",
+            "renewed 7 1 2 1000000000",
+            "older x",
+        ] {
+            assert!(Answer::parse(&words(other)).is_err(), "{other}");
+        }
+    }
+
+    #[test]
+    fn look_finds_leases_and_their_attempts() {
+        let value = "#id:12:34:h:i:5:7:1:0:w";
+        let looks = [words(&format!("{value} #id 7 w -5")), vec![]];
+        let Answer::Found(found) = Answer::parse_looks(&looks).unwrap() else {
+            panic!("it is no look");
+        };
+        let [Some(found), None] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!((found.left, found.has_mark()), (None, true));
+        let grant = found.grant().unwrap();
+        assert_eq!((grant.attempt.number, grant.attempt.ticket), (12, 34));
+        assert_eq!(grant.token.get(), 7);
+        assert!(Answer::parse_looks(&[words("a b")]).is_err());
+    }
+}

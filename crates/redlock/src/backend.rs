@@ -1,0 +1,140 @@
+//! The store: its steps, each a script on all nodes, or two.
+
+use std::{fmt, time::Duration};
+
+use tokio::time::Instant;
+use tower_fence::{
+    Resource,
+    epochs::Epoch,
+    lease::{
+        Backend, Driver, Held, LeaseError, ListError, Page,
+        backend::{BlankCounter, Counters, End, Reply, Seen, Step},
+    },
+};
+
+use super::{
+    attempt::Attempts, grant::left_of, grants::Grants, list::held_by_majority, nodes::Nodes,
+    scripts::Subject,
+};
+
+/// Leases on a majority of Redis servers that stand alone, three or five of them, from a
+/// [`QuorumLeasesBuilder`](crate::QuorumLeasesBuilder). Cheap to clone; clones share their
+/// connections.
+///
+/// Grants go on while a majority of the nodes is up, without a failover, and whatever the others
+/// have lost. If one Redis or a Postgres is enough, their stores are simpler and as safe: what
+/// makes writes safe is the fence.
+///
+/// - `Lease::ttl` is what is left of the time that was asked for, less 1 percent and 2 ms for
+///   clocks that run at different speeds.
+/// - **There is no queue**: a request that waits polls after random pauses, so leases are not
+///   granted in the order in which they were asked for.
+/// - The nodes stand alone: no replicas, no Sentinel, no Cluster. A node that has replicas is
+///   refused.
+/// - The nodes are noted in each token counter, by host, port and database as the URLs name them.
+///   Issuers with other nodes, or with other names for them, are refused.
+pub type QuorumLeases = Driver<QuorumBackend>;
+
+/// The backend of [`QuorumLeases`].
+pub struct QuorumBackend {
+    pub(crate) nodes: Nodes,
+    pub(crate) attempts: Attempts,
+    pub(crate) grants: Grants,
+}
+
+impl QuorumBackend {
+    pub(crate) fn new(nodes: Nodes) -> Self {
+        Self {
+            nodes,
+            attempts: Attempts::default(),
+            grants: Grants::default(),
+        }
+    }
+}
+
+impl Backend for QuorumBackend {
+    async fn step(
+        &self,
+        resource: &Resource,
+        step: Step<'_>,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        match step {
+            Step::Acquire(ask, _) => {
+                check_ttl(ask.ttl)?;
+                self.acquire(resource, ask, seen).await
+            }
+            Step::Renew(renewal) => {
+                check_ttl(renewal.ttl)?;
+                self.renew(resource, renewal, seen).await
+            }
+            Step::End(End::Release(lease)) => {
+                self.release(&Subject::new(resource, lease, seen)).await
+            }
+            Step::End(End::Abandon { lease, ticket }) => {
+                let subject = Subject::new(resource, lease, seen);
+                self.abandon(&subject, *ticket).await
+            }
+            Step::End(End::Break(token)) => self.break_lease(resource, seen, *token).await,
+            _ => Err(LeaseError::misconfigured(UnknownStep)),
+        }
+    }
+
+    async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        counter: &BlankCounter,
+        epoch: Epoch,
+        seen: Seen<'_>,
+    ) -> Result<bool, LeaseError> {
+        let subject = Subject::any(resource, seen);
+        self.begin(&subject, counter, epoch).await
+    }
+
+    async fn inspect(
+        &self,
+        resource: &Resource,
+        seen: Seen<'_>,
+    ) -> Result<Option<Held>, LeaseError> {
+        let looks = self.look(&Subject::any(resource, seen)).await?;
+        match looks.are_enough() {
+            true => Ok(held_by_majority(&looks, 0, self.nodes.majority())),
+            false => Err(looks.no_majority()),
+        }
+    }
+
+    async fn page(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+        _: Counters<'_>,
+    ) -> Result<Page, ListError> {
+        self.list(limit, cursor).await
+    }
+
+    fn key_prefix(&self) -> &str {
+        self.nodes.scripts().key_prefix()
+    }
+}
+
+/// Refuses a time of which nothing would be left.
+fn check_ttl(ttl: Duration) -> Result<(), LeaseError> {
+    match left_of(ttl, Instant::now()) {
+        Some(_) => Ok(()),
+        None => Err(LeaseError::Invalid {
+            field: "ttl_ms".into(),
+            detail: "a lease on a quorum lasts longer than 2 ms and one percent of its time".into(),
+        }),
+    }
+}
+
+/// The driver is newer than this store.
+#[derive(Debug, thiserror::Error)]
+#[error("the lease store does not know this step: update tower-fence-redlock")]
+struct UnknownStep;
+
+impl fmt::Debug for QuorumBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuorumBackend").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,93 @@
+//! What this process was granted: a renewal and a release name it, and need no trip to read it.
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tower_fence::{Resource, Token};
+
+use super::attempt::Attempt;
+
+/// How many grants a generation has.
+const SIZE: usize = 32_768;
+
+/// A token, and the attempt that was granted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Grant {
+    pub(crate) token: Token,
+    pub(crate) attempt: Attempt,
+}
+
+/// The latest grants and renewals. What is forgotten here is read from the nodes, by one more trip.
+#[derive(Default)]
+pub(crate) struct Grants {
+    generations: Mutex<[Generation; 2]>,
+}
+
+/// By resource and lease id.
+type Generation = HashMap<(Resource, Box<str>), Grant>;
+
+impl Grants {
+    pub(crate) fn get(&self, resource: &Resource, lease: &str) -> Option<Grant> {
+        let key = (resource.clone(), lease.into());
+        let generations = self.generations();
+        let mut found = generations.iter().filter_map(|grants| grants.get(&key));
+        found.next().copied()
+    }
+
+    /// Notes a grant. When the younger generation is full, the older one is forgotten.
+    pub(crate) fn note(&self, resource: &Resource, lease: &str, grant: Grant) {
+        let mut generations = self.generations();
+        if generations[0].len() >= SIZE {
+            generations[1] = mem::take(&mut generations[0]);
+        }
+        let key = (resource.clone(), lease.into());
+        generations[1].remove(&key);
+        generations[0].insert(key, grant);
+    }
+
+    pub(crate) fn forget(&self, resource: &Resource, lease: &str) {
+        let key = (resource.clone(), lease.into());
+        for grants in &mut *self.generations() {
+            grants.remove(&key);
+        }
+    }
+
+    fn generations(&self) -> MutexGuard<'_, [Generation; 2]> {
+        // Nothing panics while the lock is held.
+        self.generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latest_grants_are_kept_and_no_more() {
+        let grants = Grants::default();
+        let sku = Resource::new("sku-1").unwrap();
+        let grant = |n| Grant {
+            token: Token::new(n).unwrap(),
+            attempt: Attempt {
+                number: 1,
+                ticket: 1,
+            },
+        };
+        for n in 1..=100_000 {
+            grants.note(&sku, &n.to_string(), grant(n));
+        }
+        assert_eq!(grants.get(&sku, "1"), None);
+        assert_eq!(grants.get(&sku, "100000"), Some(grant(100_000)));
+        let kept: usize = grants.generations().iter().map(HashMap::len).sum();
+        assert!(kept <= 2 * SIZE, "{kept}");
+        grants.note(&sku, "100000", grant(7));
+        assert_eq!(grants.get(&sku, "100000"), Some(grant(7)));
+        grants.forget(&sku, "100000");
+        assert_eq!(grants.get(&sku, "100000"), None);
+    }
+}

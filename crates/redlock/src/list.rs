@@ -1,0 +1,226 @@
+//! Listing, in the order of the names, by SCAN over the lease keys of all nodes.
+//!
+//! Each page scans all keys and takes the first names behind its cursor. SCAN returns every key
+//! that is there during the whole scan, and a name has one place in the order. So a lease that is
+//! held during the whole listing is on one page, whatever ends meanwhile. A page is never cut
+//! within a batch of SCAN: asked again, a cursor of SCAN may find more, or less.
+
+use std::collections::{BTreeSet, HashMap};
+
+use futures_util::future::join_all;
+use tower_fence::{
+    Resource, Token,
+    epochs::partition_of,
+    lease::{Held, ListError, Owner, Page},
+};
+
+use super::{
+    QuorumBackend,
+    answer::{Answer, Found},
+    node::Node,
+    nodes::Answers,
+};
+
+/// What the cursor of a page begins with; the name that was listed last follows.
+const CURSOR: &str = "after:";
+/// About how many keys one SCAN visits.
+const SCAN_SIZE: usize = 1_000;
+
+impl QuorumBackend {
+    /// Lists held leases. What a majority has is on one of any nodes of which the others are no
+    /// majority.
+    pub(crate) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
+        let nodes = &self.nodes;
+        let mut names = FirstNames::after(cursor, limit)?;
+        let begin = nodes.scripts().lease_key_prefix();
+        let scans = nodes.all().iter().map(|node| {
+            let names = FirstNames::after(cursor, limit);
+            async { scan(node, &begin, names?).await }
+        });
+        let mut failed = 0;
+        for scanned in join_all(scans).await {
+            match scanned {
+                Ok(of_node) => names.merge(of_node),
+                Err(error) => {
+                    failed += 1;
+                    if failed >= nodes.majority() {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        let (resources, cursor) = names.page();
+        if resources.is_empty() {
+            return Ok(Page::new(vec![], cursor));
+        }
+        let looks = nodes.look("", || nodes.scripts().look(&resources)).await?;
+        if !looks.are_enough() {
+            return Err(looks.no_majority().into());
+        }
+        let places = resources.into_iter().enumerate();
+        let held = places.filter_map(|(place, resource)| {
+            let held = held_by_majority(&looks, place, nodes.majority())?;
+            Some((resource, held))
+        });
+        Ok(Page::new(held.collect(), cursor))
+    }
+}
+
+/// The lease that a majority has, under one lease id and with one token.
+pub(crate) fn held_by_majority(looks: &Answers, place: usize, majority: usize) -> Option<Held> {
+    let mut held: HashMap<(&str, Token), Vec<_>> = HashMap::new();
+    for (_, answer) in &looks.given {
+        if let Answer::Found(looks) = answer
+            && let Some(Some(found)) = looks.get(place)
+            && let Found {
+                lease,
+                token: Some(token),
+                left: Some(left),
+                owner,
+                ..
+            } = found
+        {
+            let same = held.entry((lease, *token)).or_default();
+            same.push((*left, owner));
+        }
+    }
+    let mut held = held.into_iter();
+    let ((_, token), mut nodes) = held.find(|(_, nodes)| nodes.len() >= majority)?;
+    // It ends when so many nodes have let it go that it has no majority.
+    nodes.sort_unstable_by_key(|(left, _): &(_, &Option<Owner>)| std::cmp::Reverse(*left));
+    let (ttl, owner) = nodes.get(majority - 1)?;
+    Some(Held::new(token, *ttl).owner((*owner).clone()))
+}
+
+/// The first names behind a cursor: those of a page, and one more.
+struct FirstNames<'a> {
+    after: &'a str,
+    limit: usize,
+    names: BTreeSet<String>,
+}
+
+impl<'a> FirstNames<'a> {
+    fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, ListError> {
+        let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
+        Ok(Self {
+            after: after.ok_or(ListError::Cursor)?,
+            // A page without room would be followed by itself.
+            limit: limit.max(1),
+            names: BTreeSet::new(),
+        })
+    }
+
+    /// Adds the resources of lease keys.
+    fn add(&mut self, begin: &str, keys: Vec<Vec<u8>>) {
+        for key in keys {
+            let Some(resource) = resource_of_key(begin, key) else {
+                continue;
+            };
+            if resource.as_str() > self.after {
+                self.names.insert(resource.to_string());
+            }
+            if self.names.len() > self.limit + 1 {
+                self.names.pop_last();
+            }
+        }
+    }
+
+    /// Adds what another scan has found.
+    fn merge(&mut self, mut other: Self) {
+        self.names.append(&mut other.names);
+        while self.names.len() > self.limit + 1 {
+            self.names.pop_last();
+        }
+    }
+
+    /// The resources of the page, and the cursor of the next one.
+    fn page(mut self) -> (Vec<Resource>, Option<String>) {
+        let mut cursor = None;
+        if self.names.len() > self.limit {
+            self.names.pop_last();
+            cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
+        }
+        let resources = self.names.into_iter();
+        // Each was a resource before.
+        let resources = resources.filter_map(|name| Resource::new(name).ok());
+        (resources.collect(), cursor)
+    }
+}
+
+/// Scans the lease keys of one node.
+async fn scan<'a>(
+    node: &Node,
+    begin: &str,
+    mut names: FirstNames<'a>,
+) -> Result<FirstNames<'a>, ListError> {
+    let mut next = 0_u64;
+    loop {
+        let mut command = redis::cmd("SCAN");
+        let command = &*command
+            .arg(next)
+            .arg("MATCH")
+            .arg(key_pattern(begin))
+            .arg("COUNT")
+            .arg(SCAN_SIZE);
+        let call = |mut connection| async move { command.query_async(&mut connection).await };
+        let scanned = node.server().run(call).await;
+        let ((cursor, keys), _): ((u64, Vec<Vec<u8>>), _) =
+            scanned.map_err(|error| node.server().unavailable(error))?;
+        names.add(begin, keys);
+        if cursor == 0 {
+            return Ok(names);
+        }
+        next = cursor;
+    }
+}
+
+/// The pattern of lease keys. What they begin with, up to the partition's brace, is literal,
+/// whatever the patterns of Redis make of its characters.
+fn key_pattern(begin: &str) -> String {
+    let mut pattern = String::new();
+    for c in begin.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern + "*}:lease:*"
+}
+
+/// The resource of a lease key.
+fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
+    let key = String::from_utf8(key).ok()?;
+    let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;
+    let resource = Resource::new(name).ok()?;
+    (partition_of(&resource).to_string() == partition).then_some(resource)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Vec<u8> {
+        let partition = partition_of(&Resource::new(name).unwrap());
+        format!("x:{{{partition}}}:lease:{name}").into_bytes()
+    }
+
+    #[test]
+    fn each_name_is_on_one_page() {
+        let keys = ["d", "b", "e", "a", "c"].map(key);
+        let (mut cursor, mut pages) = (None, vec![]);
+        loop {
+            let mut names = FirstNames::after(cursor.as_deref(), 2).unwrap();
+            names.add("x:{", keys[..3].to_vec());
+            names.add("x:{", keys.to_vec());
+            let (resources, next) = names.page();
+            let page = resources.iter().map(ToString::to_string);
+            pages.push(page.collect::<String>());
+            match next {
+                None => break,
+                next => cursor = next,
+            }
+        }
+        assert_eq!(pages, ["ab", "cd", "e"]);
+        assert!(FirstNames::after(Some("0-0-"), 2).is_err());
+    }
+}

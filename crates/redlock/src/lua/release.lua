@@ -1,0 +1,21 @@
+-- Ends the lease that was granted this token by this attempt. Its key may have a lower token here,
+-- or none, if this node lags; and if the attempt itself has sealed it, a higher one, which was not
+-- granted.
+-- ARGV: …, number and ticket of the attempt, the token.
+-- Answers {'ended'} or {'none'}.
+local lease = current(LEASE)
+if not lease or lease.id ~= ID or not lease.holds then
+  return {'none'}
+end
+local is_one
+if lease.token == '' then
+  is_one = not is_newer(lease, ARGV[6], ARGV[7])
+else
+  is_one = tonumber(lease.token) <= tonumber(ARGV[8])
+    or (lease.mark == '1' and is_attempt(lease, ARGV[6], ARGV[7]))
+end
+if not is_one then
+  return {'none'}
+end
+redis.call('DEL', LEASE)
+return {'ended'}

@@ -1,0 +1,28 @@
+-- Starts the time of a lease anew, if it has this very token in the history of this node. A key
+-- that is missing stays missing. A node that lags, with a lower token that the same attempt has
+-- sealed, gets the token.
+-- ARGV: …, number and ticket of the attempt, ttl in ms, the token.
+-- Answers {'renewed', token, usable, epoch, n}, {'lost'}, or what unfit does.
+local now = counter()
+local refusal = unfit(now)
+if refusal then
+  return refusal
+end
+local lease, token = current(LEASE), ARGV[9]
+if not lease or lease.id ~= ID or not lease.holds or lease.history ~= now.history then
+  return {'lost'}
+end
+if lease.token ~= token then
+  local lags = lease.mark == '1' and is_attempt(lease, ARGV[6], ARGV[7])
+    and tonumber(lease.token) < tonumber(token)
+    and now.usable and lease.incarnation == now.incarnation
+  if not lags then
+    return {'lost'}
+  end
+  lease.token = token
+  redis.call('SET', LEASE, value_of(lease), 'KEEPTTL')
+  -- A marked token is the number that it was counted by.
+  raise(now, math.floor(tonumber(token) / SIZE), tonumber(token) % SIZE)
+end
+redis.call('PEXPIRE', LEASE, digits(tonumber(ARGV[8]) + lease.delay))
+return {'renewed', token, counted(now)}

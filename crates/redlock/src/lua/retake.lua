@@ -1,0 +1,29 @@
+-- Takes the key of a lease that is held with this very token, for one attempt at another token. The
+-- token stays until that is sealed.
+-- ARGV: …, number and ticket of the attempt, ttl in ms, the token.
+-- Answers as take does, or {'lost'}.
+local number, ticket = ARGV[6], ARGV[7]
+local now = counter()
+local refusal = unfit(now)
+if refusal then
+  return refusal
+end
+local lease = current(LEASE)
+if not lease or lease.id ~= ID or not lease.holds or lease.history ~= now.history then
+  return {'lost'}
+end
+if is_newer(lease, number, ticket) then
+  return {'older', lease.number}
+end
+if lease.token ~= ARGV[9] then
+  return {'lost'}
+end
+own(now)
+if not is_attempt(lease, number, ticket) then
+  local serial = redis.call('HINCRBY', COUNTER, 'serial', 1)
+  lease.history, lease.incarnation, lease.serial = now.history, now.incarnation, digits(serial)
+  lease.number, lease.ticket, lease.mark = number, ticket, '0'
+end
+redis.call('SET', LEASE, value_of(lease), 'PX', digits(tonumber(ARGV[8]) + lease.delay))
+local usable, epoch, n = counted(now)
+return {'taken', lease.history, lease.incarnation, lease.serial, now.incarnation, usable, epoch, n, lease.token}

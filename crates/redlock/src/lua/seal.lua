@@ -1,0 +1,28 @@
+-- Stores the token that was chosen for an attempt, and raises the counter, if the key is the very
+-- one that was taken, and the counter the very one that was answered. It only raises. To run it
+-- again changes nothing.
+-- ARGV: …, number and ticket of the attempt; history, incarnation and serial of the stamp; the
+-- token; epoch and n that it was counted by; the token that it replaces, or '' for a grant.
+-- Answers {'sealed'} or {'refused'}.
+local lease, now = current(LEASE), counter()
+local is_taken = lease and lease.id == ID and lease.holds and is_attempt(lease, ARGV[6], ARGV[7])
+  and lease.history == ARGV[8] and lease.incarnation == ARGV[9] and lease.serial == ARGV[10]
+if not is_taken or not now.usable or now.history ~= ARGV[8] or now.incarnation ~= ARGV[9] then
+  return {'refused'}
+end
+local token, replaced = ARGV[11], ARGV[14]
+if lease.token ~= token then
+  if replaced ~= '' and lease.token ~= replaced then
+    return {'refused'}
+  end
+  if lease.token ~= '' and tonumber(lease.token) > tonumber(token) then
+    return {'refused'}
+  end
+  if lease.token == '' then
+    lease.mark = '1'
+  end
+  lease.token = token
+  redis.call('SET', LEASE, value_of(lease), 'KEEPTTL')
+end
+raise(now, tonumber(ARGV[12]), tonumber(ARGV[13]))
+return {'sealed'}

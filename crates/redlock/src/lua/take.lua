@@ -1,0 +1,58 @@
+-- Takes the key of a lease for one attempt at a grant, and gives it a stamp. If there is no key and
+-- the counter is usable, seals a token at once: the proposal if it is above the counter, or the
+-- next number of the counter. To run it again under the same attempt changes nothing but the time
+-- of the key.
+-- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
+-- proposal or two empty texts.
+-- Answers {'sealed' or 'taken', history, incarnation and serial of the stamp, incarnation of the
+-- counter, usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} after a newer
+-- attempt of this lease, or what unfit does.
+local number, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
+local now = counter()
+local refusal = unfit(now)
+if refusal then
+  return refusal
+end
+local lease = current(LEASE)
+if lease and not (lease.id == ID and lease.holds) then
+  return {'held', digits(lease.left), lease.id or ''}
+end
+if lease and is_newer(lease, number, ticket) then
+  return {'older', lease.number}
+end
+own(now)
+
+local taken = {
+  id = ID, number = number, ticket = ticket, delay = tonumber(ARGV[9]), owner = owner, token = '', mark = '0',
+}
+local answer = 'taken'
+-- A token counts in the history in which it was stored.
+local same_history = lease and lease.history == now.history
+if same_history then
+  taken.token = lease.token
+  taken.mark = lease.ticket == ticket and lease.mark or '0'
+end
+-- The owner stays the one that was named first.
+if lease and lease.owner ~= '' then
+  taken.owner = lease.owner
+end
+if same_history and is_attempt(lease, number, ticket) then
+  taken.history, taken.incarnation, taken.serial = lease.history, lease.incarnation, lease.serial
+  answer = lease.mark == '1' and 'sealed' or 'taken'
+else
+  local serial = redis.call('HINCRBY', COUNTER, 'serial', 1)
+  taken.history, taken.incarnation, taken.serial = now.history, now.incarnation, digits(serial)
+end
+if not lease and now.usable then
+  local epoch, n = tonumber(ARGV[11]), tonumber(ARGV[12])
+  if not epoch or epoch < now.epoch or (epoch == now.epoch and n <= now.n) then
+    epoch, n = now.epoch, now.n + 1
+  end
+  if n < SIZE then
+    raise(now, epoch, n)
+    taken.token, taken.mark, answer = digits(epoch * SIZE + n), '1', 'sealed'
+  end
+end
+redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))
+local usable, epoch, n = counted(now)
+return {answer, taken.history, taken.incarnation, taken.serial, now.incarnation, usable, epoch, n, taken.token}

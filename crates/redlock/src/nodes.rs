@@ -1,0 +1,395 @@
+//! The nodes together: asking all of them, and what a majority of them says.
+
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use redis::Client;
+use tower_fence::lease::LeaseError;
+
+use super::{
+    answer::{Answer, Counter, Taken, Unfit, unexpected},
+    node::Node,
+    scripts::{Call, Scripts},
+};
+
+const TWIN: &str = "another node is the same server";
+
+pub(crate) struct Nodes {
+    nodes: Box<[Arc<Node>]>,
+    scripts: Scripts,
+}
+
+impl Nodes {
+    pub(crate) fn new(clients: Vec<Client>, timeout: Duration, key_prefix: &str) -> Self {
+        let nodes = clients.into_iter();
+        let nodes: Box<[_]> = nodes
+            .map(|client| Arc::new(Node::new(client, timeout)))
+            .collect();
+        let mut names: Vec<_> = nodes.iter().map(|node| node.name()).collect();
+        names.sort_unstable();
+        let scripts = Scripts::new(key_prefix, &names.join(" "));
+        Self { nodes, scripts }
+    }
+
+    /// Whether two of them have the same name.
+    pub(crate) fn has_twins(&self) -> bool {
+        let names: HashSet<_> = self.nodes.iter().map(|node| node.name()).collect();
+        names.len() < self.nodes.len()
+    }
+
+    /// Checks all nodes that answer.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Misconfigured`] if one of them cannot be a node, [`LeaseError::Unavailable`]
+    /// if no majority answers.
+    pub(crate) async fn check(&self) -> Result<(), LeaseError> {
+        let checks = self.nodes.iter();
+        let checks = checks.map(|node| self.ask_node(node, "", self.scripts.check("")));
+        let mut answers = Answers::new(self.nodes.len());
+        for (n, checked) in join_all(checks).await.into_iter().enumerate() {
+            match checked {
+                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(n, unfit)),
+                Err(error @ LeaseError::Misconfigured(_)) => return Err(error),
+                checked => answers.add(n, checked),
+            }
+        }
+        match answers.are_enough() {
+            true => Ok(()),
+            false => Err(answers.no_majority()),
+        }
+    }
+
+    pub(crate) const fn scripts(&self) -> &Scripts {
+        &self.scripts
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<Node>] {
+        &self.nodes
+    }
+
+    /// More than half of them.
+    pub(crate) fn majority(&self) -> usize {
+        self.nodes.len() / 2 + 1
+    }
+
+    /// How far a majority of all nodes has counted. What only a minority has counted was never
+    /// granted, and may be out of reach the next time.
+    pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
+        let usable = counters.filter(|counter| counter.usable);
+        let mut counted: Vec<_> = usable.map(Counter::counted).collect();
+        counted.sort_unstable_by(|one, other| other.cmp(one));
+        counted.get(self.majority() - 1).copied()
+    }
+
+    /// Sends each node its call, and waits until all have answered, each for its timeout at most. A
+    /// node that did not answer the last time is left out, if the others are a majority, and asked
+    /// in the background whether it answers again.
+    pub(crate) async fn ask(
+        &self,
+        source: &str,
+        call: impl Fn(usize) -> Option<Call>,
+    ) -> Result<Answers, LeaseError> {
+        let answers = self.ask_each(
+            source,
+            |n| Some((n, call(n)?)),
+            |node, call| self.ask_node(node, source, call),
+        );
+        answers.await
+    }
+
+    /// Reads the leases of some resources on each node.
+    pub(crate) async fn look(
+        &self,
+        source: &str,
+        look: impl Fn() -> Call,
+    ) -> Result<Answers, LeaseError> {
+        let answers = self.ask_each(
+            source,
+            |n| Some((n, look())),
+            |node, call| async move {
+                match self.is_fit(node, source).await? {
+                    Some(unfit) => Ok(unfit),
+                    None => node.look(call).await,
+                }
+            },
+        );
+        answers.await
+    }
+
+    async fn ask_each<'a, F>(
+        &'a self,
+        source: &str,
+        call: impl Fn(usize) -> Option<(usize, Call)>,
+        ask: impl Fn(&'a Node, Call) -> F,
+    ) -> Result<Answers, LeaseError>
+    where
+        F: Future<Output = Result<Answer, LeaseError>>,
+    {
+        let late = self.nodes.iter().filter(|node| node.is_late()).count();
+        let leaves_out = self.nodes.len() - late >= self.majority();
+        let mut asked = FuturesUnordered::new();
+        for (n, node) in self.nodes.iter().enumerate() {
+            if leaves_out && node.is_late() {
+                node.probe(self.scripts.check(source));
+                continue;
+            }
+            if let Some((n, call)) = call(n) {
+                let answer = ask(node, call);
+                asked.push(async move { (n, answer.await) });
+            }
+        }
+        let mut answers = Answers::new(self.nodes.len());
+        answers.asked = asked.len();
+        while let Some((n, answer)) = asked.next().await {
+            match answer {
+                Ok(Answer::Unfit(unfit)) => return Err(self.other_owner(n, unfit)),
+                answer => answers.add(n, answer),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Sends one node a call, after a check if it was never checked.
+    async fn ask_node(&self, node: &Node, source: &str, call: Call) -> Result<Answer, LeaseError> {
+        match self.is_fit(node, source).await? {
+            Some(unfit) => Ok(unfit),
+            None => node.run(call).await,
+        }
+    }
+
+    /// Checks a node at the first contact. Returns why it cannot be used, if its counters belong
+    /// elsewhere.
+    async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
+        if node.run_id().is_none()
+            && let unfit @ Answer::Unfit(_) = node.check(self.scripts.check(source)).await?
+        {
+            return Ok(Some(unfit));
+        }
+        let same = |other: &&Arc<Node>| other.run_id() == node.run_id();
+        match self.nodes.iter().filter(same).count() {
+            0 | 1 => Ok(None),
+            _ => Err(node.unfit(TWIN)),
+        }
+    }
+
+    /// Makes sure that no two nodes have answered with one history: a name that leads to another
+    /// server since it was checked.
+    pub(crate) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
+        let mut histories = HashSet::new();
+        let twin = taken
+            .iter()
+            .find(|(_, taken)| !histories.insert(&taken.stamp.history));
+        twin.map_or(Ok(()), |(n, _)| Err(self.nodes[*n].unfit(TWIN)))
+    }
+
+    /// The counters of a node belong to another application, or to other nodes. A majority without
+    /// it would not do: that would let a changed set of nodes go on beside the earlier one.
+    fn other_owner(&self, node: usize, unfit: Unfit) -> LeaseError {
+        let key_prefix = self.scripts.key_prefix().into();
+        let node = self.nodes[node].name().into();
+        match unfit {
+            Unfit::OtherNodes(theirs) => LeaseError::misconfigured(OtherOwner::Nodes {
+                node,
+                key_prefix,
+                ours: self.scripts.nodes().into(),
+                theirs,
+            }),
+            Unfit::OtherSource(theirs) => LeaseError::misconfigured(OtherOwner::Source {
+                node,
+                key_prefix,
+                theirs,
+            }),
+            // A node reports these itself.
+            Unfit::NoHistory | Unfit::Replicated => unexpected(),
+        }
+    }
+}
+
+/// What the nodes have answered.
+pub(crate) struct Answers {
+    nodes: usize,
+    asked: usize,
+    pub(crate) given: Vec<(usize, Answer)>,
+    errors: Vec<LeaseError>,
+}
+
+impl Answers {
+    const fn new(nodes: usize) -> Self {
+        Self {
+            nodes,
+            asked: 0,
+            given: vec![],
+            errors: vec![],
+        }
+    }
+
+    /// What so many nodes have answered, all of which were asked.
+    #[cfg(test)]
+    pub(crate) fn of(nodes: usize, given: Vec<Answer>) -> Self {
+        Self {
+            asked: nodes,
+            given: given.into_iter().enumerate().collect(),
+            ..Self::new(nodes)
+        }
+    }
+
+    fn add(&mut self, node: usize, answer: Result<Answer, LeaseError>) {
+        match answer {
+            Ok(answer) => self.given.push((node, answer)),
+            Err(error) => self.errors.push(error),
+        }
+    }
+
+    /// What is the same on a majority of all nodes.
+    pub(crate) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
+        let mut counts = HashMap::new();
+        for value in self.given.iter().filter_map(|(_, answer)| of(answer)) {
+            *counts.entry(value).or_insert(0) += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        (most.1 > self.nodes / 2).then_some(most.0)
+    }
+
+    pub(crate) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {
+        self.given.iter().filter(|(_, answer)| is(answer)).count()
+    }
+
+    /// Whether these nodes keep the others from being a majority, whatever those say that did not
+    /// answer.
+    pub(crate) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
+        self.nodes - self.count(is) <= self.nodes / 2
+    }
+
+    /// Whether all nodes that were asked have answered so.
+    pub(crate) fn are_all(&self, is: impl Fn(&Answer) -> bool) -> bool {
+        self.count(is) == self.asked
+    }
+
+    /// Whether a majority has answered.
+    pub(crate) fn are_enough(&self) -> bool {
+        self.given.len() > self.nodes / 2
+    }
+
+    /// The keys that are set.
+    pub(crate) fn taken(&self) -> Vec<(usize, Taken)> {
+        let taken = self.given.iter().filter_map(|(n, answer)| match answer {
+            Answer::Taken(taken) => Some((*n, taken.clone())),
+            _ => None,
+        });
+        taken.collect()
+    }
+
+    /// The error if there is no majority. It does not pass by itself if nodes that cannot be used
+    /// are in the way.
+    pub(crate) fn no_majority(self) -> LeaseError {
+        let is_permanent = |error: &&LeaseError| matches!(error, LeaseError::Misconfigured(_));
+        let permanent = self.errors.iter().filter(is_permanent).count();
+        let is_unfit = self.nodes - permanent <= self.nodes / 2;
+        let first = self.errors.iter().find(|error| is_permanent(error));
+        let error = NoMajority {
+            answered: self.given.len(),
+            nodes: self.nodes,
+            source: first.or(self.errors.first()).cloned(),
+        };
+        match is_unfit {
+            true => LeaseError::misconfigured(error),
+            false => LeaseError::unavailable(error),
+        }
+    }
+}
+
+/// Too few nodes have answered, or they do not agree.
+#[derive(Debug, thiserror::Error)]
+#[error("{answered} of {nodes} nodes have answered, and no majority agrees")]
+struct NoMajority {
+    answered: usize,
+    nodes: usize,
+    #[source]
+    source: Option<LeaseError>,
+}
+
+/// To whom the counters of a node belong. Nodes are named by host, port and database.
+#[derive(Debug, thiserror::Error)]
+enum OtherOwner {
+    #[error(
+        "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to a quorum of the \
+         nodes `{theirs}`, and this issuer's are `{ours}`: if the nodes are to be changed, stop all issuers, delete \
+         the keys `{key_prefix}:quorum:*` on all old and new nodes, and start the issuers with the new ones; if \
+         another quorum has used this node alone, and uses it no more, delete the keys there"
+    )]
+    Nodes {
+        node: Box<str>,
+        key_prefix: Box<str>,
+        ours: Box<str>,
+        theirs: String,
+    },
+    #[error(
+        "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to the source of \
+         epochs `{theirs}`, which is not this issuer's: choose a key prefix for each database (`key_prefix`), or, \
+         if the database was made anew, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes"
+    )]
+    Source {
+        node: Box<str>,
+        key_prefix: Box<str>,
+        theirs: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(count: usize) -> Nodes {
+        let clients = (1..=count).map(|n| Client::open(format!("redis://127.0.0.{n}")).unwrap());
+        Nodes::new(clients.collect(), Duration::from_secs(1), "tower-fence")
+    }
+
+    #[test]
+    fn majority_is_more_than_half() {
+        for (count, majority) in [(1, 1), (3, 2), (5, 3), (7, 4)] {
+            assert_eq!(nodes(count).majority(), majority, "of {count}");
+        }
+    }
+
+    #[test]
+    fn count_of_a_minority_does_not_count() {
+        let counter = |usable, n| Counter {
+            usable,
+            epoch: 2,
+            n,
+        };
+        let counted = |count, counters: &[Counter]| nodes(count).counted(counters.iter().copied());
+        let counters = [9, 3, 7, 5, 1].map(|n| counter(true, n));
+        assert_eq!(counted(5, &counters), Some((2, 5)));
+        assert_eq!(counted(5, &counters[..3]), Some((2, 3)));
+        assert_eq!(counted(3, &counters[..3]), Some((2, 7)));
+        assert_eq!(counted(5, &counters[..2]), None);
+        let blank = [counter(true, 9), counter(true, 3), counter(false, 7)];
+        assert_eq!(counted(3, &blank), Some((2, 3)));
+        assert_eq!(counted(5, &blank), None);
+    }
+
+    #[test]
+    fn three_of_five_answers_decide_and_two_do_not() {
+        let is_sealed = |answer: &Answer| matches!(answer, Answer::Sealed);
+        let sealed = |answer: &Answer| is_sealed(answer).then_some(());
+        for (sealed_on, refused_on) in [(3, 0), (3, 2), (5, 0), (2, 0), (2, 3), (0, 5)] {
+            let given = [
+                vec![Answer::Sealed; sealed_on],
+                vec![Answer::Refused; refused_on],
+            ];
+            let mut answers = Answers::of(5, given.concat());
+            answers.asked = sealed_on + refused_on;
+            assert_eq!(answers.majority(sealed).is_some(), sealed_on >= 3);
+            assert_eq!(answers.prevents(is_sealed), sealed_on >= 3);
+            assert_eq!(answers.are_all(is_sealed), refused_on == 0);
+            assert_eq!(answers.are_enough(), sealed_on + refused_on >= 3);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Renewing a lease, with the token it has or with another one.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tower_fence::{
+    Resource, Token,
+    lease::{
+        LeaseError,
+        backend::{Renewal, Reply, Seen},
+    },
+};
+
+use super::{
+    QuorumBackend,
+    answer::{Answer, Counter},
+    grant::{Next, Wish, choose, granted, left_of, needs_epoch},
+    grants::Grant,
+    scripts::Subject,
+};
+
+impl QuorumBackend {
+    /// Renews the lease that this process was granted. If it was not, or if the lease has got
+    /// another token since, the nodes are read first.
+    pub(crate) async fn renew(
+        &self,
+        resource: &Resource,
+        renewal: &Renewal,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        let subject = Subject::new(resource, &renewal.lease, seen);
+        let known = self.grants.get(resource, &subject.lease);
+        if let Some(grant) = known {
+            let reply = self.renew_grant(&subject, renewal, seen, grant).await?;
+            if !matches!(reply, Reply::Lost) {
+                return Ok(reply);
+            }
+        }
+        match self.find(&subject, known).await? {
+            Some(grant) => self.renew_grant(&subject, renewal, seen, grant).await,
+            None => {
+                self.grants.forget(resource, &subject.lease);
+                Ok(Reply::Lost)
+            }
+        }
+    }
+
+    async fn renew_grant(
+        &self,
+        subject: &Subject<'_>,
+        renewal: &Renewal,
+        seen: Seen<'_>,
+        grant: Grant,
+    ) -> Result<Reply, LeaseError> {
+        if renewal.at_least.is_some() || !renewal.new_token {
+            let reply = self.same_token(subject, renewal.ttl, seen, grant).await?;
+            let has_least = renewal.at_least.is_none_or(|least| grant.token >= least);
+            if !matches!(reply, Reply::Granted(_)) || (has_least && !renewal.new_token) {
+                return Ok(reply);
+            }
+        }
+        self.another_token(subject, renewal, seen, grant).await
+    }
+
+    /// The lease for as long again, with the token it has.
+    async fn same_token(
+        &self,
+        subject: &Subject<'_>,
+        ttl: Duration,
+        seen: Seen<'_>,
+        grant: Grant,
+    ) -> Result<Reply, LeaseError> {
+        let (nodes, began) = (&self.nodes, Instant::now());
+        let renew = |_| Some(nodes.scripts().renew(subject, grant, ttl));
+        let answers = nodes.ask(subject.source(), renew).await?;
+        let renewed = |answer: &Answer| match answer {
+            Answer::Renewed { token, .. } => Some(*token),
+            _ => None,
+        };
+        if answers.majority(renewed) != Some(grant.token) {
+            return match answers.prevents(|answer| matches!(answer, Answer::Lost)) {
+                true => Ok(Reply::Lost),
+                false => Err(answers.no_majority()),
+            };
+        }
+        let counters = || {
+            let counters = answers.given.iter().filter_map(|(_, answer)| match answer {
+                Answer::Renewed { counter, .. } => Some(*counter),
+                _ => None,
+            });
+            counters.filter(|counter| counter.usable)
+        };
+        // If counters were put back, or their epoch is over, the token may be superseded.
+        let highest = counters().map(Counter::counted).max();
+        let is_behind = highest.is_none_or(|highest| highest < (seen.epoch, seen.n));
+        let Some(ttl) = left_of(ttl, began).filter(|_| !is_behind) else {
+            return Ok(Reply::Lost);
+        };
+        self.grants.note(subject.resource, &subject.lease, grant);
+        let counted = nodes.counted(counters()).unwrap_or((seen.epoch, seen.n));
+        granted(grant.token, ttl, counted)
+    }
+
+    /// A token above the one that the lease has, sealed over exactly that one. Nothing of it is
+    /// undone if it fails: the lease is held with its earlier token.
+    async fn another_token(
+        &self,
+        subject: &Subject<'_>,
+        renewal: &Renewal,
+        seen: Seen<'_>,
+        grant: Grant,
+    ) -> Result<Reply, LeaseError> {
+        let (nodes, began) = (&self.nodes, Instant::now());
+        let attempt = self.attempts.next(rand::random_range(1..=i64::MAX));
+        let retake = |_| {
+            let scripts = nodes.scripts();
+            Some(scripts.retake(subject, attempt, renewal.ttl, grant.token))
+        };
+        let answers = nodes.ask(subject.source(), retake).await?;
+        let taken = answers.taken();
+        nodes.check_twins(&taken)?;
+        if taken.len() < nodes.majority() {
+            return self.refusal(answers);
+        }
+        let wish = Wish::Another(renewal.at_least);
+        let choice = match choose(nodes, &answers, (seen.epoch, seen.n), wish) {
+            Next::Seals(choice) => choice,
+            Next::NeedsEpoch(epoch) => return Ok(needs_epoch(epoch, &taken)),
+            Next::Granted { .. } | Next::Exhausted => {
+                return Ok(Reply::Exhausted(Token::MAX.get()));
+            }
+        };
+        let replaced = Some(grant.token);
+        let refused = self
+            .seal(subject, attempt, &taken, choice, replaced)
+            .await?;
+        if let Some(refused) = refused {
+            return Ok(refused);
+        }
+        let Some(ttl) = left_of(renewal.ttl, began) else {
+            return Ok(Reply::Lost);
+        };
+        let token = choice.token;
+        let grant = Grant { token, attempt };
+        self.grants.note(subject.resource, &subject.lease, grant);
+        granted(token, ttl, (choice.epoch, choice.n))
+    }
+
+    /// Reads which token a majority has of a lease, and its attempt.
+    ///
+    /// A script of the attempt that is known may have arrived late, and have sealed a token that
+    /// was never granted. What that attempt itself has sealed is passed over.
+    async fn find(
+        &self,
+        subject: &Subject<'_>,
+        known: Option<Grant>,
+    ) -> Result<Option<Grant>, LeaseError> {
+        let looks = self.look(subject).await?;
+        let grant = |answer: &Answer| {
+            let found = answer.found()?;
+            let grant = found.grant()?;
+            let is_late = known.is_some_and(|known| {
+                found.has_mark() && grant.attempt.number <= known.attempt.number
+            });
+            let is_its = found.lease == subject.lease && found.left.is_some();
+            (is_its && !is_late).then_some(grant)
+        };
+        if let Some(token) = looks.majority(|answer| grant(answer).map(|grant| grant.token)) {
+            let grants = looks.given.iter().filter_map(|(_, answer)| grant(answer));
+            return Ok(grants.filter(|grant| grant.token == token).max());
+        }
+        match looks.prevents(|answer| grant(answer).is_none()) {
+            true => Ok(None),
+            false => Err(looks.no_majority()),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The Lua scripts, with their keys and arguments.
+
+use std::{fmt::Write, sync::LazyLock, time::Duration};
+
+use redis::{Script, ScriptInvocation};
+use tower_fence::{
+    Resource, Token,
+    announce::LeaseDigest,
+    epochs::{Epoch, SourceId, partition_of},
+    lease::backend::{Ask, Seen},
+};
+
+use super::{
+    answer::{Found, Stamp},
+    attempt::Attempt,
+    grants::Grant,
+};
+
+macro_rules! scripts {
+    ($($name:ident: $file:literal),* $(,)?) => {
+        $(static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(concat!(include_str!("lua/node.lua"), include_str!($file))));)*
+    };
+}
+
+scripts! {
+    ABANDON: "lua/abandon.lua",
+    BEGIN: "lua/begin.lua",
+    CHECK: "lua/check.lua",
+    END: "lua/end.lua",
+    LOOK: "lua/look.lua",
+    RELEASE: "lua/release.lua",
+    RENEW: "lua/renew.lua",
+    RETAKE: "lua/retake.lua",
+    SEAL: "lua/seal.lua",
+    TAKE: "lua/take.lua",
+}
+
+/// What all scripts of a quorum share.
+pub(crate) struct Scripts {
+    key_prefix: Box<str>,
+    /// The nodes, as each counter has them.
+    nodes: Box<str>,
+}
+
+/// A script that is ready to be sent.
+pub(crate) type Call = ScriptInvocation<'static>;
+
+/// The lease that a script concerns.
+pub(crate) struct Subject<'a> {
+    pub(crate) resource: &'a Resource,
+    /// What is stored of the lease id.
+    pub(crate) lease: String,
+    source: &'a str,
+}
+
+impl<'a> Subject<'a> {
+    pub(crate) fn new(resource: &'a Resource, lease: &LeaseDigest, seen: Seen<'a>) -> Self {
+        Self {
+            lease: stored(lease),
+            ..Self::any(resource, seen)
+        }
+    }
+
+    /// Any lease of the resource.
+    pub(crate) fn any(resource: &'a Resource, seen: Seen<'a>) -> Self {
+        Self {
+            resource,
+            lease: String::new(),
+            source: seen.source.map_or("", SourceId::as_str),
+        }
+    }
+
+    pub(crate) const fn source(&self) -> &'a str {
+        self.source
+    }
+}
+
+/// How much of the digest of a lease id is stored. A lease id has 128 random bits; another one with
+/// the same part of its digest is no easier to find.
+const BYTES: usize = 16;
+
+/// What the nodes have of a lease id. A lease id has no `#`, so what is read there neither renews
+/// nor releases.
+fn stored(lease: &LeaseDigest) -> String {
+    let mut text = String::from("#");
+    for byte in &lease.as_bytes()[..BYTES] {
+        // A String takes what is written to it.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// The token of an attempt, and what it was counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) token: Token,
+    pub(crate) epoch: i64,
+    pub(crate) n: i64,
+}
+
+impl Scripts {
+    pub(crate) fn new(key_prefix: &str, nodes: &str) -> Self {
+        Self {
+            key_prefix: key_prefix.into(),
+            nodes: nodes.into(),
+        }
+    }
+
+    pub(crate) fn key_prefix(&self) -> &str {
+        &self.key_prefix
+    }
+
+    /// The nodes, as each counter has them.
+    pub(crate) fn nodes(&self) -> &str {
+        &self.nodes
+    }
+
+    /// What the names of lease keys begin with; after that come the partition, `}:lease:`, and the
+    /// resource.
+    pub(crate) fn lease_key_prefix(&self) -> String {
+        format!("{}:quorum:{{", self.key_prefix)
+    }
+
+    pub(crate) fn check(&self, source: &str) -> Call {
+        self.call(&CHECK, [self.keys_of(0, "")], source, "")
+    }
+
+    pub(crate) fn take(
+        &self,
+        subject: &Subject<'_>,
+        ask: &Ask,
+        attempt: Attempt,
+        proposal: Option<(i64, i64)>,
+    ) -> Call {
+        let mut call = self.of_attempt(&TAKE, subject, attempt);
+        call.arg(ms(ask.ttl))
+            .arg(ms(ask.lock_delay))
+            .arg(ask.owner.as_ref().map_or("", |owner| owner.as_str()));
+        match proposal {
+            Some((epoch, n)) => call.arg(epoch).arg(n),
+            None => call.arg("").arg(""),
+        };
+        call
+    }
+
+    pub(crate) fn retake(
+        &self,
+        subject: &Subject<'_>,
+        attempt: Attempt,
+        ttl: Duration,
+        token: Token,
+    ) -> Call {
+        let mut call = self.of_attempt(&RETAKE, subject, attempt);
+        call.arg(ms(ttl)).arg(token.get());
+        call
+    }
+
+    pub(crate) fn seal(
+        &self,
+        subject: &Subject<'_>,
+        attempt: Attempt,
+        stamp: &Stamp,
+        choice: Choice,
+        replaced: Option<Token>,
+    ) -> Call {
+        let mut call = self.of_attempt(&SEAL, subject, attempt);
+        call.arg(&stamp.history)
+            .arg(&stamp.incarnation)
+            .arg(&stamp.serial)
+            .arg(choice.token.get())
+            .arg(choice.epoch)
+            .arg(choice.n)
+            .arg(replaced.map_or_else(String::new, |token| token.get().to_string()));
+        call
+    }
+
+    pub(crate) fn begin(
+        &self,
+        subject: &Subject<'_>,
+        (history, incarnation): (&str, &str),
+        epoch: Epoch,
+    ) -> Call {
+        let mut call = self.on(&BEGIN, subject);
+        call.arg(history).arg(incarnation).arg(epoch.get());
+        call
+    }
+
+    pub(crate) fn renew(&self, subject: &Subject<'_>, grant: Grant, ttl: Duration) -> Call {
+        let mut call = self.of_attempt(&RENEW, subject, grant.attempt);
+        call.arg(ms(ttl)).arg(grant.token.get());
+        call
+    }
+
+    pub(crate) fn release(&self, subject: &Subject<'_>, grant: Grant) -> Call {
+        let mut call = self.of_attempt(&RELEASE, subject, grant.attempt);
+        call.arg(grant.token.get());
+        call
+    }
+
+    pub(crate) fn abandon(&self, subject: &Subject<'_>, ticket: i64) -> Call {
+        let mut call = self.on(&ABANDON, subject);
+        call.arg(ticket);
+        call
+    }
+
+    /// Ends the very lease that was found.
+    pub(crate) fn end(&self, subject: &Subject<'_>, found: &Found) -> Call {
+        let mut call = self.on(&END, subject);
+        call.arg(&found.value);
+        call
+    }
+
+    /// Reads the leases of these resources.
+    pub(crate) fn look<'a>(&self, resources: impl IntoIterator<Item = &'a Resource>) -> Call {
+        let keys = resources.into_iter().map(|resource| self.keys(resource));
+        self.call(&LOOK, keys, "", "")
+    }
+
+    fn of_attempt(&self, script: &'static Script, subject: &Subject<'_>, attempt: Attempt) -> Call {
+        let mut call = self.on(script, subject);
+        call.arg(attempt.number).arg(attempt.ticket);
+        call
+    }
+
+    fn on(&self, script: &'static Script, subject: &Subject<'_>) -> Call {
+        let keys = [self.keys(subject.resource)];
+        self.call(script, keys, subject.source, &subject.lease)
+    }
+
+    fn call(
+        &self,
+        script: &'static Script,
+        keys: impl IntoIterator<Item = [String; 2]>,
+        source: &str,
+        lease: &str,
+    ) -> Call {
+        let mut call = script.arg(source);
+        for key in keys.into_iter().flatten() {
+            call.key(key);
+        }
+        call.arg(&*self.nodes)
+            .arg(format!("{:032x}", rand::random::<u128>()))
+            .arg(Epoch::SIZE)
+            .arg(lease);
+        call
+    }
+
+    /// The counter and the lease of a resource.
+    fn keys(&self, resource: &Resource) -> [String; 2] {
+        self.keys_of(partition_of(resource), resource.as_str())
+    }
+
+    fn keys_of(&self, partition: u8, resource: &str) -> [String; 2] {
+        let begin = format!("{}{partition}}}", self.lease_key_prefix());
+        [
+            format!("{begin}:counter"),
+            format!("{begin}:lease:{resource}"),
+        ]
+    }
+}
+
+/// The driver asks for whole milliseconds.
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_lease_id_is_a_part_of_its_digest_and_no_lease_id() {
+        let stored = stored(&LeaseDigest::of("aaaaaaaaaaaaaaaaaaaaaa"));
+        // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
+        assert_eq!(stored, "#ec7c494df6d2a7ea36668d656e6b8979");
+        assert!(tower_fence::lease::LeaseId::new(stored).is_err());
+    }
+}

@@ -1,0 +1,144 @@
+//! The connection to one server.
+
+use std::{fmt, io, sync::Arc, time::Duration};
+
+use redis::{
+    AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult, ScriptInvocation,
+    aio::MultiplexedConnection,
+};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout_at},
+};
+use tower_fence::lease::LeaseError;
+
+/// A Redis server, reconnected when its connection is lost.
+pub(crate) struct Server {
+    client: Client,
+    /// Its host, port and database. No password.
+    name: Arc<str>,
+    current: Mutex<Option<Current>>,
+    timeout: Duration,
+}
+
+struct Current {
+    number: u64,
+    connection: MultiplexedConnection,
+}
+
+impl Server {
+    pub(crate) fn new(client: Client, timeout: Duration) -> Self {
+        let info = client.get_connection_info();
+        let name = format!("{}/{}", info.addr(), info.redis_settings().db()).into();
+        Self {
+            client,
+            name,
+            current: Mutex::default(),
+            timeout,
+        }
+    }
+
+    /// Its host, port and database. No password.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The error of a store whose server has failed so.
+    pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
+        LeaseError::unavailable(ServerError {
+            name: Arc::clone(&self.name),
+            source: error,
+        })
+    }
+
+    /// Runs a script, each of which may run twice, and returns whether it may have.
+    pub(crate) async fn call<T: FromRedisValue>(
+        &self,
+        script: &ScriptInvocation<'_>,
+    ) -> RedisResult<(T, bool)> {
+        self.run(|mut connection| async move { script.invoke_async(&mut connection).await })
+            .await
+    }
+
+    /// Runs a command that may run twice, within the timeout, and returns whether it may have. It
+    /// is repeated if the connection breaks: a server closes idle connections, and an answer may be
+    /// lost.
+    pub(crate) async fn run<T, F>(
+        &self,
+        command: impl Fn(MultiplexedConnection) -> F,
+    ) -> RedisResult<(T, bool)>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let until = Instant::now() + self.timeout;
+        match self.attempt(&command, until).await {
+            Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
+                Ok((self.attempt(&command, until).await?, true))
+            }
+            outcome => Ok((outcome?, false)),
+        }
+    }
+
+    async fn attempt<T, F>(
+        &self,
+        command: impl Fn(MultiplexedConnection) -> F,
+        until: Instant,
+    ) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let mut used = None;
+        let run = async {
+            let (number, connection) = self.connection().await?;
+            used = Some(number);
+            command(connection).await
+        };
+        let outcome = match timeout_at(until, run).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        };
+        if let (Err(error), Some(number)) = (&outcome, used)
+            && (error.is_io_error() || error.is_unrecoverable_error())
+            // If another request connects right now, this is over already.
+            && let Ok(mut current) = self.current.try_lock()
+        {
+            current.take_if(|current| current.number == number);
+        }
+        outcome
+    }
+
+    async fn connection(&self) -> RedisResult<(u64, MultiplexedConnection)> {
+        let mut current = self.current.lock().await;
+        if let Some(current) = &*current {
+            return Ok((current.number, current.connection.clone()));
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.timeout))
+            .set_response_timeout(Some(self.timeout));
+        let connection = self
+            .client
+            .get_multiplexed_async_connection_with_config(&config);
+        // Or every future that may connect would contain all of this.
+        let connection = Box::pin(connection).await?;
+        let number = rand::random();
+        *current = Some(Current {
+            number,
+            connection: connection.clone(),
+        });
+        Ok((number, connection))
+    }
+}
+
+/// A failure of the server, with its address.
+#[derive(Debug, thiserror::Error)]
+#[error("Redis at {name} cannot be used")]
+struct ServerError {
+    name: Arc<str>,
+    source: RedisError,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}

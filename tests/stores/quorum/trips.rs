@@ -1,0 +1,68 @@
+//! How many scripts a node runs for a grant and for a release.
+
+use tower_fence::lease::Leases;
+
+use super::epochs::Site;
+use crate::support::lease::{LONG, grant, sku};
+
+/// How many scripts a node has run since its statistics were reset.
+async fn scripts(site: &Site, node: usize) -> u64 {
+    let stats = site.nodes[node].info("INFO commandstats").await;
+    let (_, evalsha) = stats.split_once("cmdstat_evalsha:calls=").unwrap();
+    let digits = evalsha.split(',').next().unwrap();
+    digits.parse().unwrap()
+}
+
+async fn reset(site: &Site) {
+    for node in &site.nodes {
+        node.command(&["CONFIG", "RESETSTAT"]).await;
+    }
+}
+
+#[tokio::test]
+async fn grant_and_release_are_one_trip_each_also_by_turns() {
+    const TURNS: usize = 20;
+    let site = Site::new().await;
+    let issuers = [site.issuer().await, site.issuer().await];
+    let grants = async |turns: usize| {
+        for turn in 0..turns {
+            let leases = &issuers[turn % 2];
+            let lease = grant(leases, &sku(), LONG).await;
+            leases.release(&sku(), &lease.id).await.unwrap();
+        }
+    };
+    // Connections, scripts, and an epoch.
+    grants(2).await;
+    reset(&site).await;
+    grants(TURNS).await;
+    for node in 0..site.nodes.len() {
+        assert_eq!(scripts(&site, node).await, 2 * TURNS as u64, "node {node}");
+    }
+    // A node that is ahead stays ahead for a grant or two.
+    site.nodes[0]
+        .command(&["HINCRBY", &site.counter(), "n", "100"])
+        .await;
+    grants(4).await;
+    reset(&site).await;
+    grants(TURNS).await;
+    for node in 0..site.nodes.len() {
+        assert_eq!(scripts(&site, node).await, 2 * TURNS as u64, "node {node}");
+    }
+}
+
+#[tokio::test]
+async fn issuer_without_memory_reads_before_it_releases() {
+    let site = Site::new().await;
+    let [one, two] = [site.issuer().await, site.issuer().await];
+    // The first one loads the scripts.
+    for _ in 0..2 {
+        let lease = grant(&one, &sku(), LONG).await;
+        reset(&site).await;
+        two.release(&sku(), &lease.id).await.unwrap();
+    }
+    assert_eq!(scripts(&site, 0).await, 2);
+    let lease = grant(&two, &sku(), LONG).await;
+    two.release(&sku(), &lease.id).await.unwrap();
+    let next = grant(&one, &sku(), LONG).await;
+    assert!(next.token > lease.token);
+}
