@@ -8,11 +8,9 @@ use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{
-        Acquire, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, QuorumLeases,
-        RedisLeases,
-    },
+    lease::{Acquire, EmbeddedLeases, Leases, Operate, PostgresLeases, QuorumLeases, RedisLeases},
 };
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use super::{
     database::{Fresh as FreshDatabase, TestDatabase},
@@ -158,7 +156,7 @@ impl TestStore for Etcd {
         let db = Sqlite::fresh(4).await;
         let prefix = fresh_prefix();
         let connect = || async {
-            let builder = EtcdLeases::builder(db.fence()).key_prefix(&prefix);
+            let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(&prefix);
             builder.connect(&[etcd::shared_url()]).await.unwrap()
         };
         (connect().await, connect().await, Box::new(db))

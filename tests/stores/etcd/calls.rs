@@ -6,12 +6,13 @@ use std::{
 };
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew};
+use tower_fence::lease::{Acquire, LeaseError, Leases, Renew};
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use super::faults::meddling;
 use crate::support::{
     database::TestDatabase,
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     eventually,
     lease::{LONG, grant, is_held, sku, wait},
     proxy::{Link, Passage, Proxy, Sender},
@@ -56,7 +57,7 @@ async fn an_acquire_and_a_release_take_seven_calls() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
     let url = format!("http://{}", proxy.addr);
-    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
     let made = || calls.made();
     // The first one begins an epoch.
     let lease = grant(&leases, &sku(), LONG).await;
@@ -82,7 +83,7 @@ async fn an_acquire_and_a_release_take_seven_calls() {
 #[tokio::test]
 async fn a_lease_leaves_no_etcd_lease_behind() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await;
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let has = async |count| {
@@ -115,7 +116,7 @@ async fn whoever_waits_in_line_asks_for_nothing() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
     let url = format!("http://{}", proxy.addr);
-    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     let places_are_kept = async |times| {
@@ -139,7 +140,7 @@ async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let cut = Passage::CutLater(Duration::ZERO);
     let (proxy, ended) = meddling(&cluster, "POST /v3/watch", cut).await;
-    let leases = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
     let leases = leases.connect(&[format!("http://{}", proxy.addr)]).await;
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;

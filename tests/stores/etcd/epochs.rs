@@ -8,8 +8,9 @@ use std::sync::{
 use sqlx::Sqlite;
 use tower_fence::{
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
-    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, Operate, Renew},
+    lease::{Acquire, Lease, LeaseError, Leases, Operate, Renew},
 };
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -21,7 +22,7 @@ use crate::support::{
 };
 
 async fn connect(db: &Fresh<Sqlite>, prefix: &str) -> EtcdLeases {
-    let builder = EtcdLeases::builder(db.fence()).key_prefix(prefix);
+    let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(prefix);
     builder.connect(&[etcd::shared_url()]).await.unwrap()
 }
 
@@ -64,7 +65,7 @@ async fn a_clock_of_another_source_of_epochs_is_refused() {
 #[tokio::test]
 async fn a_database_that_lost_an_epoch_is_told_of_it() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let new_process = async || EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let new_process = async || etcd::connect(&cluster.urls(), db.fence()).await;
     let lose_clocks = async || {
         for (key, _) in cluster.keys("tower-fence:clock:").await {
             let body = serde_json::json!({ "key": base64(&key) });
@@ -116,7 +117,7 @@ async fn nothing_is_granted_in_an_epoch_that_is_over() {
     let source = Source(Arc::new(AtomicI64::new(1)));
     let prefix = fresh_prefix();
     let new_process = async || {
-        let builder = EtcdLeases::builder(source.clone()).key_prefix(&prefix);
+        let builder = EtcdLeasesBuilder::new(source.clone()).key_prefix(&prefix);
         builder.connect(&[etcd::shared_url()]).await.unwrap()
     };
     let first = grant(&new_process().await, &sku(), LONG).await;
@@ -136,7 +137,7 @@ async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
         EtcdCluster::start(1).await,
         Source(Arc::new(AtomicI64::new(1))),
     );
-    let near = EtcdLeases::connect(&cluster.urls(), source.clone()).await;
+    let near = etcd::connect(&cluster.urls(), source.clone()).await;
     granted_and_released(&near.unwrap()).await;
     source.0.store(5, SeqCst);
     let made = Arc::new(AtomicI64::new(0));
@@ -153,7 +154,7 @@ async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
         }
     })
     .await;
-    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], source).await;
+    let far = etcd::connect(&[format!("http://{}", proxy.addr)], source).await;
     let asked = tokio::spawn(async move { far.unwrap().acquire(&sku(), Acquire::new(LONG)).await });
     eventually("it makes another etcd lease", async || {
         made.load(SeqCst) == 2

@@ -4,13 +4,14 @@
 use sqlx::Sqlite;
 use tower_fence::{
     Token,
-    lease::{Acquire, EtcdLeases, Leases, Operate, Renew},
+    lease::{Acquire, Leases, Operate, Renew},
 };
+use tower_fence_etcd::EtcdLeases;
 
 use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
 };
 
@@ -61,9 +62,7 @@ async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
         cluster.put("foreign", &n.to_string()).await;
     }
     for is_new_name in [true, false] {
-        let before = EtcdLeases::connect(&cluster.urls(), db.fence())
-            .await
-            .unwrap();
+        let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
         grant_and_release(&before).await;
         let epoch = highest_epoch(&db).await;
         let snapshot = cluster.save(&format!("snapshot-{epoch}"));
@@ -81,7 +80,7 @@ async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
         }
         for url in cluster.urls() {
             // None of them has seen anything.
-            let after = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+            let after = etcd::connect(&[url], db.fence()).await.unwrap();
             let token = grant_and_release(&after).await;
             assert!(token > highest, "{token} after {highest}");
             highest = token;
@@ -105,9 +104,7 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }
-    let before = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let kept = grant(&before, &sku(), LONG).await;
     let snapshot = cluster.save("snapshot");
     before.release(&sku(), &kept.id).await.unwrap();
@@ -126,9 +123,7 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     }
     assert!(cluster.revision().await >= counted + 200);
 
-    let after = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let after = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     // The snapshot has brought the lease back. It is lost to its holder, and nobody else has it.
     is_lost(after.renew(&sku(), &kept.id, Renew::new(LONG)).await);
     assert_eq!(after.inspect(&sku()).await.unwrap(), None);
@@ -150,9 +145,7 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
 async fn asking_again_after_a_restore_brings_a_higher_token() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
     let snapshot = cluster.save("snapshot");
     cluster.restore(&snapshot, "another-cluster").await;
@@ -184,16 +177,12 @@ async fn clocks_that_are_deleted() {
 async fn a_restart_loses_nothing() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     cluster.kill_all();
     cluster.start_all();
     cluster.is_up().await;
-    let other = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let other = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     for leases in [&leases, &other] {
         let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert_eq!(renewed.unwrap().token, lease.token);
@@ -207,7 +196,7 @@ async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     let connect = async |cluster: &EtcdCluster| {
-        let connected = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+        let connected = etcd::connect(&cluster.urls(), db.fence()).await;
         connected.unwrap()
     };
     for (n, only_renews) in (1..).zip([false, true]) {

@@ -13,12 +13,13 @@ use sqlx::Sqlite;
 use tokio::{sync::watch, task::JoinHandle};
 use tower_fence::{
     Resource,
-    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, Renew},
+    lease::{Acquire, Lease, LeaseError, Leases, Renew},
 };
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    etcd::{EtcdCluster, base64},
+    etcd::{self, EtcdCluster, base64},
     eventually,
     lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
     proxy::{Passage, Proxy, Sender},
@@ -106,7 +107,7 @@ impl Late {
             }
         })
         .await;
-        let leases = EtcdLeases::builder(db.fence()).call_wait(Duration::from_secs(20));
+        let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(20));
         let url = format!("http://{}", proxy.addr);
         Self {
             leases: leases.connect(&[url]).await.unwrap(),
@@ -139,7 +140,7 @@ impl Late {
 }
 
 async fn connect(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> EtcdLeases {
-    let connected = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let connected = etcd::connect(&cluster.urls(), db.fence()).await;
     connected.unwrap()
 }
 
@@ -400,7 +401,7 @@ async fn what_began_an_epoch_once_begins_it_never_again() {
     })
     .await;
     let url = format!("http://{}", proxy.addr);
-    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
     for _ in 0..10 {
         grant_and_release(&leases).await;
     }

@@ -16,7 +16,8 @@ use axum::{
 };
 use serde_json::{Value, json};
 use sqlx::Sqlite;
-use tower_fence::lease::{EtcdLeases, EtcdLeasesBuilder, LeaseError};
+use tower_fence::lease::LeaseError;
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{database::TestDatabase, http::Server, lease::told};
 
@@ -64,9 +65,9 @@ async fn refusing(
 
 async fn builder() -> EtcdLeasesBuilder {
     let db = Sqlite::fresh(1).await;
-    EtcdLeases::builder(db.fence())
+    EtcdLeasesBuilder::new(db.fence())
         .user("locks", "p4ssw0rd")
-        .call_wait(Duration::from_secs(3))
+        .call_timeout(Duration::from_secs(3))
 }
 
 #[tokio::test]
