@@ -1,5 +1,3 @@
 //! What the fuzz targets reach of the stores.
 
-pub(crate) use super::{
-    embedded::fuzz as embedded, etcd::fuzz as etcd, quorum::fuzz as quorum, redis::fuzz as redis,
-};
+pub(crate) use super::{embedded::fuzz as embedded, quorum::fuzz as quorum, redis::fuzz as redis};

@@ -38,7 +38,7 @@ impl Lease {
         }
     }
 
-    #[cfg(any(feature = "redis", feature = "etcd"))]
+    #[cfg(feature = "redis")]
     pub(super) fn granted(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Self {
         let ttl = Duration::from_millis(super::time::at_least_1_ms(ttl));
         Self::new(resource.clone(), id.clone(), token, ttl)

@@ -14,7 +14,7 @@ use tower_fence::{
 
 use crate::{
     counter::{Counter, CounterState},
-    etcd::{ATTEMPTS, Etcd, TooMuchChange, View, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, random_id, seconds},
     memory::Known,
     messages::{created_at, created_since, delete, is_empty, put, written_at},
     stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
@@ -30,6 +30,7 @@ pub(crate) struct Acquiring<'a> {
     pub(crate) ask: &'a Ask,
     pub(crate) id: StoredId,
     seen: Seen<'a>,
+    waits: Waits<'a>,
     /// The etcd lease of its grant that has no key yet, and its time in seconds.
     unused: Option<(i64, u64)>,
 }
@@ -55,6 +56,7 @@ impl<'a> Acquiring<'a> {
         etcd: &'a Arc<Etcd>,
         resource: &'a Resource,
         ask: &'a Ask,
+        waits: Waits<'a>,
         seen: Seen<'a>,
     ) -> Self {
         Self {
@@ -63,14 +65,15 @@ impl<'a> Acquiring<'a> {
             ask,
             id: StoredId::of(&ask.lease),
             seen,
+            waits,
             unused: None,
         }
     }
 
-    pub(crate) async fn run(mut self, waits: Waits<'_>) -> Result<Reply, LeaseError> {
+    pub(crate) async fn run(mut self) -> Result<Reply, LeaseError> {
         let memory = &self.etcd.memory;
         let counter = memory.counter(partition_of(self.resource), &self.seen);
-        let mut grounds = match (waits, counter) {
+        let mut grounds = match (self.waits, counter) {
             (Waits::No, Some(counter)) if !memory.take_refused(self.resource) => Some(Grounds {
                 counter,
                 held: None,
@@ -85,9 +88,9 @@ impl<'a> Acquiring<'a> {
                 None => {
                     let found = match view.take() {
                         Some(view) => view,
-                        None => Box::new(self.etcd.look(self.resource, Some(&self.id)).await?),
+                        None => Box::new(self.etcd.look(self.resource, self.reads()).await?),
                     };
-                    match self.judge(*found, waits).await? {
+                    match self.judge(*found).await? {
                         Ok(grounds) => grounds,
                         Err(Written::Done(reply)) => return Ok(self.finish(reply)),
                         Err(Written::Changed(now)) => {
@@ -105,6 +108,14 @@ impl<'a> Acquiring<'a> {
         Err(LeaseError::unavailable(TooMuchChange))
     }
 
+    /// A request that joins need not know which position is the first: it hears of its turn.
+    pub(crate) fn reads(&self) -> Reads<'_> {
+        Reads {
+            position: Some(&self.id),
+            first: matches!(self.waits, Waits::Yes { queued: true, .. } | Waits::Leaves),
+        }
+    }
+
     /// Ends the step.
     fn finish(&mut self, reply: Reply) -> Reply {
         if let Some((unused, _)) = self.unused.take() {
@@ -115,11 +126,7 @@ impl<'a> Acquiring<'a> {
     }
 
     /// Whether the lease can be granted. If not, the request joins the queue, or is refused.
-    async fn judge(
-        &self,
-        mut view: View,
-        waits: Waits<'_>,
-    ) -> Result<Result<Grounds, Written>, LeaseError> {
+    async fn judge(&self, mut view: View) -> Result<Result<Grounds, Written>, LeaseError> {
         let held = match view.lease_of(&self.id) {
             Some(lease) if self.etcd.is_held(lease).await? => Some(lease.clone()),
             _ => None,
@@ -127,19 +134,21 @@ impl<'a> Acquiring<'a> {
         let position = view.position.take();
         if held.is_none() {
             let is_displaced = position.as_ref().is_some_and(|position| {
-                matches!(waits, Waits::Yes { queued: true, .. })
+                matches!(self.waits, Waits::Yes { queued: true, .. })
                     && position.stored.ticket != self.ask.ticket
             });
             if is_displaced {
                 return Ok(Err(Written::Done(Reply::Displaced)));
             }
             let since = position.as_ref().map(|position| position.since);
-            if view.blocked_by.is_some() || view.first != since {
+            if view.blocked_by.is_some()
+                || (view.waiting > 0 && (since.is_none() || view.first != since))
+            {
                 let left = match &view.blocked_by {
                     Some(key) => self.etcd.blocked_for(key).await?,
                     None => HAND_OVER,
                 };
-                let written = match waits {
+                let written = match self.waits {
                     Waits::Yes { listener, .. } => self.join(position, listener, left).await?,
                     _ => self.refuse(position, left).await?,
                 };
@@ -214,12 +223,12 @@ impl<'a> Acquiring<'a> {
             // Another etcd lease, from now on.
             etcd.memory.take_lease(resource, &self.id);
         }
-        let written = etcd.write(resource, Some(&self.id), &compare, writes).await;
+        let written = etcd.write(resource, self.reads(), &compare, writes).await;
         let mut now = match written {
             // The etcd lease has ended already.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
-                let now = etcd.look(resource, Some(&self.id)).await?;
+                let now = etcd.look(resource, self.reads()).await?;
                 return Ok(Written::Changed(Box::new(now)));
             }
             written => written?,
@@ -229,6 +238,7 @@ impl<'a> Acquiring<'a> {
             return Ok(Written::Changed(Box::new(now)));
         };
         self.unused = None;
+        counter.note_write(&mut self.seen);
         now.row.log = etcd.log_after(&now.row.header).await?;
         if now.row.counter(&self.seen).as_ref() != Some(&counter) {
             // etcd has returned from a snapshot. The lease is found again when an epoch has begun.

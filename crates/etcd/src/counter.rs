@@ -46,6 +46,14 @@ impl Counter {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
     }
 
+    /// Notes that this process has written to etcd since: it has counted at least one further. Only a data folder that
+    /// was put back shows less.
+    pub(crate) fn note_write(&self, seen: &mut Seen<'_>) {
+        if seen.epoch == self.epoch.get() {
+            seen.n = seen.n.saturating_add(1);
+        }
+    }
+
     /// How far it has counted in this revision.
     pub(crate) const fn counted(&self, revision: i64) -> i64 {
         revision.saturating_sub(self.base)

@@ -12,7 +12,7 @@ use tower_fence::{
 
 use crate::{
     error::EtcdError,
-    etcd::{ATTEMPTS, Etcd, TooMuchChange},
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange},
     memory::Known,
     messages::{delete, written_at},
     stored::StoredId,
@@ -52,7 +52,7 @@ impl Etcd {
             }
         }
         for _ in 0..ATTEMPTS {
-            let view = self.look(resource, None).await?;
+            let view = self.look(resource, Reads::default()).await?;
             let Some(lease) = view.lease_of(&id) else {
                 return Ok(has_seen_it);
             };
@@ -82,7 +82,11 @@ impl Etcd {
                 _ => {}
             }
         }
-        let view = self.look(resource, Some(&id)).await?;
+        let reads = Reads {
+            position: Some(&id),
+            first: false,
+        };
+        let view = self.look(resource, reads).await?;
         if let Some(position) = &view.position {
             self.leave(resource, &id, position, ticket).await?;
         }
@@ -107,7 +111,7 @@ impl Etcd {
         let key = self.keys.lease(resource);
         let mut tried = None;
         for _ in 0..ATTEMPTS {
-            let view = self.look(resource, None).await?;
+            let view = self.look(resource, Reads::default()).await?;
             let Some(blocked_by) = view.blocked_by else {
                 // It has ended since, perhaps by an attempt whose answer was lost.
                 return Ok(tried.is_some());
@@ -119,7 +123,7 @@ impl Etcd {
             }
             tried = Some(blocked_by.create_revision);
             let compare = [written_at(&key, blocked_by.mod_revision)];
-            let now = self.write(resource, None, &compare, vec![delete(&key)]);
+            let now = self.write(resource, Reads::default(), &compare, vec![delete(&key)]);
             let now = now.await?.blocked_by;
             if now.is_none_or(|now| now.create_revision != blocked_by.create_revision) {
                 if blocked_by.lease != 0 {

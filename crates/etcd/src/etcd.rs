@@ -21,7 +21,7 @@ use crate::{
     memory::Memory,
     messages::{
         Header, KeyValue, LeaseAnswer, RangeAnswer, StatusAnswer, Streamed, TxnAnswer, base64,
-        created_at, get, get_first, has_value, put, written_at,
+        count, created_at, get, get_first, has_value, put, written_at,
     },
     stored::{FoundLease, FoundPosition, StoredId, value},
 };
@@ -46,10 +46,18 @@ pub(crate) struct View {
     pub(crate) lease: Option<FoundLease>,
     /// How many requests wait.
     pub(crate) waiting: u64,
-    /// Since when the first of them does.
+    /// Since when the first of them does, if that was read.
     pub(crate) first: Option<i64>,
-    /// The position under the lease id of the look.
     pub(crate) position: Option<FoundPosition>,
+}
+
+/// What is read beside the lease and its counter.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Reads<'a> {
+    /// The position under this lease id.
+    pub(crate) position: Option<&'a StoredId>,
+    /// Which position is the first. etcd sorts the queue for that.
+    pub(crate) first: bool,
 }
 
 impl View {
@@ -96,13 +104,13 @@ impl Etcd {
         }
     }
 
-    /// Reads a resource, and the position under a lease id.
+    /// Reads a resource.
     pub(crate) async fn look(
         &self,
         resource: &Resource,
-        id: Option<&StoredId>,
+        reads: Reads<'_>,
     ) -> Result<View, EtcdError> {
-        self.write(resource, id, &[], vec![]).await
+        self.write(resource, reads, &[], vec![]).await
     }
 
     /// Writes if these comparisons hold, and reads the resource in any case. What it reads shows whether it has written:
@@ -110,17 +118,22 @@ impl Etcd {
     pub(crate) async fn write(
         &self,
         resource: &Resource,
-        id: Option<&StoredId>,
+        Reads { position, first }: Reads<'_>,
         compare: &[Value],
         mut writes: Vec<Value>,
     ) -> Result<View, EtcdError> {
+        let queue = self.keys.queue(resource);
         let mut reads = vec![
             get(&self.keys.life()),
             get(&self.keys.counter(partition_of(resource))),
             get(&self.keys.lease(resource)),
-            get_first(&self.keys.queue(resource)),
+            if first {
+                get_first(&queue)
+            } else {
+                count(&queue)
+            },
         ];
-        reads.extend(id.map(|id| get(&self.keys.position(resource, id))));
+        reads.extend(position.map(|id| get(&self.keys.position(resource, id))));
         writes.extend(reads.iter().cloned());
         let answer = self.txn(compare, &writes, &reads).await?;
         let header = answer.header;

@@ -86,8 +86,8 @@ impl Backend for EtcdBackend {
     ) -> Result<Reply, LeaseError> {
         match step {
             Step::Acquire(ask, waits) => {
-                let acquiring = Acquiring::new(&self.etcd, resource, ask, seen);
-                acquiring.run(waits).await
+                let acquiring = Acquiring::new(&self.etcd, resource, ask, waits, seen);
+                acquiring.run().await
             }
             Step::Renew(renewal) => self.etcd.renew(resource, renewal, &seen).await,
             Step::End(end) => self.etcd.end(resource, end).await,

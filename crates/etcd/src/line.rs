@@ -34,8 +34,11 @@ impl Line {
         if is_deleted {
             return self.waiters.remove(key).map(|(_, ticket)| ticket);
         }
-        self.waiters.insert(key.clone(), waiter(&event.kv));
-        None
+        let now = waiter(&event.kv);
+        let before = self.waiters.insert(key.clone(), now);
+        before
+            .filter(|before| *before != now)
+            .map(|(_, ticket)| ticket)
     }
 
     /// The ticket of the request whose turn it is.
@@ -96,7 +99,7 @@ mod tests {
         assert_eq!(apply(put("a", 8, 80)), (None, None));
         assert_eq!(apply(deleted("lease")), (None, Some(70)));
         // A repeated request takes over the position.
-        assert_eq!(apply(put("b", 7, 71)), (None, Some(71)));
+        assert_eq!(apply(put("b", 7, 71)), (Some(70), Some(71)));
         assert_eq!(apply(deleted("b")), (Some(71), Some(80)));
         assert_eq!(apply(put("lease", 9, 0)), (None, None));
         assert_eq!(apply(deleted("x")), (None, None));

@@ -16,7 +16,7 @@ use tower_fence::{
 
 use crate::{
     counter::Row,
-    etcd::{ATTEMPTS, Etcd, TooMuchChange},
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange},
     messages::{base64, count, get, get_range},
     stored::FoundLease,
 };
@@ -38,7 +38,7 @@ impl Etcd {
         seen: &Seen<'_>,
     ) -> Result<Option<Held>, LeaseError> {
         for _ in 0..ATTEMPTS {
-            let mut view = self.look(resource, None).await?;
+            let mut view = self.look(resource, Reads::default()).await?;
             let Some(lease) = view.lease else {
                 return Ok(None);
             };

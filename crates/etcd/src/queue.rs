@@ -47,7 +47,7 @@ impl Acquiring<'_> {
         let compare = [written_at(&key, revision)];
         let writes = vec![put(&key, &value(&stored), etcd_lease)];
         let written = etcd
-            .write(self.resource, Some(&self.id), &compare, writes)
+            .write(self.resource, self.reads(), &compare, writes)
             .await;
         match written {
             Ok(now) if now.position.as_ref().is_some_and(is_ours) => {

@@ -16,7 +16,7 @@ use tower_fence::{
 use crate::{
     counter::Counter,
     error::EtcdError,
-    etcd::{ATTEMPTS, Etcd, TooMuchChange, View, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, random_id, seconds},
     messages::{put, written_at},
     stored::{FoundLease, StoredId, StoredLease, StoredToken, value},
 };
@@ -29,23 +29,24 @@ impl Etcd {
         seen: &Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let (id, ttl) = (StoredId::of(&renewal.lease), seconds(renewal.ttl).max(1));
+        let mut seen = *seen;
         let keeps_token = !renewal.new_token && renewal.at_least.is_none();
         let known = self.memory.lease(resource, &id);
         if let Some(known) = known.filter(|known| keeps_token && known.ttl == ttl) {
             let left = self.keep_alive(known.etcd_lease).await?;
-            let now = self.look(resource, None).await?;
-            let renewed = self.confirm(now, &id, known.etcd_lease, seen).await?;
+            let now = self.look(resource, Reads::default()).await?;
+            let renewed = self.confirm(now, &id, known.etcd_lease, &seen).await?;
             if let Some((lease, counter, revision)) = renewed.filter(|_| left > 0) {
                 self.note_lease(resource, &lease.stored, known.etcd_lease, left);
                 return Ok(granted(&lease, left, &counter, revision));
             }
         }
         for _ in 0..ATTEMPTS {
-            let mut view = self.look(resource, None).await?;
+            let mut view = self.look(resource, Reads::default()).await?;
             let Some(held) = view.lease_of(&id).cloned() else {
                 return Ok(Reply::Lost);
             };
-            let Some(counter) = view.row.counter(seen) else {
+            let Some(counter) = view.row.counter(&seen) else {
                 return Ok(Reply::Lost);
             };
             if !counter.granted(&held) || !self.is_held(&held).await? {
@@ -56,8 +57,8 @@ impl Etcd {
                 Err(highest) => return Ok(Reply::Exhausted(highest)),
             };
             let takes_token = matches!(token, StoredToken::New { .. });
-            if takes_token && view.row.is_used_up(seen) {
-                return self.needs_epoch(resource, &mut view.row, seen).await;
+            if takes_token && view.row.is_used_up(&seen) {
+                return self.needs_epoch(resource, &mut view.row, &seen).await;
             }
             // The time of an etcd lease cannot be changed: for another one, the key moves.
             let moves = ttl != held.stored.ttl;
@@ -74,14 +75,15 @@ impl Etcd {
                 ..held.stored.clone()
             };
             let now = match moves || takes_token {
-                false => self.look(resource, None).await,
+                false => self.look(resource, Reads::default()).await,
                 true => {
                     self.memory.take_lease(resource, &id);
                     let key = self.keys.lease(resource);
                     let mut compare = self.is_unchanged(resource, &counter).to_vec();
                     compare.push(written_at(&key, held.revision));
                     let write = put(&key, &value(&stored), etcd_lease);
-                    self.write(resource, None, &compare, vec![write]).await
+                    self.write(resource, Reads::default(), &compare, vec![write])
+                        .await
                 }
             };
             let now = match now {
@@ -93,13 +95,17 @@ impl Etcd {
                 false => now.revision == held.revision,
                 true => now.etcd_lease == etcd_lease && now.stored == stored,
             };
+            if moves || takes_token {
+                counter.note_write(&mut seen);
+            }
             if lasts == 0 || !now.lease.as_ref().is_some_and(is_as_expected) {
                 if moves {
                     self.revoke_later(etcd_lease);
                 }
                 continue;
             }
-            let Some((lease, counter, revision)) = self.confirm(now, &id, etcd_lease, seen).await?
+            let Some((lease, counter, revision)) =
+                self.confirm(now, &id, etcd_lease, &seen).await?
             else {
                 return Ok(Reply::Lost);
             };

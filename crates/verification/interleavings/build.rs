@@ -10,9 +10,8 @@ use std::{env, error::Error, fs, path::Path};
 use mutants::MUTANTS;
 
 /// How often, in seconds, somebody looks by itself. Nobody does here, so that who is not woken waits for ever.
-const LOOKS: [(&str, &str, u64); 3] = [
+const LOOKS: [(&str, &str, u64); 2] = [
     ("lease/driver/queue.rs", "LONGEST_SLEEP", 10),
-    ("lease/etcd/service.rs", "LONGEST_SILENCE", 10),
     ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
 ];
 
@@ -83,21 +82,6 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
-        // What etcd needs, without its gateway.
-        (
-            "\n#[cfg(feature = \"etcd\")]\nuse self::request",
-            "\npub use self::request",
-        ),
-        (
-            "\n#[cfg(feature = \"etcd\")]\n#[derive(Clone, Copy, Debug)]",
-            "\n#[derive(Clone, Copy, Debug)]",
-        ),
-        ("\n#[cfg(feature = \"etcd\")]\nimpl ", "\nimpl "),
-        // What the stores in Redis share with others, without those stores.
-        (
-            "feature = \"redis\", feature = \"etcd\"",
-            "feature = \"line\", feature = \"etcd\"",
-        ),
     ] {
         text = text.replace(private, public);
     }

@@ -78,7 +78,7 @@ async fn a_password_that_is_repeated_to_us_is_in_no_error() {
         texts += &format!("{error} {error:?}");
         cause = error.source();
     }
-    assert!(matches!(refused, LeaseError::Unavailable(_)));
+    assert!(matches!(refused, LeaseError::Misconfigured(_)));
     assert!(
         texts.contains("400") && !texts.contains("s3cret"),
         "{texts}"

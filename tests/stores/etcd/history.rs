@@ -3,7 +3,7 @@
 
 use sqlx::Sqlite;
 use tower_fence::{
-    Token,
+    Resource, Token,
     lease::{Acquire, Leases, Operate, Renew},
 };
 use tower_fence_etcd::EtcdLeases;
@@ -140,6 +140,40 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
         .unwrap();
 }
 
+/// The leads of the log grow with every etcd lease. So a partition that nobody uses after the restore cannot tell it by
+/// itself; the life of etcd, which the first grant of any partition ends, shows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_is_used_long_after_a_restore_outranks_what_was_granted_before() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(1).await;
+    for n in 0..50 {
+        cluster.put("foreign", &n.to_string()).await;
+    }
+    let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let other = Resource::new("sku-2").unwrap();
+    grant(&before, &other, LONG).await;
+    grant_and_release(&before).await;
+    let snapshot = cluster.save("snapshot");
+    let mut highest = grant_and_release(&before).await;
+    for _ in 0..5 {
+        highest = grant_and_release(&before).await;
+    }
+    let epoch = highest_epoch(&db).await;
+    cluster.restore(&snapshot, "the-cluster").await;
+
+    let after = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    after.break_lease(&other, None).await.unwrap();
+    grant(&after, &other, LONG).await;
+    for _ in 0..200 {
+        let body = serde_json::json!({ "TTL": 60 });
+        cluster.call("/v3/lease/grant", &body).await;
+    }
+    let late = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let token = grant_and_release(&late).await;
+    assert!(token > highest, "{token} after {highest}");
+    assert_eq!(highest_epoch(&db).await, epoch + 1);
+}
+
 /// Who asks again under the id of a lease that a snapshot brought back has a new token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asking_again_after_a_restore_brings_a_higher_token() {
@@ -157,13 +191,13 @@ async fn asking_again_after_a_restore_brings_a_higher_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clocks_that_are_deleted() {
+async fn counters_that_are_deleted() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let load = Load::start(&Issuer::in_etcd(&cluster, &db).await);
     load.more(30).await;
     for _ in 0..5 {
-        for (key, _) in cluster.keys("tower-fence:clock:").await {
+        for (key, _) in cluster.keys("tower-fence:counter:").await {
             let body = serde_json::json!({ "key": crate::support::etcd::base64(&key) });
             cluster.call("/v3/kv/deleterange", &body).await;
         }

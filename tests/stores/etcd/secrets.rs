@@ -19,7 +19,11 @@ async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
     leases.acquire(&sku(), request(&ids[0])).await.unwrap();
     let waiting = join(&leases, request(&ids[1])).await;
     let stored = cluster.keys("tower-fence:").await;
-    assert_eq!(stored.len(), 3, "a clock, a lease and a place: {stored:?}");
+    assert_eq!(
+        stored.len(),
+        4,
+        "a life, a counter, a lease and a position: {stored:?}"
+    );
     for id in &ids {
         assert!(!format!("{stored:?}").contains(id.expose()));
     }
@@ -51,7 +55,7 @@ async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
             .await
             .unwrap_err();
         let told = told(&refused);
-        assert!(matches!(refused, LeaseError::Unavailable(_)), "{told}");
+        assert!(matches!(refused, LeaseError::Misconfigured(_)), "{told}");
         told
     };
     let nobody = refused(EtcdLeasesBuilder::new(db.fence())).await;

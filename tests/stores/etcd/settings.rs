@@ -27,9 +27,9 @@ async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_rep
     let db = Sqlite::fresh(1).await;
     let build = || EtcdLeasesBuilder::new(db.fence());
     for (url, reason) in [
-        ("", "no URL"),
-        ("127.0.0.1:2379", "no URL"),
-        ("http://:2379/s3cret", "no URL"),
+        ("", "invalid URL"),
+        ("127.0.0.1:2379", "invalid URL"),
+        ("http://:2379/s3cret", "invalid URL"),
         ("ftp://s3cret", "https://"),
         ("s3cret:2379", "https://"),
         ("http://me:s3cret@a:2379", "user"),
