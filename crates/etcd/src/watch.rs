@@ -7,7 +7,7 @@
 //! 3. If the etcd lease of the positions has ended, the process listens anew and every waiter asks.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::PoisonError,
     time::Duration,
 };
@@ -97,9 +97,10 @@ impl Etcd {
         loop {
             tokio::select! {
                 Some(resource) = followed.recv() => {
-                    if !watched.contains_key(&resource) {
-                        let (watch, handle) = abortable(self.watch(resource.clone(), turns));
-                        watched.insert(resource, handle);
+                    if let Entry::Vacant(entry) = watched.entry(resource) {
+                        let (watch, handle) =
+                            abortable(self.watch(entry.key().clone(), turns));
+                        entry.insert(handle);
                         watches.push(watch);
                     }
                 }

@@ -24,7 +24,7 @@ fn main() -> Outcome {
     println!("cargo::rerun-if-changed=src/mutants.rs");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(docsrs, fuzzing, feature, values(any()))");
-    for feature in ["client", "embedded", "line"] {
+    for feature in ["client", "embedded"] {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
@@ -82,6 +82,11 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
+        // What the store in Redis shares with others.
+        (
+            "\n#[cfg(feature = \"redis\")]\npub mod stored_id",
+            "\npub mod stored_id",
+        ),
     ] {
         text = text.replace(private, public);
     }
