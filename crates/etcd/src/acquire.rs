@@ -1,5 +1,5 @@
-//! The step that acquires: LeaseGrant, a transaction, and a status. It looks first if the counter is not in memory, if
-//! the last request for the resource was refused, and if it waits.
+//! The step that acquires: LeaseGrant, a transaction, and a status. It looks first if the counter
+//! is not in memory, if the last request for the resource was refused, and if it waits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -199,7 +199,7 @@ impl<'a> Acquiring<'a> {
         } = grounds;
         let (etcd, resource) = (self.etcd, self.resource);
         let stored = self.stored(&counter, held.as_ref(), position.as_ref());
-        let (etcd_lease, lasts) = self.etcd_lease(&stored, held.is_some()).await?;
+        let (etcd_lease, lasts) = self.etcd_lease(&stored).await?;
         let (key, queue) = (etcd.keys.lease(resource), etcd.keys.queue(resource));
         let position_key = etcd.keys.position(resource, &self.id);
         let mut compare = etcd.is_unchanged(resource, &counter).to_vec();
@@ -258,19 +258,18 @@ impl<'a> Acquiring<'a> {
         )))
     }
 
-    /// The etcd lease for the key. A grant of which no other request knows can be abandoned by its ticket.
-    async fn etcd_lease(
-        &mut self,
-        stored: &StoredLease,
-        is_known: bool,
-    ) -> Result<(i64, u64), LeaseError> {
+    /// The etcd lease for the key. To abandon the request revokes it, unless another request knows
+    /// of the lease.
+    async fn etcd_lease(&mut self, stored: &StoredLease) -> Result<(i64, u64), LeaseError> {
+        let (memory, ticket) = (&self.etcd.memory, self.ask.ticket);
+        let wanted = stored.ttl.saturating_add(stored.delay);
+        let id = self.unused.map_or_else(random_id, |(id, _)| id);
+        match stored.ticket {
+            Some(_) => memory.note_attempt(ticket, id, Duration::from_secs(wanted)),
+            None => drop(memory.take_attempt(ticket)),
+        }
         if let Some(unused) = self.unused {
             return Ok(unused);
-        }
-        let (id, wanted) = (random_id(), stored.ttl.saturating_add(stored.delay));
-        if !is_known {
-            let lasts = Duration::from_secs(wanted);
-            self.etcd.memory.note_attempt(self.ask.ticket, id, lasts);
         }
         let made = (id, self.etcd.make_lease(id, wanted).await?);
         self.unused = Some(made);
@@ -310,8 +309,8 @@ impl<'a> Acquiring<'a> {
 }
 
 impl Etcd {
-    /// Notes the etcd lease of a lease and for how many seconds it lasts. The release of a lease with a lock delay looks
-    /// whether that has begun.
+    /// Notes the etcd lease of a lease and for how many seconds it lasts. The release of a lease
+    /// with a lock delay looks whether that has begun.
     pub(crate) fn note_lease(
         &self,
         resource: &Resource,

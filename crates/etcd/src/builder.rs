@@ -40,12 +40,12 @@ impl EtcdLeasesBuilder {
         }
     }
 
-    /// Sets what the names of all keys begin with; a colon follows. Any text without colons and control characters.
-    /// Default: `tower-fence`.
+    /// Sets what the names of all keys begin with; a colon follows. Any text without colons and
+    /// control characters. Default: `tower-fence`.
     ///
-    /// Stores with different prefixes are different stores; they may share one source of epochs. **Two sources of epochs,
-    /// each with a database of its own, may not share a prefix**: the grants of the second one are refused with
-    /// [`LeaseError::Misconfigured`].
+    /// Stores with different prefixes are different stores; they may share one source of epochs.
+    /// **Two sources of epochs, each with a database of its own, may not share a prefix**: the
+    /// grants of the second one are refused with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -54,24 +54,26 @@ impl EtcdLeasesBuilder {
 
     /// Sets how long a call waits for its answer, over all endpoints. Default: 2 s.
     ///
-    /// Each endpoint has its share: with three of them, one that is silent costs two thirds of a second. While etcd
-    /// elects a leader (one second by default, and somewhat more) calls wait; with a shorter timeout they fail.
+    /// Each endpoint has its share: with three of them, one that is silent costs two thirds of a
+    /// second. While etcd elects a leader (one second by default, and somewhat more) calls wait;
+    /// with a shorter timeout they fail.
     #[must_use]
     pub const fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
         self
     }
 
-    /// Sets how many requests may wait at this process, for any resource. Default: 10,000. Above that a request to wait
-    /// is answered [`LeaseError::TooManyWaiters`]. Each costs etcd a key; each resource that is waited for, a connection.
+    /// Sets how many requests may wait at this process, for any resource. Default: 10,000. Above
+    /// that a request to wait is answered [`LeaseError::TooManyWaiters`]. Each costs etcd a key;
+    /// each resource that is waited for, a connection.
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = Some(limit);
         self
     }
 
-    /// Sets the user of etcd's authentication. Default: none. The user needs to read and write the keys that begin with
-    /// the prefix.
+    /// Sets the user of etcd's authentication. Default: none. The user needs to read and write the
+    /// keys that begin with the prefix.
     #[must_use]
     pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         self.credentials = Some(Credentials {
@@ -81,18 +83,19 @@ impl EtcdLeasesBuilder {
         self
     }
 
-    /// Sets the HTTP client: one with roots and a certificate for TLS, for example. Default: a client without TLS, unless
-    /// you enable a TLS feature of `reqwest` in your own `Cargo.toml`. The client must not follow redirections, and must
-    /// have no timeout of its own, since a watch lasts.
+    /// Sets the HTTP client: one with roots and a certificate for TLS, for example. Default: a
+    /// client without TLS, unless you enable a TLS feature of `reqwest` in your own `Cargo.toml`.
+    /// The client must not follow redirections, and must have no timeout of its own, since a watch
+    /// lasts.
     #[must_use]
     pub fn client(mut self, client: Client) -> Self {
         self.client = Some(client);
         self
     }
 
-    /// Connects to a cluster: `["http://127.0.0.1:2379"]`, for example. Name all members of one cluster: if one does not
-    /// answer, the next is asked. The path of an endpoint precedes those of etcd: `https://proxy/etcd` for a reverse proxy
-    /// that has etcd below `/etcd`.
+    /// Connects to a cluster: `["http://127.0.0.1:2379"]`, for example. Name all members of one
+    /// cluster: if one does not answer, the next is asked. The path of an endpoint precedes those
+    /// of etcd: `https://proxy/etcd` for a reverse proxy that has etcd below `/etcd`.
     ///
     /// # Errors
     ///
@@ -109,8 +112,8 @@ impl EtcdLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if there is no endpoint, if one is an invalid URL or contains a user, a query or a
-    ///   fragment, or if the key prefix contains a colon or a control character.
+    /// - [`LeaseError::Invalid`] if there is no endpoint, if one is an invalid URL or contains a
+    ///   user, a query or a fragment, or if the key prefix contains a colon or a control character.
     /// - [`LeaseError::Misconfigured`] if no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
         if (self.key_prefix.chars()).any(|c| c == ':' || c.is_control()) {

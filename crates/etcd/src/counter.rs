@@ -1,5 +1,5 @@
-//! The token counter of a partition. Its token number n is how many revisions etcd has made since an epoch began on it:
-//! nothing has to be counted.
+//! The token counter of a partition. Its token number n is how many revisions etcd has made since
+//! an epoch began on it: nothing has to be counted.
 
 use std::sync::Arc;
 
@@ -41,13 +41,14 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Whether it has granted the token of this lease. A lease that a snapshot brought back has another one.
+    /// Whether it has granted the token of this lease. A lease that a snapshot brought back has
+    /// another one.
     pub(crate) fn granted(&self, lease: &FoundLease) -> bool {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
     }
 
-    /// Notes that this process has written to etcd since: it has counted at least one further. Only a data folder that
-    /// was put back shows less.
+    /// Notes that this process has written to etcd since: it has counted at least one further. Only
+    /// a data folder that was put back shows less.
     pub(crate) fn note_write(&self, seen: &mut Seen<'_>) {
         if seen.epoch == self.epoch.get() {
             seen.n = seen.n.saturating_add(1);

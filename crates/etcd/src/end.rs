@@ -1,5 +1,5 @@
-//! The steps that end a lease. To revoke its etcd lease ends it as a whole, with a renewal that is under way: each lease
-//! has an etcd lease of its own.
+//! The steps that end a lease. To revoke its etcd lease ends it as a whole, with a renewal that is
+//! under way: each lease has an etcd lease of its own.
 
 use tower_fence::{
     Resource, Token,
@@ -102,7 +102,8 @@ impl Etcd {
         }
     }
 
-    /// Ends what blocks a resource, if it has this token. The key is deleted as it was seen; its etcd lease follows.
+    /// Ends what blocks a resource, if it has this token. The key is deleted as it was seen; its
+    /// etcd lease follows.
     async fn break_lease(
         &self,
         resource: &Resource,

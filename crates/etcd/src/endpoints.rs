@@ -1,5 +1,5 @@
-//! The URLs of the endpoints. An error names an endpoint by its number and repeats nothing of its URL, which may contain a
-//! password.
+//! The URLs of the endpoints. An error names an endpoint by its number and repeats nothing of its
+//! URL, which may contain a password.
 
 use reqwest::Url;
 

@@ -26,9 +26,11 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, value},
 };
 
-/// How often a step looks and writes before it gives up: each time means that another request was faster.
+/// How often a step looks and writes before it gives up: each time means that another request was
+/// faster.
 pub(crate) const ATTEMPTS: usize = 64;
-/// How often a status is asked for: each time means that another member has answered, as behind a load balancer.
+/// How often a status is asked for: each time means that another member has answered, as behind a
+/// load balancer.
 const STATUSES: usize = 4;
 
 pub(crate) struct Etcd {
@@ -113,8 +115,8 @@ impl Etcd {
         self.write(resource, reads, &[], vec![]).await
     }
 
-    /// Writes if these comparisons hold, and reads the resource in any case. What it reads shows whether it has written:
-    /// the transaction may have been executed twice.
+    /// Writes if these comparisons hold, and reads the resource in any case. What it reads shows
+    /// whether it has written: the transaction may have been executed twice.
     pub(crate) async fn write(
         &self,
         resource: &Resource,
@@ -166,7 +168,8 @@ impl Etcd {
         ]
     }
 
-    /// Has a blank counter for an epoch to begin on; [`Reply::Again`] if the counter needs none by now.
+    /// Has a blank counter for an epoch to begin on; [`Reply::Again`] if the counter needs none by
+    /// now.
     pub(crate) async fn needs_epoch(
         &self,
         resource: &Resource,
@@ -245,8 +248,8 @@ impl Etcd {
             return Ok(false);
         };
         let key = self.keys.counter(partition_of(resource));
-        // The value distinguishes the counter from one that another life has in this revision; the revision, from itself
-        // if it was written once more by a repeated request.
+        // The value distinguishes the counter from one that another life has in this revision; the
+        // revision, from itself if it was written once more by a repeated request.
         let compare = [has_value(&key, &value(&row)), written_at(&key, revision)];
         let begun = StoredCounter {
             epoch: epoch.get(),
@@ -257,8 +260,8 @@ impl Etcd {
         Ok(self.txn(&compare, &[write], &[]).await?.succeeded)
     }
 
-    /// The length of the log, reported by the member that has given an answer, after it has; nothing if members do not
-    /// report it to this user.
+    /// The length of the log, reported by the member that has given an answer, after it has;
+    /// nothing if members do not report it to this user.
     pub(crate) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
         for _ in 0..STATUSES {
             match self.status().await {
@@ -279,7 +282,8 @@ impl Etcd {
         self.gateway.call("/v3/maintenance/status", &nothing).await
     }
 
-    /// Makes an etcd lease with this id. Returns for how many seconds it lasts: etcd has a shortest time.
+    /// Makes an etcd lease with this id. Returns for how many seconds it lasts: etcd has a shortest
+    /// time.
     pub(crate) async fn make_lease(&self, id: i64, seconds: u64) -> Result<u64, EtcdError> {
         let body = json!({ "ID": id.to_string(), "TTL": seconds.to_string() });
         let made = self.gateway.call::<LeaseAnswer>("/v3/lease/grant", &body);
@@ -304,7 +308,8 @@ impl Etcd {
         tokio::spawn(async move { etcd.revoke(id).await });
     }
 
-    /// Starts the time of an etcd lease anew. Returns what it has left in seconds, 0 if it has ended.
+    /// Starts the time of an etcd lease anew. Returns what it has left in seconds, 0 if it has
+    /// ended.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<u64, EtcdError> {
         let body = json!({ "ID": id.to_string() });
         let kept: Streamed<LeaseAnswer> = self.gateway.call("/v3/lease/keepalive", &body).await?;
@@ -324,7 +329,8 @@ impl Etcd {
         Ok(Duration::from_secs(left.max(1)))
     }
 
-    /// Whether a lease is held, and not in its lock delay. The key of a lease without one shows that by itself.
+    /// Whether a lease is held, and not in its lock delay. The key of a lease without one shows
+    /// that by itself.
     pub(crate) async fn is_held(&self, lease: &FoundLease) -> Result<bool, EtcdError> {
         if lease.stored.delay == 0 {
             return Ok(true);

@@ -1,5 +1,5 @@
-//! What the fuzz targets reach of this store: one function for each thing that a peer sends, which panics if a promise is
-//! broken.
+//! What the fuzz targets reach of this store: one function for each thing that a peer sends, which
+//! panics if a promise is broken.
 
 use serde::de::DeserializeOwned;
 use tower_fence::{Token, epochs::Epoch, lease::backend::Seen};
@@ -29,8 +29,8 @@ pub fn cursor(bytes: &[u8]) {
     }
 }
 
-/// Reads an answer as each call would, and what is under its keys. Returns whether it contains a lease, a counter that
-/// counts, or a waiter.
+/// Reads an answer as each call would, and what is under its keys. Returns whether it contains a
+/// lease, a counter that counts, or a waiter.
 fn found(bytes: &[u8]) -> [bool; 3] {
     let mut found = [false; 3];
     if let Some(answer) = read::<TxnAnswer>(bytes) {
@@ -102,7 +102,8 @@ mod tests {
 
     use super::*;
 
-    /// The answer to a transaction that reads a life with a lease or a counter, or the report of a watch.
+    /// The answer to a transaction that reads a life with a lease or a counter, or the report of a
+    /// watch.
     fn answers() -> impl Strategy<Value = String> {
         let token = prop_oneof![
             any::<i64>().prop_map(|least| format!(r#"{{"new":{{"at_least":{least}}}}}"#)),

@@ -1,10 +1,12 @@
 //! Calls to etcd's HTTP gateway, over all endpoints, within one timeout.
 //!
-//! 1. A call goes to the endpoint that answered last. If that does not answer within its share of the timeout, or has
-//!    no leader, the next endpoint is asked. So **a call may be executed twice**, or executed although it failed.
-//! 2. One call at a time authenticates. The calls that wait for it share its token, or its failure. A token that etcd
-//!    refuses is replaced once.
-//! 3. An error contains what etcd answered, and nothing of what was sent: neither password nor token.
+//! 1. A call goes to the endpoint that answered last. If that does not answer within its share of
+//!    the timeout, or has no leader, the next endpoint is asked. So **a call may be executed
+//!    twice**, or executed although it failed.
+//! 2. One call at a time authenticates. The calls that wait for it share its token, or its failure.
+//!    A token that etcd refuses is replaced once.
+//! 3. An error contains what etcd answered, and nothing of what was sent: neither password nor
+//!    token.
 
 use std::{
     sync::{

@@ -1,4 +1,5 @@
-//! The names of keys. A prefix has no colon, and a resource's name no NUL, so that no key can be taken for another.
+//! The names of keys. A prefix has no colon, and a resource's name no NUL, so that no key can be
+//! taken for another.
 
 use tower_fence::Resource;
 

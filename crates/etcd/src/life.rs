@@ -1,20 +1,22 @@
 //! One life of etcd: from its beginning, or its return from a snapshot, to the next such return.
 //!
-//! An etcd that returns from a snapshot under the same names keeps its cluster id, and counts its revisions from the
-//! snapshot on, once more. But its raft log begins anew. The *lead* is how far the log is ahead of the revisions. Each
-//! revision is an entry of the log and not each entry a revision, so within one life the lead never falls. A new life
-//! begins with a lead below zero, by the whole history before.
+//! An etcd that returns from a snapshot under the same names keeps its cluster id, and counts its
+//! revisions from the snapshot on, once more. But its raft log begins anew. The *lead* is how far
+//! the log is ahead of the revisions. Each revision is an entry of the log and not each entry a
+//! revision, so within one life the lead never falls. A new life begins with a lead below zero, by
+//! the whole history before.
 //!
-//! 1. One key holds the life: a random id, and a lead that this life has reached. Every counter names the life in which
-//!    it was begun, and every transaction that grants compares the key.
-//! 2. After each transaction that a grant follows from, the member that answered is asked for the length of its log. If
-//!    the lead is below that of the key, etcd has returned from a snapshot. The process that notices it writes a new
-//!    life, which ends the counters of all partitions.
-//! 3. A member reports index and revision of no common moment. An index less a *later* revision was reached; an index
-//!    less an *earlier* revision was not passed.
+//! 1. One key holds the life: a random id, and a lead that this life has reached. Every counter
+//!    names the life in which it was begun, and every transaction that grants compares the key.
+//! 2. After each transaction that a grant follows from, the member that answered is asked for the
+//!    length of its log. If the lead is below that of the key, etcd has returned from a snapshot.
+//!    The process that notices it writes a new life, which ends the counters of all partitions.
+//! 3. A member reports index and revision of no common moment. An index less a *later* revision was
+//!    reached; an index less an *earlier* revision was not passed.
 //!
-//! A copy of the data folder takes back the log along with the revisions, which this does not notice. Two things stand
-//! against it: how far a process has seen the counters count, and the highest token of the resource.
+//! A copy of the data folder takes back the log along with the revisions, which this does not
+//! notice. Two things stand against it: how far a process has seen the counters count, and the
+//! highest token of the resource.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,12 +39,14 @@ impl StoredLife {
     }
 }
 
-/// The length of the log, as the member that gave an answer reports it afterwards; nothing if it was not asked.
+/// The length of the log, as the member that gave an answer reports it afterwards; nothing if it
+/// was not asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log(Option<i64>);
 
 impl Log {
-    /// Reads the length from a status; `None` if another member than the one that answered reports it.
+    /// Reads the length from a status; `None` if another member than the one that answered reports
+    /// it.
     pub(crate) fn read(answered: &Header, status: &StatusAnswer) -> Option<Self> {
         let reported = &status.header;
         let is_same =

@@ -1,11 +1,13 @@
-//! The queue of one resource, as its watch reports it: which request is the first, and whether it is its turn.
+//! The queue of one resource, as its watch reports it: which request is the first, and whether it
+//! is its turn.
 
 use std::{collections::HashMap, mem};
 
 use crate::messages::{Event, KeyValue};
 use crate::stored::FoundPosition;
 
-/// A queue. Two watches may report in any order, so that it may be wrong for a moment; a request whose turn it is asks.
+/// A queue. Two watches may report in any order, so that it may be wrong for a moment; a request
+/// whose turn it is asks.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     is_blocked: bool,
@@ -14,7 +16,8 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Replaces it by what was read. Returns the tickets of the requests that have lost their positions.
+    /// Replaces it by what was read. Returns the tickets of the requests that have lost their
+    /// positions.
     pub(crate) fn read(&mut self, is_blocked: bool, positions: &[KeyValue]) -> Vec<i64> {
         self.is_blocked = is_blocked;
         let waiters = positions.iter().map(|kv| (kv.key.0.clone(), waiter(kv)));
@@ -23,8 +26,8 @@ impl Line {
         before.into_values().map(|(_, ticket)| ticket).collect()
     }
 
-    /// Applies what has happened to the key of the lease, or to a position. Returns the ticket of a request that has lost
-    /// its position.
+    /// Applies what has happened to the key of the lease, or to a position. Returns the ticket of a
+    /// request that has lost its position.
     pub(crate) fn apply(&mut self, event: &Event, lease: &[u8]) -> Option<i64> {
         let (key, is_deleted) = (&event.kv.key.0, event.kind == "DELETE");
         if key == lease {

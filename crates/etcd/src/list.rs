@@ -21,8 +21,8 @@ use crate::{
     stored::FoundLease,
 };
 
-/// What a cursor begins with; the key that was read last follows, without the prefix of leases, in base64. It need not
-/// be that of a lease.
+/// What a cursor begins with; the key that was read last follows, without the prefix of leases, in
+/// base64. It need not be that of a lease.
 const CURSOR: &str = "after-";
 /// The most keys that are read for a page.
 const MAX_PAGE: usize = 1_000;

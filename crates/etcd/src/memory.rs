@@ -1,4 +1,5 @@
-//! What this process has in memory, so that most calls need not look first. Nothing depends on it but their number.
+//! What this process has in memory, so that most calls need not look first. Nothing depends on it
+//! but their number.
 
 use std::{
     collections::HashMap,

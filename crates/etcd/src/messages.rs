@@ -1,4 +1,5 @@
-//! The messages of etcd's gateway: JSON with keys and values in base64, and integers of 64 bits as texts.
+//! The messages of etcd's gateway: JSON with keys and values in base64, and integers of 64 bits as
+//! texts.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};

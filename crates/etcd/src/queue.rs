@@ -1,7 +1,8 @@
 //! Positions in the queue of a resource: a range of keys, in the order in which they were created.
 //!
-//! All positions of a process end with one etcd lease, which [`listen`](crate::watch) keeps alive and which is the name of
-//! the listener. If the process dies, or is frozen, its positions end and the next waiter moves up.
+//! All positions of a process end with one etcd lease, which [`listen`](crate::watch) keeps alive
+//! and which is the name of the listener. If the process dies, or is frozen, its positions end and
+//! the next waiter moves up.
 
 use std::time::Duration;
 

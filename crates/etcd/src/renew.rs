@@ -1,7 +1,7 @@
 //! The step that renews: KeepAlive, a transaction that reads the key, and a status.
 //!
-//! KeepAlive alone is not enough: the etcd lease may have lost its key, or a late copy of its LeaseGrant may have created
-//! it again.
+//! KeepAlive alone is not enough: the etcd lease may have lost its key, or a late copy of its
+//! LeaseGrant may have created it again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -120,8 +120,8 @@ impl Etcd {
         Err(LeaseError::unavailable(TooMuchChange))
     }
 
-    /// Makes sure that a lease is held, under this id, in this life of etcd, and ends with this etcd lease. Returns it,
-    /// its counter, and the revision.
+    /// Makes sure that a lease is held, under this id, in this life of etcd, and ends with this
+    /// etcd lease. Returns it, its counter, and the revision.
     async fn confirm(
         &self,
         mut now: View,
@@ -159,6 +159,7 @@ fn next_token(held: &FoundLease, renewal: &Renewal) -> Result<StoredToken, i64> 
     if lowest > Token::MAX.get() {
         return Err(token);
     }
-    // The counter does not follow: a token that the resource has seen from elsewhere concerns this lease alone.
+    // The counter does not follow: a token that the resource has seen from elsewhere concerns this
+    // lease alone.
     Ok(StoredToken::New { at_least: lowest })
 }

@@ -12,14 +12,14 @@ use tower_fence::{
 
 use crate::messages::KeyValue;
 
-/// A part of the digest of a lease id, in hexadecimal digits behind a `#`. No lease id contains that character, so that
-/// what a reader of etcd finds cannot be presented as a lease id.
+/// A part of the digest of a lease id, in hexadecimal digits behind a `#`. No lease id contains
+/// that character, so that what a reader of etcd finds cannot be presented as a lease id.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct StoredId(Box<str>);
 
 impl StoredId {
-    /// How much of the digest is stored. A lease id has 128 random bits; it is no easier to find one that fits to as
-    /// many bits of its digest.
+    /// How much of the digest is stored. A lease id has 128 random bits; it is no easier to find
+    /// one that fits to as many bits of its digest.
     const BYTES: usize = 16;
 
     pub(crate) fn of(digest: &LeaseDigest) -> Self {
@@ -51,7 +51,8 @@ pub(crate) struct StoredLease {
     pub(crate) owner: Option<String>,
     /// In seconds.
     pub(crate) ttl: u64,
-    /// How long the resource stays blocked if the lease ends by time, in seconds. Its etcd lease lasts for both.
+    /// How long the resource stays blocked if the lease ends by time, in seconds. Its etcd lease
+    /// lasts for both.
     pub(crate) delay: u64,
     /// The epoch and the first revision of the counter that its token is from.
     pub(crate) epoch: i64,

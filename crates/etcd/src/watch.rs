@@ -1,9 +1,10 @@
 //! How this process hears of the turns of its waiters, and keeps their positions.
 //!
-//! 1. Each resource that a request of this process waits for has a watch over its lease and its queue. When it is the
-//!    turn of a waiter, its ticket is called: if it waits at another process, nothing happens.
-//! 2. A watch that is lost, or silent for ten seconds, begins anew with a read of the whole queue. If that fails, every
-//!    waiter of the resource asks: for its position, its grant, or an error.
+//! 1. Each resource that a request of this process waits for has a watch over its lease and its
+//!    queue. When it is the turn of a waiter, its ticket is called: if it waits at another process,
+//!    nothing happens.
+//! 2. A watch that is lost, or silent for ten seconds, begins anew with a read of the whole queue.
+//!    If that fails, every waiter of the resource asks: for its position, its grant, or an error.
 //! 3. If the etcd lease of the positions has ended, the process listens anew and every waiter asks.
 
 use std::{
