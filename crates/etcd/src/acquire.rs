@@ -36,7 +36,7 @@ pub(crate) struct Acquiring<'a> {
 }
 
 /// What a grant follows from.
-struct Grounds {
+pub(crate) struct Grounds {
     counter: Counter,
     /// The lease that is held under the same id.
     held: Option<FoundLease>,
@@ -44,11 +44,12 @@ struct Grounds {
     position: Option<FoundPosition>,
 }
 
-/// What became of a write.
-pub(crate) enum Written {
-    Done(Reply),
-    /// The resource was not as it was read.
-    Changed(Box<View>),
+/// What a step does next.
+pub(crate) enum Next {
+    Look,
+    Judge(Box<View>),
+    Grant(Grounds),
+    Reply(Reply),
 }
 
 impl<'a> Acquiring<'a> {
@@ -73,39 +74,31 @@ impl<'a> Acquiring<'a> {
     pub(crate) async fn run(mut self) -> Result<Reply, LeaseError> {
         let memory = &self.etcd.memory;
         let counter = memory.counter(partition_of(self.resource), &self.seen);
-        let mut grounds = match (self.waits, counter) {
-            (Waits::No, Some(counter)) if !memory.take_refused(self.resource) => Some(Grounds {
-                counter,
-                held: None,
-                position: None,
-            }),
-            _ => None,
-        };
-        let mut view = None;
-        for _ in 0..ATTEMPTS {
-            let known = match grounds.take() {
-                Some(grounds) => grounds,
-                None => {
-                    let found = match view.take() {
-                        Some(view) => view,
-                        None => Box::new(self.etcd.look(self.resource, self.reads()).await?),
-                    };
-                    match self.judge(*found).await? {
-                        Ok(grounds) => grounds,
-                        Err(Written::Done(reply)) => return Ok(self.finish(reply)),
-                        Err(Written::Changed(now)) => {
-                            view = Some(now);
-                            continue;
-                        }
-                    }
-                }
-            };
-            match self.grant(known).await? {
-                Written::Done(reply) => return Ok(self.finish(reply)),
-                Written::Changed(now) => view = Some(now),
+        let mut next = match (self.waits, counter) {
+            (Waits::No, Some(counter)) if !memory.take_refused(self.resource) => {
+                Next::Grant(Grounds {
+                    counter,
+                    held: None,
+                    position: None,
+                })
             }
+            _ => Next::Look,
+        };
+        // An attempt is to look, to judge, and to write.
+        for _ in 0..3 * ATTEMPTS {
+            next = match next {
+                Next::Look => self.look().await?,
+                Next::Judge(view) => self.judge(*view).await?,
+                Next::Grant(grounds) => self.grant(grounds).await?,
+                Next::Reply(reply) => return Ok(self.finish(reply)),
+            };
         }
         Err(LeaseError::unavailable(TooMuchChange))
+    }
+
+    async fn look(&self) -> Result<Next, LeaseError> {
+        let view = self.etcd.look(self.resource, self.reads()).await?;
+        Ok(Next::Judge(Box::new(view)))
     }
 
     /// A request that joins need not know which position is the first: it hears of its turn.
@@ -126,7 +119,7 @@ impl<'a> Acquiring<'a> {
     }
 
     /// Whether the lease can be granted. If not, the request joins the queue, or is refused.
-    async fn judge(&self, mut view: View) -> Result<Result<Grounds, Written>, LeaseError> {
+    async fn judge(&self, mut view: View) -> Result<Next, LeaseError> {
         let held = match view.lease_of(&self.id) {
             Some(lease) if self.etcd.is_held(lease).await? => Some(lease.clone()),
             _ => None,
@@ -138,7 +131,7 @@ impl<'a> Acquiring<'a> {
                     && position.stored.ticket != self.ask.ticket
             });
             if is_displaced {
-                return Ok(Err(Written::Done(Reply::Displaced)));
+                return Ok(Next::Reply(Reply::Displaced));
             }
             let since = position.as_ref().map(|position| position.since);
             if view.blocked_by.is_some()
@@ -148,11 +141,10 @@ impl<'a> Acquiring<'a> {
                     Some(key) => self.etcd.blocked_for(key).await?,
                     None => HAND_OVER,
                 };
-                let written = match self.waits {
-                    Waits::Yes { listener, .. } => self.join(position, listener, left).await?,
-                    _ => self.refuse(position, left).await?,
+                return match self.waits {
+                    Waits::Yes { listener, .. } => self.join(position, listener, left).await,
+                    _ => self.refuse(position, left).await,
                 };
-                return Ok(Err(written));
             }
         }
         match view.row.judge(&self.seen) {
@@ -162,7 +154,7 @@ impl<'a> Acquiring<'a> {
             } => {
                 let memory = &self.etcd.memory;
                 memory.note_counter(partition_of(self.resource), &self.seen, &counter);
-                Ok(Ok(Grounds {
+                Ok(Next::Grant(Grounds {
                     counter,
                     held,
                     position,
@@ -171,7 +163,7 @@ impl<'a> Acquiring<'a> {
             _ => {
                 let etcd = self.etcd;
                 let reply = etcd.needs_epoch(self.resource, &mut view.row, &self.seen);
-                Ok(Err(Written::Done(reply.await?)))
+                Ok(Next::Reply(reply.await?))
             }
         }
     }
@@ -180,18 +172,18 @@ impl<'a> Acquiring<'a> {
         &self,
         position: Option<FoundPosition>,
         left: Duration,
-    ) -> Result<Written, LeaseError> {
+    ) -> Result<Next, LeaseError> {
         self.etcd.memory.note_refused(self.resource, left);
         if let Some(position) = position {
             let etcd = self.etcd;
             etcd.leave(self.resource, &self.id, &position, self.ask.ticket)
                 .await?;
         }
-        Ok(Written::Done(Reply::Held { left }))
+        Ok(Next::Reply(Reply::Held { left }))
     }
 
     /// Writes the lease, in place of the one that is held under the same id or where there is none.
-    async fn grant(&mut self, grounds: Grounds) -> Result<Written, LeaseError> {
+    async fn grant(&mut self, grounds: Grounds) -> Result<Next, LeaseError> {
         let Grounds {
             counter,
             held,
@@ -228,21 +220,20 @@ impl<'a> Acquiring<'a> {
             // The etcd lease has ended already.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
-                let now = etcd.look(resource, self.reads()).await?;
-                return Ok(Written::Changed(Box::new(now)));
+                return Ok(Next::Look);
             }
             written => written?,
         };
         let is_written = now.is_blocked_by(etcd_lease);
         let Some(lease) = now.lease.as_ref().filter(|_| is_written) else {
-            return Ok(Written::Changed(Box::new(now)));
+            return Ok(Next::Judge(Box::new(now)));
         };
         self.unused = None;
         counter.note_write(&mut self.seen);
         now.row.log = etcd.log_after(&now.row.header).await?;
         if now.row.counter(&self.seen).as_ref() != Some(&counter) {
             // etcd has returned from a snapshot. The lease is found again when an epoch has begun.
-            return Ok(Written::Changed(Box::new(now)));
+            return Ok(Next::Judge(Box::new(now)));
         }
         if let Some(held) = held {
             // A release elsewhere would end that one and say so.
@@ -253,9 +244,8 @@ impl<'a> Acquiring<'a> {
         etcd.memory.take_attempt(self.ask.ticket);
         let n = counter.counted(now.row.header.revision);
         let granted = Granted::new(lease.token, Duration::from_secs(ttl));
-        Ok(Written::Done(Reply::Granted(
-            granted.counted(counter.epoch, n),
-        )))
+        let granted = granted.counted(counter.epoch, n);
+        Ok(Next::Reply(Reply::Granted(granted)))
     }
 
     /// The etcd lease for the key. To abandon the request revokes it, unless another request knows

@@ -12,7 +12,7 @@ use tower_fence::{
 };
 
 use crate::{
-    acquire::{Acquiring, Written},
+    acquire::{Acquiring, Next},
     error::EtcdError,
     etcd::Etcd,
     messages::{delete, put, written_at},
@@ -26,17 +26,17 @@ impl Acquiring<'_> {
         position: Option<FoundPosition>,
         listener: &str,
         left: Duration,
-    ) -> Result<Written, LeaseError> {
+    ) -> Result<Next, LeaseError> {
         let (etcd, ticket) = (self.etcd, self.ask.ticket);
         let Ok(etcd_lease) = listener.parse() else {
-            return Ok(Written::Done(Reply::Again));
+            return Ok(Next::Reply(Reply::Again));
         };
         let is_ours = |position: &FoundPosition| {
             (position.stored.ticket, position.etcd_lease) == (ticket, etcd_lease)
         };
         let joined = position.is_none();
         if position.as_ref().is_some_and(is_ours) {
-            return Ok(Written::Done(Reply::Queued { left, joined }));
+            return Ok(Next::Reply(Reply::Queued { left, joined }));
         }
         let known_owner = position.as_ref().and_then(|it| it.stored.owner.clone());
         let stored = StoredPosition {
@@ -52,11 +52,11 @@ impl Acquiring<'_> {
             .await;
         match written {
             Ok(now) if now.position.as_ref().is_some_and(is_ours) => {
-                Ok(Written::Done(Reply::Queued { left, joined }))
+                Ok(Next::Reply(Reply::Queued { left, joined }))
             }
-            Ok(now) => Ok(Written::Changed(Box::new(now))),
+            Ok(now) => Ok(Next::Judge(Box::new(now))),
             // This process was away for so long that its positions have ended. It listens anew.
-            Err(error) if error.is_not_found() => Ok(Written::Done(Reply::Again)),
+            Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),
             Err(error) => Err(error.into()),
         }
     }
