@@ -4,7 +4,7 @@
 //! A token of this crate's issuers is `epoch * 1_000_000_000 + n`. A new epoch begins whenever the
 //! lease store has lost its history; [`Epochs`] hands them out, and `Fence` implements it.
 
-use std::{error::Error, fmt, pin::Pin, str::FromStr};
+use std::{error::Error, fmt, pin::Pin, str::FromStr, sync::Arc};
 
 use crate::token::{Resource, Token};
 
@@ -40,6 +40,20 @@ pub trait Epochs: Send + Sync {
     ///
     /// [`EpochError`] when the source cannot be reached.
     fn source_id(&self) -> EpochFuture<'_, SourceId>;
+}
+
+impl<E: Epochs + ?Sized> Epochs for Arc<E> {
+    fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
+        (**self).next_epoch(partition, at_least)
+    }
+
+    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+        (**self).bring_back(partition, seen)
+    }
+
+    fn source_id(&self) -> EpochFuture<'_, SourceId> {
+        (**self).source_id()
+    }
 }
 
 /// What the methods of [`Epochs`] return.

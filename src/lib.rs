@@ -96,7 +96,6 @@
 //! | `postgres` | yes | the fence in Postgres, and the lease store beside it |
 //! | `redis` | yes | the lease store in Redis |
 //! | `redis-tls` | | TLS to Redis by rustls, with authorities and client certificates of your own |
-//! | `etcd` | | the lease store in etcd, over its HTTP gateway |
 //! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; with `postgres` or `sqlite` |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
@@ -105,6 +104,8 @@
 //! | `console` | | a page for operators, [`console`]: leases, fences, and what happens, live |
 //! | `openapi` | | the routes as an OpenAPI document, [`openapi`] |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
+//!
+//! Leases in etcd are in a crate of their own, [`tower-fence-etcd`](https://docs.rs/tower-fence-etcd).
 //!
 //! A fence without HTTP needs `default-features = false, features = ["postgres"]`, and has no axum among its dependencies.
 //! A service that only holds leases needs `default-features = false, features = ["client"]`, and has
@@ -121,7 +122,6 @@
         feature = "layer",
         feature = "issuer",
         feature = "client",
-        feature = "etcd",
         feature = "embedded",
         feature = "console"
     )),
@@ -166,7 +166,6 @@ pub mod fence;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
-    feature = "etcd",
     feature = "embedded",
     feature = "issuer",
     feature = "client"

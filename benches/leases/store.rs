@@ -5,10 +5,8 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use sqlx::postgres::PgPoolOptions;
 use tokio::runtime::Runtime;
-use tower_fence::{
-    Fence,
-    lease::{EtcdLeases, RedisLeases},
-};
+use tower_fence::{Fence, lease::RedisLeases};
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use crate::{
     contenders::{MAX_WAITERS, OURS},
@@ -70,7 +68,7 @@ impl Store {
     }
 
     pub fn in_etcd(&self, etcd: &Program) -> EtcdLeases {
-        let builder = EtcdLeases::builder(self.fence());
+        let builder = EtcdLeasesBuilder::new(self.fence());
         let url = format!("http://{}", etcd.addr);
         let leases = self.runtime.block_on(builder.connect(&[url]));
         leases.expect("etcd answers")

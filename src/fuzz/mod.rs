@@ -15,7 +15,7 @@ use std::fmt::Debug;
 
 pub use self::{
     issuer::{issuer_answer, issuer_body},
-    stores::{cursor, etcd_answer, redis_answer},
+    stores::{cursor, redis_answer},
 };
 use crate::{
     header::{self, FencingToken},

@@ -3,13 +3,12 @@
 use super::lines;
 use crate::lease::fuzz;
 
-/// A cursor, for each store that has one of several parts.
+/// A cursor of the embedded store, which has two parts.
 pub fn cursor(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        for again in [fuzz::embedded::cursor, fuzz::etcd::cursor] {
-            if let Some(written) = again(text) {
-                assert_eq!(again(&written).as_ref(), Some(&written));
-            }
+        let again = fuzz::embedded::cursor;
+        if let Some(written) = again(text) {
+            assert_eq!(again(&written).as_ref(), Some(&written));
         }
     }
 }
@@ -22,9 +21,4 @@ pub fn redis_answer(bytes: &[u8]) {
     for line in lines(bytes) {
         fuzz::redis::lease_key(line);
     }
-}
-
-/// An answer of etcd's gateway.
-pub fn etcd_answer(bytes: &[u8]) {
-    fuzz::etcd::answer(bytes);
 }

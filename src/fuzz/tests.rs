@@ -1,11 +1,9 @@
 //! The targets with random input: bytes, and texts that come near to what is read.
 
-use base64::{Engine, prelude::BASE64_STANDARD};
 use proptest::{collection::vec, prelude::*};
 
 use super::{
-    cursor, etcd_answer, header, idempotency_key, issuer_answer, issuer_body, redis_answer,
-    token_keys,
+    cursor, header, idempotency_key, issuer_answer, issuer_body, redis_answer, token_keys,
 };
 use crate::{epochs::partition_of_name, problem::ProblemType};
 
@@ -80,46 +78,12 @@ fn problem() -> impl Strategy<Value = String> {
     })
 }
 
-/// What etcd answers to a transaction that reads: a lease or a clock; or what a watch tells of a line.
-fn of_etcd() -> impl Strategy<Value = String> {
-    let token = prop_oneof![
-        any::<i64>().prop_map(|least| format!(r#"{{"new":{{"at_least":{least}}}}}"#)),
-        any::<i64>().prop_map(|token| format!(r#"{{"kept":{token}}}"#)),
-        Just(r#"{"new":{"at_least":0}}"#.to_owned()),
-    ];
-    let lease = (token, 0..3_i64, 0..9_i64).prop_map(|(token, epoch, clock)| {
-        format!(
-            r##"{{"id":"#","owner":"w","ttl":3,"delay":0,"epoch":{epoch},"clock":{clock},"token":{token}}}"##
-        )
-    });
-    let clock = (0..3_i64, 6..8_u64, any::<bool>()).prop_map(|(epoch, history, begun)| {
-        format!(
-            r#"{{"source":"s","history":{history},"incarnation":1,"lead":null,"epoch":{epoch},"begun":{begun}}}"#
-        )
-    });
-    let number = || prop_oneof![4 => 0..12_i64, 1 => any::<i64>()];
-    let stored = prop_oneof![4 => lease.boxed(), 4 => clock.boxed(), 1 => any_value().boxed()];
-    let read = (stored, number(), number()).prop_map(|(value, at, revision)| {
-        let value = BASE64_STANDARD.encode(value);
-        format!(
-            r#"{{"header":{{"cluster_id":"7","revision":"{revision}"}},"responses":[{{"response_range":{{"kvs":[{{"key":"YQ==","value":"{value}","mod_revision":"{at}"}}]}}}}]}}"#
-        )
-    });
-    let event = ("|DELETE|PUT", "line\0[ab]|lease", number()).prop_map(|(kind, key, since)| {
-        let key = BASE64_STANDARD.encode(key);
-        format!(r#"{{"type":"{kind}","kv":{{"key":"{key}","create_revision":"{since}"}}}}"#)
-    });
-    let watched = vec(event, 0..6)
-        .prop_map(|events| format!(r#"{{"result":{{"events":[{}]}}}}"#, events.join(",")));
-    prop_oneof![read, watched]
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
     fn any_bytes_keep_all_promises(bytes in vec(any::<u8>(), 0..200)) {
-        for target in [cursor, etcd_answer, header, idempotency_key, issuer_answer, issuer_body, redis_answer, token_keys] {
+        for target in [cursor, header, idempotency_key, issuer_answer, issuer_body, redis_answer, token_keys] {
             target(&bytes);
         }
     }
@@ -165,16 +129,6 @@ proptest! {
     }
 
     #[test]
-    fn an_answer_of_etcd_is_read_or_makes_no_sense(body in of_etcd()) {
-        etcd_answer(body.as_bytes());
-    }
-
-    #[test]
-    fn a_cursor_of_etcd_is_read_as_it_is_written(text in "after-([A-Za-z0-9_-]{0,12}|\\PC{0,4})") {
-        cursor(text.as_bytes());
-    }
-
-    #[test]
     fn a_key_of_another_program_is_no_lease(off_by in 0..2_u16, name in "\\PC{0,4}|[ab]{0,3}") {
         let partition = u16::from(partition_of_name(&name)) + off_by;
         redis_answer(format!("tower-fence:{{{partition}}}:lease:{name}").as_bytes());
@@ -201,9 +155,6 @@ fn what_is_valid_is_among_it() {
         move |runner| strategy.new_tree(runner).unwrap().current()
     }
     let resource = crate::Resource::new("a").unwrap();
-    for n in 0..3 {
-        some(&draw(of_etcd()), &|body| fuzz::etcd::answer(body)[n]);
-    }
     some(&draw(object(REQUEST)), &|body| {
         AcquireBody::read(body).is_ok_and(|body| body.owner.is_some())
     });

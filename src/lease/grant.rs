@@ -38,13 +38,6 @@ impl Lease {
         }
     }
 
-    #[cfg(any(feature = "redis", feature = "etcd"))]
-    #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
-    pub(super) fn granted(resource: &Resource, id: &LeaseId, token: Token, ttl: Duration) -> Self {
-        let ttl = Duration::from_millis(super::time::at_least_1_ms(ttl));
-        Self::new(resource.clone(), id.clone(), token, ttl)
-    }
-
     /// The value of the `Fencing-Token` header for writes under this lease, signed where the issuer
     /// [signs](crate::token_keys).
     #[must_use]

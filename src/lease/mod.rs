@@ -54,12 +54,9 @@ mod driver;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod error;
-#[cfg(feature = "etcd")]
-mod etcd;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
-    feature = "etcd",
     feature = "embedded",
     feature = "issuer",
     feature = "client"
@@ -78,21 +75,17 @@ mod request;
 mod signed;
 mod single_flight;
 mod store;
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "redis")]
 mod stored_id;
 pub(crate) mod time;
 
 #[cfg(feature = "embedded")]
 pub use self::embedded::{EmbeddedBackend, EmbeddedLeases};
-#[cfg(feature = "etcd")]
-pub use self::etcd::{EtcdLeases, EtcdLeasesBuilder};
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresBackend, PostgresLeases};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
-#[cfg(feature = "etcd")]
-use self::request::WaiterLimits;
 pub use self::{
     announced::Announced,
     backend::Backend,

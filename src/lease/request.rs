@@ -116,30 +116,3 @@ impl Renew {
         self
     }
 }
-
-/// How many may wait.
-#[cfg(feature = "etcd")]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct WaiterLimits {
-    pub(super) per_resource: usize,
-    pub(super) in_all: usize,
-}
-
-#[cfg(feature = "etcd")]
-impl WaiterLimits {
-    /// A seat for each that may wait, whatever for.
-    pub(super) fn seats(self) -> std::sync::Arc<tokio::sync::Semaphore> {
-        let seats = self.in_all.min(tokio::sync::Semaphore::MAX_PERMITS);
-        std::sync::Arc::new(tokio::sync::Semaphore::new(seats))
-    }
-}
-
-#[cfg(feature = "etcd")]
-impl Default for WaiterLimits {
-    fn default() -> Self {
-        Self {
-            per_resource: 1_000,
-            in_all: 10_000,
-        }
-    }
-}

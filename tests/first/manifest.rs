@@ -50,7 +50,9 @@ fn targets() -> Vec<String> {
     let mut names = vec![];
     for target in targets {
         let (name, kind) = (target["name"].as_str().unwrap(), &target["kind"][0]);
-        let of_library = name == "tower_fence" && kind == "lib";
+        // The unit tests and examples of the libraries run together.
+        let is_library = ["tower_fence", "tower_fence_etcd"].contains(&name);
+        let of_library = is_library && kind == "lib";
         if kind == "test" {
             names.push(name.to_owned());
         } else if target["test"] == true {
@@ -74,6 +76,7 @@ fn targets() -> Vec<String> {
         }
     }
     names.sort();
+    names.dedup();
     names
 }
 

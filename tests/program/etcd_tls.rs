@@ -9,7 +9,8 @@ use std::{
 };
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, EtcdLeases, EtcdLeasesBuilder, LeaseError, Leases};
+use tower_fence::lease::{Acquire, LeaseError, Leases};
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{
     certificates::Certificates,
@@ -20,7 +21,7 @@ use crate::support::{
 };
 
 fn builder(db: &Fresh<Sqlite>) -> EtcdLeasesBuilder {
-    EtcdLeases::builder(db.fence()).call_wait(Duration::from_secs(5))
+    EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(5))
 }
 
 fn contains(message: &[u8], part: &str) -> bool {
@@ -78,7 +79,7 @@ async fn a_server_that_is_not_trusted_is_told_so_no_password() {
     let cluster = EtcdCluster::start_with_tls(&certificates).await;
     let address = cluster.addr().to_string();
     // One that trusts whom the system trusts, and one that trusts another authority of the same name.
-    let settings = || builder(&db).call_wait(Duration::from_secs(1));
+    let settings = || builder(&db).call_timeout(Duration::from_secs(1));
     for builder in [settings(), settings().client(Certificates::make().client())] {
         let refused = builder
             .user("locks", "p4ssw0rd")

@@ -1,7 +1,7 @@
 //! Announced grants of a resource whose fence has seen a token above the grant.
 
 use sqlx::Sqlite;
-use tower_fence::lease::EtcdLeases;
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{
     announced::{
@@ -22,7 +22,7 @@ async fn a_forged_token_concerns_its_resource_alone_on_a_quorum() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forged_token_concerns_its_resource_alone_on_etcd() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let store = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let store = etcd::connect(&cluster.urls(), db.fence()).await;
     a_forged_token_concerns_its_resource_alone(store.unwrap(), db).await;
 }
 
@@ -36,7 +36,7 @@ async fn a_lease_whose_token_is_the_last_has_no_other_on_a_quorum() {
 #[tokio::test]
 async fn a_lease_whose_token_is_the_last_has_no_other_in_etcd() {
     let db = Sqlite::fresh(2).await;
-    let builder = EtcdLeases::builder(db.fence()).key_prefix(fresh_prefix());
+    let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
     let store = builder.connect(&[etcd::shared_url()]).await.unwrap();
     let leases = store.announced_to(db.fence());
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;

@@ -12,8 +12,9 @@ use std::{
 use sqlx::Sqlite;
 use tower_fence::{
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
-    lease::{Announced, EtcdLeases, Leases, RedisLeases},
+    lease::{Announced, Leases, RedisLeases},
 };
+use tower_fence_etcd::EtcdLeasesBuilder;
 use tower_fence_redlock::QuorumLeasesBuilder;
 
 use crate::support::{
@@ -84,7 +85,7 @@ async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_that_has_seen_more_has_etcd_ask_the_source_again() {
     let source = Source::default();
-    let builder = EtcdLeases::builder(source.clone()).key_prefix(fresh_prefix());
+    let builder = EtcdLeasesBuilder::new(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&[etcd::shared_url()]).await.unwrap();
     it_is_asked_again(store, &source).await;
 }

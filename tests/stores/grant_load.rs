@@ -16,12 +16,13 @@ use sqlx::Sqlite;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
     Resource,
-    lease::{Acquire, EtcdLeases, Leases, RedisLeases},
+    lease::{Acquire, Leases, RedisLeases},
 };
+use tower_fence_etcd::EtcdLeases;
 
 use crate::support::{
     database::Fresh,
-    etcd::{EtcdCluster, base64},
+    etcd::{self, EtcdCluster, base64},
     eventually,
     redis::RedisServer,
 };
@@ -58,11 +59,7 @@ impl Issuer {
     }
 
     pub async fn in_etcd(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> Self {
-        Self::InEtcd(
-            EtcdLeases::connect(&cluster.urls(), db.fence())
-                .await
-                .unwrap(),
-        )
+        Self::InEtcd(etcd::connect(&cluster.urls(), db.fence()).await.unwrap())
     }
 
     pub fn naive_in_etcd(cluster: &EtcdCluster) -> Self {

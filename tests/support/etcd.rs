@@ -9,6 +9,8 @@ use std::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tower_fence::{epochs::Epochs, lease::LeaseError};
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use super::{certificates::Certificates, eventually, http::client, ports::free_port};
 
@@ -17,6 +19,14 @@ const ROOT_PASSWORD: &str = "the root's";
 /// The shared server. Tests use a key prefix of their own on it.
 pub fn shared_url() -> String {
     super::variable("TEST_ETCD_URL")
+}
+
+/// Connects leases with the default settings.
+pub async fn connect<U: AsRef<str>>(
+    urls: &[U],
+    epochs: impl Epochs + 'static,
+) -> Result<EtcdLeases, LeaseError> {
+    EtcdLeasesBuilder::new(epochs).connect(urls).await
 }
 
 /// A cluster of this test's own.

@@ -8,10 +8,9 @@ use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{
-        Acquire, Backend, EmbeddedLeases, EtcdLeases, Leases, Operate, PostgresLeases, RedisLeases,
-    },
+    lease::{Acquire, Backend, EmbeddedLeases, Leases, Operate, PostgresLeases, RedisLeases},
 };
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
 use super::{
@@ -190,7 +189,7 @@ impl TestStore for Etcd {
         let db = Sqlite::fresh(4).await;
         let prefix = fresh_prefix();
         let connect = || async {
-            let builder = EtcdLeases::builder(db.fence()).key_prefix(&prefix);
+            let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(&prefix);
             builder.connect(&[etcd::shared_url()]).await.unwrap()
         };
         (connect().await, connect().await, Box::new(db))

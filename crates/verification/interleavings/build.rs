@@ -10,9 +10,8 @@ use std::{env, error::Error, fs, path::Path};
 use mutants::MUTANTS;
 
 /// How often, in seconds, somebody looks by itself. Nobody does here, so that who is not woken waits for ever.
-const LOOKS: [(&str, &str, u64); 3] = [
+const LOOKS: [(&str, &str, u64); 2] = [
     ("lease/driver/queue.rs", "LONGEST_SLEEP", 10),
-    ("lease/etcd/service.rs", "LONGEST_SILENCE", 10),
     ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
 ];
 
@@ -25,7 +24,7 @@ fn main() -> Outcome {
     println!("cargo::rerun-if-changed=src/mutants.rs");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(docsrs, fuzzing, feature, values(any()))");
-    for feature in ["client", "embedded", "line"] {
+    for feature in ["client", "embedded"] {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
@@ -83,20 +82,10 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
-        // What etcd needs, without its gateway.
+        // What the store in Redis shares with others.
         (
-            "\n#[cfg(feature = \"etcd\")]\nuse self::request",
-            "\npub use self::request",
-        ),
-        (
-            "\n#[cfg(feature = \"etcd\")]\n#[derive(Clone, Copy, Debug)]",
-            "\n#[derive(Clone, Copy, Debug)]",
-        ),
-        ("\n#[cfg(feature = \"etcd\")]\nimpl ", "\nimpl "),
-        // What the stores in Redis share with others, without those stores.
-        (
-            "feature = \"redis\", feature = \"etcd\"",
-            "feature = \"line\", feature = \"etcd\"",
+            "\n#[cfg(feature = \"redis\")]\npub mod stored_id",
+            "\npub mod stored_id",
         ),
     ] {
         text = text.replace(private, public);

@@ -178,24 +178,6 @@ fn everyone_in_line_in_postgres_gets_the_lease() {
 }
 
 #[test]
-fn everyone_in_line_in_etcd_gets_the_lease() {
-    holds(line::everyone_in_etcd_gets_the_lease);
-    for mutant in [
-        "etcd line: the watch ends with its runtime, and no request retries",
-        "etcd line: the watch is begun once, whatever became of it",
-        "etcd line: told, and not woken",
-        "etcd line: a watch begins, and nobody is told what was read before",
-        "etcd line: watched from the moment on at which the watch begins",
-        "etcd line: whoever has lost its place is not told",
-        "etcd line: the first to leave takes the watch with it",
-        "etcd line: what was granted to one that has left is kept",
-        "etcd line: granted whatever is there by now",
-    ] {
-        loses(mutant, line::everyone_in_etcd_gets_the_lease);
-    }
-}
-
-#[test]
 fn what_a_handler_keeps_changes_nothing_that_was_answered() {
     holds(slot::what_is_answered_stays_true);
     for mutant in [

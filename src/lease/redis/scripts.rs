@@ -18,7 +18,7 @@ use crate::{
         Held, LeaseError, Owner,
         backend::{Ask, BlankCounter, End, Renewal, Reply, Seen, Waits},
         single_flight::SingleFlight,
-        stored_id::StoredId,
+        stored_id::stored_id,
         time::{of_ms, whole_ms},
     },
     token::{Resource, Token},
@@ -126,7 +126,7 @@ impl Scripts {
     ) -> Result<Reply, LeaseError> {
         let mut script = self.invoke(&self.acquire, resource, seen);
         script
-            .arg(StoredId::of_digest(&ask.lease).as_str())
+            .arg(stored_id(&ask.lease))
             .arg(ask.ticket)
             .arg(whole_ms(ask.ttl) + whole_ms(ask.lock_delay))
             .arg(whole_ms(ask.lock_delay))
@@ -156,7 +156,7 @@ impl Scripts {
     ) -> Result<Reply, LeaseError> {
         let mut script = self.invoke(&self.renew, resource, seen);
         script
-            .arg(StoredId::of_digest(&renewal.lease).as_str())
+            .arg(stored_id(&renewal.lease))
             .arg(whole_ms(renewal.ttl))
             .arg(u8::from(renewal.new_token))
             .arg(renewal.at_least.map_or(0, Token::get));
@@ -171,16 +171,15 @@ impl Scripts {
         end: &End,
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
-        let stored = |lease: &LeaseDigest| StoredId::of_digest(lease);
         let mut script;
         match end {
             End::Release(lease) => {
                 script = self.invoke(&self.release, resource, seen);
-                script.arg(stored(lease).as_str());
+                script.arg(stored_id(lease));
             }
             End::Abandon { lease, ticket } => {
                 script = self.invoke(&self.abandon, resource, seen);
-                script.arg(stored(lease).as_str()).arg(*ticket);
+                script.arg(stored_id(lease)).arg(*ticket);
             }
             End::Break(token) => {
                 script = self.invoke(&self.break_lease, resource, seen);

@@ -6,14 +6,15 @@ use std::{
 };
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew};
+use tower_fence::lease::{Acquire, LeaseError, Leases, Renew};
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use super::faults::meddling;
 use crate::support::{
     database::TestDatabase,
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     eventually,
-    lease::{LONG, grant, is_held, sku, wait},
+    lease::{LONG, grant, is_held, is_lost, sku, wait},
     proxy::{Link, Passage, Proxy, Sender},
 };
 
@@ -52,11 +53,12 @@ async fn counting(cluster: &EtcdCluster) -> (Proxy, Calls) {
 }
 
 #[tokio::test]
-async fn an_acquire_and_a_release_take_seven_calls() {
+async fn an_acquire_takes_three_calls_and_a_release_one() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
     let url = format!("http://{}", proxy.addr);
-    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
+    let other = etcd::connect(&[&url], db.fence()).await.unwrap();
     let made = || calls.made();
     // The first one begins an epoch.
     let lease = grant(&leases, &sku(), LONG).await;
@@ -64,17 +66,46 @@ async fn an_acquire_and_a_release_take_seven_calls() {
     made();
 
     let lease = grant(&leases, &sku(), LONG).await;
-    assert_eq!(
-        made(),
-        ["kv/txn", "lease/grant", "kv/txn", "maintenance/status"]
-    );
+    assert_eq!(made(), ["lease/grant", "kv/txn", "maintenance/status"]);
     let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
-    assert_eq!(made(), ["kv/txn", "maintenance/status", "lease/keepalive"]);
-    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    assert_eq!(made(), ["kv/txn", "lease/timetolive"]);
+    assert_eq!(made(), ["lease/keepalive", "kv/txn", "maintenance/status"]);
+    // A process that does not know the etcd lease looks first.
+    let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    renewed.unwrap();
+    let looked = ["kv/txn", "lease/keepalive", "kv/txn", "maintenance/status"];
+    assert_eq!(made(), looked);
     leases.release(&sku(), &lease.id).await.unwrap();
-    assert_eq!(made(), ["kv/txn", "kv/txn", "lease/revoke"]);
+    assert_eq!(made(), ["lease/revoke"]);
+
+    // The one that renewed it knows the etcd lease of the lease before.
+    let lease = grant(&leases, &sku(), LONG).await;
+    made();
+    other.release(&sku(), &lease.id).await.unwrap();
+    assert_eq!(made(), ["kv/txn", "lease/revoke"]);
+    // It has ended, which the etcd lease alone does not show.
+    is_lost(leases.release(&sku(), &lease.id).await);
+    assert_eq!(made(), ["lease/revoke", "kv/txn"]);
+}
+
+/// A request that was refused leaves an etcd lease behind that has to be revoked; the next one looks first.
+#[tokio::test]
+async fn a_refusal_costs_no_further_etcd_lease() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let (proxy, calls) = counting(&cluster).await;
+    let url = format!("http://{}", proxy.addr);
+    let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    eventually("its etcd lease has ended", async || {
+        cluster.leases().await == 1
+    })
+    .await;
+    calls.made();
+    for _ in 0..3 {
+        is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+        assert_eq!(calls.made(), ["kv/txn", "lease/timetolive"]);
+    }
 }
 
 /// Each grant, each repeated request, and each new token or time has an etcd lease of its own, which takes the place
@@ -82,7 +113,7 @@ async fn an_acquire_and_a_release_take_seven_calls() {
 #[tokio::test]
 async fn a_lease_leaves_no_etcd_lease_behind() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await;
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let has = async |count| {
@@ -115,7 +146,7 @@ async fn whoever_waits_in_line_asks_for_nothing() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
     let url = format!("http://{}", proxy.addr);
-    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     let places_are_kept = async |times| {
@@ -139,7 +170,7 @@ async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let cut = Passage::CutLater(Duration::ZERO);
     let (proxy, ended) = meddling(&cluster, "POST /v3/watch", cut).await;
-    let leases = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
     let leases = leases.connect(&[format!("http://{}", proxy.addr)]).await;
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;

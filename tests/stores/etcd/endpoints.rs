@@ -5,7 +5,8 @@ use std::{error::Error, time::Duration};
 use axum::{Json, Router, http::StatusCode, routing::any};
 use serde_json::json;
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, Leases};
+use tower_fence::lease::{Acquire, LeaseError, Leases};
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{
     database::TestDatabase,
@@ -35,7 +36,7 @@ async fn strangers() -> Vec<Server> {
 async fn where_no_etcd_answers_the_next_endpoint_is_asked() {
     let db = Sqlite::fresh(2).await;
     for stranger in &strangers().await[..4] {
-        let builder = EtcdLeases::builder(db.fence()).key_prefix(fresh_prefix());
+        let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
         let endpoints = [stranger.url(""), etcd::shared_url()];
         let leases = builder.connect(&endpoints).await.unwrap();
         let lease = grant(&leases, &sku(), LONG).await;
@@ -47,7 +48,8 @@ async fn where_no_etcd_answers_the_next_endpoint_is_asked() {
 async fn what_is_no_etcd_grants_and_loses_nothing() {
     let db = Sqlite::fresh(2).await;
     for stranger in strangers().await {
-        let builder = || EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(300));
+        let builder =
+            || EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(300));
         builder().connect(&[stranger.url("")]).await.unwrap_err();
         let leases = builder().connect_lazy(&[stranger.url("")]).unwrap();
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
@@ -68,7 +70,7 @@ async fn a_password_that_is_repeated_to_us_is_in_no_error() {
         )
     });
     let parrot = Server::start(Router::new().fallback_service(parrot)).await;
-    let builder = EtcdLeases::builder(db.fence()).user("shop", "s3cret");
+    let builder = EtcdLeasesBuilder::new(db.fence()).user("shop", "s3cret");
     let refused = builder.connect(&[parrot.url("")]).await.unwrap_err();
     let mut texts = format!("{refused} {refused:?}");
     let mut cause = Error::source(&refused);
@@ -76,7 +78,7 @@ async fn a_password_that_is_repeated_to_us_is_in_no_error() {
         texts += &format!("{error} {error:?}");
         cause = error.source();
     }
-    assert!(matches!(refused, LeaseError::Unavailable(_)));
+    assert!(matches!(refused, LeaseError::Misconfigured(_)));
     assert!(
         texts.contains("400") && !texts.contains("s3cret"),
         "{texts}"
@@ -91,7 +93,7 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
         let answer = format!("{}{header}", " ".repeat(spaces));
         let long = any(async move || answer.clone());
         let server = Server::start(Router::new().fallback_service(long)).await;
-        let connected = EtcdLeases::connect(&[server.url("")], db.fence()).await;
+        let connected = etcd::connect(&[server.url("")], db.fence()).await;
         assert_eq!(connected.is_ok(), is_read, "{connected:?}");
     }
 }

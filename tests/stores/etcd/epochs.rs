@@ -1,4 +1,4 @@
-//! The clocks of etcd and the epochs of a database: one that is another's, one that has forgotten, one that is ahead.
+//! The counters of etcd and the epochs of a database: one that is another's, one that has forgotten, one that is ahead.
 
 use std::sync::{
     Arc,
@@ -8,8 +8,9 @@ use std::sync::{
 use sqlx::Sqlite;
 use tower_fence::{
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
-    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, Operate, Renew},
+    lease::{Acquire, Lease, LeaseError, Leases, Operate, Renew},
 };
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -21,7 +22,7 @@ use crate::support::{
 };
 
 async fn connect(db: &Fresh<Sqlite>, prefix: &str) -> EtcdLeases {
-    let builder = EtcdLeases::builder(db.fence()).key_prefix(prefix);
+    let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(prefix);
     builder.connect(&[etcd::shared_url()]).await.unwrap()
 }
 
@@ -32,7 +33,7 @@ async fn granted_and_released(leases: &EtcdLeases) -> Lease {
 }
 
 #[tokio::test]
-async fn a_clock_of_another_source_of_epochs_is_refused() {
+async fn a_counter_of_another_source_of_epochs_is_refused() {
     let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
     let prefix = fresh_prefix();
     let leases = connect(&ours, &prefix).await;
@@ -64,23 +65,23 @@ async fn a_clock_of_another_source_of_epochs_is_refused() {
 #[tokio::test]
 async fn a_database_that_lost_an_epoch_is_told_of_it() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let new_process = async || EtcdLeases::connect(&cluster.urls(), db.fence()).await;
-    let lose_clocks = async || {
-        for (key, _) in cluster.keys("tower-fence:clock:").await {
+    let new_process = async || etcd::connect(&cluster.urls(), db.fence()).await;
+    let lose_counters = async || {
+        for (key, _) in cluster.keys("tower-fence:counter:").await {
             let body = serde_json::json!({ "key": base64(&key) });
             cluster.call("/v3/kv/deleterange", &body).await;
         }
     };
     granted_and_released(&new_process().await.unwrap()).await;
-    lose_clocks().await;
+    lose_counters().await;
     granted_and_released(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
     db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
-    // Goes on under the epoch that the clock has.
+    // Goes on under the epoch that the counter has.
     let last = granted_and_released(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
     // Much later, and another process.
-    lose_clocks().await;
+    lose_counters().await;
     let next = granted_and_released(&new_process().await.unwrap()).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
 }
@@ -110,13 +111,13 @@ impl Epochs for Source {
     }
 }
 
-/// As after a failover of the database. What is granted under the clock that is there would be worth nothing.
+/// As after a failover of the database. What is granted under the counter that is there would be worth nothing.
 #[tokio::test]
 async fn nothing_is_granted_in_an_epoch_that_is_over() {
     let source = Source(Arc::new(AtomicI64::new(1)));
     let prefix = fresh_prefix();
     let new_process = async || {
-        let builder = EtcdLeases::builder(source.clone()).key_prefix(&prefix);
+        let builder = EtcdLeasesBuilder::new(source.clone()).key_prefix(&prefix);
         builder.connect(&[etcd::shared_url()]).await.unwrap()
     };
     let first = grant(&new_process().await, &sku(), LONG).await;
@@ -136,7 +137,7 @@ async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
         EtcdCluster::start(1).await,
         Source(Arc::new(AtomicI64::new(1))),
     );
-    let near = EtcdLeases::connect(&cluster.urls(), source.clone()).await;
+    let near = etcd::connect(&cluster.urls(), source.clone()).await;
     granted_and_released(&near.unwrap()).await;
     source.0.store(5, SeqCst);
     let made = Arc::new(AtomicI64::new(0));
@@ -153,7 +154,7 @@ async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
         }
     })
     .await;
-    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], source).await;
+    let far = etcd::connect(&[format!("http://{}", proxy.addr)], source).await;
     let asked = tokio::spawn(async move { far.unwrap().acquire(&sku(), Acquire::new(LONG)).await });
     eventually("it makes another etcd lease", async || {
         made.load(SeqCst) == 2

@@ -17,13 +17,14 @@ use tokio::{
 };
 use tower_fence::{
     Fence, Resource, issuer,
-    lease::{Acquire, EtcdLeases, LeaseError, Leases, Renew},
+    lease::{Acquire, LeaseError, Leases, Renew},
 };
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
-    etcd::{EtcdCluster, base64},
+    etcd::{self, EtcdCluster, base64},
     eventually,
     http::{Answer, Server},
     lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
@@ -82,7 +83,7 @@ async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
     let follower = (cluster.leader().await + 1) % 3;
     let mut urls = cluster.urls();
     urls.rotate_left(follower);
-    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    let leases = etcd::connect(&urls, db.fence()).await.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     cluster.signal(follower, "-STOP");
     let asked_at = Instant::now();
@@ -96,20 +97,20 @@ async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
     assert!(asked_at.elapsed() < CALL_WAIT, "{:?}", asked_at.elapsed());
     // Back, it answers what it has missed.
     cluster.signal(follower, "-CONT");
-    let back = EtcdLeases::builder(db.fence()).call_wait(3 * CALL_WAIT);
+    let back = EtcdLeasesBuilder::new(db.fence()).call_timeout(3 * CALL_WAIT);
     let back = back.connect(&urls[..1]).await.unwrap();
     let found = back.inspect(&sku()).await.unwrap().unwrap();
     assert_eq!(found.token, renewed.token);
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// No epochs, no new clock; but what keeps its token needs none.
+/// No epochs, no new counter; but what keeps its token needs none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let connect = async |epochs: Fence<Sqlite>| {
-        let connected = EtcdLeases::connect(&cluster.urls(), epochs).await;
+        let connected = etcd::connect(&cluster.urls(), epochs).await;
         connected.unwrap()
     };
     let leases = connect(db.fence()).await;
@@ -127,12 +128,16 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
     let anew = Renew::new(LONG).with_new_token();
     is_unavailable(cut_off.renew(&sku(), &held.id, anew).await);
     cut_off.release(&sku(), &held.id).await.unwrap();
-    for (key, _) in cluster.keys("tower-fence:clock:").await {
+    for (key, _) in cluster.keys("tower-fence:counter:").await {
         let body = json!({ "key": base64(&key) });
         cluster.call("/v3/kv/deleterange", &body).await;
     }
     is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
-    assert_eq!(cluster.keys("tower-fence:").await, []);
+    let left = cluster.keys("tower-fence:").await;
+    assert!(
+        left.iter().all(|(key, _)| key == "tower-fence:life"),
+        "{left:?}"
+    );
     assert!(grant(&leases, &sku(), LONG).await.token > held.token);
 }
 
@@ -140,9 +145,7 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
 async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(3).await;
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let server = Server::start(Router::new().nest("/locks", issuer::router(leases.clone()))).await;
     cluster.kill(1);
@@ -166,9 +169,7 @@ async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
 async fn compaction_takes_nothing() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let mut last = grant(&leases, &sku(), LONG).await;
     let mut line = vec![];
     for _ in 0..10 {
@@ -209,7 +210,7 @@ async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
     })
     .await;
     let url = format!("http://{}", proxy.addr);
-    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
     holds.send_replace(true);
     let (sku, renewal) = (sku(), Renew::new(LONG));
@@ -226,12 +227,10 @@ async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
 async fn a_lease_that_ran_out_while_its_client_was_cut_off_is_lost() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
-    let near = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let near = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let proxy = Proxy::to(cluster.addr()).await;
     let url = format!("http://{}", proxy.addr);
-    let far = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let far = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
     let far = far.connect(&[url]).await.unwrap();
     let first = grant(&far, &sku(), Duration::from_secs(1)).await;
     proxy.set(Link::Silent);
@@ -255,7 +254,7 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
     let proxy = Proxy::to(cluster.addr()).await;
     // The first endpoint takes everything and answers nothing, the second one answers.
     let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
-    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    let leases = etcd::connect(&urls, db.fence()).await.unwrap();
     for _ in 0..5 {
         proxy.set(Link::Whole);
         let lease = grant(&leases, &sku(), LONG).await;
@@ -303,7 +302,7 @@ async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, lost) = meddling(&cluster, "POST /v3/lease/grant", Passage::CutAfter(0)).await;
     let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
-    let leases = EtcdLeases::connect(&urls, db.fence()).await.unwrap();
+    let leases = etcd::connect(&urls, db.fence()).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     assert_eq!(lost.load(Relaxed), 1);
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
@@ -324,8 +323,8 @@ fn refusal() -> Passage {
 async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal()).await;
-    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
-    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
+    let near = etcd::connect(&cluster.urls(), db.fence()).await;
+    let far = etcd::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
     let (near, far) = (near.unwrap(), far.unwrap());
     let first = grant(&near, &sku(), LONG).await;
     let anew = Renew::new(LONG).with_new_token();
@@ -338,13 +337,13 @@ async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
     grant(&far, &Resource::new("sku-2").unwrap(), LONG).await;
 }
 
-/// Without an answer nobody knows whether this is the life of the cluster in which the clock has counted.
+/// Without an answer nobody knows whether this is the life of the cluster in which the counter has counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, silent) = meddling(&cluster, "POST /v3/maintenance/status", Passage::Dropped).await;
-    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
-    let far = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let near = etcd::connect(&cluster.urls(), db.fence()).await;
+    let far = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
     let far = far.connect(&[format!("http://{}", proxy.addr)]).await;
     let (near, far) = (near.unwrap(), far.unwrap());
     let last = grant(&near, &sku(), LONG).await;
@@ -352,7 +351,7 @@ async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
     // Whoever has chosen the id may ask again.
     let chosen = Acquire::new(LONG).lease_id(last.id.clone());
     is_unavailable(far.acquire(&sku(), chosen.clone()).await);
-    // What nobody knows of is given back. It shares the clock.
+    // What nobody knows of is given back. It shares the counter.
     let other = Resource::new("sku-124").unwrap();
     is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
     assert!(silent.load(Relaxed) >= 2);
@@ -365,25 +364,20 @@ async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
     assert!(repeated.token > last.token && repeated.token == kept.token);
 }
 
-/// An etcd lease that may not be made, for a lease or for a place in line, is told as that.
+/// It does not pass by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_etcd_refuses_is_told() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, refused) = meddling(&cluster, "POST /v3/lease/grant", refusal()).await;
-    let near = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
-    let far = EtcdLeases::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
+    let near = etcd::connect(&cluster.urls(), db.fence()).await;
+    let far = etcd::connect(&[format!("http://{}", proxy.addr)], db.fence()).await;
     let (near, far) = (near.unwrap(), far.unwrap());
     let lease = grant(&near, &sku(), LONG).await;
     near.release(&sku(), &lease.id).await.unwrap();
-    for request in [Acquire::new(LONG), Acquire::new(LONG).wait(LONG)] {
-        let told = match far.acquire(&sku(), request).await {
-            Err(LeaseError::Unavailable(cause)) => cause.to_string(),
-            other => panic!("{other:?}"),
-        };
-        assert!(told.contains("permission denied"), "{told}");
-        // The second one finds it held.
-        let again = Acquire::new(LONG).lease_id(lease.id.clone());
-        near.acquire(&sku(), again).await.unwrap();
-    }
-    assert_eq!(refused.load(Relaxed), 2);
+    let told = match far.acquire(&sku(), Acquire::new(LONG)).await {
+        Err(LeaseError::Misconfigured(cause)) => cause.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert!(told.contains("permission denied"), "{told}");
+    assert_eq!(refused.load(Relaxed), 1);
 }

@@ -3,14 +3,15 @@
 
 use sqlx::Sqlite;
 use tower_fence::{
-    Token,
-    lease::{Acquire, EtcdLeases, Leases, Operate, Renew},
+    Resource, Token,
+    lease::{Acquire, Leases, Operate, Renew},
 };
+use tower_fence_etcd::EtcdLeases;
 
 use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
 };
 
@@ -61,9 +62,7 @@ async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
         cluster.put("foreign", &n.to_string()).await;
     }
     for is_new_name in [true, false] {
-        let before = EtcdLeases::connect(&cluster.urls(), db.fence())
-            .await
-            .unwrap();
+        let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
         grant_and_release(&before).await;
         let epoch = highest_epoch(&db).await;
         let snapshot = cluster.save(&format!("snapshot-{epoch}"));
@@ -81,7 +80,7 @@ async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
         }
         for url in cluster.urls() {
             // None of them has seen anything.
-            let after = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+            let after = etcd::connect(&[url], db.fence()).await.unwrap();
             let token = grant_and_release(&after).await;
             assert!(token > highest, "{token} after {highest}");
             highest = token;
@@ -105,9 +104,7 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }
-    let before = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let kept = grant(&before, &sku(), LONG).await;
     let snapshot = cluster.save("snapshot");
     before.release(&sku(), &kept.id).await.unwrap();
@@ -126,9 +123,7 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     }
     assert!(cluster.revision().await >= counted + 200);
 
-    let after = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let after = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     // The snapshot has brought the lease back. It is lost to its holder, and nobody else has it.
     is_lost(after.renew(&sku(), &kept.id, Renew::new(LONG)).await);
     assert_eq!(after.inspect(&sku()).await.unwrap(), None);
@@ -145,14 +140,46 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
         .unwrap();
 }
 
+/// The leads of the log grow with every etcd lease. So a partition that nobody uses after the restore cannot tell it by
+/// itself; the life of etcd, which the first grant of any partition ends, shows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_is_used_long_after_a_restore_outranks_what_was_granted_before() {
+    let db = Sqlite::fresh(2).await;
+    let mut cluster = EtcdCluster::start(1).await;
+    for n in 0..50 {
+        cluster.put("foreign", &n.to_string()).await;
+    }
+    let before = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let other = Resource::new("sku-2").unwrap();
+    grant(&before, &other, LONG).await;
+    grant_and_release(&before).await;
+    let snapshot = cluster.save("snapshot");
+    let mut highest = grant_and_release(&before).await;
+    for _ in 0..5 {
+        highest = grant_and_release(&before).await;
+    }
+    let epoch = highest_epoch(&db).await;
+    cluster.restore(&snapshot, "the-cluster").await;
+
+    let after = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    after.break_lease(&other, None).await.unwrap();
+    grant(&after, &other, LONG).await;
+    for _ in 0..200 {
+        let body = serde_json::json!({ "TTL": 60 });
+        cluster.call("/v3/lease/grant", &body).await;
+    }
+    let late = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let token = grant_and_release(&late).await;
+    assert!(token > highest, "{token} after {highest}");
+    assert_eq!(highest_epoch(&db).await, epoch + 1);
+}
+
 /// Who asks again under the id of a lease that a snapshot brought back has a new token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asking_again_after_a_restore_brings_a_higher_token() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
     let snapshot = cluster.save("snapshot");
     cluster.restore(&snapshot, "another-cluster").await;
@@ -164,13 +191,13 @@ async fn asking_again_after_a_restore_brings_a_higher_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clocks_that_are_deleted() {
+async fn counters_that_are_deleted() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let load = Load::start(&Issuer::in_etcd(&cluster, &db).await);
     load.more(30).await;
     for _ in 0..5 {
-        for (key, _) in cluster.keys("tower-fence:clock:").await {
+        for (key, _) in cluster.keys("tower-fence:counter:").await {
             let body = serde_json::json!({ "key": crate::support::etcd::base64(&key) });
             cluster.call("/v3/kv/deleterange", &body).await;
         }
@@ -184,16 +211,12 @@ async fn clocks_that_are_deleted() {
 async fn a_restart_loses_nothing() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     cluster.kill_all();
     cluster.start_all();
     cluster.is_up().await;
-    let other = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let other = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     for leases in [&leases, &other] {
         let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert_eq!(renewed.unwrap().token, lease.token);
@@ -207,7 +230,7 @@ async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     let connect = async |cluster: &EtcdCluster| {
-        let connected = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+        let connected = etcd::connect(&cluster.urls(), db.fence()).await;
         connected.unwrap()
     };
     for (n, only_renews) in (1..).zip([false, true]) {

@@ -13,20 +13,23 @@ use sqlx::Sqlite;
 use tokio::{sync::watch, task::JoinHandle};
 use tower_fence::{
     Resource,
-    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, Renew},
+    lease::{Acquire, Lease, LeaseError, Leases, Operate, Renew},
 };
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    etcd::{EtcdCluster, base64},
+    etcd::{self, EtcdCluster, base64},
     eventually,
     lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
     proxy::{Passage, Proxy, Sender},
 };
 
-const CLOCK: &str = "tower-fence:clock:110";
+const COUNTER: &str = "tower-fence:counter:110";
 const LEASE: &str = "tower-fence:lease:sku-1";
-/// It shares the clock of `sku-1`.
+/// What a request that revokes an etcd lease begins with.
+const REVOKES: &str = "POST /v3/lease/revoke";
+/// It shares the counter of `sku-1`.
 const OTHER: &str = "sku-124";
 
 /// An issuer behind a proxy. What it sends is held back from its nth write to a key on.
@@ -63,10 +66,6 @@ impl Gate {
 
 fn writes(key: &str) -> String {
     format!(r#""request_put":{{"key":"{}""#, base64(key))
-}
-
-fn deletes(key: &str) -> String {
-    format!(r#""request_delete_range":{{"key":"{}""#, base64(key))
 }
 
 fn contains(message: &[u8], part: &str) -> bool {
@@ -106,7 +105,7 @@ impl Late {
             }
         })
         .await;
-        let leases = EtcdLeases::builder(db.fence()).call_wait(Duration::from_secs(20));
+        let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(20));
         let url = format!("http://{}", proxy.addr);
         Self {
             leases: leases.connect(&[url]).await.unwrap(),
@@ -139,7 +138,7 @@ impl Late {
 }
 
 async fn connect(cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> EtcdLeases {
-    let connected = EtcdLeases::connect(&cluster.urls(), db.fence()).await;
+    let connected = etcd::connect(&cluster.urls(), db.fence()).await;
     connected.unwrap()
 }
 
@@ -153,8 +152,8 @@ async fn grant_and_release(leases: &EtcdLeases) -> Lease {
     lease
 }
 
-async fn delete_clock(cluster: &EtcdCluster) {
-    let body = json!({ "key": base64(CLOCK) });
+async fn delete_counter(cluster: &EtcdCluster) {
+    let body = json!({ "key": base64(COUNTER) });
     let deleted = cluster.call("/v3/kv/deleterange", &body).await;
     assert_eq!(deleted["deleted"], "1");
 }
@@ -166,13 +165,13 @@ async fn read(cluster: &EtcdCluster, key: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_under_a_clock_that_is_gone_has_no_effect() {
+async fn a_grant_under_a_counter_that_is_gone_has_no_effect() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     grant_and_release(&near).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
     let asked = late.acquire().await;
-    delete_clock(&cluster).await;
+    delete_counter(&cluster).await;
     let last = grant_and_release(&near).await;
     late.arrives().await;
     let effect = read(&cluster, LEASE).await;
@@ -184,7 +183,7 @@ async fn a_grant_under_a_clock_that_is_gone_has_no_effect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_under_a_clock_that_is_gone_is_lost() {
+async fn a_renewal_under_a_counter_that_is_gone_is_lost() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
@@ -196,7 +195,7 @@ async fn a_renewal_under_a_clock_that_is_gone_is_lost() {
         async move { leases.renew(&sku(), &id, anew).await }
     });
     late.first.holds_one().await;
-    delete_clock(&cluster).await;
+    delete_counter(&cluster).await;
     let other = Resource::new(OTHER).unwrap();
     assert_eq!(
         grant(&near, &other, LONG).await.token.get() / 1_000_000_000,
@@ -249,7 +248,7 @@ async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
     // The rest of the key is of the lease id.
     let place = format!(
         r#""request_put":{{"key":"{}"#,
-        base64("tower-fence:line:sku-")
+        base64("tower-fence:queue:sku")
     );
     let late = Late::from_request(1, place, &cluster, &db).await;
     let waiting = tokio::spawn({
@@ -268,13 +267,13 @@ async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
     assert!(waiting.await.unwrap().unwrap().token > held.token);
 }
 
-/// What a release has looked at is no more what is there.
+/// The renewal keeps the etcd lease that the release is about to revoke.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
-    let late = Late::from_request(1, deletes(LEASE), &cluster, &db).await;
+    let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
     let releasing = tokio::spawn({
         let (leases, id) = (late.leases.clone(), held.id.clone());
         async move { leases.release(&sku(), &id).await }
@@ -293,18 +292,47 @@ async fn a_release_that_comes_too_late_for_a_lease_that_it_has_seen_is_done() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
-    let late = Late::from_request(1, deletes(LEASE), &cluster, &db).await;
+    let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
     let releasing = tokio::spawn({
         let (leases, id) = (late.leases.clone(), held.id.clone());
         async move { leases.release(&sku(), &id).await }
     });
     late.first.holds_one().await;
-    let anew = Renew::new(LONG).with_new_token();
-    near.renew(&sku(), &held.id, anew).await.unwrap();
-    late.arrives().await;
     cluster.revoke(LEASE).await;
     late.goes_on();
     releasing.await.unwrap().unwrap();
+}
+
+/// The time of the lease cannot be changed: the key moves to another etcd lease, and the first one ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_finds_a_lease_that_was_moved_elsewhere() {
+    let (cluster, db) = start().await;
+    let (near, other) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+    let held = grant(&near, &sku(), LONG).await;
+    let longer = Renew::new(2 * LONG);
+    other.renew(&sku(), &held.id, longer).await.unwrap();
+    near.release(&sku(), &held.id).await.unwrap();
+    assert_eq!(near.inspect(&sku()).await.unwrap(), None);
+    assert_eq!(cluster.leases().await, 0);
+}
+
+/// The lease is broken in two steps: its key is deleted, and its etcd lease revoked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_lease_is_not_renewed_between_the_steps() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let held = grant(&near, &sku(), LONG).await;
+    let late = Late::from_request(1, REVOKES.into(), &cluster, &db).await;
+    let breaking = tokio::spawn({
+        let leases = late.leases.clone();
+        async move { leases.break_lease(&sku(), Some(held.token)).await }
+    });
+    late.first.holds_one().await;
+    for renewal in [Renew::new(LONG), Renew::new(LONG).with_new_token()] {
+        is_lost(near.renew(&sku(), &held.id, renewal).await);
+    }
+    late.goes_on();
+    assert!(breaking.await.unwrap().unwrap());
 }
 
 /// An earlier request under the same lease id was answered, and its holder goes on.
@@ -333,37 +361,37 @@ async fn a_repeated_request_that_ends_leaves_the_lease_to_its_holder() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blank_clock_that_comes_late_ends_no_epoch() {
+async fn a_blank_counter_that_comes_late_ends_no_epoch() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
-    let late = Late::from_write(1, CLOCK, &cluster, &db).await;
+    let late = Late::from_write(1, COUNTER, &cluster, &db).await;
     let asked = late.acquire().await;
     let held = grant(&near, &sku(), LONG).await;
-    let clock = read(&cluster, CLOCK).await;
+    let counter = read(&cluster, COUNTER).await;
     late.goes_on();
     is_held(asked.await.unwrap());
-    assert_eq!(read(&cluster, CLOCK).await, clock);
+    assert_eq!(read(&cluster, COUNTER).await, counter);
     let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// Another life of the cluster has a blank clock as well, and in the same revision.
+/// Another life of the cluster has a blank counter as well, and in the same revision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_epoch_that_comes_late_begins_on_no_other_clock() {
+async fn an_epoch_that_comes_late_begins_on_no_other_counter() {
     let (mut cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let snapshot = cluster.save("snapshot");
-    let late = Late::from_write(2, CLOCK, &cluster, &db).await;
+    let late = Late::from_write(2, COUNTER, &cluster, &db).await;
     let asked = late.acquire().await;
-    let blank = read(&cluster, CLOCK).await;
-    // It begins a higher epoch on the same clock.
+    let blank = read(&cluster, COUNTER).await;
+    // It begins a higher epoch on the same counter.
     let last = grant_and_release(&near).await;
     assert_eq!(last.token.get() / 1_000_000_000, 2);
     cluster.restore(&snapshot, "the-cluster").await;
-    let other = Late::from_write(2, CLOCK, &cluster, &db).await;
+    let other = Late::from_write(2, COUNTER, &cluster, &db).await;
     let other_asked = other.acquire().await;
-    let other_blank = read(&cluster, CLOCK).await;
+    let other_blank = read(&cluster, COUNTER).await;
     assert_eq!(other_blank["mod_revision"], blank["mod_revision"]);
     late.goes_on();
     let lease = asked.await.unwrap().unwrap();
@@ -387,7 +415,7 @@ async fn what_began_an_epoch_once_begins_it_never_again() {
         move || {
             let sent = Arc::clone(&sent);
             move |_, message: &[u8]| {
-                if contains(message, &writes(CLOCK)) {
+                if contains(message, &writes(COUNTER)) {
                     let text = str::from_utf8(message).unwrap();
                     let body = &text[text.find('{').unwrap()..];
                     sent.lock()
@@ -400,14 +428,14 @@ async fn what_began_an_epoch_once_begins_it_never_again() {
     })
     .await;
     let url = format!("http://{}", proxy.addr);
-    let leases = EtcdLeases::connect(&[url], db.fence()).await.unwrap();
+    let leases = etcd::connect(&[url], db.fence()).await.unwrap();
     for _ in 0..10 {
         grant_and_release(&leases).await;
     }
     let last = grant_and_release(&leases).await;
-    delete_clock(&cluster).await;
+    delete_counter(&cluster).await;
     let sent = std::mem::take(&mut *sent.lock().unwrap());
-    assert_eq!(sent.len(), 2, "a blank clock, and its epoch");
+    assert_eq!(sent.len(), 2, "a blank counter, and its epoch");
     for body in sent {
         cluster.call("/v3/kv/txn", &body).await;
     }

@@ -15,21 +15,22 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, EtcdLeases, Lease, LeaseError, LeaseId, Leases};
+use tower_fence::lease::{Acquire, Lease, LeaseError, LeaseId, Leases};
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    etcd::{EtcdCluster, base64},
+    etcd::{self, EtcdCluster, base64},
     eventually,
     lease::{LONG, grant, granted, is_held, sku, wait, waiters},
     proxy::{Link, Passage, Proxy, Sender},
 };
 
 async fn connect(url: &str, db: &Fresh<Sqlite>) -> EtcdLeases {
-    EtcdLeases::connect(&[url], db.fence()).await.unwrap()
+    etcd::connect(&[url], db.fence()).await.unwrap()
 }
 
-const PLACES: &str = "tower-fence:line:";
+const PLACES: &str = "tower-fence:queue:";
 
 async fn delete_places(cluster: &EtcdCluster) {
     for (key, _) in cluster.keys(PLACES).await {
@@ -97,36 +98,33 @@ async fn lines_leave_nothing_behind() {
         let lease = granted(waiting).await;
         leases.release(&sku(), &lease.id).await.unwrap();
     }
-    eventually("only clocks are left", async || {
+    eventually("only the counters and the life are left", async || {
         let keys = cluster.keys("tower-fence:").await;
-        let clocks = keys
-            .iter()
-            .all(|(key, _)| key.starts_with("tower-fence:clock:"));
-        clocks && cluster.leases().await == 0
+        let stays =
+            |key: &str| key.starts_with("tower-fence:counter:") || key == "tower-fence:life";
+        keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_are_bounded_for_a_resource_and_in_all() {
+async fn waiters_are_bounded() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let build = || EtcdLeases::builder(db.fence());
-    for limited in [build().max_waiters(2), build().max_waiters_per_resource(2)] {
-        let leases = limited.connect(&cluster.urls()).await.unwrap();
-        let first = grant(&leases, &sku(), LONG).await;
-        let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
-        let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
-        assert!(
-            matches!(refused, Err(LeaseError::TooManyWaiters { .. })),
-            "{refused:?}"
-        );
-        is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-        for waiting in line {
-            waiting.abort();
-        }
-        eventually("they have left", async || waiters(&leases).await == 0).await;
-        leases.release(&sku(), &first.id).await.unwrap();
+    let builder = EtcdLeasesBuilder::new(db.fence()).max_waiters(2);
+    let leases = builder.connect(&cluster.urls()).await.unwrap();
+    let first = grant(&leases, &sku(), LONG).await;
+    let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
+    let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::TooManyWaiters { .. })),
+        "{refused:?}"
+    );
+    is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
+    for waiting in line {
+        waiting.abort();
     }
+    eventually("they have left", async || waiters(&leases).await == 0).await;
+    leases.release(&sku(), &first.id).await.unwrap();
 }
 
 /// What a hand-over costs does not depend on how many wait.
@@ -204,37 +202,17 @@ async fn whoever_asks_before_its_turn_goes_on_waiting() {
     // The request comes once more, and takes the place over.
     let repeated = spawn_acquire(&connect(&cluster.urls()[0], &db).await, request);
     sleep(Duration::from_millis(500)).await;
-    assert!(!waiting.is_finished() && !repeated.is_finished());
+    assert!(!repeated.is_finished());
     let body = serde_json::json!({ "key": base64(&places[0].0) });
     cluster.call("/v3/kv/deleterange", &body).await;
     assert_eq!(granted(repeated).await.id, id);
-    assert_eq!(granted(waiting).await.id, id);
+    is_held(waiting.await.unwrap());
     cut_off.abort();
 }
 
 fn spawn_acquire(leases: &EtcdLeases, request: Acquire) -> JoinHandle<Result<Lease, LeaseError>> {
     let leases = leases.clone();
     tokio::spawn(async move { leases.acquire(&sku(), request).await })
-}
-
-/// It has a place already.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_line_refuses_nobody_who_is_in_it() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let build = || EtcdLeases::builder(db.fence()).max_waiters_per_resource(1);
-    let one = build().connect(&cluster.urls()).await.unwrap();
-    let other = build().connect(&cluster.urls()).await.unwrap();
-    let first = grant(&one, &sku(), LONG).await;
-    let id = LeaseId::random();
-    let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
-    let waiting = spawn_acquire(&one, request.clone());
-    eventually("it is in line", async || waiters(&one).await == 1).await;
-    let repeated = spawn_acquire(&other, request);
-    let newcomer = other.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
-    assert!(matches!(newcomer, Err(LeaseError::TooManyWaiters { .. })));
-    one.release(&sku(), &first.id).await.unwrap();
-    let tokens = [granted(repeated).await.token, granted(waiting).await.token];
-    assert_eq!(tokens[0], tokens[1], "one lease, which has one token");
 }
 
 /// The end of the lease falls into a time in which its process hears nothing.
@@ -258,7 +236,7 @@ async fn whoever_waits_is_told_that_etcd_is_away() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
-    let hasty = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(500));
+    let hasty = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
     let far = hasty.connect(&[format!("http://{}", proxy.addr)]).await;
     grant(&near, &sku(), LONG).await;
     let waiting = wait(&far.unwrap(), LONG).await;

@@ -5,21 +5,19 @@ use std::time::Duration;
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
-    lease::{Acquire, EtcdLeases, Leases, Operate},
+    lease::{Acquire, Leases, Operate},
 };
 
 use crate::support::{
     database::TestDatabase,
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     lease::{LONG, grant, is_held, sku},
 };
 
 #[tokio::test]
 async fn keys_of_others_between_leases_end_no_list() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let names = ["a", "m", "é", "z"];
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
@@ -54,9 +52,7 @@ async fn keys_of_others_between_leases_end_no_list() {
 #[tokio::test]
 async fn a_key_of_others_closes_its_resource_for_a_second_at_a_time() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     cluster.put("tower-fence:lease:sku-1", "foreign").await;
     let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     assert_eq!(retry_after, Duration::from_secs(1));

@@ -14,8 +14,9 @@ use sqlx::Postgres;
 use tokio::time::sleep;
 use tower_fence::{
     Fence, Token, TokenUse,
-    lease::{Acquire, EtcdLeases, Lease, LeaseError, Leases, PostgresLeases, RedisLeases},
+    lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases, RedisLeases},
 };
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{
     database::TestDatabase,
@@ -141,7 +142,7 @@ async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn Any
     let prefix = fresh_prefix();
     let redis = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
     let redis = redis.connect(&shared_url()).await.unwrap();
-    let etcd = EtcdLeases::builder(fence.clone()).key_prefix(&prefix);
+    let etcd = EtcdLeasesBuilder::new(fence.clone()).key_prefix(&prefix);
     let etcd = etcd.connect(&[etcd::shared_url()]).await.unwrap();
     let postgres: Arc<dyn AnyLeases> = Arc::new(PostgresLeases::new(fence.clone()));
     match announced {

@@ -1,26 +1,29 @@
 //! Users of etcd's authentication, and what whoever reads in etcd, or in errors, learns of secrets.
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, EtcdLeases, LeaseError, LeaseId, Leases, Operate, Renew};
+use tower_fence::lease::{Acquire, LeaseError, LeaseId, Leases, Operate, Renew};
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{
     database::TestDatabase,
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     lease::{LONG, granted, is_lost, join, sku, told},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let leases = EtcdLeases::connect(&cluster.urls(), db.fence())
-        .await
-        .unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let ids = [LeaseId::random(), LeaseId::random()];
     let request = |id: &LeaseId| Acquire::new(LONG).lease_id(id.clone()).wait(LONG);
     leases.acquire(&sku(), request(&ids[0])).await.unwrap();
     let waiting = join(&leases, request(&ids[1])).await;
     let stored = cluster.keys("tower-fence:").await;
-    assert_eq!(stored.len(), 3, "a clock, a lease and a place: {stored:?}");
+    assert_eq!(
+        stored.len(),
+        4,
+        "a life, a counter, a lease and a position: {stored:?}"
+    );
     for id in &ids {
         assert!(!format!("{stored:?}").contains(id.expose()));
     }
@@ -42,8 +45,9 @@ async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
 async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
     let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     cluster.add_user("locks", "p4ssw0rd").await;
-    let build = |name: &str, password: &str| EtcdLeases::builder(db.fence()).user(name, password);
-    let refused = async |builder: tower_fence::lease::EtcdLeasesBuilder| {
+    let build =
+        |name: &str, password: &str| EtcdLeasesBuilder::new(db.fence()).user(name, password);
+    let refused = async |builder: EtcdLeasesBuilder| {
         assert!(!format!("{builder:?}").contains("p4ssw0rd"));
         let leases = builder.connect_lazy(&cluster.urls()).unwrap();
         let refused = leases
@@ -51,10 +55,10 @@ async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
             .await
             .unwrap_err();
         let told = told(&refused);
-        assert!(matches!(refused, LeaseError::Unavailable(_)), "{told}");
+        assert!(matches!(refused, LeaseError::Misconfigured(_)), "{told}");
         told
     };
-    let nobody = refused(EtcdLeases::builder(db.fence())).await;
+    let nobody = refused(EtcdLeasesBuilder::new(db.fence())).await;
     assert!(nobody.contains("user name is empty"), "{nobody}");
     let wrong = refused(build("locks", "p4ssw0rd-not")).await;
     assert!(

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse};
 use sqlx::Sqlite;
-use tower_fence::lease::{EtcdLeases, LeaseError, Leases};
+use tower_fence::lease::{LeaseError, Leases};
+use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{
     database::TestDatabase,
@@ -24,11 +25,11 @@ fn invalid<T: std::fmt::Debug>(built: Result<T, LeaseError>) -> (String, String)
 #[tokio::test]
 async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated() {
     let db = Sqlite::fresh(1).await;
-    let build = || EtcdLeases::builder(db.fence());
+    let build = || EtcdLeasesBuilder::new(db.fence());
     for (url, reason) in [
-        ("", "no URL"),
-        ("127.0.0.1:2379", "no URL"),
-        ("http://:2379/s3cret", "no URL"),
+        ("", "invalid URL"),
+        ("127.0.0.1:2379", "invalid URL"),
+        ("http://:2379/s3cret", "invalid URL"),
         ("ftp://s3cret", "https://"),
         ("s3cret:2379", "https://"),
         ("http://me:s3cret@a:2379", "user"),
@@ -74,14 +75,14 @@ async fn a_path_stands_before_those_of_etcd() {
     };
     let proxy = Server::start(Router::new().fallback(pass_on)).await;
     for path in ["/shared/etcd", "/shared/etcd/"] {
-        let builder = EtcdLeases::builder(db.fence()).key_prefix(fresh_prefix());
+        let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
         let leases = builder.connect(&[proxy.url(path)]).await.unwrap();
         let first = grant(&leases, &sku(), LONG).await;
         let waiting = wait(&leases, LONG).await;
         leases.release(&sku(), &first.id).await.unwrap();
         granted(waiting).await;
     }
-    let elsewhere = EtcdLeases::builder(db.fence()).call_wait(Duration::from_millis(300));
+    let elsewhere = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(300));
     elsewhere
         .connect(&[proxy.url("/elsewhere")])
         .await

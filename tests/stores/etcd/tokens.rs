@@ -10,15 +10,22 @@ use std::{
 
 use axum::{
     Json, Router,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
-    routing::post,
+    routing::{MethodRouter, post},
 };
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::Sqlite;
-use tower_fence::lease::{EtcdLeases, EtcdLeasesBuilder, LeaseError};
+use tokio::sync::Barrier;
+use tower_fence::lease::{LeaseError, Leases};
+use tower_fence_etcd::EtcdLeasesBuilder;
 
-use crate::support::{database::TestDatabase, http::Server, lease::told};
+use crate::support::{
+    database::TestDatabase,
+    http::Server,
+    lease::{sku, told},
+};
 
 /// What etcd says to a token that it does not know, and where users were changed meanwhile.
 const UNKNOWN: (StatusCode, i64, &str) = (
@@ -33,17 +40,23 @@ const OLD: (StatusCode, i64, &str) = (
 );
 const DENIED: (StatusCode, i64, &str) = (StatusCode::FORBIDDEN, 7, "etcdserver: permission denied");
 
+/// Grants tokens, and counts them.
+fn counting() -> (Arc<AtomicUsize>, MethodRouter) {
+    let fetched = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&fetched);
+    let authenticate = async move || {
+        let n = counted.fetch_add(1, SeqCst);
+        Json(json!({ "token": format!("token-{n}") }))
+    };
+    (fetched, post(authenticate))
+}
+
 /// Refuses as many calls as it is told, and counts who asks for a token.
 async fn refusing(
     refusal: (StatusCode, i64, &'static str),
     times: usize,
 ) -> (Server, Arc<AtomicUsize>) {
-    let fetched = Arc::<AtomicUsize>::default();
-    let counting = Arc::clone(&fetched);
-    let authenticate = async move || {
-        let n = counting.fetch_add(1, SeqCst);
-        Json(json!({ "token": format!("token-{n}") }))
-    };
+    let (fetched, authenticate) = counting();
     let left = Arc::new(Mutex::new(times));
     let range = async move || -> Response {
         let mut left = left.lock().unwrap();
@@ -57,16 +70,16 @@ async fn refusing(
         (status, body).into_response()
     };
     let router = Router::new()
-        .route("/v3/auth/authenticate", post(authenticate))
+        .route("/v3/auth/authenticate", authenticate)
         .route("/v3/kv/range", post(range));
     (Server::start(router).await, fetched)
 }
 
 async fn builder() -> EtcdLeasesBuilder {
     let db = Sqlite::fresh(1).await;
-    EtcdLeases::builder(db.fence())
+    EtcdLeasesBuilder::new(db.fence())
         .user("locks", "p4ssw0rd")
-        .call_wait(Duration::from_secs(3))
+        .call_timeout(Duration::from_secs(3))
 }
 
 #[tokio::test]
@@ -88,8 +101,37 @@ async fn a_new_token_that_is_refused_as_well_is_an_error() {
             .await
             .unwrap_err();
         let told = told(&refused);
-        assert!(matches!(refused, LeaseError::Unavailable(_)), "{told}");
+        // A token may be accepted later; rights do not change by themselves.
+        let is_permanent = matches!(refused, LeaseError::Misconfigured(_));
+        assert_eq!(is_permanent, refusal == DENIED, "{told}");
         assert!(told.contains(refusal.2), "{told}");
         assert_eq!(fetched.load(SeqCst), expected, "{refusal:?}");
     }
+}
+
+/// etcd hashes the password slowly, and one authentication after the other.
+#[tokio::test]
+async fn calls_that_are_refused_together_authenticate_once() {
+    const CALLS: usize = 20;
+    let all_sent = Arc::new(Barrier::new(CALLS));
+    let txn = async move |headers: HeaderMap| -> Response {
+        if headers["authorization"] == "token-0" {
+            all_sent.wait().await;
+            let (status, code, message) = UNKNOWN;
+            return (status, Json(json!({ "code": code, "message": message }))).into_response();
+        }
+        let header = json!({ "cluster_id": "7", "member_id": "1", "revision": "1" });
+        Json(json!({ "header": header })).into_response()
+    };
+    let (fetched, authenticate) = counting();
+    let router = Router::new()
+        .route("/v3/auth/authenticate", authenticate)
+        .route("/v3/kv/txn", post(txn));
+    let server = Server::start(router).await;
+    let leases = builder().await.connect_lazy(&[server.url("")]).unwrap();
+    let resource = sku();
+    for look in join_all((0..CALLS).map(|_| leases.inspect(&resource))).await {
+        assert_eq!(look.unwrap(), None);
+    }
+    assert_eq!(fetched.load(SeqCst), 2);
 }

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tower_fence::fuzz::etcd_answer(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tower_fence_etcd::fuzz::answer(bytes));

@@ -208,67 +208,6 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "if !IS_ON { let _ = call.await; }",
     },
     Mutant {
-        name: "etcd line: told, and not woken",
-        file: "lease/etcd/waiters.rs",
-        code: "same_id.for_each(|(_, wake)| wake.notify_one());",
-        broken: "",
-    },
-    Mutant {
-        name: "etcd line: a watch begins, and nobody is told what was read before",
-        file: "lease/etcd/service.rs",
-        code: "if let Some(first) = line.turn() {
-        waiters.wake_one(resource, first);
-    }
-    let next",
-        broken: "if let Some(first) = line.turn().filter(|_| !IS_ON) {
-        waiters.wake_one(resource, first);
-    }
-    let next",
-    },
-    Mutant {
-        name: "etcd line: watched from the moment on at which the watch begins",
-        file: "lease/etcd/service.rs",
-        code: "revision.saturating_add(1).to_string()",
-        broken: "\"0\".to_owned()",
-    },
-    Mutant {
-        name: "etcd line: whoever has lost its place is not told",
-        file: "lease/etcd/service.rs",
-        code: "waiters.wake_one(resource, &lost);",
-        broken: "",
-    },
-    Mutant {
-        name: "etcd line: the watch ends with its runtime, and no request retries",
-        file: "lease/etcd/service.rs",
-        code: "Service::Watch(resource) => waiters.wake(resource, |_| true),",
-        broken: "Service::Watch(resource) => waiters.wake(resource, |_| !IS_ON),",
-    },
-    Mutant {
-        name: "etcd line: the watch is begun once, whatever became of it",
-        file: "lease/etcd/waiters.rs",
-        code: "!running.is_closed()",
-        broken: "true",
-    },
-    Mutant {
-        name: "etcd line: the first to leave takes the watch with it",
-        file: "lease/etcd/waiters.rs",
-        code: "line.seats.is_empty()",
-        broken: "true",
-    },
-    Mutant {
-        name: "etcd line: what was granted to one that has left is kept",
-        file: "lease/etcd/pending.rs",
-        code: "self.etcd.revoke_later(unused, &self.background);",
-        broken: "",
-    },
-    Mutant {
-        name: "etcd line: granted whatever is there by now",
-        file: "lease/etcd/acquire.rs",
-        code: "None => made_at(&lease_key, 0),",
-        broken: "None if IS_ON => made_at(\"nothing\", 0),
-            None => made_at(&lease_key, 0),",
-    },
-    Mutant {
         name: "slot: committed although it was closed",
         file: "fence/tx/slot.rs",
         code: "|place| matches!(place, Place::Lent), Place::Committing",

@@ -23,26 +23,6 @@ pub mod client {
     }
 }
 pub mod epochs;
-#[path = "lease/etcd"]
-pub mod etcd_line {
-    pub mod acquire;
-    pub mod clock;
-    pub mod epochs;
-    pub mod keys;
-    pub mod life;
-    pub mod line;
-    pub mod list;
-    pub mod look;
-    pub mod messages;
-    pub mod pending;
-    pub mod renew;
-    pub mod server;
-    pub mod service;
-    pub mod store;
-    pub mod stored;
-    pub mod waiters;
-    pub use crate::model::etcd::gateway;
-}
 pub mod feed;
 pub mod fence {
     pub mod claims;

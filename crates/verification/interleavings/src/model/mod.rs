@@ -2,7 +2,6 @@
 //! operation that other tasks can notice. At a step the scheduler may let any other task go on.
 
 pub mod clock;
-pub mod etcd;
 pub mod postgres;
 pub mod redis;
 pub mod runtime;

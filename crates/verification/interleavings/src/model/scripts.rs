@@ -12,7 +12,7 @@ pub mod scripts {
         lease::{
             Held, LeaseError, ListError, Page,
             backend::{Ask, BlankCounter, Counters, End, Granted, Renewal, Reply, Seen, Waits},
-            stored_id::StoredId,
+            stored_id::stored_id,
         },
         token::{Resource, Token},
     };
@@ -72,7 +72,7 @@ pub mod scripts {
                 _ => (String::new(), false),
             };
             let asked = Asked {
-                id: StoredId::of_digest(&ask.lease).as_str().to_owned(),
+                id: stored_id(&ask.lease),
                 ticket: ask.ticket,
                 channel,
             };
@@ -121,7 +121,7 @@ pub mod scripts {
         pub async fn end(&self, _: &Resource, end: &End, _: Seen<'_>) -> Result<Reply, LeaseError> {
             let script = |line: &mut Line| {
                 let is_it = |one: &Asked| match end {
-                    End::Release(lease) => one.id == StoredId::of_digest(lease).as_str(),
+                    End::Release(lease) => one.id == stored_id(lease),
                     End::Abandon { ticket, .. } => one.ticket == *ticket,
                     End::Break(_) => false,
                 };

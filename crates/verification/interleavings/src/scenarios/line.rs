@@ -1,5 +1,4 @@
-//! The line of waiters in Redis, in Postgres and in etcd: whoever waits gets its turn, over two processes whose connections
-//! are cut, and in one of which a runtime ends.
+//! The queue in Redis and in Postgres: every waiter gets its turn, over two processes whose connections are cut.
 
 use std::{
     sync::{
@@ -9,17 +8,11 @@ use std::{
     time::Duration,
 };
 
-use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
+use super::{FOR_EVER, all, by_chance, some_ms, tasks};
 use crate::{
-    etcd_line::{keys::Keys, server::Etcd, store::EtcdLeases},
-    lease::{Acquire, Driver, LeaseError, Leases, WaiterLimits, memory::Memory},
+    lease::{Acquire, Driver, Leases},
     model::{
-        clock::sleep,
-        etcd::{EtcdServer, gateway::Gateway},
-        postgres::Postgres,
-        redis::Redis,
-        runtime::{Handle, spawn},
-        scripts::scripts::Scripts,
+        clock::sleep, postgres::Postgres, redis::Redis, scripts::scripts::Scripts,
         tokio::time::timeout,
     },
     postgres_line::store::PostgresLeases,
@@ -32,30 +25,18 @@ pub async fn everyone_in_redis_gets_the_lease() {
     let process = || Driver::over(RedisBackend::new(Scripts::new(&redis)));
     let processes = [process(), process()];
     let cut = redis.clone();
-    everyone_gets_the_lease(processes, false, move || cut.cut()).await;
+    everyone_gets_the_lease(processes, move || cut.cut()).await;
 }
 
 pub async fn everyone_in_postgres_gets_the_lease() {
     let postgres = Postgres::default();
     let processes = [postgres.clone(), postgres.clone()].map(PostgresLeases::new);
-    everyone_gets_the_lease(processes, false, move || postgres.cut()).await;
-}
-
-pub async fn everyone_in_etcd_gets_the_lease() {
-    let server = EtcdServer::default();
-    let process = || {
-        let memory = Memory::new(Arc::new(Source));
-        let etcd = Etcd::new(Gateway(server.clone()), memory, Keys::new("locks"));
-        EtcdLeases::new(etcd, WaiterLimits::default())
-    };
-    let processes = [process(), process()];
-    everyone_gets_the_lease(processes, true, move || server.cut()).await;
+    everyone_gets_the_lease(processes, move || postgres.cut()).await;
 }
 
 /// Leases that never end by themselves, and nobody who looks by itself: who is not woken waits for ever.
 async fn everyone_gets_the_lease<L: Leases + Clone>(
     processes: [L; 2],
-    outlives_runtimes: bool,
     cut: impl Fn() + Clone + Send + 'static,
 ) {
     let resource = Resource::new("sku-1").unwrap();
@@ -88,23 +69,6 @@ async fn everyone_gets_the_lease<L: Leases + Clone>(
             }
         }
     });
-    // Its runtime has the tasks that serve the others, where it was the first to wait.
-    if outlives_runtimes {
-        let (ending, leases, asked) = (Handle::new(), processes[0].clone(), resource.clone());
-        holders.push(spawn(async move {
-            let leaves_in_time = ending.spawn(async move {
-                let request = Acquire::new(FOR_EVER).wait(some_ms([1, 5]));
-                match leases.acquire(&asked, request).await {
-                    Ok(lease) => leases.release(&asked, &lease.id).await.is_ok(),
-                    Err(error) => matches!(error, LeaseError::Held { .. }),
-                }
-            });
-            // The lease never expires here, so a release that is missing shows.
-            if leaves_in_time.await.unwrap() {
-                ending.end();
-            }
-        }));
-    }
     holders.extend(tasks(2, |_| {
         let cut = cut.clone();
         async move {

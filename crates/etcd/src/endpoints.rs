@@ -1,39 +1,40 @@
-//! The URLs of the endpoints. Where one is none, the error has its place among them, and nothing of the URL: it may have a
-//! password in it.
+//! The URLs of the endpoints. An error names an endpoint by its number and repeats nothing of its
+//! URL, which may contain a password.
 
 use reqwest::Url;
 
-/// Reads all endpoints. The error says which one is none, and why.
-pub(super) fn parse_all<E: AsRef<str>>(urls: &[E]) -> Result<Box<[Url]>, String> {
+/// Parses all endpoints. The error says which one is invalid, and why.
+pub(crate) fn parse_all<E: AsRef<str>>(urls: &[E]) -> Result<Box<[Url]>, String> {
     let count = urls.len();
     if count == 0 {
         return Err("there is no endpoint".into());
     }
-    let endpoints = urls.iter().zip(1..).map(|(url, place)| {
-        parse(url.as_ref()).map_err(|reason| format!("endpoint {place} of {count} {reason}"))
+    let endpoints = urls.iter().zip(1..).map(|(url, number)| {
+        parse(url.as_ref()).map_err(|reason| format!("endpoint {number} of {count} {reason}"))
     });
     endpoints.collect()
 }
 
 fn parse(url: &str) -> Result<Url, &'static str> {
-    let url = Url::parse(url).map_err(|_| "is no URL, as `https://etcd-1:2379` is one")?;
+    let url =
+        Url::parse(url).map_err(|_| "is an invalid URL; write it like `https://etcd-1:2379`")?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err("does not begin with http:// or https://");
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("has a user in it: name the user to the builder (`user`)");
+        return Err("contains a user: set it with `user`");
     }
     if url.query().is_some() {
-        return Err("has a query");
+        return Err("contains a query");
     }
     if url.fragment().is_some() {
-        return Err("has a fragment");
+        return Err("contains a fragment");
     }
     Ok(url)
 }
 
-/// The URL of a method of etcd's: its path behind that of the endpoint.
-pub(super) fn method(endpoint: &Url, path: &str) -> Url {
+/// The URL of a method of etcd: its path follows that of the endpoint.
+pub(crate) fn method(endpoint: &Url, path: &str) -> Url {
     let mut url = endpoint.clone();
     let base = endpoint.path().trim_end_matches('/');
     url.set_path(&format!("{base}{path}"));
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_method_stands_behind_the_path_of_its_endpoint() {
+    fn method_follows_the_path_of_its_endpoint() {
         for (endpoint, expected) in [
             ("http://a:2379", "http://a:2379/v3/kv/txn"),
             ("http://a:2379/", "http://a:2379/v3/kv/txn"),

@@ -1,42 +1,44 @@
-//! What etcd's gateway says and is told: JSON with keys and values in base64, and integers of 64 bits as texts.
+//! The messages of etcd's gateway: JSON with keys and values in base64, and integers of 64 bits as
+//! texts.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
-/// What stands before each answer: which cluster has answered, by which of its members, and how far it has counted.
+use crate::keys::Range;
+
+/// The head of each answer: the cluster, the member that has answered, and the revision.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Header {
+pub(crate) struct Header {
     #[serde(deserialize_with = "number")]
-    pub(super) cluster_id: u64,
+    pub(crate) cluster_id: u64,
     #[serde(deserialize_with = "number")]
-    pub(super) member_id: u64,
+    pub(crate) member_id: u64,
     #[serde(deserialize_with = "number")]
-    pub(super) revision: i64,
+    pub(crate) revision: i64,
 }
 
 /// A key and its value.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct KeyValue {
-    pub(super) key: Bytes,
-    pub(super) value: Bytes,
+pub(crate) struct KeyValue {
+    pub(crate) key: Bytes,
+    pub(crate) value: Bytes,
     #[serde(deserialize_with = "number")]
-    pub(super) create_revision: i64,
+    pub(crate) create_revision: i64,
     #[serde(deserialize_with = "number")]
-    pub(super) mod_revision: i64,
-    /// The etcd lease that the key ends with; 0 where there is none.
+    pub(crate) mod_revision: i64,
+    /// The etcd lease that the key ends with, 0 for none.
     #[serde(deserialize_with = "number")]
-    pub(super) lease: i64,
+    pub(crate) lease: i64,
 }
 
-/// The answer to a transaction.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct TxnAnswer {
-    pub(super) header: Header,
-    pub(super) succeeded: bool,
+pub(crate) struct TxnAnswer {
+    pub(crate) header: Header,
+    pub(crate) succeeded: bool,
     responses: Vec<OpAnswer>,
 }
 
@@ -46,82 +48,79 @@ struct OpAnswer {
     response_range: Option<RangeAnswer>,
 }
 
-/// The keys of a range.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RangeAnswer {
-    pub(super) header: Header,
-    pub(super) kvs: Vec<KeyValue>,
-    pub(super) more: bool,
+pub(crate) struct RangeAnswer {
+    pub(crate) header: Header,
+    pub(crate) kvs: Vec<KeyValue>,
+    pub(crate) more: bool,
     #[serde(deserialize_with = "number")]
-    pub(super) count: i64,
+    pub(crate) count: u64,
 }
 
-/// What became of an etcd lease.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct LeaseAnswer {
-    /// In seconds; 0 or below where there is no such lease.
+pub(crate) struct LeaseAnswer {
+    /// In seconds; 0 or below if there is no such etcd lease.
     #[serde(rename = "TTL", deserialize_with = "number")]
-    pub(super) ttl: i64,
+    pub(crate) ttl: i64,
 }
 
 /// One message of a stream.
 #[derive(Debug, Deserialize)]
-pub(super) struct Streamed<T> {
-    pub(super) result: T,
-}
-
-/// What a watch tells.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct WatchAnswer {
-    pub(super) canceled: bool,
-    pub(super) events: Vec<Event>,
+pub(crate) struct Streamed<T> {
+    pub(crate) result: T,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Event {
+pub(crate) struct WatchAnswer {
+    pub(crate) canceled: bool,
+    pub(crate) events: Vec<Event>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Event {
     /// `DELETE`, or nothing for a PUT.
     #[serde(rename = "type")]
-    pub(super) kind: String,
-    pub(super) kv: KeyValue,
+    pub(crate) kind: String,
+    pub(crate) kv: KeyValue,
 }
 
-/// How a member stands.
+/// The status of a member.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct StatusAnswer {
-    pub(super) header: Header,
+pub(crate) struct StatusAnswer {
+    pub(crate) header: Header,
     #[serde(rename = "raftAppliedIndex", deserialize_with = "number")]
-    pub(super) applied: i64,
+    pub(crate) applied: i64,
 }
 
 #[derive(Deserialize)]
-pub(super) struct AuthAnswer {
-    pub(super) token: String,
+pub(crate) struct AuthAnswer {
+    pub(crate) token: String,
 }
 
-/// What went wrong, as the gateway says it.
-#[derive(Debug, Default, Deserialize)]
+/// An error of the gateway.
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Refusal {
-    pub(super) code: i64,
-    pub(super) message: String,
+pub(crate) struct Refusal {
+    pub(crate) code: i64,
+    pub(crate) message: String,
 }
 
 impl TxnAnswer {
-    /// The answers to the reads of the transaction, without those to its writes.
-    pub(super) fn reads(self) -> Vec<RangeAnswer> {
+    /// The answers to the reads of the transaction.
+    pub(crate) fn reads(self) -> impl Iterator<Item = RangeAnswer> {
         let answers = self.responses.into_iter();
-        answers.filter_map(|answer| answer.response_range).collect()
+        answers.filter_map(|answer| answer.response_range)
     }
 }
 
 /// Bytes, in base64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bytes(pub(super) Vec<u8>);
+pub(crate) struct Bytes(pub(crate) Vec<u8>);
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -131,7 +130,7 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// An integer, as a text or as it is.
+/// An integer, as a text or as a number.
 fn number<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -141,41 +140,40 @@ where
         Value::String(digits) => digits,
         other => other.to_string(),
     };
-    digits.parse().map_err(|_| D::Error::custom("no integer"))
+    digits
+        .parse()
+        .map_err(|_| D::Error::custom("invalid integer"))
 }
 
-pub(super) fn base64(bytes: impl AsRef<[u8]>) -> String {
+pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-/// A range of keys, from the first one up to the second one.
-pub(super) type Range<'a> = (&'a str, &'a str);
-
-/// That a key was written last in this revision; 0 where there is no such key.
-pub(super) fn written_at(key: &str, revision: i64) -> Value {
+/// Compares the revision in which a key was written last, 0 if there is no such key.
+pub(crate) fn written_at(key: &str, revision: i64) -> Value {
     json!({ "key": base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })
 }
 
-/// That a key was made in this revision; 0 where there is no such key.
-pub(super) fn made_at(key: &str, revision: i64) -> Value {
+/// Compares the revision in which a key was created, 0 if there is no such key.
+pub(crate) fn created_at(key: &str, revision: i64) -> Value {
     json!({ "key": base64(key), "target": "CREATE", "result": "EQUAL", "create_revision": revision.to_string() })
 }
 
-/// That a key has this value.
-pub(super) fn has_value(key: &str, value: &[u8]) -> Value {
+/// Compares the value of a key.
+pub(crate) fn has_value(key: &str, value: &[u8]) -> Value {
     json!({ "key": base64(key), "target": "VALUE", "result": "EQUAL", "value": base64(value) })
 }
 
-/// That there is no key in a range.
-pub(super) fn is_empty((first, end): Range<'_>) -> Value {
+/// Holds if there is no key in a range.
+pub(crate) fn is_empty((first, end): &Range) -> Value {
     json!({
         "key": base64(first), "range_end": base64(end),
         "target": "CREATE", "result": "EQUAL", "create_revision": "0",
     })
 }
 
-/// That each key of a range was made in this revision or later.
-pub(super) fn made_since((first, end): Range<'_>, revision: i64) -> Value {
+/// Holds if every key of a range was created in this revision or later.
+pub(crate) fn created_since((first, end): &Range, revision: i64) -> Value {
     let before = revision.saturating_sub(1).to_string();
     json!({
         "key": base64(first), "range_end": base64(end),
@@ -183,27 +181,33 @@ pub(super) fn made_since((first, end): Range<'_>, revision: i64) -> Value {
     })
 }
 
-/// Writes a key, which ends with an etcd lease; 0: with none.
-pub(super) fn put(key: &str, value: &[u8], lease: i64) -> Value {
+/// Writes a key that ends with an etcd lease, or with none (0).
+pub(crate) fn put(key: &str, value: &[u8], lease: i64) -> Value {
     json!({ "request_put": { "key": base64(key), "value": base64(value), "lease": lease.to_string() } })
 }
 
-pub(super) fn delete(key: &str) -> Value {
+pub(crate) fn delete(key: &str) -> Value {
     json!({ "request_delete_range": { "key": base64(key) } })
 }
 
-pub(super) fn get(key: &str) -> Value {
+pub(crate) fn get(key: &str) -> Value {
     json!({ "request_range": { "key": base64(key) } })
 }
 
-/// Counts the keys of a range.
-pub(super) fn count((first, end): Range<'_>) -> Value {
-    json!({ "request_range": { "key": base64(first), "range_end": base64(end), "count_only": true } })
+pub(crate) fn get_range((first, end): &Range) -> Value {
+    json!({ "request_range": { "key": base64(first), "range_end": base64(end) } })
 }
 
-/// Reads the keys of a range.
-pub(super) fn get_range((first, end): Range<'_>) -> Value {
-    json!({ "request_range": { "key": base64(first), "range_end": base64(end) } })
+/// Counts the keys of a range, and reads the name of the one that was created first.
+pub(crate) fn get_first((first, end): &Range) -> Value {
+    json!({ "request_range": {
+        "key": base64(first), "range_end": base64(end), "keys_only": true,
+        "limit": "1", "sort_order": "ASCEND", "sort_target": "CREATE",
+    } })
+}
+
+pub(crate) fn count((first, end): &Range) -> Value {
+    json!({ "request_range": { "key": base64(first), "range_end": base64(end), "count_only": true } })
 }
 
 #[cfg(test)]
@@ -211,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_are_texts_or_numbers_and_may_be_left_out() {
+    fn integers_are_texts_or_numbers_and_may_be_missing() {
         let header: Header =
             serde_json::from_str(r#"{"cluster_id":"14089571842301612623","revision":7}"#).unwrap();
         assert_eq!(

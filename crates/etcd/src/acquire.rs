@@ -1,0 +1,321 @@
+//! The step that acquires: LeaseGrant, a transaction, and a status. It looks first if the counter
+//! is not in memory, if the last request for the resource was refused, and if it waits.
+
+use std::{sync::Arc, time::Duration};
+
+use tower_fence::{
+    Resource,
+    epochs::partition_of,
+    lease::{
+        LeaseError,
+        backend::{Ask, Granted, Reply, Seen, Waits},
+    },
+};
+
+use crate::{
+    counter::{Counter, CounterState},
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, random_id, seconds},
+    memory::Known,
+    messages::{created_at, created_since, delete, is_empty, put, written_at},
+    stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
+};
+
+/// How long a request stays away that finds the resource free, and others before it in the queue.
+const HAND_OVER: Duration = Duration::from_secs(1);
+
+/// A request, while its step is executed.
+pub(crate) struct Acquiring<'a> {
+    pub(crate) etcd: &'a Arc<Etcd>,
+    pub(crate) resource: &'a Resource,
+    pub(crate) ask: &'a Ask,
+    pub(crate) id: StoredId,
+    seen: Seen<'a>,
+    waits: Waits<'a>,
+    /// The etcd lease of its grant that has no key yet, and its time in seconds.
+    unused: Option<(i64, u64)>,
+}
+
+/// What a grant follows from.
+pub(crate) struct Grounds {
+    counter: Counter,
+    /// The lease that is held under the same id.
+    held: Option<FoundLease>,
+    /// The position in the queue, which is the first.
+    position: Option<FoundPosition>,
+}
+
+/// What a step does next.
+pub(crate) enum Next {
+    Look,
+    Judge(Box<View>),
+    Grant(Grounds),
+    Reply(Reply),
+}
+
+impl<'a> Acquiring<'a> {
+    pub(crate) fn new(
+        etcd: &'a Arc<Etcd>,
+        resource: &'a Resource,
+        ask: &'a Ask,
+        waits: Waits<'a>,
+        seen: Seen<'a>,
+    ) -> Self {
+        Self {
+            etcd,
+            resource,
+            ask,
+            id: StoredId::of(&ask.lease),
+            seen,
+            waits,
+            unused: None,
+        }
+    }
+
+    pub(crate) async fn run(mut self) -> Result<Reply, LeaseError> {
+        let memory = &self.etcd.memory;
+        let counter = memory.counter(partition_of(self.resource), &self.seen);
+        let mut next = match (self.waits, counter) {
+            (Waits::No, Some(counter)) if !memory.take_refused(self.resource) => {
+                Next::Grant(Grounds {
+                    counter,
+                    held: None,
+                    position: None,
+                })
+            }
+            _ => Next::Look,
+        };
+        // An attempt is to look, to judge, and to write.
+        for _ in 0..3 * ATTEMPTS {
+            next = match next {
+                Next::Look => self.look().await?,
+                Next::Judge(view) => self.judge(*view).await?,
+                Next::Grant(grounds) => self.grant(grounds).await?,
+                Next::Reply(reply) => return Ok(self.finish(reply)),
+            };
+        }
+        Err(LeaseError::unavailable(TooMuchChange))
+    }
+
+    async fn look(&self) -> Result<Next, LeaseError> {
+        let view = self.etcd.look(self.resource, self.reads()).await?;
+        Ok(Next::Judge(Box::new(view)))
+    }
+
+    /// A request that joins need not know which position is the first: it hears of its turn.
+    pub(crate) fn reads(&self) -> Reads<'_> {
+        Reads {
+            position: Some(&self.id),
+            first: matches!(self.waits, Waits::Yes { queued: true, .. } | Waits::Leaves),
+        }
+    }
+
+    /// Ends the step.
+    fn finish(&mut self, reply: Reply) -> Reply {
+        if let Some((unused, _)) = self.unused.take() {
+            self.etcd.memory.take_attempt(self.ask.ticket);
+            self.etcd.revoke_later(unused);
+        }
+        reply
+    }
+
+    /// Whether the lease can be granted. If not, the request joins the queue, or is refused.
+    async fn judge(&self, mut view: View) -> Result<Next, LeaseError> {
+        let held = match view.lease_of(&self.id) {
+            Some(lease) if self.etcd.is_held(lease).await? => Some(lease.clone()),
+            _ => None,
+        };
+        let position = view.position.take();
+        if held.is_none() {
+            let is_displaced = position.as_ref().is_some_and(|position| {
+                matches!(self.waits, Waits::Yes { queued: true, .. })
+                    && position.stored.ticket != self.ask.ticket
+            });
+            if is_displaced {
+                return Ok(Next::Reply(Reply::Displaced));
+            }
+            let since = position.as_ref().map(|position| position.since);
+            if view.blocked_by.is_some()
+                || (view.waiting > 0 && (since.is_none() || view.first != since))
+            {
+                let left = match &view.blocked_by {
+                    Some(key) => self.etcd.blocked_for(key).await?,
+                    None => HAND_OVER,
+                };
+                return match self.waits {
+                    Waits::Yes { listener, .. } => self.join(position, listener, left).await,
+                    _ => self.refuse(position, left).await,
+                };
+            }
+        }
+        match view.row.judge(&self.seen) {
+            CounterState::Begun {
+                counter,
+                is_used_up: false,
+            } => {
+                let memory = &self.etcd.memory;
+                memory.note_counter(partition_of(self.resource), &self.seen, &counter);
+                Ok(Next::Grant(Grounds {
+                    counter,
+                    held,
+                    position,
+                }))
+            }
+            _ => {
+                let etcd = self.etcd;
+                let reply = etcd.needs_epoch(self.resource, &mut view.row, &self.seen);
+                Ok(Next::Reply(reply.await?))
+            }
+        }
+    }
+
+    async fn refuse(
+        &self,
+        position: Option<FoundPosition>,
+        left: Duration,
+    ) -> Result<Next, LeaseError> {
+        self.etcd.memory.note_refused(self.resource, left);
+        if let Some(position) = position {
+            let etcd = self.etcd;
+            etcd.leave(self.resource, &self.id, &position, self.ask.ticket)
+                .await?;
+        }
+        Ok(Next::Reply(Reply::Held { left }))
+    }
+
+    /// Writes the lease, in place of the one that is held under the same id or where there is none.
+    async fn grant(&mut self, grounds: Grounds) -> Result<Next, LeaseError> {
+        let Grounds {
+            counter,
+            held,
+            position,
+        } = grounds;
+        let (etcd, resource) = (self.etcd, self.resource);
+        let stored = self.stored(&counter, held.as_ref(), position.as_ref());
+        let (etcd_lease, lasts) = self.etcd_lease(&stored).await?;
+        let (key, queue) = (etcd.keys.lease(resource), etcd.keys.queue(resource));
+        let position_key = etcd.keys.position(resource, &self.id);
+        let mut compare = etcd.is_unchanged(resource, &counter).to_vec();
+        compare.push(written_at(
+            &key,
+            held.as_ref().map_or(0, |held| held.revision),
+        ));
+        match (&held, &position) {
+            (Some(_), _) => {}
+            (None, None) => compare.push(is_empty(&queue)),
+            (None, Some(position)) => compare.extend([
+                created_at(&position_key, position.since),
+                created_since(&queue, position.since),
+            ]),
+        }
+        let mut writes = vec![put(&key, &value(&stored), etcd_lease)];
+        if position.is_some() {
+            writes.push(delete(&position_key));
+        }
+        if held.is_some() {
+            // Another etcd lease, from now on.
+            etcd.memory.take_lease(resource, &self.id);
+        }
+        let written = etcd.write(resource, self.reads(), &compare, writes).await;
+        let mut now = match written {
+            // The etcd lease has ended already.
+            Err(error) if error.is_not_found() => {
+                self.unused = None;
+                return Ok(Next::Look);
+            }
+            written => written?,
+        };
+        let is_written = now.is_blocked_by(etcd_lease);
+        let Some(lease) = now.lease.as_ref().filter(|_| is_written) else {
+            return Ok(Next::Judge(Box::new(now)));
+        };
+        self.unused = None;
+        counter.note_write(&mut self.seen);
+        now.row.log = etcd.log_after(&now.row.header).await?;
+        if now.row.counter(&self.seen).as_ref() != Some(&counter) {
+            // etcd has returned from a snapshot. The lease is found again when an epoch has begun.
+            return Ok(Next::Judge(Box::new(now)));
+        }
+        if let Some(held) = held {
+            // A release elsewhere would end that one and say so.
+            let _ = etcd.revoke(held.etcd_lease).await;
+        }
+        let ttl = lasts.saturating_sub(stored.delay);
+        etcd.note_lease(resource, &stored, etcd_lease, ttl);
+        etcd.memory.take_attempt(self.ask.ticket);
+        let n = counter.counted(now.row.header.revision);
+        let granted = Granted::new(lease.token, Duration::from_secs(ttl));
+        let granted = granted.counted(counter.epoch, n);
+        Ok(Next::Reply(Reply::Granted(granted)))
+    }
+
+    /// The etcd lease for the key. To abandon the request revokes it, unless another request knows
+    /// of the lease.
+    async fn etcd_lease(&mut self, stored: &StoredLease) -> Result<(i64, u64), LeaseError> {
+        let (memory, ticket) = (&self.etcd.memory, self.ask.ticket);
+        let wanted = stored.ttl.saturating_add(stored.delay);
+        let id = self.unused.map_or_else(random_id, |(id, _)| id);
+        match stored.ticket {
+            Some(_) => memory.note_attempt(ticket, id, Duration::from_secs(wanted)),
+            None => drop(memory.take_attempt(ticket)),
+        }
+        if let Some(unused) = self.unused {
+            return Ok(unused);
+        }
+        let made = (id, self.etcd.make_lease(id, wanted).await?);
+        self.unused = Some(made);
+        Ok(made)
+    }
+
+    fn stored(
+        &self,
+        counter: &Counter,
+        held: Option<&FoundLease>,
+        position: Option<&FoundPosition>,
+    ) -> StoredLease {
+        let ask = self.ask;
+        let kept = held.filter(|held| counter.granted(held));
+        let known_owner = match held {
+            Some(held) => held.stored.owner.clone(),
+            None => position.and_then(|position| position.stored.owner.clone()),
+        };
+        StoredLease {
+            id: self.id.clone(),
+            ticket: match held {
+                Some(held) => held.stored.ticket.filter(|ticket| *ticket == ask.ticket),
+                None => Some(ask.ticket),
+            },
+            // The owner that was named first stays.
+            owner: known_owner.or_else(|| owner_of(ask)),
+            ttl: seconds(ask.ttl).max(1),
+            delay: seconds(ask.lock_delay),
+            epoch: counter.epoch.get(),
+            base: counter.base,
+            token: match kept {
+                Some(kept) => StoredToken::Kept(kept.token.get()),
+                None => StoredToken::New { at_least: 0 },
+            },
+        }
+    }
+}
+
+impl Etcd {
+    /// Notes the etcd lease of a lease and for how many seconds it lasts. The release of a lease
+    /// with a lock delay looks whether that has begun.
+    pub(crate) fn note_lease(
+        &self,
+        resource: &Resource,
+        stored: &StoredLease,
+        etcd_lease: i64,
+        lasts: u64,
+    ) {
+        if stored.delay == 0 {
+            let known = Known {
+                etcd_lease,
+                ttl: stored.ttl,
+                is_released: false,
+            };
+            let lasts = Duration::from_secs(lasts);
+            self.memory.note_lease(resource, &stored.id, known, lasts);
+        }
+    }
+}

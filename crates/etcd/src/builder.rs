@@ -1,0 +1,158 @@
+//! Settings of the store.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use reqwest::{Client, redirect::Policy};
+use tower_fence::{
+    epochs::Epochs,
+    lease::{Driver, LeaseError},
+};
+use zeroize::Zeroizing;
+
+use crate::{
+    EtcdBackend, EtcdLeases,
+    endpoints::parse_all,
+    etcd::Etcd,
+    gateway::{Credentials, Gateway},
+    keys::Keys,
+};
+
+/// Settings of [`EtcdLeases`], and what connects them.
+pub struct EtcdLeasesBuilder {
+    epochs: Arc<dyn Epochs>,
+    key_prefix: String,
+    call_timeout: Duration,
+    max_waiters: Option<usize>,
+    credentials: Option<Credentials>,
+    client: Option<Client>,
+}
+
+impl EtcdLeasesBuilder {
+    /// The default settings. `epochs` is a `Fence`, or another durable source.
+    pub fn new(epochs: impl Epochs + 'static) -> Self {
+        Self {
+            epochs: Arc::new(epochs),
+            key_prefix: "tower-fence".into(),
+            call_timeout: Duration::from_secs(2),
+            max_waiters: None,
+            credentials: None,
+            client: None,
+        }
+    }
+
+    /// Sets what the names of all keys begin with; a colon follows. Any text without colons and
+    /// control characters. Default: `tower-fence`.
+    ///
+    /// Stores with different prefixes are different stores; they may share one source of epochs.
+    /// **Two sources of epochs, each with a database of its own, may not share a prefix**: the
+    /// grants of the second one are refused with [`LeaseError::Misconfigured`].
+    #[must_use]
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.key_prefix = prefix.into();
+        self
+    }
+
+    /// Sets how long a call waits for its answer, over all endpoints. Default: 2 s.
+    ///
+    /// Each endpoint has its share: with three of them, one that is silent costs two thirds of a
+    /// second. While etcd elects a leader (one second by default, and somewhat more) calls wait;
+    /// with a shorter timeout they fail.
+    #[must_use]
+    pub const fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.call_timeout = timeout;
+        self
+    }
+
+    /// Sets how many requests may wait at this process, for any resource. Default: 10,000. Above
+    /// that a request to wait is answered [`LeaseError::TooManyWaiters`]. Each costs etcd a key;
+    /// each resource that is waited for, a connection.
+    #[must_use]
+    pub const fn max_waiters(mut self, limit: usize) -> Self {
+        self.max_waiters = Some(limit);
+        self
+    }
+
+    /// Sets the user of etcd's authentication. Default: none. The user needs to read and write the
+    /// keys that begin with the prefix.
+    #[must_use]
+    pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
+        self.credentials = Some(Credentials {
+            name: name.into(),
+            password: Zeroizing::new(password.into()),
+        });
+        self
+    }
+
+    /// Sets the HTTP client: one with roots and a certificate for TLS, for example. Default: a
+    /// client without TLS, unless you enable a TLS feature of `reqwest` in your own `Cargo.toml`.
+    /// The client must not follow redirections, and must have no timeout of its own, since a watch
+    /// lasts.
+    #[must_use]
+    pub fn client(mut self, client: Client) -> Self {
+        self.client = Some(client);
+        self
+    }
+
+    /// Connects to a cluster: `["http://127.0.0.1:2379"]`, for example. Name all members of one
+    /// cluster: if one does not answer, the next is asked. The path of an endpoint precedes those
+    /// of etcd: `https://proxy/etcd` for a reverse proxy that has etcd below `/etcd`.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Invalid`] like [`connect_lazy`](Self::connect_lazy).
+    /// - [`LeaseError::Misconfigured`] if etcd refuses the user, or the user may not read the keys.
+    /// - [`LeaseError::Unavailable`] if no endpoint answers.
+    pub async fn connect<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
+        let leases = self.connect_lazy(endpoints)?;
+        leases.backend().etcd.check().await?;
+        Ok(leases)
+    }
+
+    /// Like [`connect`](Self::connect), without a contact: etcd need not be up yet.
+    ///
+    /// # Errors
+    ///
+    /// - [`LeaseError::Invalid`] if there is no endpoint, if one is an invalid URL or contains a
+    ///   user, a query or a fragment, or if the key prefix contains a colon or a control character.
+    /// - [`LeaseError::Misconfigured`] if no HTTP client can be built.
+    pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
+        if (self.key_prefix.chars()).any(|c| c == ':' || c.is_control()) {
+            return Err(LeaseError::Invalid {
+                field: "key_prefix".into(),
+                detail: "a key prefix must not contain colons or control characters".into(),
+            });
+        }
+        let endpoints = parse_all(endpoints).map_err(|detail| LeaseError::Invalid {
+            field: "endpoints".into(),
+            detail,
+        })?;
+        let client = match self.client {
+            Some(client) => client,
+            None => Client::builder()
+                .redirect(Policy::none())
+                .connect_timeout(self.call_timeout)
+                .build()
+                .map_err(LeaseError::misconfigured)?,
+        };
+        let backend = EtcdBackend::over(Etcd {
+            gateway: Gateway::new(client, endpoints, self.credentials, self.call_timeout),
+            keys: Keys::new(&self.key_prefix),
+            memory: crate::memory::Memory::default(),
+        });
+        let leases = Driver::with_epochs(backend, self.epochs);
+        Ok(match self.max_waiters {
+            Some(limit) => leases.max_waiters(limit),
+            None => leases,
+        })
+    }
+}
+
+impl fmt::Debug for EtcdLeasesBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdLeasesBuilder")
+            .field("key_prefix", &self.key_prefix)
+            .field("call_timeout", &self.call_timeout)
+            .field("max_waiters", &self.max_waiters)
+            .finish_non_exhaustive()
+    }
+}

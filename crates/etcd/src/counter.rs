@@ -1,0 +1,299 @@
+//! The token counter of a partition. Its token number n is how many revisions etcd has made since
+//! an epoch began on it: nothing has to be counted.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tower_fence::{
+    epochs::Epoch,
+    lease::backend::{BlankCounter, Seen},
+};
+
+use crate::{
+    life::{Log, StoredLife},
+    messages::{Header, KeyValue},
+    stored::{FoundLease, value},
+};
+
+/// The value of a counter's key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StoredCounter {
+    /// The source of its epochs.
+    pub(crate) source: String,
+    /// The life of etcd that it belongs to.
+    pub(crate) life: u64,
+    /// Distinguishes it from every other counter that ever was here.
+    pub(crate) incarnation: u64,
+    /// The epoch; of a blank counter, one that is over.
+    pub(crate) epoch: i64,
+    pub(crate) begun: bool,
+}
+
+/// A counter in whose epoch tokens are granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Counter {
+    pub(crate) epoch: Epoch,
+    /// The revision in which its epoch began: it counts from there.
+    pub(crate) base: i64,
+    incarnation: u64,
+    /// The value of the life's key.
+    pub(crate) life: Arc<[u8]>,
+}
+
+impl Counter {
+    /// Whether it has granted the token of this lease. A lease that a snapshot brought back has
+    /// another one.
+    pub(crate) fn granted(&self, lease: &FoundLease) -> bool {
+        (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
+    }
+
+    /// Notes that this process has written to etcd since: it has counted at least one further. Only
+    /// a data folder that was put back shows less.
+    pub(crate) fn note_write(&self, seen: &mut Seen<'_>) {
+        if seen.epoch == self.epoch.get() {
+            seen.n = seen.n.saturating_add(1);
+        }
+    }
+
+    /// How far it has counted in this revision.
+    pub(crate) const fn counted(&self, revision: i64) -> i64 {
+        revision.saturating_sub(self.base)
+    }
+}
+
+/// A counter and the life, as one answer contains them.
+#[derive(Debug, Default)]
+pub(crate) struct Row {
+    pub(crate) header: Header,
+    pub(crate) life: Option<KeyValue>,
+    pub(crate) counter: Option<KeyValue>,
+    /// The length of the log afterwards.
+    pub(crate) log: Log,
+}
+
+/// What a counter can be used for.
+#[derive(Clone, Debug)]
+pub(crate) enum CounterState {
+    /// Its tokens count.
+    Begun { counter: Counter, is_used_up: bool },
+    /// An epoch may begin on it.
+    Blank(BlankCounter),
+    /// It counts no more, or is missing. The next epoch is above this one.
+    Over(i64),
+    /// It belongs to another source of epochs.
+    OtherSource(String),
+}
+
+impl Row {
+    pub(crate) fn life(&self) -> Option<StoredLife> {
+        serde_json::from_slice(&self.life.as_ref()?.value.0).ok()
+    }
+
+    /// The life, if the answer comes from it.
+    pub(crate) fn current_life(&self) -> Option<StoredLife> {
+        self.life()
+            .filter(|life| life.is_of(&self.header, self.log))
+    }
+
+    /// Judges the counter. `seen` is what this process had seen of it before it asked.
+    pub(crate) fn judge(&self, seen: &Seen<'_>) -> CounterState {
+        let Some(kv) = &self.counter else {
+            return CounterState::Over(seen.epoch);
+        };
+        let Ok(row) = serde_json::from_slice::<StoredCounter>(&kv.value.0) else {
+            return CounterState::Over(seen.epoch);
+        };
+        if seen
+            .source
+            .is_some_and(|source| source.as_str() != row.source)
+        {
+            return CounterState::OtherSource(row.source);
+        }
+        let over = CounterState::Over(row.epoch.max(seen.epoch));
+        if self.current_life().is_none_or(|life| life.id != row.life) {
+            return over;
+        }
+        if !row.begun {
+            return match row.epoch >= seen.epoch {
+                true => {
+                    CounterState::Blank(BlankCounter::new(row.epoch, mark(kv.mod_revision, &row)))
+                }
+                false => over,
+            };
+        }
+        let n = self.header.revision.saturating_sub(kv.mod_revision);
+        match (Epoch::new(row.epoch), &self.life) {
+            (Ok(epoch), Some(life)) if (row.epoch, n) >= (seen.epoch, seen.n) => {
+                CounterState::Begun {
+                    counter: Counter {
+                        epoch,
+                        base: kv.mod_revision,
+                        incarnation: row.incarnation,
+                        life: life.value.0.as_slice().into(),
+                    },
+                    is_used_up: n >= Epoch::SIZE - 1,
+                }
+            }
+            _ => over,
+        }
+    }
+
+    /// Whether the counter has no token left.
+    pub(crate) fn is_used_up(&self, seen: &Seen<'_>) -> bool {
+        let state = self.judge(seen);
+        matches!(state, CounterState::Begun { is_used_up, .. } if is_used_up)
+    }
+
+    /// The counter whose leases are held, if there is one.
+    pub(crate) fn counter(&self, seen: &Seen<'_>) -> Option<Counter> {
+        match self.judge(seen) {
+            CounterState::Begun { counter, .. } => Some(counter),
+            _ => None,
+        }
+    }
+}
+
+/// The mark of a blank counter: the revision in which it was written, and its value.
+pub(crate) fn mark(revision: i64, row: &StoredCounter) -> String {
+    format!("{revision} {}", String::from_utf8_lossy(&value(row)))
+}
+
+/// The revision and the value of a blank counter with this mark.
+pub(crate) fn read_mark(mark: &str) -> Option<(i64, StoredCounter)> {
+    let (revision, row) = mark.split_once(' ')?;
+    Some((revision.parse().ok()?, serde_json::from_str(row).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_fence::epochs::SourceId;
+
+    use super::*;
+    use crate::messages::{Bytes, StatusAnswer};
+
+    const LIFE: StoredLife = StoredLife {
+        id: 3,
+        cluster: 7,
+        lead: Some(3),
+    };
+
+    fn counter() -> StoredCounter {
+        StoredCounter {
+            source: "ours".into(),
+            life: LIFE.id,
+            incarnation: 1,
+            epoch: 5,
+            begun: true,
+        }
+    }
+
+    fn judge(
+        life: &StoredLife,
+        counter: &StoredCounter,
+        revision: i64,
+        seen: (i64, i64),
+    ) -> CounterState {
+        let header = Header {
+            cluster_id: 7,
+            member_id: 1,
+            revision,
+        };
+        let kv = |bytes, mod_revision| KeyValue {
+            value: Bytes(bytes),
+            mod_revision,
+            ..KeyValue::default()
+        };
+        // The log is always 4 longer.
+        let status = StatusAnswer {
+            header,
+            applied: revision + 4,
+        };
+        let row = Row {
+            header,
+            life: Some(kv(value(life), 70)),
+            counter: Some(kv(value(counter), 80)),
+            log: Log::read(&header, &status).unwrap(),
+        };
+        let source = SourceId::new("ours").unwrap();
+        let mut known = Seen::default();
+        known.source = Some(&source);
+        (known.epoch, known.n) = seen;
+        row.judge(&known)
+    }
+
+    #[test]
+    fn counter_counts_in_its_own_life_only() {
+        let counts = |life: &StoredLife, counter: &StoredCounter, revision, seen| {
+            matches!(
+                judge(life, counter, revision, seen),
+                CounterState::Begun {
+                    is_used_up: false,
+                    ..
+                }
+            )
+        };
+        assert!(counts(&LIFE, &counter(), 100, (0, 0)));
+        let earlier_life = StoredCounter {
+            life: 2,
+            ..counter()
+        };
+        let blank = StoredCounter {
+            begun: false,
+            ..counter()
+        };
+        for unusable in [&earlier_life, &blank] {
+            assert!(!counts(&LIFE, unusable, 100, (0, 0)), "{unusable:?}");
+        }
+        // The life itself is over.
+        for over in [
+            StoredLife { cluster: 8, ..LIFE },
+            StoredLife {
+                lead: Some(5),
+                ..LIFE
+            },
+        ] {
+            assert!(!counts(&over, &counter(), 100, (0, 0)), "{over:?}");
+        }
+        // If it has counted as far as the process has seen.
+        assert!(counts(&LIFE, &counter(), 100, (5, 20)));
+        for seen in [(5, 21), (6, 1)] {
+            assert!(!counts(&LIFE, &counter(), 100, seen));
+        }
+        // As long as there is a token left.
+        assert!(counts(&LIFE, &counter(), 80 + Epoch::SIZE - 2, (0, 0)));
+        assert!(!counts(&LIFE, &counter(), 80 + Epoch::SIZE - 1, (0, 0)));
+    }
+
+    #[test]
+    fn epoch_begins_on_a_blank_counter_above_what_is_over() {
+        let needs = |counter: &StoredCounter, seen| match judge(&LIFE, counter, 100, seen) {
+            CounterState::Blank(blank) => (blank.epoch, true),
+            CounterState::Over(epoch) => (epoch, false),
+            other => panic!("{other:?}"),
+        };
+        let blank = |epoch| StoredCounter {
+            begun: false,
+            epoch,
+            ..counter()
+        };
+        assert_eq!(needs(&blank(0), (0, 0)), (0, true));
+        assert_eq!(needs(&blank(5), (5, 1)), (5, true));
+        assert_eq!(needs(&blank(5), (9, 1)), (9, false));
+        let earlier_life = StoredCounter {
+            life: 2,
+            ..blank(5)
+        };
+        assert_eq!(needs(&earlier_life, (0, 0)), (5, false));
+        assert_eq!(needs(&counter(), (9, 1)), (9, false));
+        let theirs = StoredCounter {
+            source: "theirs".into(),
+            ..counter()
+        };
+        assert!(matches!(
+            judge(&LIFE, &theirs, 100, (0, 0)),
+            CounterState::OtherSource(_)
+        ));
+        let (revision, row) = read_mark(&mark(80, &blank(5))).unwrap();
+        assert_eq!((revision, value(&row)), (80, value(&blank(5))));
+    }
+}

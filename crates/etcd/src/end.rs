@@ -1,0 +1,138 @@
+//! The steps that end a lease. To revoke its etcd lease ends it as a whole, with a renewal that is
+//! under way: each lease has an etcd lease of its own.
+
+use tower_fence::{
+    Resource, Token,
+    announce::LeaseDigest,
+    lease::{
+        LeaseError,
+        backend::{End, Reply},
+    },
+};
+
+use crate::{
+    error::EtcdError,
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange},
+    memory::Known,
+    messages::{delete, written_at},
+    stored::StoredId,
+};
+
+impl Etcd {
+    pub(crate) async fn end(&self, resource: &Resource, end: &End) -> Result<Reply, LeaseError> {
+        let ended = match end {
+            End::Release(lease) => self.release(resource, lease).await?,
+            End::Abandon { lease, ticket } => self.abandon(resource, lease, *ticket).await?,
+            End::Break(seen) => self.break_lease(resource, *seen).await?,
+            _ => false,
+        };
+        Ok(if ended { Reply::Ended } else { Reply::Lost })
+    }
+
+    async fn release(&self, resource: &Resource, lease: &LeaseDigest) -> Result<bool, LeaseError> {
+        let id = StoredId::of(lease);
+        let mut has_seen_it = false;
+        if let Some(known) = self.memory.take_lease(resource, &id) {
+            match self.revoke(known.etcd_lease).await {
+                Ok(()) => return Ok(true),
+                Err(error) if error.is_not_found() => {
+                    // By an earlier attempt. If not, the key may have moved.
+                    has_seen_it = known.is_released || error.may_have_run;
+                }
+                Err(error) => {
+                    // If the release is repeated, it has not to be looked for.
+                    let known = Known {
+                        is_released: true,
+                        ..known
+                    };
+                    let lasts = std::time::Duration::from_secs(known.ttl);
+                    self.memory.note_lease(resource, &id, known, lasts);
+                    return Err(error.into());
+                }
+            }
+        }
+        for _ in 0..ATTEMPTS {
+            let view = self.look(resource, Reads::default()).await?;
+            let Some(lease) = view.lease_of(&id) else {
+                return Ok(has_seen_it);
+            };
+            if !self.is_held(lease).await? {
+                return Ok(has_seen_it);
+            }
+            match self.revoke(lease.etcd_lease).await {
+                Ok(()) => return Ok(true),
+                Err(error) if error.is_not_found() => has_seen_it = true,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(LeaseError::unavailable(TooMuchChange))
+    }
+
+    async fn abandon(
+        &self,
+        resource: &Resource,
+        lease: &LeaseDigest,
+        ticket: i64,
+    ) -> Result<bool, EtcdError> {
+        let id = StoredId::of(lease);
+        if let Some(etcd_lease) = self.memory.take_attempt(ticket) {
+            // The write of an attempt that is still under way is refused afterwards.
+            match self.revoke(etcd_lease).await {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        let reads = Reads {
+            position: Some(&id),
+            first: false,
+        };
+        let view = self.look(resource, reads).await?;
+        if let Some(position) = &view.position {
+            self.leave(resource, &id, position, ticket).await?;
+        }
+        let granted = view.lease_of(&id);
+        let Some(lease) = granted.filter(|lease| lease.stored.ticket == Some(ticket)) else {
+            return Ok(false);
+        };
+        self.memory.take_lease(resource, &id);
+        match self.revoke(lease.etcd_lease).await {
+            // Another request has asked under the same id since.
+            Err(error) if error.is_not_found() => Ok(false),
+            ended => ended.map(|()| true),
+        }
+    }
+
+    /// Ends what blocks a resource, if it has this token. The key is deleted as it was seen; its
+    /// etcd lease follows.
+    async fn break_lease(
+        &self,
+        resource: &Resource,
+        seen: Option<Token>,
+    ) -> Result<bool, LeaseError> {
+        let key = self.keys.lease(resource);
+        let mut tried = None;
+        for _ in 0..ATTEMPTS {
+            let view = self.look(resource, Reads::default()).await?;
+            let Some(blocked_by) = view.blocked_by else {
+                // It has ended since, perhaps by an attempt whose answer was lost.
+                return Ok(tried.is_some());
+            };
+            let token = view.lease.map(|lease| lease.token);
+            if seen.is_some() && token != seen {
+                // Another lease, or this one with another token.
+                return Ok(tried.is_some_and(|tried| tried != blocked_by.create_revision));
+            }
+            tried = Some(blocked_by.create_revision);
+            let compare = [written_at(&key, blocked_by.mod_revision)];
+            let now = self.write(resource, Reads::default(), &compare, vec![delete(&key)]);
+            let now = now.await?.blocked_by;
+            if now.is_none_or(|now| now.create_revision != blocked_by.create_revision) {
+                if blocked_by.lease != 0 {
+                    let _ = self.revoke(blocked_by.lease).await;
+                }
+                return Ok(true);
+            }
+        }
+        Err(LeaseError::unavailable(TooMuchChange))
+    }
+}

@@ -1,0 +1,267 @@
+//! Calls to etcd's HTTP gateway, over all endpoints, within one timeout.
+//!
+//! 1. A call goes to the endpoint that answered last. If that does not answer within its share of
+//!    the timeout, or has no leader, the next endpoint is asked. So **a call may be executed
+//!    twice**, or executed although it failed.
+//! 2. One call at a time authenticates. The calls that wait for it share its token, or its failure.
+//!    A token that etcd refuses is replaced once.
+//! 3. An error contains what etcd answered, and nothing of what was sent: neither password nor
+//!    token.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use reqwest::{
+    Client, Response, StatusCode, Url,
+    header::{AUTHORIZATION, HeaderValue},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout_at},
+};
+use zeroize::Zeroizing;
+
+use crate::{
+    endpoints::method,
+    error::{EtcdError, Failure},
+    messages::AuthAnswer,
+};
+
+/// The pause after every endpoint has failed.
+const PAUSE: Duration = Duration::from_millis(50);
+/// A timeout that can be added to any time.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The largest answer that is read: a page of leases with the longest names and owners is smaller.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+
+pub(crate) struct Gateway {
+    client: Client,
+    endpoints: Box<[Url]>,
+    /// The endpoint that answered last.
+    current: AtomicUsize,
+    credentials: Option<Credentials>,
+    session: Mutex<Session>,
+    timeout: Duration,
+}
+
+pub(crate) struct Credentials {
+    pub(crate) name: String,
+    pub(crate) password: Zeroizing<String>,
+}
+
+#[derive(Default)]
+struct Session {
+    token: Option<Arc<str>>,
+    /// The last authentication that failed.
+    failed: Option<(Instant, Failure)>,
+}
+
+impl Gateway {
+    pub(crate) fn new(
+        client: Client,
+        endpoints: Box<[Url]>,
+        credentials: Option<Credentials>,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            client,
+            endpoints,
+            current: AtomicUsize::new(0),
+            credentials,
+            session: Mutex::default(),
+            timeout: timeout.min(LONGEST_TIMEOUT),
+        }
+    }
+
+    /// Calls a method. It may be executed twice.
+    pub(crate) async fn call<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, EtcdError> {
+        let take = async |response| {
+            let answer = read(response).await?;
+            // The answer of a stream, such as that of KeepAlive, has a line for each message.
+            serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
+        };
+        self.attempts(path, &body.to_string(), take).await
+    }
+
+    /// Opens a stream. Its requests and its messages are lines.
+    pub(crate) async fn open(&self, path: &str, requests: &[Value]) -> Result<Stream, EtcdError> {
+        let lines = requests.iter().map(|request| format!("{request}\n"));
+        let body: String = lines.collect();
+        let opened = self.attempts(path, &body, async |response| Ok(response));
+        Ok(Stream {
+            response: opened.await?,
+            read: vec![],
+        })
+    }
+
+    /// Sends a request to one endpoint after the other until one answers it.
+    async fn attempts<T>(
+        &self,
+        path: &str,
+        body: &str,
+        take: impl AsyncFn(Response) -> Result<T, Failure>,
+    ) -> Result<T, EtcdError> {
+        let deadline = Instant::now() + self.timeout;
+        let count = self.endpoints.len();
+        // Each endpoint has its share, so that one that is silent leaves time to the others.
+        let share = self.timeout / u32::try_from(count).unwrap_or(u32::MAX);
+        let (mut asked, mut has_new_token, mut may_have_run) = (0, false, false);
+        loop {
+            let at = self.current.load(Relaxed) % count;
+            let endpoint = &self.endpoints[at];
+            let mut token = None;
+            let attempt = async {
+                token = self.token(endpoint).await?;
+                let response = self.post(endpoint, path, body.to_owned(), token.as_deref());
+                take(response.await?).await
+            };
+            let until = deadline.min(Instant::now() + share);
+            let failure = match timeout_at(until, attempt).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(failure)) => failure,
+                Err(_) => Failure::Silent,
+            };
+            if failure.refuses_token() && !has_new_token {
+                has_new_token = true;
+                self.forget(token).await;
+                continue;
+            }
+            let error = |failure| EtcdError::new(endpoint, failure, may_have_run);
+            if !failure.may_pass() || Instant::now() >= deadline {
+                return Err(error(failure));
+            }
+            // Another call may have found a better endpoint meanwhile.
+            let next = (at + 1) % count;
+            let _ = self.current.compare_exchange(at, next, Relaxed, Relaxed);
+            asked += 1;
+            if asked % count == 0 {
+                if Instant::now() + PAUSE >= deadline {
+                    return Err(error(failure));
+                }
+                sleep(PAUSE).await;
+            }
+            may_have_run = true;
+        }
+    }
+
+    async fn post(
+        &self,
+        endpoint: &Url,
+        path: &str,
+        body: String,
+        token: Option<&str>,
+    ) -> Result<Response, Failure> {
+        let mut request = self.client.post(method(endpoint, path)).body(body);
+        if let Some(token) = token {
+            let mut value = HeaderValue::from_str(token).map_err(|_| Failure::Meaningless)?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
+        }
+        let response = request.send().await.map_err(Failure::request)?;
+        let status = response.status();
+        if status == StatusCode::OK {
+            return Ok(response);
+        }
+        let refusal = serde_json::from_slice(&read(response).await?);
+        Err(Failure::Refused(status, refusal.unwrap_or_default()))
+    }
+
+    /// The token to send, if there is a user.
+    async fn token(&self, endpoint: &Url) -> Result<Option<Arc<str>>, Failure> {
+        let Some(credentials) = &self.credentials else {
+            return Ok(None);
+        };
+        let asked_at = Instant::now();
+        let mut session = self.session.lock().await;
+        if let Some((failed_at, failure)) = &session.failed
+            && *failed_at > asked_at
+        {
+            return Err(failure.clone());
+        }
+        if session.token.is_none() {
+            match self.authenticate(endpoint, credentials).await {
+                Ok(token) => session.token = Some(token),
+                Err(failure) => {
+                    session.failed = Some((Instant::now(), failure.clone()));
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(session.token.clone())
+    }
+
+    async fn authenticate(
+        &self,
+        endpoint: &Url,
+        credentials: &Credentials,
+    ) -> Result<Arc<str>, Failure> {
+        let password = credentials.password.as_str();
+        let body = json!({ "name": credentials.name, "password": password }).to_string();
+        let response = self.post(endpoint, "/v3/auth/authenticate", body, None);
+        let response = response.await.map_err(Failure::without_message)?;
+        let answer: Result<AuthAnswer, _> = serde_json::from_slice(&read(response).await?);
+        match answer {
+            Ok(answer) => Ok(answer.token.into()),
+            Err(_) => Err(Failure::Meaningless),
+        }
+    }
+
+    /// Forgets a token that was refused, unless another call has replaced it meanwhile.
+    async fn forget(&self, refused: Option<Arc<str>>) {
+        let mut session = self.session.lock().await;
+        if session.token == refused {
+            session.token = None;
+        }
+    }
+
+    /// The error for an answer that is not etcd's.
+    pub(crate) fn meaningless(&self) -> EtcdError {
+        let at = self.current.load(Relaxed) % self.endpoints.len();
+        EtcdError::new(&self.endpoints[at], Failure::Meaningless, false)
+    }
+}
+
+/// A stream of messages, each a line of JSON.
+pub(crate) struct Stream {
+    response: Response,
+    /// The bytes of the next message that have arrived.
+    read: Vec<u8>,
+}
+
+impl Stream {
+    /// Returns the next message, `None` if the stream has ended or the message is invalid.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Option<T> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                return serde_json::from_slice(&line).ok();
+            }
+            if self.read.len() > MAX_ANSWER_BYTES {
+                return None;
+            }
+            self.read.extend(self.response.chunk().await.ok()??);
+        }
+    }
+}
+
+async fn read(mut response: Response) -> Result<Vec<u8>, Failure> {
+    let mut answer = vec![];
+    while let Some(chunk) = response.chunk().await.map_err(Failure::request)? {
+        answer.extend(chunk);
+        if answer.len() > MAX_ANSWER_BYTES {
+            return Err(Failure::Meaningless);
+        }
+    }
+    Ok(answer)
+}

@@ -1,0 +1,65 @@
+//! The names of keys. A prefix has no colon, and a resource's name no NUL, so that no key can be
+//! taken for another.
+
+use tower_fence::Resource;
+
+use crate::stored::StoredId;
+
+#[derive(Debug)]
+pub(crate) struct Keys {
+    prefix: Box<str>,
+}
+
+/// A range of keys: from the first one up to the second one, which is not in it.
+pub(crate) type Range = (String, String);
+
+impl Keys {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.into(),
+        }
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(crate) fn life(&self) -> String {
+        format!("{}:life", self.prefix)
+    }
+
+    pub(crate) fn counter(&self, partition: u8) -> String {
+        format!("{}:counter:{partition}", self.prefix)
+    }
+
+    /// The counters of all partitions.
+    pub(crate) fn counters(&self) -> Range {
+        (
+            format!("{}:counter:", self.prefix),
+            format!("{}:counter;", self.prefix),
+        )
+    }
+
+    pub(crate) fn lease(&self, resource: &Resource) -> String {
+        format!("{}:lease:{resource}", self.prefix)
+    }
+
+    /// All leases. The resource's name follows the first key of the range.
+    pub(crate) fn leases(&self) -> Range {
+        (
+            format!("{}:lease:", self.prefix),
+            format!("{}:lease;", self.prefix),
+        )
+    }
+
+    /// The positions in the queue of a resource.
+    pub(crate) fn queue(&self, resource: &Resource) -> Range {
+        let queue = format!("{}:queue:{resource}", self.prefix);
+        (format!("{queue}\0"), format!("{queue}\u{1}"))
+    }
+
+    /// The position under a lease id.
+    pub(crate) fn position(&self, resource: &Resource, id: &StoredId) -> String {
+        format!("{}:queue:{resource}\0{}", self.prefix, id.as_str())
+    }
+}

@@ -1,0 +1,148 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # How it works
+//!
+//! 1. A lease is a key that ends with an etcd lease of its own, which has a random id: etcd keeps
+//!    its time. The key is written if there is none, and if no earlier request waits.
+//! 2. A token is `epoch * 1_000_000_000 + n`, where n counts the revisions of etcd since the epoch
+//!    began on the counter of the partition. Nothing has to be counted: the revision in which the
+//!    lease's key is written decides.
+//! 3. A counter counts in one life of etcd: from its beginning, or its return from a snapshot, to
+//!    the next such return. A counter of an earlier life, one that is missing, or one that has
+//!    counted less far than this process has seen, grants nothing. An epoch is taken from
+//!    [`Epochs`](tower_fence::epochs::Epochs), and begins on a blank counter.
+//! 4. A grant is three calls: LeaseGrant, a transaction that compares the counter and the life, and
+//!    a status, which shows whether etcd has returned from a snapshot. A release is one LeaseRevoke
+//!    by the process that granted or renewed the lease, and two calls by any other.
+//! 5. A renewal is KeepAlive, a transaction that reads the key, and a status. A lease counts only
+//!    under the counter that it was granted under: one that a snapshot brought back is lost to its
+//!    holder, and blocks its resource for the rest of its time.
+//! 6. The queue is a range of keys in the order in which they were created. A process watches the
+//!    queues in which its own requests wait, and keeps all their positions by one etcd lease.
+
+mod acquire;
+mod builder;
+mod counter;
+mod end;
+mod endpoints;
+mod error;
+mod etcd;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
+mod gateway;
+mod keys;
+mod life;
+mod line;
+mod list;
+mod memory;
+mod messages;
+mod queue;
+mod renew;
+mod stored;
+mod watch;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::mpsc;
+use tower_fence::{
+    Resource,
+    epochs::Epoch,
+    lease::{
+        Backend, Driver, Held, LeaseError, ListError, Page, Turns,
+        backend::{BlankCounter, Counters, Reply, Seen, Step},
+    },
+};
+
+pub use self::builder::EtcdLeasesBuilder;
+use self::{acquire::Acquiring, etcd::Etcd};
+
+/// Leases in etcd, from [`EtcdLeasesBuilder`]. Cheap to clone; clones are one store.
+pub type EtcdLeases = Driver<EtcdBackend>;
+
+/// The backend of [`EtcdLeases`].
+pub struct EtcdBackend {
+    etcd: Arc<Etcd>,
+    /// Leads to the task that watches.
+    followed: Mutex<Option<mpsc::UnboundedSender<Resource>>>,
+}
+
+impl EtcdBackend {
+    fn over(etcd: Etcd) -> Self {
+        Self {
+            etcd: Arc::new(etcd),
+            followed: Mutex::default(),
+        }
+    }
+}
+
+impl Backend for EtcdBackend {
+    async fn step(
+        &self,
+        resource: &Resource,
+        step: Step<'_>,
+        seen: Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        match step {
+            Step::Acquire(ask, waits) => {
+                let acquiring = Acquiring::new(&self.etcd, resource, ask, waits, seen);
+                acquiring.run().await
+            }
+            Step::Renew(renewal) => self.etcd.renew(resource, renewal, &seen).await,
+            Step::End(end) => self.etcd.end(resource, end).await,
+            other => Err(LeaseError::Invalid {
+                field: "step".into(),
+                detail: format!("this store does not know the step {other:?}"),
+            }),
+        }
+    }
+
+    async fn begin_epoch(
+        &self,
+        resource: &Resource,
+        counter: &BlankCounter,
+        epoch: Epoch,
+        _: Seen<'_>,
+    ) -> Result<bool, LeaseError> {
+        Ok(self.etcd.begin_epoch(resource, counter, epoch).await?)
+    }
+
+    async fn inspect(
+        &self,
+        resource: &Resource,
+        seen: Seen<'_>,
+    ) -> Result<Option<Held>, LeaseError> {
+        self.etcd.inspect(resource, &seen).await
+    }
+
+    async fn page(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+        counters: Counters<'_>,
+    ) -> Result<Page, ListError> {
+        self.etcd.page(limit, cursor, counters).await
+    }
+
+    async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
+        self.hear(turns).await
+    }
+
+    async fn follow(&self, resource: &Resource) -> Result<(), LeaseError> {
+        self.watch(resource);
+        Ok(())
+    }
+
+    fn key_prefix(&self) -> &str {
+        self.etcd.keys.prefix()
+    }
+}
+
+impl fmt::Debug for EtcdBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdBackend").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,113 @@
+//! The queue of one resource, as its watch reports it: which request is the first, and whether it
+//! is its turn.
+
+use std::{collections::HashMap, mem};
+
+use crate::messages::{Event, KeyValue};
+use crate::stored::FoundPosition;
+
+/// A queue. Two watches may report in any order, so that it may be wrong for a moment; a request
+/// whose turn it is asks.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    is_blocked: bool,
+    /// Since when a request waits, and its ticket, by the key of its position.
+    waiters: HashMap<Vec<u8>, (i64, i64)>,
+}
+
+impl Line {
+    /// Replaces it by what was read. Returns the tickets of the requests that have lost their
+    /// positions.
+    pub(crate) fn read(&mut self, is_blocked: bool, positions: &[KeyValue]) -> Vec<i64> {
+        self.is_blocked = is_blocked;
+        let waiters = positions.iter().map(|kv| (kv.key.0.clone(), waiter(kv)));
+        let mut before = mem::replace(&mut self.waiters, waiters.collect());
+        before.retain(|key, waiter| self.waiters.get(key) != Some(waiter));
+        before.into_values().map(|(_, ticket)| ticket).collect()
+    }
+
+    /// Applies what has happened to the key of the lease, or to a position. Returns the ticket of a
+    /// request that has lost its position.
+    pub(crate) fn apply(&mut self, event: &Event, lease: &[u8]) -> Option<i64> {
+        let (key, is_deleted) = (&event.kv.key.0, event.kind == "DELETE");
+        if key == lease {
+            self.is_blocked = !is_deleted;
+            return None;
+        }
+        if is_deleted {
+            return self.waiters.remove(key).map(|(_, ticket)| ticket);
+        }
+        let now = waiter(&event.kv);
+        let before = self.waiters.insert(key.clone(), now);
+        before
+            .filter(|before| *before != now)
+            .map(|(_, ticket)| ticket)
+    }
+
+    /// The ticket of the request whose turn it is.
+    pub(crate) fn turn(&self) -> Option<i64> {
+        let first = self.waiters.values().min();
+        first
+            .filter(|_| !self.is_blocked)
+            .map(|(_, ticket)| *ticket)
+    }
+}
+
+fn waiter(kv: &KeyValue) -> (i64, i64) {
+    let position = FoundPosition::read(kv);
+    (position.since, position.stored.ticket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        messages::Bytes,
+        stored::{StoredPosition, value},
+    };
+
+    fn kv(key: &str, since: i64, ticket: i64) -> KeyValue {
+        let stored = StoredPosition {
+            ticket,
+            owner: None,
+        };
+        KeyValue {
+            key: Bytes(key.into()),
+            value: Bytes(value(&stored)),
+            create_revision: since,
+            ..KeyValue::default()
+        }
+    }
+
+    fn put(key: &str, since: i64, ticket: i64) -> Event {
+        Event {
+            kind: String::new(),
+            kv: kv(key, since, ticket),
+        }
+    }
+
+    fn deleted(key: &str) -> Event {
+        Event {
+            kind: "DELETE".into(),
+            kv: kv(key, 0, 0),
+        }
+    }
+
+    #[test]
+    fn first_waiter_has_its_turn_when_the_lease_is_gone() {
+        let mut line = Line::default();
+        assert!(line.read(true, &[]).is_empty());
+        let mut apply = |event| (line.apply(&event, b"lease"), line.turn());
+        assert_eq!(apply(put("b", 7, 70)), (None, None));
+        assert_eq!(apply(put("a", 8, 80)), (None, None));
+        assert_eq!(apply(deleted("lease")), (None, Some(70)));
+        // A repeated request takes over the position.
+        assert_eq!(apply(put("b", 7, 71)), (Some(70), Some(71)));
+        assert_eq!(apply(deleted("b")), (Some(71), Some(80)));
+        assert_eq!(apply(put("lease", 9, 0)), (None, None));
+        assert_eq!(apply(deleted("x")), (None, None));
+        // Read anew, it shows which positions were lost meanwhile.
+        assert_eq!(line.read(false, &[kv("c", 12, 120)]), [80]);
+        assert_eq!(line.turn(), Some(120));
+    }
+}

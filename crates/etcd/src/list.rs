@@ -1,0 +1,159 @@
+//! Inspecting one lease, and listing all, by the range of their keys.
+
+use std::time::Duration;
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::json;
+use tower_fence::{
+    Resource,
+    epochs::partition_of,
+    lease::{
+        Held, LeaseError, ListError, Page,
+        backend::{Counters, Seen},
+    },
+};
+
+use crate::{
+    counter::Row,
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange},
+    messages::{base64, count, get, get_range},
+    stored::FoundLease,
+};
+
+/// What a cursor begins with; the key that was read last follows, without the prefix of leases, in
+/// base64. It need not be that of a lease.
+const CURSOR: &str = "after-";
+/// The most keys that are read for a page.
+const MAX_PAGE: usize = 1_000;
+/// How many leases of a page are asked for their time at the same time.
+const CONCURRENT: usize = 16;
+/// How many queues are counted by one call. etcd takes up to 128 operations in a transaction.
+const COUNTED: usize = 100;
+
+impl Etcd {
+    pub(crate) async fn inspect(
+        &self,
+        resource: &Resource,
+        seen: &Seen<'_>,
+    ) -> Result<Option<Held>, LeaseError> {
+        for _ in 0..ATTEMPTS {
+            let mut view = self.look(resource, Reads::default()).await?;
+            let Some(lease) = view.lease else {
+                return Ok(None);
+            };
+            view.row.log = self.log_after(&view.row.header).await?;
+            let counter = view.row.counter(seen);
+            if counter.is_none_or(|counter| !counter.granted(&lease)) {
+                return Ok(None);
+            }
+            // If its etcd lease has ended, the lease has another one by now, or has ended with it.
+            if let Some(left) = self.left(lease.etcd_lease).await? {
+                return Ok(held(&lease, left, view.waiting));
+            }
+        }
+        Err(LeaseError::unavailable(TooMuchChange))
+    }
+
+    pub(crate) async fn page(
+        &self,
+        limit: usize,
+        cursor: Option<&str>,
+        counters: Counters<'_>,
+    ) -> Result<Page, ListError> {
+        let (prefix, end) = self.keys.leases();
+        let first = match cursor {
+            None => prefix.clone().into_bytes(),
+            Some(cursor) => {
+                let last = read_cursor(cursor).ok_or(ListError::Cursor)?;
+                // The key after that one.
+                [prefix.as_bytes(), last.as_slice(), b"\0"].concat()
+            }
+        };
+        let page = json!({ "request_range": {
+            "key": base64(first), "range_end": base64(end),
+            "limit": limit.clamp(1, MAX_PAGE).to_string(),
+        } });
+        let reads = [
+            page,
+            get(&self.keys.life()),
+            get_range(&self.keys.counters()),
+        ];
+        let answer = self.txn(&[], &reads, &[]).await.map_err(LeaseError::from)?;
+        let header = answer.header;
+        let log = self.log_after(&header).await.map_err(LeaseError::from)?;
+        let mut reads = answer.reads();
+        let mut read = || reads.next().unwrap_or_default();
+        let (found, life, rows) = (read(), read().kvs.into_iter().next(), read().kvs);
+        let name = |key: &[u8]| key.strip_prefix(prefix.as_bytes()).map(<[u8]>::to_vec);
+        let last = found.kvs.last().and_then(|kv| name(&kv.key.0));
+        let mut row = Row {
+            header,
+            life,
+            counter: None,
+            log,
+        };
+        // Keys of other programs are passed over, and leases from before a loss of data.
+        let mut leases = vec![];
+        for kv in &found.kvs {
+            let resource = name(&kv.key.0).and_then(|name| String::from_utf8(name).ok());
+            let resource = resource.and_then(|name| Resource::new(name).ok());
+            let (Some(resource), Some(lease)) = (resource, FoundLease::read(kv)) else {
+                continue;
+            };
+            let key = self.keys.counter(partition_of(&resource));
+            row.counter = rows.iter().find(|kv| kv.key.0 == key.as_bytes()).cloned();
+            let counter = row.counter(&counters.seen(&resource));
+            if counter.is_some_and(|counter| counter.granted(&lease)) {
+                leases.push((resource, lease));
+            }
+        }
+        let waiting = self.count_waiters(&leases).await?;
+        let looks = leases.into_iter().zip(waiting);
+        let looks = stream::iter(looks).map(|((resource, lease), waiting)| async move {
+            let held = match self
+                .left(lease.etcd_lease)
+                .await
+                .map_err(LeaseError::from)?
+            {
+                Some(left) => held(&lease, left, waiting),
+                None => self.inspect(&resource, &counters.seen(&resource)).await?,
+            };
+            Ok::<_, LeaseError>(held.map(|held| (resource, held)))
+        });
+        let leases: Vec<_> = looks.buffered(CONCURRENT).try_collect().await?;
+        let cursor = last.filter(|_| found.more).map(|last| write_cursor(&last));
+        Ok(Page::new(leases.into_iter().flatten().collect(), cursor))
+    }
+
+    async fn count_waiters(
+        &self,
+        leases: &[(Resource, FoundLease)],
+    ) -> Result<Vec<u64>, LeaseError> {
+        let mut waiting = vec![];
+        for some in leases.chunks(COUNTED) {
+            let queues = some.iter().map(|(resource, _)| self.keys.queue(resource));
+            let reads: Vec<_> = queues.map(|queue| count(&queue)).collect();
+            let answer = self.txn(&[], &reads, &[]).await?;
+            waiting.extend(answer.reads().map(|queue| queue.count));
+        }
+        waiting.resize(leases.len(), 0);
+        Ok(waiting)
+    }
+}
+
+/// A lease whose etcd lease has so many seconds left; `None` in its lock delay.
+fn held(lease: &FoundLease, left: u64, waiting: u64) -> Option<Held> {
+    let left = left.checked_sub(lease.stored.delay)?;
+    let held = Held::new(lease.token, Duration::from_secs(left));
+    Some(held.owner(lease.owner()).waiters(waiting))
+}
+
+pub(crate) fn read_cursor(cursor: &str) -> Option<Vec<u8>> {
+    let last = cursor.strip_prefix(CURSOR)?;
+    BASE64_URL_SAFE_NO_PAD.decode(last).ok()
+}
+
+pub(crate) fn write_cursor(last: &[u8]) -> String {
+    format!("{CURSOR}{}", BASE64_URL_SAFE_NO_PAD.encode(last))
+}

@@ -1,0 +1,82 @@
+//! Positions in the queue of a resource: a range of keys, in the order in which they were created.
+//!
+//! All positions of a process end with one etcd lease, which [`listen`](crate::watch) keeps alive
+//! and which is the name of the listener. If the process dies, or is frozen, its positions end and
+//! the next waiter moves up.
+
+use std::time::Duration;
+
+use tower_fence::{
+    Resource,
+    lease::{LeaseError, backend::Reply},
+};
+
+use crate::{
+    acquire::{Acquiring, Next},
+    error::EtcdError,
+    etcd::Etcd,
+    messages::{delete, put, written_at},
+    stored::{FoundPosition, StoredId, StoredPosition, owner_of, value},
+};
+
+impl Acquiring<'_> {
+    /// Joins the queue, or takes the position of an earlier request under the same lease id.
+    pub(crate) async fn join(
+        &self,
+        position: Option<FoundPosition>,
+        listener: &str,
+        left: Duration,
+    ) -> Result<Next, LeaseError> {
+        let (etcd, ticket) = (self.etcd, self.ask.ticket);
+        let Ok(etcd_lease) = listener.parse() else {
+            return Ok(Next::Reply(Reply::Again));
+        };
+        let is_ours = |position: &FoundPosition| {
+            (position.stored.ticket, position.etcd_lease) == (ticket, etcd_lease)
+        };
+        let joined = position.is_none();
+        if position.as_ref().is_some_and(is_ours) {
+            return Ok(Next::Reply(Reply::Queued { left, joined }));
+        }
+        let known_owner = position.as_ref().and_then(|it| it.stored.owner.clone());
+        let stored = StoredPosition {
+            ticket,
+            owner: known_owner.or_else(|| owner_of(self.ask)),
+        };
+        let key = etcd.keys.position(self.resource, &self.id);
+        let revision = position.map_or(0, |position| position.revision);
+        let compare = [written_at(&key, revision)];
+        let writes = vec![put(&key, &value(&stored), etcd_lease)];
+        let written = etcd
+            .write(self.resource, self.reads(), &compare, writes)
+            .await;
+        match written {
+            Ok(now) if now.position.as_ref().is_some_and(is_ours) => {
+                Ok(Next::Reply(Reply::Queued { left, joined }))
+            }
+            Ok(now) => Ok(Next::Judge(Box::new(now))),
+            // This process was away for so long that its positions have ended. It listens anew.
+            Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Etcd {
+    /// Gives up a position, if this request still has it.
+    pub(crate) async fn leave(
+        &self,
+        resource: &Resource,
+        id: &StoredId,
+        position: &FoundPosition,
+        ticket: i64,
+    ) -> Result<(), EtcdError> {
+        if position.stored.ticket != ticket {
+            return Ok(());
+        }
+        let key = self.keys.position(resource, id);
+        let compare = [written_at(&key, position.revision)];
+        self.txn(&compare, &[delete(&key)], &[]).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! The step that renews: KeepAlive, a transaction that reads the key, and a status.
+//!
+//! KeepAlive alone is not enough: the etcd lease may have lost its key, or a late copy of its
+//! LeaseGrant may have created it again.
+
+use std::{sync::Arc, time::Duration};
+
+use tower_fence::{
+    Resource, Token,
+    lease::{
+        LeaseError,
+        backend::{Granted, Renewal, Reply, Seen},
+    },
+};
+
+use crate::{
+    counter::Counter,
+    error::EtcdError,
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, random_id, seconds},
+    messages::{put, written_at},
+    stored::{FoundLease, StoredId, StoredLease, StoredToken, value},
+};
+
+impl Etcd {
+    pub(crate) async fn renew(
+        self: &Arc<Self>,
+        resource: &Resource,
+        renewal: &Renewal,
+        seen: &Seen<'_>,
+    ) -> Result<Reply, LeaseError> {
+        let (id, ttl) = (StoredId::of(&renewal.lease), seconds(renewal.ttl).max(1));
+        let mut seen = *seen;
+        let keeps_token = !renewal.new_token && renewal.at_least.is_none();
+        let known = self.memory.lease(resource, &id);
+        if let Some(known) = known.filter(|known| keeps_token && known.ttl == ttl) {
+            let left = self.keep_alive(known.etcd_lease).await?;
+            let now = self.look(resource, Reads::default()).await?;
+            let renewed = self.confirm(now, &id, known.etcd_lease, &seen).await?;
+            if let Some((lease, counter, revision)) = renewed.filter(|_| left > 0) {
+                self.note_lease(resource, &lease.stored, known.etcd_lease, left);
+                return Ok(granted(&lease, left, &counter, revision));
+            }
+        }
+        for _ in 0..ATTEMPTS {
+            let mut view = self.look(resource, Reads::default()).await?;
+            let Some(held) = view.lease_of(&id).cloned() else {
+                return Ok(Reply::Lost);
+            };
+            let Some(counter) = view.row.counter(&seen) else {
+                return Ok(Reply::Lost);
+            };
+            if !counter.granted(&held) || !self.is_held(&held).await? {
+                return Ok(Reply::Lost);
+            }
+            let token = match next_token(&held, renewal) {
+                Ok(token) => token,
+                Err(highest) => return Ok(Reply::Exhausted(highest)),
+            };
+            let takes_token = matches!(token, StoredToken::New { .. });
+            if takes_token && view.row.is_used_up(&seen) {
+                return self.needs_epoch(resource, &mut view.row, &seen).await;
+            }
+            // The time of an etcd lease cannot be changed: for another one, the key moves.
+            let moves = ttl != held.stored.ttl;
+            let (etcd_lease, lasts) = match moves {
+                false => (held.etcd_lease, self.keep_alive(held.etcd_lease).await?),
+                true => {
+                    let (new, delay) = (random_id(), held.stored.delay);
+                    (new, self.make_lease(new, ttl.saturating_add(delay)).await?)
+                }
+            };
+            let stored = StoredLease {
+                ttl,
+                token,
+                ..held.stored.clone()
+            };
+            let now = match moves || takes_token {
+                false => self.look(resource, Reads::default()).await,
+                true => {
+                    self.memory.take_lease(resource, &id);
+                    let key = self.keys.lease(resource);
+                    let mut compare = self.is_unchanged(resource, &counter).to_vec();
+                    compare.push(written_at(&key, held.revision));
+                    let write = put(&key, &value(&stored), etcd_lease);
+                    self.write(resource, Reads::default(), &compare, vec![write])
+                        .await
+                }
+            };
+            let now = match now {
+                // The etcd lease has ended already.
+                Err(error) if error.is_not_found() => continue,
+                now => now?,
+            };
+            let is_as_expected = |now: &FoundLease| match moves || takes_token {
+                false => now.revision == held.revision,
+                true => now.etcd_lease == etcd_lease && now.stored == stored,
+            };
+            if moves || takes_token {
+                counter.note_write(&mut seen);
+            }
+            if lasts == 0 || !now.lease.as_ref().is_some_and(is_as_expected) {
+                if moves {
+                    self.revoke_later(etcd_lease);
+                }
+                continue;
+            }
+            let Some((lease, counter, revision)) =
+                self.confirm(now, &id, etcd_lease, &seen).await?
+            else {
+                return Ok(Reply::Lost);
+            };
+            if moves {
+                // A release elsewhere would end that one and say so.
+                let _ = self.revoke(held.etcd_lease).await;
+            }
+            let left = lasts.saturating_sub(stored.delay);
+            self.note_lease(resource, &lease.stored, etcd_lease, left);
+            return Ok(granted(&lease, left, &counter, revision));
+        }
+        Err(LeaseError::unavailable(TooMuchChange))
+    }
+
+    /// Makes sure that a lease is held, under this id, in this life of etcd, and ends with this
+    /// etcd lease. Returns it, its counter, and the revision.
+    async fn confirm(
+        &self,
+        mut now: View,
+        id: &StoredId,
+        etcd_lease: i64,
+        seen: &Seen<'_>,
+    ) -> Result<Option<(FoundLease, Counter, i64)>, EtcdError> {
+        let header = now.row.header;
+        let lease = now.lease_of(id).cloned();
+        let Some(lease) = lease.filter(|lease| lease.etcd_lease == etcd_lease) else {
+            return Ok(None);
+        };
+        now.row.log = self.log_after(&header).await?;
+        let counter = now.row.counter(seen);
+        let counter = counter.filter(|counter| counter.granted(&lease));
+        Ok(counter.map(|counter| (lease, counter, header.revision)))
+    }
+}
+
+fn granted(lease: &FoundLease, left: u64, counter: &Counter, revision: i64) -> Reply {
+    let granted = Granted::new(lease.token, Duration::from_secs(left));
+    Reply::Granted(granted.counted(counter.epoch, counter.counted(revision)))
+}
+
+/// The token that a renewal grants; the lease's own if there is none above it.
+fn next_token(held: &FoundLease, renewal: &Renewal) -> Result<StoredToken, i64> {
+    let token = held.token.get();
+    let mut lowest = renewal.at_least.map_or(0, Token::get);
+    if renewal.new_token {
+        lowest = lowest.max(token + 1);
+    }
+    if token >= lowest {
+        return Ok(StoredToken::Kept(token));
+    }
+    if lowest > Token::MAX.get() {
+        return Err(token);
+    }
+    // The counter does not follow: a token that the resource has seen from elsewhere concerns this
+    // lease alone.
+    Ok(StoredToken::New { at_least: lowest })
+}

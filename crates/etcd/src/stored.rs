@@ -1,0 +1,196 @@
+//! The values of a lease's key and of a position in the queue.
+
+use std::fmt::{self, Write};
+
+use serde::{Deserialize, Serialize};
+use tower_fence::{
+    Token,
+    announce::LeaseDigest,
+    epochs::Epoch,
+    lease::{Owner, backend::Ask},
+};
+
+use crate::messages::KeyValue;
+
+/// A part of the digest of a lease id, in hexadecimal digits behind a `#`. No lease id contains
+/// that character, so that what a reader of etcd finds cannot be presented as a lease id.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct StoredId(Box<str>);
+
+impl StoredId {
+    /// How much of the digest is stored. A lease id has 128 random bits; it is no easier to find
+    /// one that fits to as many bits of its digest.
+    const BYTES: usize = 16;
+
+    pub(crate) fn of(digest: &LeaseDigest) -> Self {
+        let mut text = String::from("#");
+        for byte in &digest.as_bytes()[..Self::BYTES] {
+            // Writing to a String does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        Self(text.into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for StoredId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StoredId(…)")
+    }
+}
+
+/// The value of a lease's key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoredLease {
+    pub(crate) id: StoredId,
+    /// The request that it was granted to; `None` if several have asked under its lease id.
+    pub(crate) ticket: Option<i64>,
+    pub(crate) owner: Option<String>,
+    /// In seconds.
+    pub(crate) ttl: u64,
+    /// How long the resource stays blocked if the lease ends by time, in seconds. Its etcd lease
+    /// lasts for both.
+    pub(crate) delay: u64,
+    /// The epoch and the first revision of the counter that its token is from.
+    pub(crate) epoch: i64,
+    pub(crate) base: i64,
+    pub(crate) token: StoredToken,
+}
+
+/// The token of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StoredToken {
+    /// What the counter had counted when this value was written, and at least this.
+    New { at_least: i64 },
+    /// The lease had it before.
+    Kept(i64),
+}
+
+/// A lease that was read.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundLease {
+    pub(crate) stored: StoredLease,
+    pub(crate) token: Token,
+    /// The revision in which its key was written last.
+    pub(crate) revision: i64,
+    /// The etcd lease that it ends with.
+    pub(crate) etcd_lease: i64,
+}
+
+impl FoundLease {
+    /// Reads a lease; `None` if another program has written the key.
+    pub(crate) fn read(kv: &KeyValue) -> Option<Self> {
+        let stored: StoredLease = serde_json::from_slice(&kv.value.0).ok()?;
+        let token = match stored.token {
+            StoredToken::Kept(token) => token,
+            StoredToken::New { at_least } => {
+                let n = kv.mod_revision.checked_sub(stored.base)?;
+                let epoch = Epoch::new(stored.epoch).ok()?;
+                epoch.token(n)?.get().max(at_least)
+            }
+        };
+        Some(Self {
+            token: Token::new(token).ok()?,
+            stored,
+            revision: kv.mod_revision,
+            etcd_lease: kv.lease,
+        })
+    }
+
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        let owner = self.stored.owner.clone()?;
+        Owner::new(owner).ok()
+    }
+}
+
+/// The value of a position in the queue.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct StoredPosition {
+    /// The request that has it.
+    pub(crate) ticket: i64,
+    pub(crate) owner: Option<String>,
+}
+
+/// A position in the queue that was read.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundPosition {
+    pub(crate) stored: StoredPosition,
+    /// The revision in which it was taken: earlier positions are served first.
+    pub(crate) since: i64,
+    /// The revision in which its key was written last.
+    pub(crate) revision: i64,
+    pub(crate) etcd_lease: i64,
+}
+
+impl FoundPosition {
+    pub(crate) fn read(kv: &KeyValue) -> Self {
+        Self {
+            stored: serde_json::from_slice(&kv.value.0).unwrap_or_default(),
+            since: kv.create_revision,
+            revision: kv.mod_revision,
+            etcd_lease: kv.lease,
+        }
+    }
+}
+
+/// The owner that a request names.
+pub(crate) fn owner_of(ask: &Ask) -> Option<String> {
+    ask.owner.as_ref().map(ToString::to_string)
+}
+
+/// Encodes a value.
+pub(crate) fn value(stored: &impl Serialize) -> Vec<u8> {
+    // Texts and integers have a form in JSON.
+    serde_json::to_vec(stored).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::Bytes;
+
+    fn kv(token: StoredToken, mod_revision: i64) -> KeyValue {
+        let stored = StoredLease {
+            id: StoredId::of(&LeaseDigest::of("a")),
+            ticket: None,
+            owner: None,
+            ttl: 1,
+            delay: 0,
+            epoch: 2,
+            base: 10,
+            token,
+        };
+        KeyValue {
+            value: Bytes(value(&stored)),
+            mod_revision,
+            ..KeyValue::default()
+        }
+    }
+
+    #[test]
+    fn new_token_is_what_the_counter_had_counted() {
+        let token = |stored, at| FoundLease::read(&kv(stored, at)).map(|found| found.token.get());
+        let new = StoredToken::New { at_least: 0 };
+        assert_eq!(token(new, 11), Some(2_000_000_001));
+        assert_eq!(token(new, 17), Some(2_000_000_007));
+        assert_eq!(token(StoredToken::Kept(5), 17), Some(5));
+        let above = StoredToken::New {
+            at_least: 9_000_000_000,
+        };
+        assert_eq!(token(above, 17), Some(9_000_000_000));
+        // None is from before its counter, or from behind the end of the epoch.
+        assert_eq!(token(new, 10), None);
+        assert_eq!(token(new, 10 + Epoch::SIZE), None);
+    }
+
+    #[test]
+    fn stored_id_is_a_part_of_the_digest() {
+        let stored = StoredId::of(&LeaseDigest::of(&"a".repeat(22)));
+        // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
+        assert_eq!(stored.as_str(), "#ec7c494df6d2a7ea36668d656e6b8979");
+    }
+}
