@@ -12,7 +12,6 @@ use super::{
     server::Server,
 };
 use crate::{
-    announce::LeaseDigest,
     epochs::{Epoch, SourceId, partition_of},
     lease::{
         Held, LeaseError, Owner,
