@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use redis::Client;
+use redis::{Client, cluster::ClusterClientBuilder, sentinel::SentinelClient};
 
 use super::{
     credentials::Credentials,
@@ -156,6 +156,54 @@ impl RedisLeasesBuilder {
     /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
     pub fn with_client(self, client: Client) -> Result<RedisLeases, LeaseError> {
         let server = Server::of_client(client, self.command_wait);
+        self.build(server)
+    }
+
+    /// Leases in the master that a client of the application finds by its sentinels, with its credentials and
+    /// certificates. Without a contact yet: see [`connect_lazy`](Self::connect_lazy).
+    ///
+    /// `database` is the number of the master's database, the one of the client: 0 unless that sets another. A call fails
+    /// if they differ.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
+    pub fn with_sentinels(
+        self,
+        client: SentinelClient,
+        database: i64,
+    ) -> Result<RedisLeases, LeaseError> {
+        let server = Server::of_sentinels(client, database, self.command_wait);
+        self.build(server)
+    }
+
+    /// Leases in a cluster, with the credentials and certificates of a client of the application. Without a contact
+    /// yet: see [`connect_lazy`](Self::connect_lazy).
+    ///
+    /// `settings` is called for each connection. The store sets the retries, the timeouts, the protocol and the receiver of
+    /// publications.
+    ///
+    /// ```no_run
+    /// # fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), tower_fence::lease::LeaseError> {
+    /// # use tower_fence::lease::RedisLeases;
+    /// use redis::cluster::ClusterClient;
+    ///
+    /// let leases = RedisLeases::builder(fence).with_cluster(|| {
+    ///     ClusterClient::builder(["redis://node-1:6379"]).username("locks").password("…")
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
+    pub fn with_cluster(
+        self,
+        settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
+    ) -> Result<RedisLeases, LeaseError> {
+        let settings = Box::new(move || Ok(settings()));
+        let server = Server::of_cluster(settings, "the cluster", self.command_wait);
         self.build(server)
     }
 

@@ -6,7 +6,8 @@ use futures_util::future::BoxFuture;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, IntoConnectionInfo,
     ProtocolVersion, PushInfo, RedisError, RedisResult, ScriptInvocation, ServerErrorKind,
-    cluster::ClusterClient, sentinel::SentinelClient,
+    cluster::{ClusterClient, ClusterClientBuilder},
+    sentinel::SentinelClient,
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
@@ -39,8 +40,11 @@ enum Source {
     Alone(Box<Client>),
     /// With the number of the master's database.
     Sentinels(Box<Mutex<SentinelClient>>, i64),
-    Cluster(Vec<ConnectionInfo>, Box<Credentials>),
+    Cluster(ClusterSettings),
 }
+
+/// Makes the settings of a cluster's client anew, for each connection: they cannot be cloned.
+pub(super) type ClusterSettings = Box<dyn Fn() -> RedisResult<ClusterClientBuilder> + Send + Sync>;
 
 impl Server {
     pub(super) fn alone(
@@ -80,8 +84,27 @@ impl Server {
         let nodes = connection_infos(nodes)?;
         let address = format!("the cluster {}", addresses(&nodes));
         credentials.cluster(&nodes)?;
-        let source = Source::Cluster(nodes, Box::new(credentials));
-        Ok(Self::new(source, &address, command_wait))
+        let settings = Box::new(move || credentials.cluster(&nodes));
+        Ok(Self::of_cluster(settings, &address, command_wait))
+    }
+
+    /// The master that a client of the application finds, with the number of its database.
+    pub(super) fn of_sentinels(
+        client: SentinelClient,
+        database: i64,
+        command_wait: Duration,
+    ) -> Self {
+        let source = Source::Sentinels(Box::new(Mutex::new(client)), database);
+        Self::new(source, "the master of the sentinels", command_wait)
+    }
+
+    /// The cluster of these settings.
+    pub(super) fn of_cluster(
+        settings: ClusterSettings,
+        address: &str,
+        command_wait: Duration,
+    ) -> Self {
+        Self::new(Source::Cluster(settings), address, command_wait)
     }
 
     fn new(source: Source, address: &str, command_wait: Duration) -> Self {
@@ -96,10 +119,15 @@ impl Server {
 
     /// The error of a store whose server has failed so.
     pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
-        LeaseError::unavailable(ServerError {
+        let is_permanent = error.kind() == ErrorKind::InvalidClientConfig;
+        let error = ServerError {
             address: Arc::clone(&self.address),
             source: error,
-        })
+        };
+        match is_permanent {
+            true => LeaseError::misconfigured(error),
+            false => LeaseError::unavailable(error),
+        }
     }
 
     /// Subscribes to channels of one slot, within the time limit.
@@ -290,9 +318,16 @@ impl Server {
     async fn single(&self) -> RedisResult<Option<Client>> {
         match &self.source {
             Source::Alone(client) => Ok(Some((**client).clone())),
-            Source::Sentinels(sentinels, _) => {
+            Source::Sentinels(sentinels, database) => {
                 let mut sentinels = sentinels.lock().await;
-                sentinels.async_get_client().await.map(Some)
+                let client = sentinels.async_get_client().await?;
+                if client.get_connection_info().redis_settings().db() != *database {
+                    return Err(RedisError::from((
+                        ErrorKind::InvalidClientConfig,
+                        "the sentinels' client uses another database than the store was told",
+                    )));
+                }
+                Ok(Some(client))
             }
             Source::Cluster(..) => Ok(None),
         }
@@ -308,13 +343,12 @@ impl Server {
         &self,
         pushes: Option<mpsc::UnboundedSender<PushInfo>>,
     ) -> RedisResult<ClusterClient> {
-        let Source::Cluster(nodes, credentials) = &self.source else {
+        let Source::Cluster(settings) = &self.source else {
             return Err((ErrorKind::InvalidClientConfig, "this is no cluster").into());
         };
         // What may be repeated is known here only, so the client repeats nothing. A node that is
         // silent is waited for twice before the rest of the cluster is found.
-        let mut builder = credentials
-            .cluster(nodes)?
+        let mut builder = settings()?
             .retries(0)
             .connection_timeout(self.command_wait / 4)
             .response_timeout(self.command_wait / 2);

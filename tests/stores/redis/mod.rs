@@ -1,5 +1,6 @@
 //! Leases in Redis when servers, connections and data are lost.
 
+mod clients;
 mod cluster;
 mod contact;
 mod deposed;
