@@ -33,6 +33,7 @@ pub(crate) struct Acquiring<'a> {
     waits: Waits<'a>,
     /// The etcd lease of its grant that has no key yet, and its time in seconds.
     unused: Option<(i64, u64)>,
+    has_lost_answer: bool,
 }
 
 /// What a grant follows from.
@@ -68,6 +69,7 @@ impl<'a> Acquiring<'a> {
             seen,
             waits,
             unused: None,
+            has_lost_answer: false,
         }
     }
 
@@ -215,12 +217,22 @@ impl<'a> Acquiring<'a> {
             // Another etcd lease, from now on.
             etcd.memory.take_lease(resource, &self.id);
         }
-        let written = etcd.write(resource, self.reads(), &compare, writes).await;
+        let reads = self.reads();
+        let written = match held {
+            Some(_) => etcd.write(resource, reads, &compare, writes).await,
+            None => etcd.write_once(resource, reads, &compare, writes).await,
+        };
         let mut now = match written {
             // The etcd lease has ended already.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
                 return Ok(Next::Look);
+            }
+            // The key may be written. Written again without a look, it could return after another
+            // request has moved it, and then end with the etcd lease that it was moved from.
+            Err(error) if error.may_have_run && !self.has_lost_answer => {
+                self.has_lost_answer = true;
+                etcd.look(resource, self.reads()).await?
             }
             written => written?,
         };

@@ -76,7 +76,7 @@ pub(crate) struct EtcdError {
     /// The code of gRPC, 0 if etcd has not answered.
     code: i64,
     refuses_token: bool,
-    /// Whether an earlier attempt of the call, whose answer is missing, may have been executed.
+    /// Whether an attempt of the call, whose answer is missing, may have been executed.
     pub(crate) may_have_run: bool,
 }
 

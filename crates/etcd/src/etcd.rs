@@ -99,7 +99,10 @@ impl Etcd {
         failure: &[Value],
     ) -> Result<TxnAnswer, EtcdError> {
         let body = json!({ "compare": compare, "success": success, "failure": failure });
-        let answer: TxnAnswer = self.gateway.call("/v3/kv/txn", &body).await?;
+        self.checked(self.gateway.call("/v3/kv/txn", &body).await?)
+    }
+
+    fn checked(&self, answer: TxnAnswer) -> Result<TxnAnswer, EtcdError> {
         match answer.header.cluster_id {
             0 => Err(self.gateway.meaningless()),
             _ => Ok(answer),
@@ -120,10 +123,33 @@ impl Etcd {
     pub(crate) async fn write(
         &self,
         resource: &Resource,
+        reads: Reads<'_>,
+        compare: &[Value],
+        writes: Vec<Value>,
+    ) -> Result<View, EtcdError> {
+        let body = self.body(resource, reads, compare, writes);
+        self.view(self.gateway.call("/v3/kv/txn", &body).await?)
+    }
+
+    /// Like [`write`](Self::write), and sent once: if the outcome is unknown, that is the error.
+    pub(crate) async fn write_once(
+        &self,
+        resource: &Resource,
+        reads: Reads<'_>,
+        compare: &[Value],
+        writes: Vec<Value>,
+    ) -> Result<View, EtcdError> {
+        let body = self.body(resource, reads, compare, writes);
+        self.view(self.gateway.call_once("/v3/kv/txn", &body).await?)
+    }
+
+    fn body(
+        &self,
+        resource: &Resource,
         Reads { position, first }: Reads<'_>,
         compare: &[Value],
         mut writes: Vec<Value>,
-    ) -> Result<View, EtcdError> {
+    ) -> Value {
         let queue = self.keys.queue(resource);
         let mut reads = vec![
             get(&self.keys.life()),
@@ -137,7 +163,11 @@ impl Etcd {
         ];
         reads.extend(position.map(|id| get(&self.keys.position(resource, id))));
         writes.extend(reads.iter().cloned());
-        let answer = self.txn(compare, &writes, &reads).await?;
+        json!({ "compare": compare, "success": writes, "failure": reads })
+    }
+
+    fn view(&self, answer: TxnAnswer) -> Result<View, EtcdError> {
+        let answer = self.checked(answer)?;
         let header = answer.header;
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default();

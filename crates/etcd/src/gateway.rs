@@ -91,14 +91,27 @@ impl Gateway {
             // The answer of a stream, such as that of KeepAlive, has a line for each message.
             serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
         };
-        self.attempts(path, &body.to_string(), take).await
+        self.attempts(path, &body.to_string(), true, take).await
+    }
+
+    /// Calls a method at one endpoint. If the outcome is unknown, the next call asks the next one.
+    pub(crate) async fn call_once<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, EtcdError> {
+        let take = async |response| {
+            let answer = read(response).await?;
+            serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
+        };
+        self.attempts(path, &body.to_string(), false, take).await
     }
 
     /// Opens a stream. Its requests and its messages are lines.
     pub(crate) async fn open(&self, path: &str, requests: &[Value]) -> Result<Stream, EtcdError> {
         let lines = requests.iter().map(|request| format!("{request}\n"));
         let body: String = lines.collect();
-        let opened = self.attempts(path, &body, async |response| Ok(response));
+        let opened = self.attempts(path, &body, true, async |response| Ok(response));
         Ok(Stream {
             response: opened.await?,
             read: vec![],
@@ -110,6 +123,7 @@ impl Gateway {
         &self,
         path: &str,
         body: &str,
+        repeats: bool,
         take: impl AsyncFn(Response) -> Result<T, Failure>,
     ) -> Result<T, EtcdError> {
         let deadline = Instant::now() + self.timeout;
@@ -137,6 +151,7 @@ impl Gateway {
                 self.forget(token).await;
                 continue;
             }
+            may_have_run |= !repeats && failure.may_pass();
             let error = |failure| EtcdError::new(endpoint, failure, may_have_run);
             if !failure.may_pass() || Instant::now() >= deadline {
                 return Err(error(failure));
@@ -144,6 +159,9 @@ impl Gateway {
             // Another call may have found a better endpoint meanwhile.
             let next = (at + 1) % count;
             let _ = self.current.compare_exchange(at, next, Relaxed, Relaxed);
+            if !repeats {
+                return Err(error(failure));
+            }
             asked += 1;
             if asked % count == 0 {
                 if Instant::now() + PAUSE >= deadline {
