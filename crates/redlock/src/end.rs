@@ -11,7 +11,7 @@ use tower_fence::{
 use super::{
     QuorumBackend,
     answer::{Answer, Found},
-    nodes::Answers,
+    answers::Answers,
     scripts::Subject,
 };
 

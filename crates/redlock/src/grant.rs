@@ -16,9 +16,10 @@ use tower_fence::{
 use super::{
     QuorumBackend,
     answer::{Answer, Taken, unexpected},
+    answers::Answers,
     attempt::Attempt,
+    choice::{Next, Wish, choose},
     grants::Grant,
-    nodes::{Answers, Nodes},
     scripts::{Choice, Subject},
 };
 
@@ -32,84 +33,6 @@ pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
     let left = ttl.checked_sub(drift)?.checked_sub(since.elapsed())?;
     Some(left).filter(|left| !left.is_zero())
-}
-
-/// What a token is chosen for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Wish {
-    /// A grant, with the number that was proposed.
-    Grant(Option<(i64, i64)>),
-    /// Another token for a lease that is held, with the lowest that will do.
-    Another(Option<Token>),
-}
-
-/// What the answers of the first trip lead to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// A majority has this token.
-    Granted { token: Token, counted: (i64, i64) },
-    /// The second trip seals this one.
-    Seals(Choice),
-    /// An epoch above this one begins first.
-    NeedsEpoch(i64),
-    /// There is no token above this one.
-    Exhausted,
-}
-
-/// Chooses a token by the answers of a majority.
-pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
-    let taken = answers.taken();
-    let is_grant = matches!(wish, Wish::Grant(_));
-    let sealed = answers.majority(|answer| match answer {
-        Answer::Taken(taken) if taken.is_sealed && is_grant => taken.token,
-        _ => None,
-    });
-    if let Some(token) = sealed
-        && let counted = (token.get() / Epoch::SIZE, token.get() % Epoch::SIZE)
-        && counted > seen
-    {
-        return Next::Granted { token, counted };
-    }
-    let counters = || taken.iter().map(|(_, taken)| taken.counter);
-    let highest = counters().map(|counter| counter.counted()).max();
-    let highest = highest.unwrap_or_default();
-    let needs_epoch = Next::NeedsEpoch(highest.0.max(seen.0));
-    if !counters().all(|counter| counter.usable) || highest < seen {
-        return needs_epoch;
-    }
-    let stored = answers.majority(|answer| match answer {
-        Answer::Taken(taken) if is_grant => taken.token,
-        _ => None,
-    });
-    if let Some(token) = stored
-        && let Some(counted) = nodes.counted(counters())
-        && token.get() / Epoch::SIZE >= highest.0
-    {
-        // A repetition of a request that was granted, in an epoch that is not over.
-        return Next::Granted { token, counted };
-    }
-    let (proposal, at_least) = match wish {
-        Wish::Grant(proposal) => (proposal, None),
-        Wish::Another(at_least) => (None, at_least),
-    };
-    let (epoch, n) = highest.max(proposal.unwrap_or_default());
-    let Some(count) = Epoch::new(epoch).ok().and_then(|epoch| epoch.token(n + 1)) else {
-        return needs_epoch;
-    };
-    // If the resource has seen a token from elsewhere, the counter does not follow: this concerns
-    // the lease alone.
-    let token = match taken.iter().filter_map(|(_, taken)| taken.token).max() {
-        None => count,
-        Some(stored) => match Token::new(stored.get() + 1) {
-            Ok(above) => count.max(above),
-            Err(_) => return Next::Exhausted,
-        },
-    };
-    Next::Seals(Choice {
-        token: at_least.map_or(token, |least| least.max(token)),
-        epoch,
-        n: n + 1,
-    })
 }
 
 /// The number that an attempt proposes, in the epoch in which the nodes were seen to count.
@@ -292,118 +215,12 @@ struct TooLate;
 mod tests {
     use redis::Client;
 
-    use super::super::answer::{Counter, Stamp};
-    use super::*;
+    use super::{super::nodes::Nodes, *};
 
     fn backend() -> QuorumBackend {
         let clients = ["redis://a", "redis://b", "redis://c"].map(|url| Client::open(url).unwrap());
         let nodes = Nodes::new(clients.into(), Duration::from_secs(1), "tower-fence");
         QuorumBackend::new(nodes)
-    }
-
-    /// A node that has counted to this number of epoch 2, with this token.
-    fn taken(n: i64, token: Option<i64>, is_sealed: bool) -> Answer {
-        let text = || "0".to_owned();
-        Answer::Taken(Taken {
-            stamp: Stamp {
-                history: text(),
-                incarnation: text(),
-                serial: text(),
-            },
-            incarnation: text(),
-            counter: Counter {
-                usable: n > 0,
-                epoch: 2,
-                n,
-            },
-            token: token.map(|n| Token::new(2 * Epoch::SIZE + n).unwrap()),
-            is_sealed,
-        })
-    }
-
-    fn chosen(answers: &[Answer], seen: (i64, i64), proposal: Option<(i64, i64)>) -> Next {
-        let answers = Answers::of(3, answers.to_vec());
-        choose(&backend().nodes, &answers, seen, Wish::Grant(proposal))
-    }
-
-    fn token(n: i64) -> Token {
-        Token::new(2 * Epoch::SIZE + n).unwrap()
-    }
-
-    #[test]
-    fn majority_that_sealed_one_token_grants_it() {
-        let sealed = |n| taken(n, Some(n), true);
-        let granted = |n| Next::Granted {
-            token: token(n),
-            counted: (2, n),
-        };
-        let seals = |n| {
-            Next::Seals(Choice {
-                token: token(n),
-                epoch: 2,
-                n,
-            })
-        };
-        assert_eq!(chosen(&[sealed(5), sealed(5)], (0, 0), None), granted(5));
-        let lagging = [sealed(5), sealed(4), sealed(5)];
-        assert_eq!(chosen(&lagging, (0, 0), None), granted(5));
-        // A blank counter is not asked.
-        let blank = [sealed(5), taken(0, None, false), sealed(5)];
-        assert_eq!(chosen(&blank, (0, 0), None), granted(5));
-        // Different tokens are not added up.
-        assert_eq!(chosen(&[sealed(5), sealed(4)], (0, 0), None), seals(6));
-        let one = [sealed(5), taken(5, None, false)];
-        assert_eq!(chosen(&one, (0, 0), Some((2, 9))), seals(10));
-    }
-
-    #[test]
-    fn token_that_a_majority_has_is_answered_again() {
-        let again = [
-            taken(7, Some(5), false),
-            taken(9, Some(5), false),
-            taken(8, None, false),
-        ];
-        let granted = Next::Granted {
-            token: token(5),
-            counted: (2, 8),
-        };
-        assert_eq!(chosen(&again, (0, 0), None), granted);
-        // That of an earlier epoch is not.
-        let over = [9, 9].map(|n| taken(n, Some(5 - Epoch::SIZE), false));
-        assert!(matches!(chosen(&over, (0, 0), None), Next::Seals(choice) if choice.n == 10));
-        let other = [taken(7, Some(5), false), taken(9, Some(6), false)];
-        assert!(matches!(chosen(&other, (0, 0), None), Next::Seals(choice) if choice.n == 10));
-    }
-
-    #[test]
-    fn epoch_begins_if_a_counter_is_blank_or_behind() {
-        let blank = [taken(5, None, false), taken(0, None, false)];
-        assert_eq!(chosen(&blank, (0, 0), None), Next::NeedsEpoch(2));
-        let behind = [taken(5, Some(5), true), taken(5, Some(5), true)];
-        assert_eq!(chosen(&behind, (3, 1), None), Next::NeedsEpoch(3));
-        let last = Epoch::SIZE - 1;
-        let used_up = [taken(last, None, false), taken(5, None, false)];
-        assert_eq!(chosen(&used_up, (0, 0), None), Next::NeedsEpoch(2));
-    }
-
-    #[test]
-    fn other_token_is_above_the_stored_one_and_the_lowest_that_will_do() {
-        let answers = Answers::of(
-            3,
-            vec![taken(5, Some(20), false), taken(9, Some(20), false)],
-        );
-        let another = |least: Option<i64>| {
-            let wish = Wish::Another(least.map(token));
-            choose(&backend().nodes, &answers, (0, 0), wish)
-        };
-        for (least, expected) in [(None, 21), (Some(7), 21), (Some(40), 40)] {
-            let choice = Choice {
-                token: token(expected),
-                epoch: 2,
-                n: 10,
-            };
-            assert_eq!(another(least), Next::Seals(choice));
-        }
     }
 
     #[test]

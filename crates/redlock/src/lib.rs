@@ -47,9 +47,11 @@
 //! ```
 
 mod answer;
+mod answers;
 mod attempt;
 mod backend;
 mod builder;
+mod choice;
 mod end;
 mod grant;
 mod grants;

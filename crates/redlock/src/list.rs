@@ -17,8 +17,8 @@ use tower_fence::{
 use super::{
     QuorumBackend,
     answer::{Answer, Found},
+    answers::Answers,
     node::Node,
-    nodes::Answers,
 };
 
 /// What the cursor of a page begins with; the name that was listed last follows.

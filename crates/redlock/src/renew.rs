@@ -14,7 +14,8 @@ use tower_fence::{
 use super::{
     QuorumBackend,
     answer::{Answer, Counter},
-    grant::{Next, Wish, choose, granted, left_of, needs_epoch},
+    choice::{Next, Wish, choose},
+    grant::{granted, left_of, needs_epoch},
     grants::Grant,
     scripts::Subject,
 };

@@ -60,6 +60,11 @@ impl Site {
         Resource::new(NEIGHBOURS[0]).unwrap()
     }
 
+    /// The key of the lease.
+    pub fn lease(&self) -> String {
+        format!("{}:quorum:{{110}}:lease:sku-1", self.prefix)
+    }
+
     /// The key of the token counter.
     pub fn counter(&self) -> String {
         format!("{}:quorum:{{110}}:counter", self.prefix)
@@ -197,7 +202,7 @@ async fn an_attempt_comes_after_one_whose_number_is_ahead_of_the_time() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let first = grant(&leases, &sku(), LONG).await;
-    let key = format!("{}:quorum:{{110}}:lease:sku-1", site.prefix);
+    let key = site.lease();
     for node in &site.nodes {
         // `id:number:nonce:…`
         let value = node.command(&["GET", &key]).await;

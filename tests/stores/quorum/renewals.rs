@@ -6,13 +6,14 @@ use sqlx::Sqlite;
 use tokio::time::sleep;
 use tower_fence::{
     Resource,
-    lease::{LeaseError, Leases, Renew},
+    lease::{LeaseError, Leases, Operate, Renew},
 };
 
+use super::epochs::Site;
 use crate::support::{
     database::TestDatabase,
     eventually,
-    lease::{LONG, grant, sku},
+    lease::{LONG, grant, is_lost, sku},
     nodes::{NODE_WAIT, Nodes},
     redis::{RedisServer, dump, restore},
 };
@@ -88,4 +89,30 @@ async fn a_node_that_was_away_for_long_takes_part_again() {
         !from_redis_value::<Vec<String>>(keys).unwrap().is_empty()
     })
     .await;
+}
+
+/// A script of the lease's own request that arrives late seals a token that was never granted.
+#[tokio::test]
+async fn issuer_that_remembers_a_grant_renews_no_late_one() {
+    let site = Site::new().await;
+    let leases = site.issuer().await;
+    let lost = grant(&leases, &sku(), LONG).await;
+    let mut values = vec![];
+    for node in &site.nodes {
+        let value = node.command(&["GETDEL", &site.lease()]).await;
+        values.push(from_redis_value::<String>(value).unwrap());
+    }
+    let next = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &next.id).await.unwrap();
+    for (node, value) in site.nodes.iter().zip(&values) {
+        // `id:number:ticket:history:incarnation:serial:token:mark:…`
+        let mut parts: Vec<_> = value.split(':').map(str::to_owned).collect();
+        assert_eq!(parts[6], lost.token.to_string());
+        parts[6] = (next.token.get() + 1).to_string();
+        let late = parts.join(":");
+        node.command(&["SET", &site.lease(), &late, "PX", "60000"])
+            .await;
+    }
+    is_lost(leases.renew(&sku(), &lost.id, Renew::new(LONG)).await);
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
 }

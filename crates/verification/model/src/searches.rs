@@ -116,8 +116,8 @@ pub fn rules_of_the_last_word() {
 }
 
 pub fn quorum() {
+    // Some bounds of rules are too large to be searched to their end.
     tells::<Quorum>(&hold(Quorum::worlds()));
-    hold_in_bounds_of_rules::<Quorum>();
 }
 
 pub fn quorum_in_large_bounds() {

@@ -25,10 +25,10 @@ async fn are_found_by_the_walks_of_a_quorum() {
             text: "(epoch == now.epoch and n > now.n)",
             by: "(epoch == now.epoch)",
         },
-        // A clean-up ends what an earlier request was granted.
+        // A clean-up ends what another request was granted.
         Change {
-            text: "or (lease.token ~= '' and lease.mark ~= '1') then",
-            by: "then",
+            text: "lease.ticket ~= ARGV[6] or",
+            by: "false or",
         },
         // A release ends a newer token.
         Change {

@@ -1,0 +1,133 @@
+//! What the nodes have answered, and what a majority of them says.
+
+use std::{collections::HashMap, hash::Hash};
+
+use tower_fence::lease::LeaseError;
+
+use super::answer::{Answer, Taken};
+
+/// What the nodes have answered.
+pub(crate) struct Answers {
+    nodes: usize,
+    pub(crate) asked: usize,
+    pub(crate) given: Vec<(usize, Answer)>,
+    errors: Vec<LeaseError>,
+}
+
+impl Answers {
+    pub(crate) const fn new(nodes: usize) -> Self {
+        Self {
+            nodes,
+            asked: 0,
+            given: vec![],
+            errors: vec![],
+        }
+    }
+
+    /// What so many nodes have answered, all of which were asked.
+    #[cfg(test)]
+    pub(crate) fn of(nodes: usize, given: Vec<Answer>) -> Self {
+        Self {
+            asked: nodes,
+            given: given.into_iter().enumerate().collect(),
+            ..Self::new(nodes)
+        }
+    }
+
+    pub(crate) fn add(&mut self, node: usize, answer: Result<Answer, LeaseError>) {
+        match answer {
+            Ok(answer) => self.given.push((node, answer)),
+            Err(error) => self.errors.push(error),
+        }
+    }
+
+    /// What is the same on a majority of all nodes.
+    pub(crate) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
+        let mut counts = HashMap::new();
+        for value in self.given.iter().filter_map(|(_, answer)| of(answer)) {
+            *counts.entry(value).or_insert(0) += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        (most.1 > self.nodes / 2).then_some(most.0)
+    }
+
+    pub(crate) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {
+        self.given.iter().filter(|(_, answer)| is(answer)).count()
+    }
+
+    /// Whether these nodes keep the others from being a majority, whatever those say that did not
+    /// answer.
+    pub(crate) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
+        self.nodes - self.count(is) <= self.nodes / 2
+    }
+
+    /// Whether all nodes that were asked have answered so.
+    pub(crate) fn are_all(&self, is: impl Fn(&Answer) -> bool) -> bool {
+        self.count(is) == self.asked
+    }
+
+    /// Whether a majority has answered.
+    pub(crate) fn are_enough(&self) -> bool {
+        self.given.len() > self.nodes / 2
+    }
+
+    /// The keys that are set.
+    pub(crate) fn taken(&self) -> Vec<(usize, Taken)> {
+        let taken = self.given.iter().filter_map(|(n, answer)| match answer {
+            Answer::Taken(taken) => Some((*n, taken.clone())),
+            _ => None,
+        });
+        taken.collect()
+    }
+
+    /// The error if there is no majority. It does not pass by itself if nodes that cannot be used
+    /// are in the way.
+    pub(crate) fn no_majority(self) -> LeaseError {
+        let is_permanent = |error: &&LeaseError| matches!(error, LeaseError::Misconfigured(_));
+        let permanent = self.errors.iter().filter(is_permanent).count();
+        let is_unfit = self.nodes - permanent <= self.nodes / 2;
+        let first = self.errors.iter().find(|error| is_permanent(error));
+        let error = NoMajority {
+            answered: self.given.len(),
+            nodes: self.nodes,
+            source: first.or(self.errors.first()).cloned(),
+        };
+        match is_unfit {
+            true => LeaseError::misconfigured(error),
+            false => LeaseError::unavailable(error),
+        }
+    }
+}
+
+/// Too few nodes have answered, or they do not agree.
+#[derive(Debug, thiserror::Error)]
+#[error("{answered} of {nodes} nodes have answered, and no majority agrees")]
+struct NoMajority {
+    answered: usize,
+    nodes: usize,
+    #[source]
+    source: Option<LeaseError>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_of_five_answers_decide_and_two_do_not() {
+        let is_sealed = |answer: &Answer| matches!(answer, Answer::Sealed);
+        let sealed = |answer: &Answer| is_sealed(answer).then_some(());
+        for (sealed_on, refused_on) in [(3, 0), (3, 2), (5, 0), (2, 0), (2, 3), (0, 5)] {
+            let given = [
+                vec![Answer::Sealed; sealed_on],
+                vec![Answer::Refused; refused_on],
+            ];
+            let mut answers = Answers::of(5, given.concat());
+            answers.asked = sealed_on + refused_on;
+            assert_eq!(answers.majority(sealed).is_some(), sealed_on >= 3);
+            assert_eq!(answers.prevents(is_sealed), sealed_on >= 3);
+            assert_eq!(answers.are_all(is_sealed), refused_on == 0);
+            assert_eq!(answers.are_enough(), sealed_on + refused_on >= 3);
+        }
+    }
+}
