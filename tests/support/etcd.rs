@@ -98,6 +98,20 @@ impl EtcdCluster {
         }
     }
 
+    pub fn addrs(&self) -> Vec<std::net::SocketAddr> {
+        let addrs = self.nodes.iter();
+        addrs
+            .map(|node| ([127, 0, 0, 1], node.port).into())
+            .collect()
+    }
+
+    /// Deletes all keys, as an operator may by mistake.
+    pub async fn delete_all(&self) {
+        // From the first key on to the last.
+        let everything = json!({ "key": "AA==", "range_end": "AA==" });
+        self.call("/v3/kv/deleterange", &everything).await;
+    }
+
     pub fn addr(&self) -> std::net::SocketAddr {
         ([127, 0, 0, 1], self.nodes[0].port).into()
     }

@@ -91,13 +91,9 @@ const IN_REDIS: [Fault; 5] = [
     NodeFlushed,
     NodeEvicts,
 ];
-const ON_LINKS: [Fault; 5] = [
-    NodeCutOff,
-    NodeSlow,
-    NodeWithoutAnswer,
-    NodeSilent,
-    NodeClockJumps,
-];
+/// A node of three is frozen or killed, all come back from a snapshot, or an operator deletes all keys.
+const IN_ETCD: [Fault; 4] = [NodeFrozen, NodeKilled, NodeFromOldFile, NodeFlushed];
+const ON_LINKS: [Fault; 4] = [NodeCutOff, NodeSlow, NodeWithoutAnswer, NodeSilent];
 
 /// One fault, from when on and for how long after the beginning, and which of several servers it is at.
 #[derive(Clone, Copy, Debug)]
@@ -125,12 +121,17 @@ impl Planned {
 pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut kinds = ANYWHERE.to_vec();
-    if store != "postgres" {
-        kinds.extend(IN_REDIS);
+    if store == "etcd" {
+        kinds.extend(IN_ETCD.repeat(2));
+    } else if store != "postgres" {
         // As often as those of Postgres, which are many.
-        kinds.extend(IN_REDIS);
+        kinds.extend(IN_REDIS.repeat(2));
     }
     if matches!(store, "redis" | "quorum") {
+        kinds.extend(ON_LINKS);
+        kinds.push(NodeClockJumps);
+    }
+    if store == "etcd" {
         kinds.extend(ON_LINKS);
     }
     if matches!(store, "sentinel" | "cluster") {

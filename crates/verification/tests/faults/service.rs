@@ -24,6 +24,7 @@ use tower_fence::{
     layer::DatabaseError,
     lease::{Leases, PostgresLeases, RedisLeases},
 };
+use tower_fence_etcd::EtcdLeasesBuilder;
 use tower_fence_redlock::QuorumLeasesBuilder;
 
 use crate::{
@@ -187,6 +188,11 @@ fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
                     .unwrap()
                     .announced_to(fence.clone()),
             );
+        }
+        "etcd" => {
+            let etcd = EtcdLeasesBuilder::new(fence.clone()).call_timeout(wait);
+            let leases = etcd.connect_lazy(&urls).unwrap();
+            return locks(leases.announced_to(fence.clone()));
         }
         "redis" => redis().connect_lazy(urls[0]),
         "sentinel" => redis().connect_sentinels_lazy(&urls, "the-master"),

@@ -1,13 +1,19 @@
-//! Faults of Redis, and of the way to it.
+//! Faults of Redis and etcd, and of the way to them.
 
-use tokio::{join, time::sleep};
+use std::time::Duration;
+
+use tokio::{join, sync::Mutex, time::sleep};
 
 use super::{Stage, disturb, slow_down};
 use crate::{
     clients::TTL,
     plan::{Fault, Planned},
     servers::leases::try_command,
-    support::{proxy::Link, wall_clock::is_wrong},
+    support::{
+        etcd::EtcdCluster,
+        proxy::{Link, Proxy},
+        wall_clock::is_wrong,
+    },
 };
 
 impl Stage {
@@ -18,6 +24,9 @@ impl Stage {
             choice,
             ..
         } = planned;
+        if let Some(etcd) = &self.leases.etcd {
+            return self.at_etcd(etcd, planned).await;
+        }
         let mut n = choice % self.leases.nodes.len();
         if fault == Fault::NodePromoted {
             return self.leases.promote(choice).await;
@@ -70,13 +79,58 @@ impl Stage {
                 try_command(node.url(), &["CONFIG", "SET", "maxmemory", "0"]).await;
                 return little.is_some();
             }
-            Fault::NodeSilent => {
-                disturb(&self.leases.links[n], Link::Silent, TTL / 2 + lasts).await
-            }
-            Fault::NodeCutOff => disturb(&self.leases.links[n], Link::Cut, lasts).await,
-            Fault::NodeSlow => slow_down(&self.leases.links[n], lasts).await,
-            _ => disturb(&self.leases.links[n], Link::NoAnswer, lasts).await,
+            _ => at_link(&self.leases.links[n], fault, lasts).await,
         }
         true
+    }
+
+    async fn at_etcd(&self, etcd: &Mutex<EtcdCluster>, planned: Planned) -> bool {
+        let Planned {
+            fault,
+            lasts,
+            choice,
+            ..
+        } = planned;
+        let n = choice % self.leases.links.len();
+        match fault {
+            Fault::NodeFrozen => {
+                let etcd = etcd.lock().await;
+                etcd.signal(n, "-STOP");
+                sleep(lasts).await;
+                etcd.signal(n, "-CONT");
+            }
+            Fault::NodeKilled => {
+                let mut etcd = etcd.lock().await;
+                etcd.kill(n);
+                sleep(lasts).await;
+                etcd.start_node(n);
+                etcd.is_up().await;
+            }
+            // Under the same name: to etcd it is the same cluster.
+            Fault::NodeFromOldFile => {
+                let mut etcd = etcd.lock().await;
+                etcd.is_up().await;
+                let snapshot = etcd.save(&format!("snapshot-{choice}-{}", lasts.as_millis()));
+                sleep(lasts).await;
+                etcd.restore(&snapshot, "the-cluster").await;
+            }
+            Fault::NodeFlushed => {
+                let etcd = etcd.lock().await;
+                etcd.is_up().await;
+                etcd.delete_all().await;
+            }
+            _ => at_link(&self.leases.links[n], fault, lasts).await,
+        }
+        true
+    }
+}
+
+/// A fault of the way to a node.
+async fn at_link(link: &Proxy, fault: Fault, lasts: Duration) {
+    match fault {
+        Fault::NodeSilent => disturb(link, Link::Silent, TTL / 2 + lasts).await,
+        Fault::NodeCutOff => disturb(link, Link::Cut, lasts).await,
+        Fault::NodeSlow => slow_down(link, lasts).await,
+        _ => disturb(link, Link::NoAnswer, lasts).await,
     }
 }

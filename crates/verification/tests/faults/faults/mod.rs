@@ -105,6 +105,14 @@ impl Stage {
             service.start().await;
         }
         self.targets.pooler.lock().await.restart().await;
+        if let Some(etcd) = &self.leases.etcd {
+            let mut etcd = etcd.lock().await;
+            for n in 0..self.leases.links.len() {
+                etcd.kill(n);
+                etcd.start_node(n);
+                etcd.is_up().await;
+            }
+        }
         for node in &self.leases.nodes {
             let mut node = node.lock().await;
             node.kill();

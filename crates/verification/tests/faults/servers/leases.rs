@@ -7,6 +7,7 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::support::{
     cluster::RedisCluster,
+    etcd::EtcdCluster,
     eventually,
     proxy::Proxy,
     redis::{RedisServer, Sentinel},
@@ -14,11 +15,13 @@ use crate::support::{
 };
 
 /// Where leases are kept.
-pub const STORES: [&str; 5] = ["postgres", "redis", "sentinel", "cluster", "quorum"];
+pub const STORES: [&str; 6] = ["postgres", "redis", "sentinel", "cluster", "quorum", "etcd"];
 
 pub struct LeaseServers {
-    /// Redis, in any number; none where leases are in Postgres.
+    /// Redis, in any number; none where leases are elsewhere.
     pub nodes: Vec<Mutex<RedisServer>>,
+    /// Three nodes, where leases are in etcd.
+    pub etcd: Option<Mutex<EtcdCluster>>,
     /// To each of the nodes; none where clients find them by themselves.
     pub links: Vec<Proxy>,
     /// Of the nodes that stand alone.
@@ -31,9 +34,13 @@ pub struct LeaseServers {
 impl LeaseServers {
     pub async fn start(store: &'static str) -> Self {
         let clock = WallClock::right();
-        let mut sentinel = None;
+        let (mut sentinel, mut etcd) = (None, None);
         let nodes = match store {
             "postgres" => vec![],
+            "etcd" => {
+                etcd = Some(EtcdCluster::start(3).await);
+                vec![]
+            }
             "redis" => vec![RedisServer::start_with(&[], &clock.variables()).await],
             "quorum" => {
                 let mut nodes = vec![RedisServer::start_with(&[], &clock.variables()).await];
@@ -61,8 +68,15 @@ impl LeaseServers {
         if matches!(store, "redis" | "quorum") {
             links = join_all(nodes.iter().map(|node| Proxy::to(node.addr()))).await;
         }
+        if let Some(etcd) = &etcd {
+            links = join_all(etcd.addrs().into_iter().map(Proxy::to)).await;
+        }
         let urls = match &sentinel {
             Some(sentinel) => vec![sentinel.url()],
+            None if etcd.is_some() => links
+                .iter()
+                .map(|link| link.url("http://127.0.0.1:1"))
+                .collect(),
             None if links.is_empty() => nodes.iter().map(RedisServer::url).collect(),
             None => nodes
                 .iter()
@@ -73,6 +87,7 @@ impl LeaseServers {
         let nodes = nodes.into_iter().map(Mutex::new).collect();
         Self {
             nodes,
+            etcd: etcd.map(Mutex::new),
             links,
             clock,
             sentinel,
