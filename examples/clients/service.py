@@ -2,7 +2,8 @@
 
     uvicorn service:app
 
-DATABASE_URL is the address of a Postgres with the fence and the table of `examples/drivers/inventory.sql`.
+DATABASE_URL leads to a Postgres with the fence and the table of
+`examples/drivers/inventory.sql`.
 """
 
 import json
@@ -17,12 +18,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 PROBLEMS = "https://docs.rs/tower-fence/latest/tower_fence/problem/#"
+TOKEN_REQUIRED = (428, "token-required", "A fencing token is required")
 REFUSALS = {  # by SQLSTATE
-    "TF400": (400, "malformed-token"),
-    "TF403": (403, "wrong-resource"),
-    "TF412": (412, "stale-token"),
-    "55P03": (503, "fence-busy"),  # after the lock timeout
-    "40001": (503, "fence-busy"),  # after too many concurrent writes
+    "TF400": (400, "malformed-token", "The fencing token is malformed"),
+    "TF403": (403, "wrong-resource", "The fencing token is for another resource"),
+    "TF412": (412, "stale-token", "The fencing token is stale"),
+    "55P03": (503, "fence-busy", "The resource is busy"),  # after the lock timeout
+    "40001": (503, "fence-busy", "The resource is busy"),  # after too many concurrent writes
 }
 
 url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
@@ -47,27 +49,30 @@ class Stock(BaseModel):
 class Refusal(Exception):
     """A refusal of the fence, which is answered as a problem document."""
 
-    def __init__(self, status, name, detail, **members):
+    def __init__(self, status, name, title, detail, **members):
         self.status = status
-        self.problem = {"type": PROBLEMS + name, "status": status, "detail": detail} | members
+        problem = {"type": PROBLEMS + name, "title": title, "status": status, "detail": detail}
+        self.problem = problem | members
 
 
 @app.exception_handler(Refusal)
 def answer_refusal(_request: Request, refusal: Refusal):
-    headers = {"Cache-Control": "no-store"} | ({"Retry-After": "1"} if refusal.status == 503 else {})
+    headers = {"Cache-Control": "no-store"}
+    if refusal.status == 503:
+        headers["Retry-After"] = "1"
     return JSONResponse(refusal.problem, refusal.status, headers, "application/problem+json")
 
 
 def fenced(sku: str, fencing_token: Annotated[list[str] | None, Header()] = None):
-    """Begins a transaction that has admitted the request's token for this SKU, and yields its session.
+    """Begins a transaction that admits the request's token for this SKU, and yields its session.
 
     The transaction commits at the end of the handler, and any error rolls it back.
     """
     if not any(fencing_token or []):
-        raise Refusal(428, "token-required", "the request has no Fencing-Token")
+        raise Refusal(*TOKEN_REQUIRED, "the header Fencing-Token is missing")
     with Session(engine) as session, session.begin():
         try:
-            # Before anything else in the transaction, so that it reads what earlier holders have written.
+            # First in the transaction: its reads then see what earlier holders have written.
             session.execute(text("SET LOCAL lock_timeout = '5s'"))
             admit = text("SELECT tower_fence.admit_header(:field, :sku)")
             # The whole field, its lines joined by a comma. Only the database parses it.
@@ -78,7 +83,7 @@ def fenced(sku: str, fencing_token: Annotated[list[str] | None, Header()] = None
 
 
 def refusal(error):
-    """The refusal that an error of the admission stands for, or the error itself if there is none."""
+    """The refusal for an error of the admission, or the error itself if it is no refusal."""
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate not in REFUSALS:
         return error
@@ -86,8 +91,8 @@ def refusal(error):
     return Refusal(*REFUSALS[sqlstate], error.diag.message_primary, **members)
 
 
-# With the scope "function" the transaction commits before the response is sent. By default FastAPI ends a dependency
-# after that, and a client would be told of a success before a COMMIT that fails.
+# The scope "function" commits before the response is sent. By default FastAPI ends a dependency
+# after the response, and the client would receive a success although COMMIT fails.
 Fenced = Annotated[Session, Depends(fenced, scope="function")]
 
 

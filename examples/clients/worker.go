@@ -1,4 +1,4 @@
-// A worker that decrements the stock of a SKU under a lease, with the standard library of Go alone.
+// A worker that decrements the stock of a SKU under a lease, with the standard library of Go.
 //
 //	go run worker.go sku-1
 //
@@ -62,7 +62,9 @@ type answer struct {
 }
 
 // call returns the JSON of the response, or a *refusal.
-func call(ctx context.Context, method, url string, header http.Header, body map[string]any) (result answer, err error) {
+func call(
+	ctx context.Context, method, url string, header http.Header, body map[string]any,
+) (result answer, err error) {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return result, err
@@ -87,7 +89,8 @@ func call(ctx context.Context, method, url string, header http.Header, body map[
 	return result, err
 }
 
-// acquire returns the Fencing-Token of the lease. A retry finds a lease that an earlier request was granted.
+// acquire returns the Fencing-Token of the lease. A retry under the same lease id finds the lease
+// that an earlier request was granted.
 func acquire(ctx context.Context, url string, header http.Header) (string, error) {
 	body := map[string]any{
 		"ttl_ms": ttl.Milliseconds(), "wait_ms": wait.Milliseconds(),
@@ -102,7 +105,7 @@ func acquire(ctx context.Context, url string, header http.Header) (string, error
 	}
 }
 
-// renew returns when the lease expires: counted from before the request, so never too late.
+// renew returns the expiry of the lease, which counts from before the request.
 func renew(ctx context.Context, url string, header http.Header) (time.Time, error) {
 	sent := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, ttl/3)
@@ -111,7 +114,8 @@ func renew(ctx context.Context, url string, header http.Header) (time.Time, erro
 	return sent.Add(ttl), err
 }
 
-// keep renews the lease at each third of its TTL, and moves the expiry. A refused renewal ends the lease now.
+// keep renews the lease at each third of its TTL, and moves its expiry. If a renewal is refused,
+// the lease is lost. If the server does not respond, keep retries.
 func keep(ctx context.Context, url string, header http.Header, expiry *time.Timer, lose func()) {
 	for pause := ttl / 3; ; {
 		select {
@@ -132,9 +136,11 @@ func keep(ctx context.Context, url string, header http.Header, expiry *time.Time
 	}
 }
 
-// withLease calls work with the Fencing-Token of a lease. If the lease is lost, it cancels the context of work, and
-// returns errLost.
-func withLease(ctx context.Context, resource string, work func(ctx context.Context, token string) error) error {
+// withLease calls work with the Fencing-Token of a lease. If the lease is lost, withLease cancels
+// the context of work, and returns errLost.
+func withLease(
+	ctx context.Context, resource string, work func(ctx context.Context, token string) error,
+) error {
 	id := make([]byte, 16) // a new lease id for each acquisition
 	if _, err := rand.Read(id); err != nil {
 		return err
@@ -150,7 +156,7 @@ func withLease(ctx context.Context, resource string, work func(ctx context.Conte
 	if err != nil {
 		return err
 	}
-	// The acquisition may have waited for longer than the TTL. A renewal says when the lease expires.
+	// The acquisition may have waited for longer than the TTL. A renewal returns the expiry.
 	end, err := renew(ctx, url, header)
 	if err != nil {
 		return err

@@ -1,8 +1,8 @@
-// A worker that decrements the stock of a SKU under a lease, with what Node has alone. Node 22.18 or later runs it:
+// A worker that decrements the stock of a SKU under a lease, with the standard library of Node.
 //
 //     node worker.mts sku-1
 //
-// The README has the environment variables.
+// It needs Node 22.18 or later, or tsx. The README has the environment variables.
 
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -31,8 +31,10 @@ const mayPass = (error: unknown) => !(error instanceof Refusal) || error.status 
 
 type Headers = Record<string, string>;
 
-/** Returns the JSON of the response. Throws a Refusal, and another error if there is no response. */
-async function call(method: string, url: string, headers: Headers, body?: object, signal?: AbortSignal) {
+/** Returns the JSON of the response, or throws a Refusal, or another error if there is none. */
+async function call(
+  method: string, url: string, headers: Headers, body?: object, signal?: AbortSignal,
+) {
   const response = await fetch(url, {
     method,
     headers: { "Content-Type": "application/json", ...headers },
@@ -44,7 +46,10 @@ async function call(method: string, url: string, headers: Headers, body?: object
   return text ? JSON.parse(text) : undefined;
 }
 
-/** Acquires the lease, and returns its Fencing-Token. A retry finds a lease that an earlier request was granted. */
+/**
+ * Acquires the lease, and returns its Fencing-Token. A retry under the same lease id finds the
+ * lease that an earlier request was granted.
+ */
 async function acquire(url: string, headers: Headers): Promise<string> {
   const body = { ttl_ms, wait_ms, owner: "worker.mts", lease_id: headers["Lease-Id"] };
   for (let retriesLeft = 2; ; retriesLeft--) {
@@ -57,20 +62,24 @@ async function acquire(url: string, headers: Headers): Promise<string> {
   }
 }
 
-/** Renews the lease, and returns when it expires: counted from before the request, so never too late. */
-async function renew(url: string, headers: Headers, timeout: number): Promise<number> {
+/** Renews the lease, and returns its expiry, which counts from before the request. */
+async function renew(url: string, headers: Headers, timeout_ms: number): Promise<number> {
   const sent = performance.now();
-  await call("PUT", url, headers, { ttl_ms }, AbortSignal.timeout(Math.max(0, Math.floor(timeout))));
+  const timeout = AbortSignal.timeout(Math.max(0, Math.floor(timeout_ms)));
+  await call("PUT", url, headers, { ttl_ms }, timeout);
   return sent + ttl_ms;
 }
 
-/** Renews the lease at each third of its TTL. Aborts if a renewal is refused, or none succeeds before the lease expires. */
+/**
+ * Renews the lease at each third of its TTL. If a renewal is refused, or the lease expires, aborts.
+ * If the server does not respond, retries.
+ */
 async function keep(url: string, headers: Headers, end: number, held: AbortController) {
   const { signal } = held;
   const left = () => end - performance.now();
   let pause = ttl_ms / 3;
   while (true) {
-    await sleep(Math.min(pause, left()), undefined, { signal }).catch(() => {});
+    await sleep(Math.max(0, Math.min(pause, left())), undefined, { signal }).catch(() => {});
     if (signal.aborted) return;
     try {
       end = await renew(url, headers, Math.min(ttl_ms / 3, left()));
@@ -82,15 +91,22 @@ async function keep(url: string, headers: Headers, end: number, held: AbortContr
   }
 }
 
-/** Calls `work` with the Fencing-Token of a lease, and a signal that is aborted when the lease is lost. */
-async function withLease(resource: string, work: (token: string, signal: AbortSignal) => Promise<void>) {
+/**
+ * Calls `work` with the Fencing-Token of a lease. If the lease is lost, aborts the signal of
+ * `work`, and throws LeaseLost.
+ */
+async function withLease(
+  resource: string, work: (token: string, signal: AbortSignal) => Promise<void>,
+) {
   const url = locks + encodeURIComponent(resource);
-  // A new lease id for each acquisition.
-  const headers = { Authorization: `Bearer ${env.TOWER_FENCE_SECRET ?? ""}`, "Lease-Id": randomUUID() };
+  const headers = {
+    Authorization: `Bearer ${env.TOWER_FENCE_SECRET ?? ""}`,
+    "Lease-Id": randomUUID(), // a new one for each acquisition
+  };
   const held = new AbortController();
   try {
     const token = await acquire(url, headers);
-    // The acquisition may have waited for longer than the TTL. A renewal says when the lease expires.
+    // The acquisition may have waited for longer than the TTL. A renewal returns the expiry.
     const end = await renew(url, headers, ttl_ms / 3);
     keep(url, headers, end, held);
     await work(token, held.signal).finally(() => held.signal.throwIfAborted());

@@ -1,8 +1,8 @@
-"""A worker that decrements the stock of a SKU under a lease. Python 3.11 or later, with its standard library alone.
+"""A worker that decrements the stock of a SKU under a lease, with the standard library of Python.
 
     python3 worker.py sku-1
 
-The README has the environment variables.
+It needs Python 3.11 or later. The README has the environment variables.
 """
 
 import asyncio
@@ -29,7 +29,10 @@ class LeaseLost(Exception):
 
 
 async def call(method, url, headers={}, body=None, timeout=15):
-    """Returns the JSON of the response. Raises HTTPError for a refusal, and another OSError if there is no response."""
+    """Returns the JSON of the response.
+
+    Raises HTTPError if the server refuses, and another OSError if it does not respond.
+    """
 
     def send():
         data = None if body is None else json.dumps(body).encode()
@@ -46,11 +49,16 @@ def may_pass(error):
 
 
 async def acquire(url, headers):
-    """Acquires the lease, and returns its Fencing-Token. A retry finds a lease that an earlier request was granted."""
-    body = {"ttl_ms": TTL_MS, "wait_ms": WAIT_MS, "owner": "worker.py", "lease_id": headers["Lease-Id"]}
+    """Acquires the lease, and returns its Fencing-Token.
+
+    A retry under the same lease id finds the lease that an earlier request was granted.
+    """
+    body = {"ttl_ms": TTL_MS, "wait_ms": WAIT_MS, "owner": "worker.py"}
+    body["lease_id"] = headers["Lease-Id"]
     for retries_left in (2, 1, 0):
         try:
-            return (await call("POST", url, headers, body, timeout=WAIT_MS / 1000 + 5))["fencing_token"]
+            granted = await call("POST", url, headers, body, timeout=WAIT_MS / 1000 + 5)
+            return granted["fencing_token"]
         except OSError as error:
             if retries_left == 0 or not may_pass(error):
                 raise
@@ -58,14 +66,17 @@ async def acquire(url, headers):
 
 
 async def renew(url, headers):
-    """Renews the lease, and returns when it expires: counted from before the request, so never too late."""
+    """Renews the lease, and returns its expiry, which counts from before the request."""
     sent = asyncio.get_running_loop().time()
     await call("PUT", url, headers, {"ttl_ms": TTL_MS}, timeout=TTL / 3)
     return sent + TTL
 
 
 async def keep(url, headers, expiry):
-    """Renews the lease at each third of its TTL, and moves the expiry. A refused renewal ends the lease now."""
+    """Renews the lease at each third of its TTL, and moves its expiry.
+
+    If a renewal is refused, the lease expires now. If the server does not respond, retries.
+    """
     pause = TTL / 3
     while True:
         await asyncio.sleep(pause)
@@ -82,13 +93,16 @@ async def keep(url, headers, expiry):
 
 @asynccontextmanager
 async def lease(resource):
-    """Holds the lease for the block, which gets the Fencing-Token. If the lease is lost, the block is cancelled."""
+    """Holds the lease for the block, and yields its Fencing-Token.
+
+    If the lease is lost, the block is cancelled, and LeaseLost is raised.
+    """
     url = LOCKS + quote(resource, safe="")
     # A new lease id for each acquisition.
     headers = {"Authorization": f"Bearer {SECRET}", "Lease-Id": str(uuid4())}
     try:
         token = await acquire(url, headers)
-        # The acquisition may have waited for longer than the TTL. A renewal says when the lease expires.
+        # The acquisition may have waited for longer than the TTL. A renewal returns the expiry.
         expiry = asyncio.timeout_at(await renew(url, headers))
         try:
             async with expiry:
