@@ -79,12 +79,11 @@ impl Shop {
         Process::run(worker)
     }
 
-    /// Runs a worker that takes 10 down to 9.
-    async fn write_nine(&self, worker: Command, ttl_ms: u64, work_ms: u64) {
-        let mut worker = self.start(worker, ttl_ms, work_ms);
+    /// Runs a worker that writes 9.
+    async fn write_nine(&self, worker: Command) {
+        let mut worker = self.start(worker, 30_000, 0);
         let status = worker.exit().await;
         assert!(status.success(), "{}{}", worker.stdout(), worker.log());
-        assert!(worker.stdout().contains("the stock is 9 now"));
         self.has_nine().await;
     }
 
@@ -92,17 +91,22 @@ impl Shop {
         let stock = "SELECT stock FROM inventory WHERE sku = 'sku-1'";
         assert_eq!(self.db.number(stock).await, 9);
     }
-
-    async fn lease(&self) -> serde_json::Value {
-        self.program.get("/locks/sku-1").await.json()
-    }
 }
 
-/// The work takes longer than the TTL, and the lease is released at the end.
+/// The work takes longer than the TTL. A second worker waits until the first one has released the lease.
 async fn writes_under_a_renewed_lease(worker: fn() -> Command) {
     let shop = Shop::open().await;
-    shop.write_nine(worker(), 4_000, 6_000).await;
-    assert_eq!(shop.lease().await["held"], false);
+    let mut first = shop.start(worker(), 4_000, 6_000);
+    first.prints("the stock is 10", 1).await;
+    let second = shop.start(worker(), 30_000, 0);
+    for (mut worker, stock) in [(first, 9), (second, 8)] {
+        let status = worker.exit().await;
+        assert!(status.success(), "{}{}", worker.stdout(), worker.log());
+        let line = format!("the stock is {stock} now\n");
+        assert!(worker.stdout().ends_with(&line), "{}", worker.stdout());
+    }
+    let lease = shop.program.get("/locks/sku-1").await.json();
+    assert_eq!(lease["held"], false);
 }
 
 /// The worker is paused until its lease has expired and another one has written.
@@ -111,10 +115,11 @@ async fn stops_when_its_lease_is_lost(worker: fn() -> Command) {
     let mut paused = shop.start(worker(), 3_000, 600_000);
     paused.prints("the stock is 10", 1).await;
     paused.signal("-STOP");
-    shop.write_nine(worker(), 30_000, 0).await;
+    shop.write_nine(worker()).await;
     paused.signal("-CONT");
     assert_eq!(paused.exit().await.code(), Some(1));
-    assert_eq!(paused.log(), "the lease is lost: stopped\n");
+    let log = paused.log();
+    assert!(log.ends_with("the lease is lost: stopped\n"), "{log}");
     shop.has_nine().await;
 }
 
@@ -126,7 +131,7 @@ async fn late_write_is_refused(worker: fn() -> Command) {
     paused.signal("-STOP");
     let broken = shop.program.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(broken.status, 204, "{broken:?}");
-    shop.write_nine(worker(), 30_000, 0).await;
+    shop.write_nine(worker()).await;
     paused.signal("-CONT");
     assert_eq!(paused.exit().await.code(), Some(1), "{}", paused.stdout());
     let log = paused.log();
