@@ -35,7 +35,7 @@ remove_idle: 1
 stock: 8 4
 ";
 
-const TABLE: &str = include_str!("../../examples/drivers/inventory.sql");
+pub const TABLE: &str = include_str!("../../examples/drivers/inventory.sql");
 
 /// Two rows that were not used for 30 days, and one that was.
 const IDLE_ROWS: &str = "
@@ -44,8 +44,8 @@ const IDLE_ROWS: &str = "
     FROM (VALUES ('idle-1', 31), ('idle-2', 31), ('used', 29)) AS rows (name, days)
 ";
 
-/// What `tests/run` has installed and built for the programs.
-fn built(path: &str) -> PathBuf {
+/// What `tests/run` has installed and built for these programs and those of `examples/clients`.
+pub fn built(path: &str) -> PathBuf {
     Path::new(&variable("TEST_DRIVERS")).join(path)
 }
 

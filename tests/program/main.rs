@@ -1,6 +1,7 @@
 //! The program `tower-fence`, the OpenAPI document, and programs in other languages.
 
 mod access;
+mod clients;
 mod command;
 mod connections;
 mod database_urls;

@@ -1,0 +1,111 @@
+"""An inventory service that admits fencing tokens, with FastAPI and SQLAlchemy 2 over psycopg 3.
+
+    uvicorn service:app
+
+DATABASE_URL leads to a Postgres with the fence and the table of
+`examples/drivers/inventory.sql`.
+"""
+
+import json
+import os
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+PROBLEMS = "https://docs.rs/tower-fence/latest/tower_fence/problem/#"
+TOKEN_REQUIRED = (428, "token-required", "A fencing token is required")
+REFUSALS = {  # by SQLSTATE
+    "TF400": (400, "malformed-token", "The fencing token is malformed"),
+    "TF403": (403, "wrong-resource", "The fencing token is for another resource"),
+    "TF412": (412, "stale-token", "The fencing token is stale"),
+    "55P03": (503, "fence-busy", "The resource is busy"),  # after the lock timeout
+    "40001": (503, "fence-busy", "The resource is busy"),  # after too many concurrent writes
+}
+
+url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
+engine = create_engine(url)
+app = FastAPI()
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Inventory(Base):
+    __tablename__ = "inventory"
+    sku: Mapped[str] = mapped_column(primary_key=True)
+    stock: Mapped[int]
+
+
+class Stock(BaseModel):
+    stock: int
+
+
+class Refusal(Exception):
+    """A refusal of the fence, which is answered as a problem document."""
+
+    def __init__(self, status, name, title, detail, **members):
+        self.status = status
+        problem = {"type": PROBLEMS + name, "title": title, "status": status, "detail": detail}
+        self.problem = problem | members
+
+
+@app.exception_handler(Refusal)
+def answer_refusal(_request: Request, refusal: Refusal):
+    headers = {"Cache-Control": "no-store"}
+    if refusal.status == 503:
+        headers["Retry-After"] = "1"
+    return JSONResponse(refusal.problem, refusal.status, headers, "application/problem+json")
+
+
+def fenced(sku: str, fencing_token: Annotated[list[str] | None, Header()] = None):
+    """Begins a transaction that admits the request's token for this SKU, and yields its session.
+
+    The transaction commits at the end of the handler, and any error rolls it back.
+    """
+    if not any(fencing_token or []):
+        raise Refusal(*TOKEN_REQUIRED, "the header Fencing-Token is missing")
+    with Session(engine) as session, session.begin():
+        try:
+            # First in the transaction: its reads then see what earlier holders have written.
+            session.execute(text("SET LOCAL lock_timeout = '5s'"))
+            admit = text("SELECT tower_fence.admit_header(:field, :sku)")
+            # The whole field, its lines joined by a comma. Only the database parses it.
+            session.execute(admit, {"field": ", ".join(fencing_token), "sku": sku})
+        except DBAPIError as error:
+            raise refusal(error.orig) from error
+        yield session
+
+
+def refusal(error):
+    """The refusal for an error of the admission, or the error itself if it is no refusal."""
+    sqlstate = getattr(error, "sqlstate", None)
+    if sqlstate not in REFUSALS:
+        return error
+    members = json.loads(error.diag.message_detail or "{}") if sqlstate.startswith("TF") else {}
+    return Refusal(*REFUSALS[sqlstate], error.diag.message_primary, **members)
+
+
+# The scope "function" commits before the response is sent. By default FastAPI ends a dependency
+# after the response, and the client would receive a success although COMMIT fails.
+Fenced = Annotated[Session, Depends(fenced, scope="function")]
+
+
+@app.get("/inventory/{sku}")
+def read_stock(sku: str) -> Stock:
+    with Session(engine) as session:
+        row = session.get(Inventory, sku)
+    if row is None:
+        raise HTTPException(404, "no such SKU")
+    return Stock(stock=row.stock)
+
+
+@app.put("/inventory/{sku}")
+def write_stock(sku: str, body: Stock, session: Fenced) -> Stock:
+    session.merge(Inventory(sku=sku, stock=body.stock))
+    return body
