@@ -1,7 +1,9 @@
 //! The program `tower-fence`, the OpenAPI document, and programs in other languages.
 
 mod access;
+mod check;
 mod command;
+mod config;
 mod connections;
 mod database_urls;
 mod description;

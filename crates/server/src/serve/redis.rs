@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
+use redis::{Client, ClientTlsConfig, TlsCertificates};
 use rustls::{
     crypto::ring::sign::any_supported_type,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -165,6 +166,24 @@ impl RedisArgs {
             builder = builder.client_certificate(pem, key.expose());
         }
         Ok(builder)
+    }
+
+    /// A client of the server that one of the URLs names.
+    pub fn client(&self, url: &str) -> Result<Client, Failure> {
+        let Certificates { authority, client } = self.certificates()?;
+        let opened = if url.starts_with("rediss://") && (authority.is_some() || client.is_some()) {
+            let certificates = TlsCertificates {
+                client_tls: client.map(|(client_cert, key)| ClientTlsConfig {
+                    client_cert,
+                    client_key: key.expose().into(),
+                }),
+                root_cert: authority,
+            };
+            Client::build_with_tls(url, certificates)
+        } else {
+            Client::open(url)
+        };
+        opened.map_err(|error| Failure::configuration(format!("no Redis: {error}")))
     }
 
     /// Refuses settings that would have no effect.
