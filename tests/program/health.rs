@@ -206,38 +206,38 @@ async fn it_is_not_ready_while_its_redis_takes_no_grant() {
     names(&server, "database", "read-only transaction").await;
 }
 
-/// It starts, says what is missing, and needs no restart once that is there.
 #[tokio::test]
-async fn it_starts_before_its_database_and_its_tables() {
+async fn it_waits_for_its_database_and_not_for_its_tables() {
     let mut postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     postgres.stop().await;
-    let server = Served::start(&url, &[]).await;
+    let mut server = Served::start(&url, &[]).await;
     assert_eq!(
         becomes(&server, 503).await.json()["database"],
         "unavailable"
     );
     postgres.restart().await;
-    eventually("the database answers", async || {
-        server.get("/readyz").await.json()["database"] == "ok"
-    })
-    .await;
-    assert_eq!(server.get("/readyz").await.json()["leases"], "unavailable");
+    assert_eq!(server.exit().await.code(), Some(78));
     assert!(
         server.log().contains("run `tower-fence migrate`"),
         "{}",
         server.log()
     );
     let database = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
-    for (command, status) in [
-        (&["reset", "sku-1", "--to", "5", "--yes"][..], 78),
-        (&["check"], 78),
-        (&["run", "--direct", "--", "true"], 78),
+    for command in [
+        &["serve", "--listen", "127.0.0.1:0"][..],
+        &["reset", "sku-1", "--to", "5", "--yes"],
+        &["check"],
+        &["run", "--direct", "--", "true"],
     ] {
         let refused = run(command, &database).await;
-        refused.is(status).says("run `tower-fence migrate`");
+        refused.is(78).says("run `tower-fence migrate`");
     }
     run(&["migrate"], &database).await.is(0);
+    postgres.stop().await;
+    let server = Served::start(&url, &[]).await;
+    becomes(&server, 503).await;
+    postgres.restart().await;
     becomes(&server, 200).await;
     // With `--migrate` there is no start without it.
     postgres.crash().await;

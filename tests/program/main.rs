@@ -1,8 +1,10 @@
 //! The program `tower-fence`, the OpenAPI document, and programs in other languages.
 
 mod access;
+mod check;
 mod clients;
 mod command;
+mod config;
 mod connections;
 mod database_urls;
 mod description;

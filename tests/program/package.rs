@@ -39,6 +39,8 @@ fn build(folder: &Path) -> PathBuf {
     }
     .to_owned();
     let deb = folder.join("tower-fence.deb");
+    let beside = name(program.parent().unwrap()).to_owned();
+    done(name(&program), &["generate", &beside]);
     let options = [
         "deb",
         "-p",
@@ -116,7 +118,17 @@ async fn the_package_is_installed_runs_and_is_purged() {
     asked.arg("--version");
     let told = ended(asked).await;
     assert_eq!(told.is(0).stdout, format!("tower-fence {}\n", version()));
-    assert!(root.path("usr/share/doc/tower-fence/README.md").exists());
+    for installed in [
+        "doc/tower-fence/README.md",
+        "man/man1/tower-fence.1.gz",
+        "man/man1/tower-fence-serve.1.gz",
+        "bash-completion/completions/tower-fence",
+        "zsh/vendor-completions/_tower-fence",
+        "fish/vendor_completions.d/tower-fence.fish",
+    ] {
+        let file = root.path("usr/share").join(installed);
+        assert!(file.exists(), "{installed} is missing");
+    }
 
     // As the service starts it: with the variables of its file, and secrets from where the file says.
     let db = Postgres::fresh(2).await;

@@ -265,7 +265,8 @@ async fn without_a_command_it_says_what_it_can() {
     let ended = ended(program()).await;
     let help = ended.is(64).stderr.clone() + &ended.stdout;
     for command in [
-        "serve", "run", "leases", "inspect", "break", "reset", "migrate", "check", "schema",
+        "serve", "run", "leases", "inspect", "break", "reset", "migrate", "check", "config",
+        "schema",
     ] {
         assert!(
             help.contains(&format!("\n  {command} ")),

@@ -1,14 +1,17 @@
 //! The command line: its commands, and what they have in common.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::Path};
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{
+    config::{self, ConfigArgs},
+    failure::Failure,
+    generate::GenerateArgs,
     operate::{BreakArgs, InspectArgs, LeasesArgs},
     run::RunArgs,
-    schema::{CheckArgs, MigrateArgs, PrintArgs, ResetArgs},
-    serve::ServeArgs,
+    schema::{MigrateArgs, PrintArgs, ResetArgs},
+    serve::{CheckArgs, ServeArgs},
 };
 
 /// Leases with fencing tokens, for programs in any language.
@@ -47,16 +50,95 @@ pub enum Command {
     Break(BreakArgs),
     Reset(ResetArgs),
     Migrate(MigrateArgs),
-    Check(CheckArgs),
+    Check(Box<CheckArgs>),
+    Config(Box<ConfigArgs>),
     Schema(PrintArgs),
+    // For those who make packages.
+    #[command(hide = true)]
+    Generate(GenerateArgs),
 }
 
-impl Cli {
-    /// Reads a command line. No help shows what is in the environment: it may be a secret.
-    pub fn parse_from(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+/// A command line that was read.
+pub struct Line {
+    pub command: Command,
+    pub settings: Settings,
+}
+
+/// What `config` prints: the command line, and the words that stand for the settings of a file.
+pub struct Settings {
+    program: clap::Command,
+    matches: ArgMatches,
+    of_file: Vec<OsString>,
+}
+
+/// Why a command line cannot be read, or is a question for help.
+pub enum Unread {
+    Words(clap::Error),
+    File(Failure),
+}
+
+impl Line {
+    /// Reads a command line, and the file with settings that it names.
+    pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, Unread> {
+        let mut words: Vec<_> = words.into_iter().collect();
+        // No help shows what is in the environment: it may be a secret.
         let hidden = |command: clap::Command| command.mut_args(|arg| arg.hide_env_values(true));
-        let command = hidden(Self::command()).mut_subcommands(hidden);
-        Self::from_arg_matches(&command.try_get_matches_from(words)?)
+        let program = hidden(Cli::command()).mut_subcommands(hidden);
+        let read = |words: &[OsString]| {
+            let matches = program.clone().try_get_matches_from(words)?;
+            Ok((Cli::from_arg_matches(&matches)?.command, matches))
+        };
+        let (mut command, mut matches) = read(&words).map_err(Unread::Words)?;
+        let mut of_file = vec![];
+        if let Some(file) = command.config_file() {
+            let (subcommand, given) = below(&program, &matches);
+            of_file = config::words_of(file, subcommand, given).map_err(Unread::File)?;
+            // Behind the name of the command.
+            words.splice(2..2, of_file.iter().cloned());
+            (command, matches) = read(&words).map_err(|error: clap::Error| {
+                let text = error.to_string();
+                let first = text.lines().next().unwrap_or_default();
+                let first = first.trim_start_matches("error: ");
+                Unread::File(Failure::file("cannot use", file, first))
+            })?;
+        }
+        let settings = Settings {
+            program,
+            matches,
+            of_file,
+        };
+        Ok(Self { command, settings })
+    }
+}
+
+impl Settings {
+    pub fn print(&self) -> Result<u8, Failure> {
+        let (subcommand, given) = below(&self.program, &self.matches);
+        config::print(subcommand, given, &self.of_file)
+    }
+}
+
+/// The command that was given, and what was given to it.
+fn below<'a>(
+    program: &'a clap::Command,
+    matches: &'a ArgMatches,
+) -> (&'a clap::Command, &'a ArgMatches) {
+    let found = matches.subcommand().and_then(|(name, given)| {
+        let command = program.find_subcommand(name)?;
+        Some((command, given))
+    });
+    found.unwrap_or((program, matches))
+}
+
+impl Command {
+    /// The file with settings, of the commands that take them.
+    fn config_file(&self) -> Option<&Path> {
+        match self {
+            Self::Serve(args) => args.config.as_deref(),
+            Self::Check(args) => args.serve.config.as_deref(),
+            Self::Config(args) => args.serve.config.as_deref(),
+            _ => None,
+        }
     }
 }
 

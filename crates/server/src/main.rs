@@ -4,10 +4,12 @@
 
 mod args;
 mod client;
+mod config;
 mod database;
 mod database_url;
 mod duration;
 mod failure;
+mod generate;
 mod logs;
 mod operate;
 mod pooler;
@@ -25,7 +27,7 @@ use tokio::{
 };
 
 use self::{
-    args::{Cli, Command},
+    args::{Command, Line, Unread},
     failure::Failure,
 };
 
@@ -33,9 +35,10 @@ fn main() -> ExitCode {
     // With several providers in the program, rustls asks for the choice of one.
     let provider = rustls::crypto::ring::default_provider();
     _ = provider.install_default();
-    let cli = match Cli::parse_from(env::args_os()) {
-        Ok(cli) => cli,
-        Err(error) => {
+    let line = match Line::read(env::args_os()) {
+        Ok(line) => line,
+        Err(Unread::File(failure)) => return ended(&failure),
+        Err(Unread::Words(error)) => {
             // The reader of a help text may be gone.
             _ = error.print();
             let asked = matches!(
@@ -49,18 +52,21 @@ fn main() -> ExitCode {
             };
         }
     };
-    match start(cli.command) {
+    match start(line) {
         Ok(status) => status.into(),
-        Err(failure) => {
-            let text = failure.for_people();
-            logs::say(format_args!("tower-fence: {text}"));
-            failure.status.into()
-        }
+        Err(failure) => ended(&failure),
     }
 }
 
+fn ended(failure: &Failure) -> ExitCode {
+    let text = failure.for_people();
+    logs::say(format_args!("tower-fence: {text}"));
+    failure.status.into()
+}
+
 /// Runs a command, and returns the exit status.
-fn start(command: Command) -> Result<u8, Failure> {
+fn start(line: Line) -> Result<u8, Failure> {
+    let Line { command, settings } = line;
     let mut builder = match command {
         Command::Serve(_) => Builder::new_multi_thread(),
         _ => Builder::new_current_thread(),
@@ -77,11 +83,13 @@ fn start(command: Command) -> Result<u8, Failure> {
             // Asks a person at the terminal, and ends by the default of a signal.
             Command::Reset(args) => schema::reset(args).await,
             Command::Schema(args) => schema::print(args).await,
+            Command::Config(_) => settings.print(),
+            Command::Generate(args) => generate::generate(args),
             Command::Leases(args) => until_signal(operate::leases(args)).await,
             Command::Inspect(args) => until_signal(operate::inspect(args)).await,
             Command::Break(args) => until_signal(operate::break_lease(args)).await,
             Command::Migrate(args) => until_signal(schema::migrate(args)).await,
-            Command::Check(args) => until_signal(schema::check(args)).await,
+            Command::Check(args) => until_signal(serve::check(*args)).await,
         }
     });
     // A look-up of a name may go on for long in a thread, and is not waited for.

@@ -1,4 +1,4 @@
-//! What is done in the database: `migrate`, `check`, `schema` and `reset`.
+//! What is done in the database: `migrate`, `schema` and `reset`.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -37,16 +37,6 @@ pub struct PrintArgs {
     first: FirstMigrationArgs,
 }
 
-/// Checks that the fence in the database is fit for use.
-///
-/// Its tables are those of this version, PUBLIC may execute no function that has the rights of its owner, and no
-/// row-level security hides rows of its tables. The exit status is 78 where that is not so. Only reads.
-#[derive(Args)]
-pub struct CheckArgs {
-    #[command(flatten)]
-    database: DatabaseArgs,
-}
-
 /// Takes a fence back that has seen a token far too high.
 ///
 /// A token that was forged, or came from elsewhere, closes its resource: everything below is stale. This takes the
@@ -80,13 +70,6 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     print_text(&format!(
         "the tables and functions in {place} are up to date\n"
     ))
-}
-
-pub async fn check(args: CheckArgs) -> Result<u8, Failure> {
-    let (fence, place) = args.database.reached().await?;
-    let checked = fence.check().await;
-    checked.map_err(|error| unreadable(&place, error))?;
-    print_text(&format!("the fence in {place} is fit for use\n"))
 }
 
 /// Why a fence cannot be read.

@@ -110,16 +110,23 @@ pub fn has_password(url: &str) -> bool {
 
 /// Hosts and ports of URLs, for people.
 pub fn addresses(urls: &Secret) -> String {
-    let address = |url: &str| {
-        let url = Url::parse(url).ok()?;
-        let host = url.host_str()?;
-        Some(match url.port() {
-            Some(port) => format!("{host}:{port}"),
-            None => host.to_owned(),
-        })
-    };
-    let all = words(urls.expose()).map(|url| address(url).unwrap_or_else(|| "?".into()));
-    all.collect::<Vec<_>>().join(", ")
+    words(urls.expose())
+        .map(address)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// The host and the port of a URL, for people.
+pub fn address(url: &str) -> String {
+    let parsed = Url::parse(url).ok();
+    let found = parsed
+        .as_ref()
+        .and_then(|url| Some((url.host_str()?, url.port())));
+    match found {
+        Some((host, Some(port))) => format!("{host}:{port}"),
+        Some((host, None)) => host.to_owned(),
+        None => "?".into(),
+    }
 }
 
 #[cfg(test)]

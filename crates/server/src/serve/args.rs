@@ -21,6 +21,12 @@ use crate::{
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ServeArgs {
+    /// A file with settings (TOML), each under the name of its option: `listen = "127.0.0.1:4120"`.
+    ///
+    /// An option on the command line or in the environment replaces the setting. The file contains no secret, but may name
+    /// files with secrets.
+    #[arg(long, env = "TOWER_FENCE_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Where to listen: an address and a port. Port 0 takes a free one.
     #[arg(
         long,

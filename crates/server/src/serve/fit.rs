@@ -1,4 +1,5 @@
-//! What has to hold of the database before the server grants leases from it.
+//! What has to hold of the database before the server grants leases from it: its tables are there, and only the roles
+//! that were granted rights may use them. A database that does not answer is waited for.
 
 use std::time::Duration;
 
@@ -55,9 +56,8 @@ impl Fit<'_> {
         let looking = async {
             self.args.refuse_poolers(&self.fence, &self.place).await?;
             match self.fence.check().await {
-                // /readyz says so until they are there.
-                Ok(()) | Err(AdmitError::NotMigrated(_)) => Ok(()),
-                Err(AdmitError::Misconfigured(cause)) => {
+                Ok(()) => Ok(()),
+                Err(AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause)) => {
                     let (place, cause) = (&self.place, chain(&cause));
                     Err(Failure::configuration(format!("{place}: {cause}")))
                 }

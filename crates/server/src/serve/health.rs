@@ -58,6 +58,11 @@ impl Health {
         self
     }
 
+    /// The looks at the stores, with the name of each store.
+    pub fn into_probes(self) -> [(&'static str, Probe); 2] {
+        [("database", self.database), ("lease store", self.leases)]
+    }
+
     /// Where the outcome of each grant is to be recorded.
     pub fn grants(&self) -> Arc<Recent> {
         Arc::clone(&self.grants)

@@ -4,6 +4,7 @@
 
 mod access;
 mod args;
+mod check;
 mod connections;
 mod describe;
 mod fit;
@@ -34,10 +35,13 @@ use tower_fence::{
     problem::{Problem, ProblemType},
 };
 
-pub use self::args::ServeArgs;
 use self::{
     access::Access, connections::Connections, fit::Fit, health::Health, reload::Reload, stop::Stop,
     store::Mounted, tls::Tls, under_way::UnderWay,
+};
+pub use self::{
+    args::ServeArgs,
+    check::{CheckArgs, check},
 };
 use crate::{
     database,
@@ -151,14 +155,12 @@ fn routes(
         .fallback(async || Problem::new(ProblemType::UnknownRoute)))
 }
 
-/// Listens, unless that would open the leases to everybody by mistake.
-async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListener, Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::new(
-            crate::failure::UNAVAILABLE,
-            format!("cannot listen on {address}: {}", chain(&error)),
-        )
-    };
+/// The addresses to listen on, unless that would open the leases to everybody by mistake.
+async fn addresses(
+    address: &str,
+    access: &Access,
+    anyone: bool,
+) -> Result<Vec<SocketAddr>, Failure> {
     let found = lookup_host(address).await;
     let found: Vec<SocketAddr> = found
         .map_err(|error| {
@@ -175,7 +177,15 @@ async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListe
              or say --allow-anyone"
         )));
     }
-    TcpListener::bind(found.as_slice()).await.map_err(failed)
+    Ok(found)
+}
+
+async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListener, Failure> {
+    let found = addresses(address, access, anyone).await?;
+    TcpListener::bind(found.as_slice()).await.map_err(|error| {
+        let text = format!("cannot listen on {address}: {}", chain(&error));
+        Failure::new(crate::failure::UNAVAILABLE, text)
+    })
 }
 
 /// The keys that sign tokens.

@@ -187,6 +187,24 @@ impl RedisArgs {
         builder.with_clients(clients).map_err(refused)
     }
 
+    /// A client of the server that one of the URLs names.
+    pub fn client(&self, url: &str) -> Result<Client, Failure> {
+        let Certificates { authority, client } = self.certificates()?;
+        let opened = if url.starts_with("rediss://") && (authority.is_some() || client.is_some()) {
+            let certificates = TlsCertificates {
+                client_tls: client.map(|(client_cert, key)| ClientTlsConfig {
+                    client_cert,
+                    client_key: key.expose().into(),
+                }),
+                root_cert: authority,
+            };
+            Client::build_with_tls(url, certificates)
+        } else {
+            Client::open(url)
+        };
+        opened.map_err(|error| Failure::configuration(format!("no Redis: {error}")))
+    }
+
     /// Refuses settings that would have no effect.
     pub fn check(&self) -> Result<(), Failure> {
         let has_master = self.redis_master_username.is_some()

@@ -1,0 +1,157 @@
+//! The settings of `serve` from a file, and `config`, which prints them.
+//!
+//! 1. A setting in the file has the name of the option: `listen = "0.0.0.0:4120"`.
+//! 2. An option on the command line or in the environment replaces the setting of the file.
+//! 3. Neither the file nor what is printed contains a secret: those are in files of their own, which are named.
+
+use std::{env, ffi::OsString, fs, path::Path};
+
+use clap::{Arg, ArgAction, ArgMatches, Args, parser::ValueSource};
+use toml::{Table, Value};
+
+use crate::{
+    failure::Failure,
+    operate::print as print_text,
+    secrets::{has_password, words},
+    serve::ServeArgs,
+};
+
+/// Prints the settings that `serve` would have.
+///
+/// Takes the options and the variables of `serve`, and prints each setting with its origin, as TOML that --config reads.
+/// Secrets are not printed.
+#[derive(Args)]
+pub struct ConfigArgs {
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// The words of a command line that stand for the settings in a file, without those that are given otherwise.
+pub fn words_of(
+    file: &Path,
+    command: &clap::Command,
+    given: &ArgMatches,
+) -> Result<Vec<OsString>, Failure> {
+    let text = fs::read_to_string(file);
+    let text = text.map_err(|error| Failure::file("cannot read", file, error))?;
+    let invalid = |error: String| Failure::file("cannot use", file, error);
+    // The error shows the line, which may be a secret in the wrong place.
+    let settings: Table = text.parse().map_err(|error: toml::de::Error| {
+        let at = error.span().map_or(0, |span| span.start);
+        let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+        invalid(format!("line {line} is no TOML: {}", error.message()))
+    })?;
+    let mut found = vec![];
+    for (name, value) in &settings {
+        let option = command
+            .get_opts()
+            .find(|option| option.get_long() == Some(name) && name != "config")
+            .ok_or_else(|| invalid(format!("there is no option --{name}")))?;
+        let word = word(name, option, value).map_err(invalid)?;
+        if !is_given(name, command, given) {
+            found.extend(word);
+        }
+    }
+    Ok(found)
+}
+
+/// The option with this value, if there is one to be said.
+fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, String> {
+    let is_flag = matches!(option.get_action(), ArgAction::SetTrue);
+    let value = match value {
+        Value::Boolean(is_set) if is_flag => return Ok(is_set.then(|| format!("--{name}").into())),
+        _ if is_flag => return Err(format!("{name} is true or false")),
+        Value::String(text) => text.clone(),
+        Value::Integer(number) => number.to_string(),
+        Value::Boolean(is_set) => is_set.to_string(),
+        _ => return Err(format!("{name} is a text or a number")),
+    };
+    if name.ends_with("-url") && words(&value).any(has_password) {
+        return Err(format!(
+            "{name} has a password: write the URL into a file, and name that file in {name}-file"
+        ));
+    }
+    Ok(Some(format!("--{name}={value}").into()))
+}
+
+/// Whether a setting is on the command line or in the environment: itself, or the file that would contain it.
+fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
+    let base = name.strip_suffix("-file").unwrap_or(name);
+    let siblings = [base.to_owned(), format!("{base}-file")];
+    siblings.iter().any(|name| {
+        let option = command
+            .get_opts()
+            .find(|option| option.get_long() == Some(name));
+        let source = option.and_then(|option| given.value_source(option.get_id().as_str()));
+        let is_said = matches!(
+            source,
+            Some(ValueSource::CommandLine | ValueSource::EnvVariable)
+        );
+        is_said || env::var_os(variable(name)).is_some_and(|value| !value.is_empty())
+    })
+}
+
+/// The variable of an option.
+fn variable(name: &str) -> String {
+    format!("TOWER_FENCE_{}", name.to_uppercase().replace('-', "_"))
+}
+
+/// Prints the settings of this command line, of which those of a file are a part.
+pub fn print(
+    command: &clap::Command,
+    given: &ArgMatches,
+    of_file: &[OsString],
+) -> Result<u8, Failure> {
+    let mut text = String::new();
+    for option in command.get_opts() {
+        let (id, Some(name)) = (option.get_id().as_str(), option.get_long()) else {
+            continue;
+        };
+        if name == "config" {
+            continue;
+        }
+        let (Some(value), Some(source)) = (value(option, given), given.value_source(id)) else {
+            continue;
+        };
+        let is_of_file = of_file.iter().any(|word| {
+            let word = word.to_string_lossy();
+            let word = word.split_once('=').map_or(&*word, |(name, _)| name);
+            word.strip_prefix("--") == Some(name)
+        });
+        let origin = match source {
+            _ if is_of_file => "file",
+            ValueSource::CommandLine => "command line",
+            ValueSource::EnvVariable => "environment",
+            _ => "default",
+        };
+        text.push_str(&format!("{name} = {value}  # {origin}\n"));
+    }
+    let known: Vec<_> = command.get_opts().filter_map(Arg::get_env).collect();
+    for (name, value) in env::vars_os() {
+        let shown = name.to_string_lossy();
+        let is_ours = shown.starts_with("TOWER_FENCE_") || shown == "DATABASE_URL";
+        if is_ours && !known.contains(&name.as_os_str()) && !value.is_empty() {
+            text.push_str(&format!(
+                "# {shown} is set in the environment, and not shown\n"
+            ));
+        }
+    }
+    print_text(&text)
+}
+
+/// The value of an option, as TOML; `None` if it has none, or a password.
+fn value(option: &Arg, given: &ArgMatches) -> Option<Value> {
+    let id = option.get_id().as_str();
+    if matches!(option.get_action(), ArgAction::SetTrue) {
+        return Some(given.get_flag(id).into());
+    }
+    let text = given.get_raw(id)?.next()?.to_string_lossy().into_owned();
+    if words(&text).any(has_password) {
+        return None;
+    }
+    Some(match (text.parse::<i64>(), text.parse::<bool>()) {
+        (Ok(number), _) => number.into(),
+        (_, Ok(is_set)) => is_set.into(),
+        _ => text.into(),
+    })
+}

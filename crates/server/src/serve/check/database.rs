@@ -1,0 +1,277 @@
+//! The Postgres, as `check` finds it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, Postgres, Row,
+    postgres::{PgConnectOptions, PgRow},
+};
+use tokio::time::timeout;
+use tower_fence::{AdmitError, Fence};
+
+use super::report::Report;
+use crate::{database::DatabaseArgs, failure::chain};
+
+/// How long the database may take to answer.
+const LIMIT: Duration = Duration::from_secs(10);
+/// A difference between clocks that people notice, in seconds.
+const NOTICEABLE: f64 = 1.0;
+/// The oldest version that the fence supports, as `server_version_num`.
+const OLDEST: u32 = 140_000;
+
+/// What the database is, in one statement that needs no right. A pooler passes it on.
+const ABOUT: &str = "\
+    SELECT pg_catalog.current_setting('server_version') AS version, \
+        pg_catalog.current_setting('server_version_num') AS number, \
+        pg_catalog.current_setting('server_encoding') AS encoding, \
+        pg_catalog.current_setting('transaction_read_only') AS read_only, \
+        current_user::text AS role, pg_catalog.pg_is_in_recovery()::text AS standby, \
+        extract(epoch FROM pg_catalog.clock_timestamp())::text AS seconds, \
+        concat(pg_catalog.current_database(), ' ', pg_catalog.pg_postmaster_start_time()) AS identity";
+
+/// What a server needs of the functions in the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needed {
+    /// The leases are in Postgres.
+    Leases,
+    /// The leases are elsewhere.
+    Epochs,
+    EpochsAndAnnouncements,
+}
+
+impl Needed {
+    /// The functions that the role executes, as the section "Roles" of the deployment lists them.
+    const fn functions(self) -> &'static [&'static str] {
+        match self {
+            Self::Leases => &[
+                "lease_abandon",
+                "lease_ask",
+                "lease_call",
+                "lease_end",
+                "lease_listen",
+                "lease_open",
+                "lease_renew",
+                "lease_sweep",
+            ],
+            Self::Epochs => &["next_epoch", "report_epoch"],
+            Self::EpochsAndAnnouncements => &["announce", "catch_up", "next_epoch", "report_epoch"],
+        }
+    }
+}
+
+/// What the database has answered, and how far its clock is ahead of this host's, in seconds.
+struct About {
+    row: PgRow,
+    ahead: f64,
+}
+
+/// Reports on the database, and returns whether a grant can be tried.
+pub async fn look(
+    args: &DatabaseArgs,
+    fence: &Fence<Postgres>,
+    place: &str,
+    needed: Needed,
+    report: &mut Report,
+) -> bool {
+    let options = fence.pool().connect_options();
+    let (mut conn, about) = match within(ask(&options)).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            report.problem("database", format!("no database {place}: {error}"));
+            return false;
+        }
+    };
+    let (version, role) = (about.text("version"), about.text("role"));
+    let text = format!("{place}: Postgres {version}, role {role}");
+    report.ok("database", text);
+    clock(about.ahead, report);
+    let unfit = about.unfit();
+    let mut is_fit = unfit.is_none();
+    if let Some(reason) = unfit {
+        report.problem("database", reason);
+    }
+    let poolers = args.refuse_poolers(fence, place).await;
+    is_fit &= poolers.is_ok();
+    if report.take("pooler", poolers).is_some() {
+        is_fit &= past_pooler(args, &about, report).await;
+    }
+    match fence.check().await {
+        Ok(()) => report.ok("tables", "they are there, and closed to PUBLIC"),
+        Err(error) => {
+            let cause = match error {
+                AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => chain(&cause),
+                error => chain(&error),
+            };
+            report.problem("tables", format!("{place}: {cause}"));
+            is_fit = false;
+        }
+    }
+    if is_fit {
+        let schema = args.schema.database_schema.as_deref();
+        let schema = schema.filter(|schema| !schema.is_empty());
+        let schema = schema.unwrap_or("tower_fence");
+        match within(missing(&mut conn, schema, needed.functions())).await {
+            Ok(None) => report.ok("rights", format!("{role} may execute what a grant calls")),
+            Ok(Some(missing)) => {
+                let text = format!("{role} lacks EXECUTE in the schema {schema} on {missing}");
+                report.problem("rights", text);
+            }
+            Err(error) => report.note("rights", format!("they cannot be read: {error}")),
+        }
+    }
+    _ = conn.close().await;
+    is_fit
+}
+
+/// Connects, and asks what the database is.
+async fn ask(options: &PgConnectOptions) -> sqlx::Result<(PgConnection, About)> {
+    let mut conn = PgConnection::connect_with(options).await?;
+    let before = now();
+    let row = sqlx::raw_sql(ABOUT).fetch_one(&mut conn).await?;
+    let after = now();
+    let theirs: String = row.try_get("seconds")?;
+    // The database has read its clock at some time between.
+    let ahead = match theirs.parse::<f64>() {
+        Ok(theirs) if theirs > after => theirs - after,
+        Ok(theirs) if theirs < before => theirs - before,
+        _ => 0.0,
+    };
+    Ok((conn, About { row, ahead }))
+}
+
+/// This host's clock, in seconds.
+fn now() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs_f64()
+}
+
+impl About {
+    fn text(&self, column: &str) -> String {
+        self.row.try_get(column).unwrap_or_default()
+    }
+
+    /// Why this database can have no fence that is written to.
+    fn unfit(&self) -> Option<String> {
+        let number = self.text("number").parse::<u32>();
+        let encoding = self.text("encoding");
+        if number.is_ok_and(|number| number < OLDEST) {
+            Some("it is too old: Postgres 14 or later is supported".into())
+        } else if encoding != "UTF8" {
+            Some(format!("its encoding is {encoding}, and has to be UTF8"))
+        } else if self.text("standby") == "true" {
+            Some("it is a standby, which takes no writes: name the primary".into())
+        } else if self.text("read_only") == "on" {
+            Some("its transactions are read-only (default_transaction_read_only)".into())
+        } else {
+            None
+        }
+    }
+}
+
+fn clock(ahead: f64, report: &mut Report) {
+    let (size, side) = (ahead.abs(), if ahead > 0.0 { "ahead of" } else { "behind" });
+    if size < NOTICEABLE {
+        report.ok(
+            "clock",
+            "that of the database differs from this host's by less than 1 s",
+        );
+    } else {
+        let text = format!(
+            "that of the database is {size:.1} s {side} this host's: the times of grants and those of this log differ"
+        );
+        report.note("clock", text);
+    }
+}
+
+/// Reports on the pooler that is expected, and on the way past it.
+async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) -> bool {
+    let expected = match args.transaction_pooling {
+        true => "one in transaction mode is expected",
+        false => "none in transaction mode",
+    };
+    report.ok("pooler", expected);
+    let Some(listen) = report.take("listen-url", args.listen()) else {
+        return false;
+    };
+    let Some(options) = listen else {
+        if args.transaction_pooling {
+            let text = "none: waiters poll four times a second and are not served in their order";
+            report.note("listen-url", text);
+        }
+        return true;
+    };
+    let found = within(ask(&options)).await;
+    let wrong = match &found {
+        Ok((_, direct)) if direct.text("identity") == about.text("identity") => None,
+        Ok(_) => Some("it leads to another database than the other URL".to_owned()),
+        Err(error) => Some(format!("no database: {error}")),
+    };
+    if let Ok((conn, _)) = found {
+        _ = conn.close().await;
+    }
+    match wrong {
+        None => {
+            report.ok("listen-url", "it leads to the same database");
+            true
+        }
+        Some(wrong) => {
+            report.problem("listen-url", wrong);
+            false
+        }
+    }
+}
+
+/// Those of these functions that the role may not execute.
+async fn missing(
+    conn: &mut PgConnection,
+    schema: &str,
+    functions: &[&str],
+) -> sqlx::Result<Option<String>> {
+    // As text: a pooler may stand in between. The names are plain identifiers.
+    let sql = format!(
+        "SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) \
+         FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace \
+         WHERE n.nspname = '{schema}' AND p.proname = ANY ('{{{}}}') \
+             AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')",
+        functions.join(",")
+    );
+    let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+    sql.fetch_one(conn).await?.try_get(0)
+}
+
+/// What the database answers in time.
+async fn within<T>(answer: impl Future<Output = sqlx::Result<T>>) -> Result<T, String> {
+    match timeout(LIMIT, answer).await {
+        Ok(answer) => answer.map_err(|error| chain(&error)),
+        Err(_) => Err("no answer in time".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_functions_of_grants_are_those_of_the_roles() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/deployment.md");
+        let page = fs::read_to_string(page).unwrap();
+        for (needed, role) in [
+            (Needed::Leases, "shop_lessor"),
+            (Needed::EpochsAndAnnouncements, "shop_issuer"),
+        ] {
+            let rights = page.lines().filter(|line| {
+                line.starts_with("GRANT EXECUTE") && line.ends_with(&format!(" TO {role};"))
+            });
+            let mut listed: Vec<_> = rights
+                .flat_map(|line| line.split([' ', ',', ';']))
+                .filter_map(|word| word.strip_prefix("tower_fence."))
+                // Operators break leases.
+                .filter(|name| *name != "break_lease")
+                .collect();
+            listed.sort_unstable();
+            assert_eq!(listed, needed.functions(), "{role}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! `check`: everything that `serve` would use, without serving.
+//!
+//! 1. Each part of the configuration is one finding or several; a part that is wrong keeps no other part from being
+//!    checked, unless that part needs it.
+//! 2. A finding is a problem if `serve` would end, or would grant no lease.
+//! 3. Nothing is changed and nothing is granted: what has to be written is rolled back.
+
+mod database;
+mod redis;
+mod report;
+
+use clap::Args;
+use tokio::time::timeout;
+
+use self::{database::Needed, report::Report};
+use super::{
+    access::Access,
+    addresses,
+    args::ServeArgs,
+    probe::{LIMIT, WHY},
+    store::{self, Mounted},
+    tls::Tls,
+    token_keys,
+};
+use crate::failure::{Failure, chain};
+
+/// Checks everything that `serve` is configured with.
+///
+/// Takes the options and the variables of `serve`. Reads the files with secrets, keys and certificates, connects to the
+/// database and to Redis, and prints a line for each finding: versions, the rights of the role, poolers, missing tables,
+/// the difference between the clocks, and whether a grant would succeed. Changes nothing and grants nothing.
+#[derive(Args)]
+#[command(after_long_help = STATUSES)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// Prints a JSON array of objects with `level`, `subject` and `text`.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The most connections of the check, beside those that look for a pooler.
+const CONNECTIONS: u32 = 2;
+
+const STATUSES: &str = "\
+Each line has a level, a subject and a text. Problems go to standard error, all else to standard output.
+  ok       as it should be
+  note     works, and may not be what was meant
+  problem  the server would end, or would grant no lease
+
+Exit statuses: 0 no problem; 64 bad usage; 78 a problem, also if a server does not answer.
+
+Examples:
+  TOWER_FENCE_DATABASE_URL=postgres://localhost/shop tower-fence check
+  tower-fence check --json --redis-url redis://cache:6379 --database-url-file database-url";
+
+pub async fn check(args: CheckArgs) -> Result<u8, Failure> {
+    let mut report = Report::default();
+    look(&args.serve, &mut report).await;
+    report.print(args.json)
+}
+
+async fn look(args: &ServeArgs, report: &mut Report) {
+    let access = report.take("secrets", Access::read(&args.access));
+    if let Some(access) = &access {
+        report.ok("secrets", format!("requests are taken from {access}"));
+        let listen = addresses(&args.listen, access, args.access.allow_anyone).await;
+        if report.take("listen", listen).is_some() {
+            report.ok("listen", args.listen.clone());
+        }
+    }
+    if let Some(tls) = report.take("tls", Tls::read(&args.access)) {
+        report.ok(
+            "tls",
+            match tls {
+                Some(_) => "the certificate and its key belong together",
+                None => "no certificate: the server speaks HTTP",
+            },
+        );
+    }
+    let keys = report.take("token keys", token_keys(args));
+    if let Some(keys) = &keys {
+        let signed = match keys {
+            Some(_) => "tokens are signed",
+            None => "no keys: tokens are not signed",
+        };
+        report.ok("token keys", signed);
+    }
+    let redis = redis::look(&args.redis, report).await;
+    let Some((fence, place)) = report.take("database", args.database.fence(CONNECTIONS)) else {
+        return;
+    };
+    let needed = match (redis, args.redis.announce) {
+        (false, _) => Needed::Leases,
+        (true, false) => Needed::Epochs,
+        (true, true) => Needed::EpochsAndAnnouncements,
+    };
+    let is_fit = database::look(&args.database, &fence, &place, needed, report).await;
+    let (Some(access), Some(keys)) = (access, keys) else {
+        return;
+    };
+    let mounted = store::mount(args, fence, keys, &access);
+    let Some(Mounted { health, place, .. }) = report.take("leases", mounted) else {
+        return;
+    };
+    report.ok("leases", format!("they are {place}"));
+    if is_fit {
+        for (store, probe) in health.into_probes() {
+            match timeout(LIMIT + WHY, probe()).await {
+                Ok(Ok(())) => report.ok("grant", format!("the {store} would take it")),
+                Ok(Err(error)) => {
+                    report.problem("grant", format!("the {store}: {}", chain(&*error)));
+                }
+                Err(_) => report.problem("grant", format!("the {store}: no answer in time")),
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The servers of Redis, as `check` finds them.
+
+use std::time::Duration;
+
+use redis::RedisResult;
+use tokio::time::timeout;
+
+use super::report::Report;
+use crate::{
+    failure::chain,
+    secrets::{Secret, address, words},
+    serve::redis::RedisArgs,
+};
+
+/// How long a server may take to answer.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Reports on each server that is named, and returns whether any is.
+pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
+    let (option, file) = (args.redis_url.as_deref(), args.redis_url_file.as_ref());
+    let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file);
+    let Some(Some(urls)) = report.take("redis", urls) else {
+        return false;
+    };
+    for url in words(urls.expose()) {
+        let Some(client) = report.take("redis", args.client(url)) else {
+            continue;
+        };
+        let place = address(url);
+        match timeout(LIMIT, information(client)).await {
+            Ok(Ok(text)) => report.ok("redis", format!("{place}: {}", version(&text))),
+            Ok(Err(error)) => report.problem("redis", format!("{place}: {}", chain(&error))),
+            Err(_) => report.problem("redis", format!("{place}: no answer in time")),
+        }
+    }
+    true
+}
+
+/// What a server says of itself; empty if the user may not ask.
+async fn information(client: redis::Client) -> RedisResult<String> {
+    let mut connection = client.get_multiplexed_async_connection().await?;
+    let mut info = redis::cmd("INFO");
+    let answer = info.arg("server").query_async(&mut connection).await;
+    match answer {
+        Err(refused) if refused.code() == Some("NOPERM") => Ok(String::new()),
+        answer => answer,
+    }
+}
+
+/// The version in the answer to INFO. Valkey names its own beside the one of Redis that it is compatible with.
+fn version(information: &str) -> String {
+    let value = |name| information.lines().find_map(|line| line.strip_prefix(name));
+    match (value("valkey_version:"), value("redis_version:")) {
+        (Some(version), _) => format!("Valkey {version}"),
+        (None, Some(version)) => format!("Redis {version}"),
+        (None, None) => "it answers; the user may not read its version (INFO)".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_that_of_the_server_itself() {
+        assert_eq!(
+            version("# Server\r\nredis_version:7.0.15\r\n"),
+            "Redis 7.0.15"
+        );
+        let valkey = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.1\r\n";
+        assert_eq!(version(valkey), "Valkey 8.1.1");
+        assert!(version("").contains("INFO"));
+    }
+}

@@ -1,0 +1,106 @@
+//! What `check` has found.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::{
+    failure::{CONFIGURATION, Failure},
+    logs,
+    operate::print,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Ok,
+    Note,
+    Problem,
+}
+
+impl Level {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+struct Finding {
+    level: Level,
+    subject: &'static str,
+    text: String,
+}
+
+/// A line of the report.
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (level, subject, text) = (self.level.name(), self.subject, &self.text);
+        write!(f, "{level:<7}  {subject:<10}  {text}")
+    }
+}
+
+/// The findings, in the order in which they were made.
+#[derive(Default)]
+pub struct Report(Vec<Finding>);
+
+impl Report {
+    pub fn ok(&mut self, subject: &'static str, text: impl Into<String>) {
+        self.add(Level::Ok, subject, text.into());
+    }
+
+    pub fn note(&mut self, subject: &'static str, text: impl Into<String>) {
+        self.add(Level::Note, subject, text.into());
+    }
+
+    pub fn problem(&mut self, subject: &'static str, text: impl Into<String>) {
+        let failure = Failure::configuration(text);
+        self.add(Level::Problem, subject, failure.for_people());
+    }
+
+    /// The value of this outcome; a failure is a problem.
+    pub fn take<T>(&mut self, subject: &'static str, outcome: Result<T, Failure>) -> Option<T> {
+        outcome
+            .map_err(|failure| self.problem(subject, failure.text))
+            .ok()
+    }
+
+    fn add(&mut self, level: Level, subject: &'static str, text: String) {
+        let finding = Finding {
+            level,
+            subject,
+            text,
+        };
+        self.0.push(finding);
+    }
+
+    /// Prints the findings, and returns the exit status.
+    pub fn print(&self, as_json: bool) -> Result<u8, Failure> {
+        if as_json {
+            let all: Vec<_> = self.0.iter().map(object).collect();
+            print(&format!("{:#}\n", Value::from(all)))?;
+        } else {
+            for finding in &self.0 {
+                match finding.level {
+                    Level::Problem => logs::say(finding),
+                    _ => _ = print(&format!("{finding}\n"))?,
+                }
+            }
+        }
+        Ok(
+            match self.0.iter().any(|found| found.level == Level::Problem) {
+                true => CONFIGURATION,
+                false => 0,
+            },
+        )
+    }
+}
+
+fn object(finding: &Finding) -> Value {
+    json!({
+        "level": finding.level.name(),
+        "subject": finding.subject,
+        "text": finding.text,
+    })
+}

@@ -1,0 +1,135 @@
+//! `tower-fence check`: the configuration of a server, and what it leads to.
+
+use reqwest::Url;
+use serde_json::Value;
+use sqlx::{Connection, PgConnection, Postgres};
+
+use super::program::{HOLDER, OPERATOR, file, path, run};
+use crate::support::{
+    database::TestDatabase, eventually, ports::free_port, postgres::PostgresServer,
+    redis::RedisServer,
+};
+
+/// The levels of the findings on this subject.
+fn levels<'a>(findings: &'a Value, subject: &str) -> Vec<&'a str> {
+    let all = findings.as_array().unwrap().iter();
+    all.filter(|finding| finding["subject"] == subject)
+        .map(|finding| finding["level"].as_str().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn each_part_of_a_sound_configuration_is_reported() {
+    let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
+    let (holders, operators) = (file(HOLDER), file(OPERATOR));
+    let secrets = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+    ];
+    let url = redis.url();
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_LISTEN_URL", &db.url),
+    ];
+    for redis in [&[][..], &["--redis-url", &url]] {
+        let arguments = [&["check"][..], &secrets, redis].concat();
+        let checked = run(&arguments, &variables).await;
+        checked.is(0);
+        for text in [
+            "1 holder secrets, 1 operator secrets",
+            "Postgres 1",
+            "it leads to the same database",
+            "may execute what a grant calls",
+            "the lease store would take it",
+        ] {
+            assert!(checked.stdout.contains(text), "{text:?}: {checked:?}");
+        }
+        assert_eq!(checked.stdout.contains(": Redis "), !redis.is_empty());
+        assert_eq!(checked.stderr, "");
+        for secret in [HOLDER, OPERATOR] {
+            assert!(!checked.stdout.contains(secret), "{checked:?}");
+        }
+        let findings = run(&[&arguments[..], &["--json"]].concat(), &variables).await;
+        for finding in findings.is(0).json().as_array().unwrap() {
+            assert_eq!(finding["level"], "ok", "{finding}");
+        }
+    }
+    let sql = "SELECT (SELECT count(*) FROM tower_fence.leases) + (SELECT count(*) FROM tower_fence.resources)";
+    assert_eq!(db.number(sql).await, 0, "a check grants nothing");
+}
+
+#[tokio::test]
+async fn all_functions_that_the_role_may_not_execute_are_named() {
+    let postgres = PostgresServer::start(&[]).await;
+    let url = postgres.url("postgres");
+    let migrated = run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)]).await;
+    migrated.is(0);
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    sql(
+        "CREATE ROLE shop LOGIN PASSWORD 'pw'; GRANT USAGE ON SCHEMA tower_fence TO shop; \
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO shop; \
+         GRANT SELECT ON tower_fence.migrations, tower_fence.held_leases TO shop; \
+         REVOKE EXECUTE ON FUNCTION tower_fence.lease_renew, tower_fence.lease_end FROM shop",
+    )
+    .await;
+    let mut shop = Url::parse(&url).unwrap();
+    shop.set_username("shop").unwrap();
+    shop.set_password(Some("pw")).unwrap();
+    let variables = [("TOWER_FENCE_DATABASE_URL", shop.as_str())];
+    let refused = run(&["check"], &variables).await;
+    refused
+        .is(78)
+        .says("shop lacks EXECUTE in the schema tower_fence on lease_end, lease_renew");
+    sql("GRANT EXECUTE ON FUNCTION tower_fence.lease_renew, tower_fence.lease_end TO shop").await;
+    run(&["check"], &variables).await.is(0);
+    sql("ALTER SYSTEM SET default_transaction_read_only = on").await;
+    sql("SELECT pg_reload_conf()").await;
+    let subject = async || {
+        let findings = run(&["check", "--json"], &variables).await.json();
+        levels(&findings, "database").contains(&"problem")
+    };
+    eventually("the database is read-only", subject).await;
+}
+
+#[tokio::test]
+async fn a_part_that_is_wrong_hides_no_other_part() {
+    let (db, other) = (Postgres::fresh(2).await, Postgres::fresh(2).await);
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let (gone, redis) = (
+        format!("postgres://me:hunter2@{nobody}/shop"),
+        format!("redis://:hunter2@{nobody}"),
+    );
+    let weak = file("short");
+    let arguments = ["check", "--json", "--operator-secrets-file", path(&weak)];
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", gone.as_str()),
+        ("TOWER_FENCE_REDIS_URL", &redis),
+        ("TOWER_FENCE_TTL", "1h"),
+    ];
+    let checked = run(&arguments, &variables).await;
+    let findings = checked.is(78).json();
+    for subject in ["secrets", "redis", "database"] {
+        assert_eq!(levels(&findings, subject), ["problem"], "{findings}");
+    }
+    assert_eq!(levels(&findings, "tls"), ["ok"], "{findings}");
+    assert!(!checked.stdout.contains("hunter2"), "{findings}");
+    let elsewhere = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_LISTEN_URL", &other.url),
+    ];
+    run(&["check"], &elsewhere)
+        .await
+        .is(78)
+        .says("it leads to another database");
+    run(&["check", "--listen", "0.0.0.0:0"], &elsewhere[..1])
+        .await
+        .is(78)
+        .says("without a secret");
+    run(&["check", "--ttl", "1h"], &elsewhere[..1])
+        .await
+        .is(78)
+        .says("--ttl");
+}

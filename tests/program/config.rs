@@ -1,0 +1,85 @@
+//! The settings of a server from a file, and `tower-fence config`.
+
+use sqlx::Postgres;
+
+use super::program::{OPERATOR, Served, file, path, run};
+use crate::support::{database::TestDatabase, ports::free_port};
+
+#[tokio::test]
+async fn a_file_has_the_settings_that_are_given_nowhere_else() {
+    let settings = file(
+        "ttl = \"20s\"\nmax-wait = \"40s\"\nmigrate = true\nmax-requests = 7\nannounce = false\n",
+    );
+    let config = ["config", "--config", path(&settings), "--max-wait", "50s"];
+    let variables = [
+        ("TOWER_FENCE_TTL", "25s"),
+        ("TOWER_FENCE_MAX_TTL", "1h"),
+        ("TOWER_FENCE_OPERATOR_SECRETS", OPERATOR),
+        ("TOWER_FENCE_DATABASE_URL", "postgres://me:hunter2@db/shop"),
+    ];
+    let printed = run(&config, &variables).await;
+    for line in [
+        "ttl = \"25s\"  # environment",
+        "max-ttl = \"1h\"  # environment",
+        "max-wait = \"50s\"  # command line",
+        "migrate = true  # file",
+        "max-requests = 7  # file",
+        "announce = false  # file",
+        "listen = \"127.0.0.1:4120\"  # default",
+        "# TOWER_FENCE_DATABASE_URL is set in the environment, and not shown",
+    ] {
+        let has = printed.is(0).stdout.lines().any(|printed| printed == line);
+        assert!(has, "{line}: {printed:?}");
+    }
+    for secret in [OPERATOR, "hunter2"] {
+        assert!(!printed.stdout.contains(secret), "{printed:?}");
+    }
+    // What is printed is such a file.
+    let again = file(&printed.stdout);
+    let again = run(&["config", "--config", path(&again)], &[]).await;
+    assert!(
+        again.is(0).stdout.contains("max-wait = \"50s\"  # file"),
+        "{again:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_starts_with_the_settings_of_its_file() {
+    let db = Postgres::fresh(2).await;
+    let (url, operators) = (file(&db.url), file(OPERATOR));
+    let listen = format!("127.0.0.1:{}", free_port());
+    let settings = file(&format!(
+        "listen = \"{listen}\"\ndatabase-url-file = \"{}\"\noperator-secrets-file = \"{}\"\n",
+        path(&url),
+        path(&operators)
+    ));
+    let arguments = ["--listen", "127.0.0.1:0", "--config", path(&settings)];
+    let server = Served::start_with(&arguments, &[]).await;
+    assert_ne!(server.addr().to_string(), listen);
+    assert_eq!(server.get("/locks").await.status, 401);
+    // The URL in the environment replaces the file that the settings name.
+    let other = Postgres::fresh(2).await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", other.url.as_str())];
+    let checked = run(&["check", "--config", path(&settings)], &variables).await;
+    let (_, name) = other.url.rsplit_once('/').unwrap();
+    assert!(checked.is(0).stdout.contains(name), "{checked:?}");
+}
+
+#[tokio::test]
+async fn an_invalid_file_is_refused_without_what_may_be_secret() {
+    for (text, says) in [
+        ("listens = \"hunter2\"", "there is no option --listens"),
+        ("ttl = \"soon\"", "--ttl"),
+        ("migrate = \"hunter2\"", "migrate is true or false"),
+        ("ttl = 1\npassword = hunter2", "line 2"),
+        (
+            "database-url = \"postgres://me:hunter2@db/shop\"",
+            "database-url-file",
+        ),
+    ] {
+        let settings = file(text);
+        let refused = run(&["serve", "--config", path(&settings)], &[]).await;
+        refused.is(78).says(says);
+        assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
+    }
+}
