@@ -31,7 +31,7 @@ pub trait Epochs: Send + Sync {
     /// # Errors
     ///
     /// [`EpochError`] when the source cannot be reached.
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_>;
+    fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_>;
 
     /// Which source this is. Epochs of two sources say nothing about each other, so a lease store
     /// refuses a clock that belongs to another one.
@@ -47,8 +47,8 @@ impl<E: Epochs + ?Sized> Epochs for Arc<E> {
         (**self).next_epoch(partition, at_least)
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
-        (**self).bring_back(partition, seen)
+    fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+        (**self).report_epoch(partition, seen)
     }
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
@@ -259,7 +259,7 @@ pub(crate) mod testing {
             Box::pin(async move { Ok(at_least) })
         }
 
-        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
             Box::pin(async move { Ok(seen) })
         }
 

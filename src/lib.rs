@@ -43,7 +43,7 @@
 //! use axum::{Router, body::Body, extract::Path, http::{Request, StatusCode}, routing::post};
 //! use sqlx::{Sqlite, sqlite::SqlitePoolOptions};
 //! use tower::ServiceExt;
-//! use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, issuer, lease::EmbeddedLeases};
+//! use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, issuer, lease::MemoryLeases};
 //!
 //! async fn decrement(mut tx: FencedTx<Sqlite>, Path(sku): Path<String>) -> StatusCode {
 //!     // What is done on `tx` commits together with the check of the token, or not at all.
@@ -66,7 +66,7 @@
 //! let app: Router = Router::new()
 //!     .route("/stock/{sku}/decrement", post(decrement))
 //!     .route_layer(FenceLayer::new(fence.clone(), PathParam("sku")))
-//!     .nest("/locks", issuer::router(EmbeddedLeases::new(fence)));
+//!     .nest("/locks", issuer::router(MemoryLeases::new(fence)));
 //!
 //! // The first holder gets a lease of 100 ms and is paused for longer.
 //! let acquire = || {
@@ -99,7 +99,7 @@
 //! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; with `postgres` or `sqlite` |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
-//! | `embedded` | | the lease store in the process, for one process |
+//! | `memory` | | the lease store in the process, for one process |
 //! | `client` | | the holder's side, [`client`]: over an issuer elsewhere, or a store in the process |
 //! | `console` | | a page for operators, [`console`]: leases, fences, and what happens, live |
 //! | `openapi` | | the routes as an OpenAPI document, [`openapi`] |
@@ -122,7 +122,7 @@
         feature = "layer",
         feature = "issuer",
         feature = "client",
-        feature = "embedded",
+        feature = "memory",
         feature = "console"
     )),
     allow(rustdoc::broken_intra_doc_links)
@@ -166,7 +166,7 @@ pub mod fence;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
-    feature = "embedded",
+    feature = "memory",
     feature = "issuer",
     feature = "client"
 ))]

@@ -11,7 +11,7 @@ use crate::{
 /// What the lock side knows of tokens: which are the lowest ones that are in use, for each of the 256 partitions
 /// of resources.
 ///
-/// A lease store that lists its leases says them ([`Operate::live_tokens`](crate::lease::Operate::live_tokens)),
+/// A lease store that lists its leases says them ([`LeaseAdmin::live_tokens`](crate::lease::LeaseAdmin::live_tokens)),
 /// and [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) spares them. By default, nothing is known.
 #[derive(Clone)]
 pub struct LiveTokens {

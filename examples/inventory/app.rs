@@ -19,7 +19,7 @@ use tower_fence::{
     Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, TokenKeys,
     issuer::Issuer,
     layer::DatabaseError,
-    lease::Operate,
+    lease::LeaseAdmin,
     problem::{Problem, ProblemType},
 };
 use utoipa::ToSchema;
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// All routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and verified.
-pub fn router<DB: Stock, L: Operate + Clone>(
+pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
     token_keys: Option<TokenKeys>,
@@ -268,7 +268,7 @@ async fn transfer<DB: Stock>(
     tag = "health",
     responses((status = OK, description = "Both answer.", body = Health)),
 )]
-async fn health<DB: Stock, L: Operate + Clone>(
+async fn health<DB: Stock, L: LeaseAdmin + Clone>(
     State((pool, leases)): State<(Pool<DB>, L)>,
 ) -> Result<Json<Health>, Error> {
     let stores = async {

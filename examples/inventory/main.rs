@@ -34,7 +34,7 @@ use tokio::{
 };
 use tower_fence::{
     Fence, FenceDatabase, TokenKeys, console,
-    lease::{EmbeddedLeases, Operate, PostgresLeases, RedisLeases},
+    lease::{LeaseAdmin, MemoryLeases, PostgresLeases, RedisLeases},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -101,7 +101,7 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<Fence<sqlx::Sqlit
 
 /// The service, with its playground at `/` and its console at `/console`. A console is for operators alone: outside of an
 /// example it stands behind authentication, as the documentation of [`console`] shows.
-fn routes<DB: Stock, L: Operate + Clone>(
+fn routes<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
     keys: Option<TokenKeys>,
@@ -129,7 +129,7 @@ impl LeaseDatabase for sqlx::Postgres {
 
 impl LeaseDatabase for sqlx::Sqlite {
     fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str) {
-        let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
+        let leases = MemoryLeases::new(fence.clone()).announced_to(fence.clone());
         (routes(fence, leases, keys), "in this process")
     }
 }

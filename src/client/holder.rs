@@ -177,11 +177,11 @@ impl<L: Leases> Holder<L> {
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
-    /// # use tower_fence::{Fence, client::Holder, lease::EmbeddedLeases};
+    /// # use tower_fence::{Fence, client::Holder, lease::MemoryLeases};
     /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
     /// # fence.migrate().await?;
-    /// let holder = Holder::new(EmbeddedLeases::new(fence));
+    /// let holder = Holder::new(MemoryLeases::new(fence));
     /// let leases = holder.acquire_all(&["sku-2", "sku-1"]).await?;
     /// assert_eq!(leases[0].resource().as_str(), "sku-2");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -228,11 +228,11 @@ impl<L: Leases> Holder<L> {
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
-    /// # use tower_fence::{Fence, client::Holder, lease::EmbeddedLeases};
+    /// # use tower_fence::{Fence, client::Holder, lease::MemoryLeases};
     /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
     /// # fence.migrate().await?;
-    /// let holder = Holder::new(EmbeddedLeases::new(fence));
+    /// let holder = Holder::new(MemoryLeases::new(fence));
     /// let token = holder
     ///     .with_lease("sku-1", async |lease| {
     ///         // … client.post(url).headers(lease.headers()).send().await …

@@ -11,7 +11,7 @@ use super::http_error::HttpError;
 use crate::{
     announce::Announce,
     lease::{
-        Acquire, Announced, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page,
+        Acquire, Announced, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page,
         ReleaseGuard, Renew,
     },
     token::{Resource, Token},
@@ -201,7 +201,7 @@ impl Leases for HttpLeases {
     }
 }
 
-impl Operate for HttpLeases {
+impl LeaseAdmin for HttpLeases {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         let mut url = self.url(&[])?;
         url.query_pairs_mut()

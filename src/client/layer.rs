@@ -22,7 +22,7 @@ use super::held_lease::HeldLease;
 /// # tokio::runtime::Runtime::new()?.block_on(async {
 /// use http::{Request, Response};
 /// use tower::{ServiceBuilder, ServiceExt, service_fn};
-/// use tower_fence::{Fence, client::Holder, lease::EmbeddedLeases};
+/// use tower_fence::{Fence, client::Holder, lease::MemoryLeases};
 ///
 /// # let pool = sqlx::sqlite::SqlitePoolOptions::new()
 /// #     .max_connections(1)
@@ -30,7 +30,7 @@ use super::held_lease::HeldLease;
 /// #     .await?;
 /// # let fence = Fence::new(pool);
 /// # fence.migrate().await?;
-/// let lease = Holder::new(EmbeddedLeases::new(fence)).acquire("sku-1").await?;
+/// let lease = Holder::new(MemoryLeases::new(fence)).acquire("sku-1").await?;
 ///
 /// // Any HTTP client that is a tower service: hyper's, reqwest's, or this one, which answers with
 /// // the header that it was sent.

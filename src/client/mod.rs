@@ -17,7 +17,7 @@
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use std::time::Duration;
-//! use tower_fence::{Fence, client::Holder, lease::EmbeddedLeases};
+//! use tower_fence::{Fence, client::Holder, lease::MemoryLeases};
 //!
 //! # let pool = sqlx::sqlite::SqlitePoolOptions::new()
 //! #     .max_connections(1)
@@ -25,7 +25,7 @@
 //! #     .await?;
 //! # let fence = Fence::new(pool);
 //! # fence.migrate().await?;
-//! # let leases = EmbeddedLeases::new(fence);
+//! # let leases = MemoryLeases::new(fence);
 //! // Or `HttpLeases::new("http://127.0.0.1:3000/locks")?`.
 //! let holder = Holder::new(leases)
 //!     .ttl(Duration::from_secs(30))

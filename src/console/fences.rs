@@ -19,7 +19,7 @@ use super::{
 use crate::{
     feed::FEED,
     fence::{FenceDatabase, FenceRow},
-    lease::Operate,
+    lease::LeaseAdmin,
     token::{Resource, Token},
     wire::StateBody,
 };
@@ -69,7 +69,7 @@ struct Known {
     now_ms: u64,
 }
 
-pub(super) async fn look_up<DB: FenceDatabase, L: Operate>(
+pub(super) async fn look_up<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Asked(Name { resource }): Asked<Name>,
 ) -> Result<Response, Rejection> {
@@ -109,7 +109,7 @@ struct Fences {
     after: Option<Resource>,
 }
 
-pub(super) async fn list<DB: FenceDatabase, L: Operate>(
+pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Asked(paging): Asked<Paging>,
 ) -> Result<Response, Rejection> {
@@ -140,7 +140,7 @@ struct Floor {
     floor: i64,
 }
 
-pub(super) async fn floors<DB: FenceDatabase, L: Operate>(
+pub(super) async fn floors<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
 ) -> Result<Response, Rejection> {
     let floors = console.fence.floors().await?.into_iter();
@@ -157,7 +157,7 @@ pub(super) struct Reset {
     token: Token,
 }
 
-pub(super) async fn reset<DB: FenceDatabase, L: Operate>(
+pub(super) async fn reset<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Json(Reset { resource, token }): Json<Reset>,
 ) -> Result<Response, Rejection> {

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     feed,
     fence::FenceDatabase,
-    lease::{Held, LeaseError, Operate, Page},
+    lease::{Held, LeaseAdmin, LeaseError, Page},
     metrics,
     token::{Resource, Token},
     wire::PageBody,
@@ -45,7 +45,7 @@ struct Leases {
     looked_through: usize,
 }
 
-pub(super) async fn list<DB: FenceDatabase, L: Operate>(
+pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Asked(paging): Asked<Paging>,
 ) -> Result<Response, Rejection> {
@@ -69,7 +69,7 @@ pub(super) async fn list<DB: FenceDatabase, L: Operate>(
 
 /// Looks for leases with this text in the name of their resource or owner, until there are enough, or it has looked
 /// through so many that the rest is for the next page. Pages of the store are not divided, so there may be some more.
-async fn find<L: Operate>(
+async fn find<L: LeaseAdmin>(
     leases: &L,
     text: &str,
     enough: usize,
@@ -105,7 +105,7 @@ pub(super) struct Break {
     token: Token,
 }
 
-pub(super) async fn break_lease<DB: FenceDatabase, L: Operate>(
+pub(super) async fn break_lease<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Json(Break { resource, token }): Json<Break>,
 ) -> Result<Response, Rejection> {

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     feed::{Event, FEED, KINDS, SECONDS},
     fence::FenceDatabase,
-    lease::Operate,
+    lease::LeaseAdmin,
 };
 
 /// How often a reader comes by.
@@ -99,7 +99,7 @@ struct Reader {
     from_second: u64,
 }
 
-pub(super) async fn events<DB: FenceDatabase, L: Operate>(
+pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
     State(console): State<Arc<Console<DB, L>>>,
     Asked(From { after }): Asked<From>,
     headers: HeaderMap,

@@ -29,7 +29,7 @@
 //! use base64::{Engine, prelude::BASE64_STANDARD};
 //! use sha2::{Digest, Sha256};
 //! use subtle::ConstantTimeEq;
-//! use tower_fence::{Fence, console, lease::EmbeddedLeases};
+//! use tower_fence::{Fence, console, lease::MemoryLeases};
 //!
 //! async fn operators_only(State(expected): State<Arc<str>>, request: Request, next: Next) -> Response {
 //!     let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
@@ -44,7 +44,7 @@
 //! # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
 //! # let fence = Fence::new(options.connect("sqlite::memory:").await?);
 //! # fence.migrate().await?;
-//! # let leases = EmbeddedLeases::new(fence.clone());
+//! # let leases = MemoryLeases::new(fence.clone());
 //! # let password = "an example";
 //! let expected = format!("Basic {}", BASE64_STANDARD.encode(format!("operator:{password}")));
 //! let expected: Arc<str> = expected.into();
@@ -102,7 +102,7 @@ use self::{live::Process, readers::Readers};
 use crate::{
     feed,
     fence::{Fence, FenceDatabase},
-    lease::Operate,
+    lease::LeaseAdmin,
 };
 
 /// The console of a fence and a lease store. See [the module](self), above all
@@ -110,7 +110,7 @@ use crate::{
 pub fn router<DB, L, S>(fence: Fence<DB>, leases: L) -> Router<S>
 where
     DB: FenceDatabase,
-    L: Operate,
+    L: LeaseAdmin,
     S: Clone + Send + Sync + 'static,
 {
     Console::new(fence, leases).router()
@@ -125,7 +125,7 @@ pub struct Console<DB: FenceDatabase, L> {
     readers: Arc<Readers>,
 }
 
-impl<DB: FenceDatabase, L: Operate> Console<DB, L> {
+impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
     /// A console with the default name.
     pub fn new(fence: Fence<DB>, leases: L) -> Self {
         Self {

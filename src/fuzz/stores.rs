@@ -6,7 +6,7 @@ use crate::lease::fuzz;
 /// A cursor of the embedded store, which has two parts.
 pub fn cursor(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        let again = fuzz::embedded::cursor;
+        let again = fuzz::memory::cursor;
         if let Some(written) = again(text) {
             assert_eq!(again(&written).as_ref(), Some(&written));
         }

@@ -176,5 +176,5 @@ fn what_is_valid_is_among_it() {
             LeaseId::new(id).is_ok()
         })
     });
-    assert!(fuzz::embedded::cursor("255:a:b").is_some());
+    assert!(fuzz::memory::cursor("255:a:b").is_some());
 }

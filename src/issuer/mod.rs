@@ -37,7 +37,7 @@
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use axum::{Router, body::Body, http::Request};
 //! use tower::ServiceExt;
-//! use tower_fence::{Fence, issuer, lease::EmbeddedLeases};
+//! use tower_fence::{Fence, issuer, lease::MemoryLeases};
 //!
 //! # let pool = sqlx::sqlite::SqlitePoolOptions::new()
 //! #     .max_connections(1)
@@ -45,7 +45,7 @@
 //! #     .await?;
 //! let fence = Fence::new(pool);
 //! fence.migrate().await?;
-//! let app: Router = Router::new().nest("/locks", issuer::router(EmbeddedLeases::new(fence)));
+//! let app: Router = Router::new().nest("/locks", issuer::router(MemoryLeases::new(fence)));
 //!
 //! let acquire = Request::post("/locks/sku-1").body(Body::empty())?;
 //! let response = app.oneshot(acquire).await?;
@@ -97,7 +97,7 @@ pub use self::response::Rejection;
 use crate::wire::{LeaseBody, StateBody};
 use crate::{
     feed,
-    lease::{Acquire, Leases, Operate, Owner, Renew, Signed},
+    lease::{Acquire, LeaseAdmin, Leases, Owner, Renew, Signed},
     metrics,
     token_keys::TokenKeys,
     wire::{AcquireBody, RenewBody},
@@ -224,7 +224,7 @@ impl<L: Leases> Issuer<L> {
     /// one by force. Every client that reaches the router can then do so.
     pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
     where
-        L: Operate,
+        L: LeaseAdmin,
     {
         #[cfg(feature = "openapi")]
         let document = self.documents.served.then(|| self.operator_openapi());

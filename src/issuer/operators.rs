@@ -18,7 +18,7 @@ use super::{
 use crate::wire::PageBody;
 use crate::{
     feed,
-    lease::{LeaseError, ListError, Operate},
+    lease::{LeaseAdmin, LeaseError, ListError},
     metrics,
     token::Token,
     wire::BreakBody,
@@ -44,7 +44,7 @@ pub(super) struct Paging {
     tag = "operators",
     responses((status = OK, description = "A page of leases.", body = PageBody)),
 ))]
-pub(super) async fn list<L: Operate>(
+pub(super) async fn list<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     paging: Result<Query<Paging>, QueryRejection>,
 ) -> Result<Response, Rejection> {
@@ -76,7 +76,7 @@ pub(super) async fn list<L: Operate>(
     request_body = BreakBody,
     responses((status = NO_CONTENT, description = "The lease has ended.")),
 ))]
-pub(super) async fn break_lease<L: Operate>(
+pub(super) async fn break_lease<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,
     headers: HeaderMap,

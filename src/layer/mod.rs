@@ -225,7 +225,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Refuses tokens whose epoch this database has never handed out, with 403 `unknown-epoch`.
     /// Default: any integer counts, whichever issuer made it.
     ///
-    /// For tokens of this crate's issuers over the same database (`RedisLeases`, `EmbeddedLeases`
+    /// For tokens of this crate's issuers over the same database (`RedisLeases`, `MemoryLeases`
     /// with this fence for their epochs), and no others: what another issuer has made is refused, unless it looks like
     /// one of an epoch that was handed out.
     /// It bounds what a forged token can do: it outranks no later epoch.

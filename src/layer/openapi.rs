@@ -101,7 +101,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     }
 }
 
-#[cfg(all(test, feature = "sqlite", feature = "issuer", feature = "embedded"))]
+#[cfg(all(test, feature = "sqlite", feature = "issuer", feature = "memory"))]
 mod tests {
     use serde_json::Value;
     use utoipa::openapi::{
@@ -114,7 +114,7 @@ mod tests {
         fence::Fence,
         issuer::Issuer,
         layer::{Idempotency, PathParam},
-        lease::EmbeddedLeases,
+        lease::MemoryLeases,
         token_keys::{TokenKey, TokenKeys},
     };
 
@@ -204,7 +204,7 @@ mod tests {
             .idempotent(Idempotency::required())
             .issued_by_this_database()
             .verify_with(keys);
-        let mut api = Issuer::new(EmbeddedLeases::new(fence())).openapi();
+        let mut api = Issuer::new(MemoryLeases::new(fence())).openapi();
         api.paths.merge(paths(Response::new("")));
         layer.describe(&mut api);
         let text = serde_json::to_string(&api).unwrap();

@@ -27,7 +27,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, ReleaseGuard,
+    Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, ReleaseGuard,
     Renew, time::after,
 };
 use crate::{
@@ -62,7 +62,7 @@ const ATTEMPTS: usize = 8;
 ///
 /// ```
 /// # tokio::runtime::Runtime::new()?.block_on(async {
-/// use tower_fence::{Fence, client::Holder, lease::EmbeddedLeases};
+/// use tower_fence::{Fence, client::Holder, lease::MemoryLeases};
 ///
 /// # let pool = sqlx::sqlite::SqlitePoolOptions::new()
 /// #     .max_connections(1)
@@ -70,7 +70,7 @@ const ATTEMPTS: usize = 8;
 /// #     .await?;
 /// let fence = Fence::new(pool);
 /// fence.migrate().await?;
-/// let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
+/// let leases = MemoryLeases::new(fence.clone()).announced_to(fence.clone());
 ///
 /// let lease = Holder::new(leases).acquire("sku-1").await?;
 /// // Before the first write, every older token is dead already.
@@ -306,7 +306,7 @@ fn unheard_of(error: LeaseError) -> LeaseError {
     }
 }
 
-impl<L: Operate, A: Announce + 'static> Operate for Announced<L, A> {
+impl<L: LeaseAdmin, A: Announce + 'static> LeaseAdmin for Announced<L, A> {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         self.leases.list(limit, cursor).await
     }
@@ -336,14 +336,14 @@ impl<L: fmt::Debug, A> fmt::Debug for Announced<L, A> {
     }
 }
 
-#[cfg(all(test, feature = "embedded"))]
+#[cfg(all(test, feature = "memory"))]
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use tokio::time::advance;
 
     use super::*;
-    use crate::{announce::AnnounceFuture, epochs::testing::FirstEpoch, lease::EmbeddedLeases};
+    use crate::{announce::AnnounceFuture, epochs::testing::FirstEpoch, lease::MemoryLeases};
 
     /// A resource side that counts what it is told.
     #[derive(Default)]
@@ -363,7 +363,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_token_is_announced_once_and_a_new_one_again() {
-        let leases = EmbeddedLeases::new(FirstEpoch).announced_to(Counting::default());
+        let leases = MemoryLeases::new(FirstEpoch).announced_to(Counting::default());
         let announced = || leases.resources.0.load(Relaxed);
         let (resource, ttl) = (Resource::new("sku-1").unwrap(), Duration::from_secs(9));
         let lease = leases.acquire(&resource, Acquire::new(ttl)).await.unwrap();
@@ -381,7 +381,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tokens_are_remembered_of_held_leases_only() {
-        let leases = EmbeddedLeases::new(FirstEpoch).announced_to(Counting::default());
+        let leases = MemoryLeases::new(FirstEpoch).announced_to(Counting::default());
         let ttl = Duration::from_secs(1);
         let held = Resource::new("held").unwrap();
         let lease = leases

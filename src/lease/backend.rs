@@ -14,7 +14,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Held, LeaseError, ListError, Owner, Page, Turns, memory::Memory};
+use super::{Held, LeaseError, ListError, Owner, Page, Turns, counters::KnownCounters};
 use crate::{
     announce::LeaseDigest,
     epochs::{Epoch, SourceId, partition_of},
@@ -319,10 +319,10 @@ pub struct Seen<'a> {
 
 /// What this process knows of all token counters.
 #[derive(Clone, Copy)]
-pub struct Counters<'a>(Option<&'a Memory>);
+pub struct Counters<'a>(Option<&'a KnownCounters>);
 
 impl<'a> Counters<'a> {
-    pub(super) const fn of(memory: Option<&'a Memory>) -> Self {
+    pub(super) const fn of(memory: Option<&'a KnownCounters>) -> Self {
         Self(memory)
     }
 

@@ -2,14 +2,16 @@
 
 use std::{fmt, pin::Pin, sync::Arc};
 
-use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew};
+use super::{
+    Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, Renew,
+};
 use crate::token::{Resource, Token};
 
 /// What the methods of [`DynLeases`] return.
 pub type LeaseFuture<'a, T, E = LeaseError> =
     Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-/// [`Leases`] and [`Operate`] without generics: a store behind a pointer. Every store is one.
+/// [`Leases`] and [`LeaseAdmin`] without generics: a store behind a pointer. Every store is one.
 pub trait DynLeases: Send + Sync + 'static {
     /// [`Leases::acquire`].
     fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> LeaseFuture<'a, Lease>;
@@ -28,14 +30,14 @@ pub trait DynLeases: Send + Sync + 'static {
     /// [`Leases::inspect`].
     fn inspect<'a>(&'a self, resource: &'a Resource) -> LeaseFuture<'a, Option<Held>>;
 
-    /// [`Operate::list`].
+    /// [`LeaseAdmin::list`].
     fn list<'a>(
         &'a self,
         limit: usize,
         cursor: Option<&'a str>,
     ) -> LeaseFuture<'a, Page, ListError>;
 
-    /// [`Operate::break_lease`].
+    /// [`LeaseAdmin::break_lease`].
     fn break_lease<'a>(
         &'a self,
         resource: &'a Resource,
@@ -43,7 +45,7 @@ pub trait DynLeases: Send + Sync + 'static {
     ) -> LeaseFuture<'a, bool>;
 }
 
-impl<L: Operate> DynLeases for L {
+impl<L: LeaseAdmin> DynLeases for L {
     fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> LeaseFuture<'a, Lease> {
         Box::pin(Leases::acquire(self, resource, request))
     }
@@ -70,7 +72,7 @@ impl<L: Operate> DynLeases for L {
         limit: usize,
         cursor: Option<&'a str>,
     ) -> LeaseFuture<'a, Page, ListError> {
-        Box::pin(Operate::list(self, limit, cursor))
+        Box::pin(LeaseAdmin::list(self, limit, cursor))
     }
 
     fn break_lease<'a>(
@@ -78,7 +80,7 @@ impl<L: Operate> DynLeases for L {
         resource: &'a Resource,
         seen: Option<Token>,
     ) -> LeaseFuture<'a, bool> {
-        Box::pin(Operate::break_lease(self, resource, seen))
+        Box::pin(LeaseAdmin::break_lease(self, resource, seen))
     }
 }
 
@@ -87,11 +89,11 @@ impl<L: Operate> DynLeases for L {
 /// # Example
 ///
 /// ```
-/// # use tower_fence::{epochs::Epochs, lease::{BoxLeases, EmbeddedLeases, RedisLeases}};
+/// # use tower_fence::{epochs::Epochs, lease::{BoxLeases, MemoryLeases, RedisLeases}};
 /// fn store(redis: Option<&str>, epochs: impl Epochs + 'static) -> BoxLeases {
 ///     match redis {
 ///         Some(url) => BoxLeases::new(RedisLeases::connect_lazy(url, epochs).unwrap()),
-///         None => BoxLeases::new(EmbeddedLeases::new(epochs)),
+///         None => BoxLeases::new(MemoryLeases::new(epochs)),
 ///     }
 /// }
 /// ```
@@ -128,7 +130,7 @@ impl Leases for BoxLeases {
     }
 }
 
-impl Operate for BoxLeases {
+impl LeaseAdmin for BoxLeases {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         self.0.list(limit, cursor).await
     }

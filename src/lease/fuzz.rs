@@ -1,3 +1,3 @@
 //! What the fuzz targets reach of the stores.
 
-pub(crate) use super::{embedded::fuzz as embedded, redis::fuzz as redis};
+pub(crate) use super::{memory::fuzz as memory, redis::fuzz as redis};

@@ -21,7 +21,7 @@
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use std::time::Duration;
-//! use tower_fence::{Fence, Resource, lease::{Acquire, EmbeddedLeases, LeaseError, Leases}};
+//! use tower_fence::{Fence, Resource, lease::{Acquire, MemoryLeases, LeaseError, Leases}};
 //!
 //! # let pool = sqlx::sqlite::SqlitePoolOptions::new()
 //! #     .max_connections(1)
@@ -29,7 +29,7 @@
 //! #     .await?;
 //! let fence = Fence::new(pool);
 //! fence.migrate().await?;
-//! let leases = EmbeddedLeases::new(fence);
+//! let leases = MemoryLeases::new(fence);
 //!
 //! let sku = Resource::new("sku-1")?;
 //! let first = leases.acquire(&sku, Acquire::new(Duration::from_secs(30))).await?;
@@ -44,28 +44,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod admin;
 mod announced;
 pub mod backend;
 mod background;
 mod boxed;
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod counters;
 mod driver;
-#[cfg(feature = "embedded")]
-mod embedded;
 mod error;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
-    feature = "embedded",
+    feature = "memory",
     feature = "issuer",
     feature = "client"
 ))]
 pub(crate) mod fuzz;
 mod grant;
 mod id;
+#[cfg(feature = "memory")]
 mod memory;
-mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
@@ -79,14 +79,15 @@ mod store;
 mod stored_id;
 pub(crate) mod time;
 
-#[cfg(feature = "embedded")]
-pub use self::embedded::{EmbeddedBackend, EmbeddedLeases};
+#[cfg(feature = "memory")]
+pub use self::memory::{MemoryBackend, MemoryLeases};
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresBackend, PostgresLeases};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;
 pub use self::{
+    admin::{LeaseAdmin, ListError, Page},
     announced::Announced,
     backend::Backend,
     boxed::{BoxLeases, DynLeases, LeaseFuture},
@@ -94,7 +95,6 @@ pub use self::{
     error::LeaseError,
     grant::{Held, Lease},
     id::{InvalidLeaseId, InvalidOwner, LeaseId, Owner},
-    operate::{ListError, Operate, Page},
     request::{Acquire, Renew},
     signed::Signed,
     store::Leases,

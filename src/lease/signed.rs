@@ -2,7 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Acquire, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate, Page, Renew};
+use super::{
+    Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, Renew,
+};
 use crate::{
     token::{Resource, Token},
     token_keys::TokenKeys,
@@ -18,7 +20,7 @@ use crate::{
 /// ```
 /// # tokio::runtime::Runtime::new()?.block_on(async {
 /// use tower_fence::{Fence, TokenKey, TokenKeys, client::Holder};
-/// use tower_fence::lease::{EmbeddedLeases, Signed};
+/// use tower_fence::lease::{MemoryLeases, Signed};
 ///
 /// # let pool = sqlx::sqlite::SqlitePoolOptions::new()
 /// #     .max_connections(1)
@@ -27,7 +29,7 @@ use crate::{
 /// # let fence = Fence::new(pool);
 /// # fence.migrate().await?;
 /// let keys = TokenKeys::new([TokenKey::random("k1")?])?;
-/// let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence);
+/// let leases = MemoryLeases::new(fence.clone()).announced_to(fence);
 /// let lease = Holder::new(Signed::new(leases, keys)).acquire("sku-1").await?;
 /// assert!(lease.fencing_token().mac.is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -81,7 +83,7 @@ impl<L: Leases> Leases for Signed<L> {
     }
 }
 
-impl<L: Operate> Operate for Signed<L> {
+impl<L: LeaseAdmin> LeaseAdmin for Signed<L> {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         self.leases.list(limit, cursor).await
     }

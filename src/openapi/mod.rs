@@ -22,17 +22,17 @@
 //! # Example
 //!
 #![cfg_attr(
-    all(feature = "issuer", feature = "sqlite", feature = "embedded"),
+    all(feature = "issuer", feature = "sqlite", feature = "memory"),
     doc = "```"
 )]
 #![cfg_attr(
-    not(all(feature = "issuer", feature = "sqlite", feature = "embedded")),
+    not(all(feature = "issuer", feature = "sqlite", feature = "memory")),
     doc = "```ignore"
 )]
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use axum::{Router, extract::Path};
 //! use sqlx::Sqlite;
-//! use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, issuer::Issuer, lease::EmbeddedLeases};
+//! use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, issuer::Issuer, lease::MemoryLeases};
 //! use utoipa_axum::{router::OpenApiRouter, routes};
 //!
 //! /// Takes one away.
@@ -50,7 +50,7 @@
 //!
 //! let mut stock = OpenApiRouter::new().routes(routes!(decrement));
 //! layer.describe(stock.get_openapi_mut());
-//! let issuer = Issuer::new(EmbeddedLeases::new(fence));
+//! let issuer = Issuer::new(MemoryLeases::new(fence));
 //! let (app, api): (Router, _) = OpenApiRouter::new()
 //!     .merge(stock.route_layer(layer))
 //!     .nest("/locks", issuer.openapi_router())

@@ -4,7 +4,7 @@ use axum::Router;
 use serde_json::{Value, json};
 use tower_fence::{
     issuer::Issuer,
-    lease::{Acquire, Leases, Operate},
+    lease::{Acquire, LeaseAdmin, Leases},
 };
 
 use crate::support::{

@@ -9,7 +9,7 @@ use tokio::{
 };
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, LeaseId, Leases, Operate, Owner, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner, Renew},
 };
 
 use crate::support::{

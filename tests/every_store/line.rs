@@ -6,7 +6,7 @@ use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Owner, Renew};
+use tower_fence::lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner, Renew};
 
 use crate::support::{
     eventually,

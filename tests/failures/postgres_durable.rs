@@ -13,7 +13,7 @@ use sqlx::{Acquire as _, PgConnection, PgPool, Postgres, postgres::PgPoolOptions
 use tokio::time::sleep;
 use tower_fence::{
     Fence, Resource,
-    lease::{Acquire, LeaseId, Leases, Operate, PostgresLeases, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseId, Leases, PostgresLeases, Renew},
 };
 
 use crate::support::{

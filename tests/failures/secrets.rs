@@ -14,7 +14,7 @@ use tower_fence::{
     client::{Holder, HttpLeases},
     header,
     issuer::Issuer,
-    lease::{EmbeddedLeases, LeaseId, Signed},
+    lease::{LeaseId, MemoryLeases, Signed},
     token_keys::KeyId,
 };
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
@@ -106,7 +106,7 @@ async fn nothing_that_is_logged_has_a_secret() {
     let key = TokenKey::new(KeyId::new("k1").unwrap(), SECRET).unwrap();
     let keys = TokenKeys::new([key.clone()]).unwrap();
     let db = Sqlite::fresh(4).await;
-    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     let layer = FenceLayer::new(db.fence(), PathParam("sku"))
         .verify_with(keys.clone())
         .idempotent(Idempotency::optional());

@@ -2,7 +2,7 @@
 
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
-        crate::support::store::on_store!(embedded: Embedded, $($name),*);
+        crate::support::store::on_store!(in_memory: Memory, $($name),*);
         crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
         crate::support::store::on_store!(on_redis: Redis, $($name),*);
     };
@@ -10,7 +10,7 @@ macro_rules! on_every_store {
 
 macro_rules! on_every_store_with_a_line {
     ($($name:ident),* $(,)?) => {
-        crate::support::store::on_store!(embedded: Embedded, $($name),*);
+        crate::support::store::on_store!(in_memory: Memory, $($name),*);
         crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
         crate::support::store::on_store!(on_redis: Redis, $($name),*);
     };
@@ -18,7 +18,7 @@ macro_rules! on_every_store_with_a_line {
 
 macro_rules! on_every_conforming_store {
     ($($name:ident),* $(,)?) => {
-        crate::support::store::on_store!(embedded: Embedded, $($name),*);
+        crate::support::store::on_store!(in_memory: Memory, $($name),*);
         crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
         crate::support::store::on_store!(on_redis: Redis, $($name),*);
     };

@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use serde_json::json;
 use sqlx::Sqlite;
-use tower_fence::{console, lease::EmbeddedLeases};
+use tower_fence::{console, lease::MemoryLeases};
 
 use super::service::OnSqlite;
 use crate::support::{
@@ -14,7 +14,7 @@ use crate::support::{
 #[tokio::test]
 async fn it_can_be_nested_anywhere_with_and_without_a_slash() {
     let db = Sqlite::fresh(4).await;
-    let console = || console::router(db.fence(), EmbeddedLeases::new(db.fence()));
+    let console = || console::router(db.fence(), MemoryLeases::new(db.fence()));
     let app = Router::new()
         .route("/", get(async || "the application"))
         .nest_service("/ops/console", console())

@@ -6,7 +6,7 @@ use axum::{Router, routing::post};
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use sqlx::Sqlite;
-use tower_fence::{Fence, FenceLayer, PathParam, console, issuer, lease::EmbeddedLeases};
+use tower_fence::{Fence, FenceLayer, PathParam, console, issuer, lease::MemoryLeases};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -18,7 +18,7 @@ use crate::support::{
 pub struct Service<DB: TestDatabase> {
     pub server: Server,
     pub fence: Fence<DB>,
-    pub leases: EmbeddedLeases,
+    pub leases: MemoryLeases,
     _db: Fresh<DB>,
 }
 
@@ -26,7 +26,7 @@ impl<DB: TestDatabase> Service<DB> {
     pub async fn start() -> Self {
         let db = DB::fresh(4).await;
         let fence = db.fence();
-        let leases = EmbeddedLeases::new(fence.clone());
+        let leases = MemoryLeases::new(fence.clone());
         let write = FenceLayer::new(fence.clone(), PathParam("name"));
         let app = Router::new()
             .route("/write/{name}", post(async || "written"))

@@ -102,7 +102,10 @@ async fn operators_list_look_at_and_break_leases() {
     };
     let operator = with(path(&operators));
     let none = run(&["leases"], &operator).await;
-    assert_eq!(none.is(0).stdout, "RESOURCE  TOKEN  OWNER  LEFT  WAITERS\n");
+    assert_eq!(
+        none.is(0).stdout,
+        "RESOURCE  TOKEN  OWNER  SINCE  LEFT  WAITERS\n"
+    );
     assert_eq!(
         run(&["leases", "--json"], &operator).await.json(),
         json!([])

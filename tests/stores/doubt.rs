@@ -34,7 +34,7 @@ impl Epochs for Source {
         Box::pin(async move { Ok(at_least) })
     }
 
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+    fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
         self.0.fetch_add(1, SeqCst);
         Box::pin(async move { Ok(seen) })
     }

@@ -43,7 +43,7 @@ pub enum Issuer {
 
 impl Issuer {
     pub async fn ours(server: &RedisServer, db: &Fresh<Sqlite>) -> Self {
-        let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+        let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
         Self::Ours(builder.connect(&server.url()).await.unwrap())
     }
 

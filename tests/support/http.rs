@@ -6,7 +6,7 @@ use axum::Router;
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response};
 use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
-use tower_fence::{issuer, lease::Operate, problem::ProblemType};
+use tower_fence::{issuer, lease::LeaseAdmin, problem::ProblemType};
 
 /// Builds a client. In the tests of the program reqwest has TLS, and expects that a provider of it was chosen.
 pub fn client_builder() -> ClientBuilder {
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// An issuer as a service, under `/locks`.
-    pub async fn issuer<L: Operate + Clone>(leases: L) -> Self {
+    pub async fn issuer<L: LeaseAdmin + Clone>(leases: L) -> Self {
         Self::start(Router::new().nest("/locks", issuer::router(leases))).await
     }
 

@@ -8,7 +8,7 @@ use tower_fence::{
     Fence, Resource,
     client::HttpLeases,
     issuer::Issuer,
-    lease::{Acquire, Backend, EmbeddedLeases, Leases, Operate, PostgresLeases, RedisLeases},
+    lease::{Acquire, Backend, LeaseAdmin, Leases, MemoryLeases, PostgresLeases, RedisLeases},
 };
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
@@ -25,7 +25,7 @@ use super::{
 pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
 
 pub trait TestStore {
-    type Leases: Operate + Clone;
+    type Leases: LeaseAdmin + Clone;
     /// Whether waiters are counted, and served in the order in which they came.
     const HAS_LINE: bool = true;
 
@@ -43,14 +43,14 @@ pub trait TestStore {
 }
 
 /// The store inside the process.
-pub struct Embedded;
+pub struct Memory;
 
-impl TestStore for Embedded {
-    type Leases = EmbeddedLeases;
+impl TestStore for Memory {
+    type Leases = MemoryLeases;
 
-    async fn fresh() -> Fresh<EmbeddedLeases> {
+    async fn fresh() -> Fresh<MemoryLeases> {
         let db = Sqlite::fresh(4).await;
-        let leases = EmbeddedLeases::new(db.fence());
+        let leases = MemoryLeases::new(db.fence());
         (leases.clone(), leases, Box::new(db))
     }
 }
@@ -204,7 +204,7 @@ impl TestStore for Http {
 
     async fn fresh() -> Fresh<HttpLeases> {
         let db = Sqlite::fresh(4).await;
-        let issuer = Issuer::new(EmbeddedLeases::new(db.fence()));
+        let issuer = Issuer::new(MemoryLeases::new(db.fence()));
         let issuer = issuer.ttl_limits(Duration::from_millis(1)..=Duration::from_secs(60));
         let server = Server::start(Router::new().nest("/locks", issuer.operator_router())).await;
         let connect = || HttpLeases::new(&server.url("/locks")).unwrap();

@@ -1,7 +1,10 @@
 //! The step that acquires: LeaseGrant, a transaction, and a status. It looks first if the counter
 //! is not in memory, if the last request for the resource was refused, and if it waits.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tower_fence::{
     Resource,
@@ -298,6 +301,7 @@ impl<'a> Acquiring<'a> {
             },
             // The owner that was named first stays.
             owner: known_owner.or_else(|| owner_of(ask)),
+            granted_at: held.map_or_else(seconds_since_1970, |held| held.stored.granted_at),
             ttl: seconds(ask.ttl).max(1),
             delay: seconds(ask.lock_delay),
             epoch: counter.epoch.get(),
@@ -308,6 +312,11 @@ impl<'a> Acquiring<'a> {
             },
         }
     }
+}
+
+fn seconds_since_1970() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH);
+    time.map_or(0, |time| time.as_secs())
 }
 
 impl Etcd {

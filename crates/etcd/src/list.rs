@@ -146,7 +146,11 @@ impl Etcd {
 fn held(lease: &FoundLease, left: u64, waiting: u64) -> Option<Held> {
     let left = left.checked_sub(lease.stored.delay)?;
     let held = Held::new(lease.token, Duration::from_secs(left));
-    Some(held.owner(lease.owner()).waiters(waiting))
+    let held = held.owner(lease.owner()).waiters(waiting);
+    Some(match lease.granted_at() {
+        Some(time) => held.granted_at(time),
+        None => held,
+    })
 }
 
 pub(crate) fn read_cursor(cursor: &str) -> Option<Vec<u8>> {

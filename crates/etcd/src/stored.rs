@@ -1,6 +1,9 @@
 //! The values of a lease's key and of a position in the queue.
 
-use std::fmt::{self, Write};
+use std::{
+    fmt::{self, Write},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use serde::{Deserialize, Serialize};
 use tower_fence::{
@@ -49,6 +52,8 @@ pub(crate) struct StoredLease {
     /// The request that it was granted to; `None` if several have asked under its lease id.
     pub(crate) ticket: Option<i64>,
     pub(crate) owner: Option<String>,
+    /// When it was granted, in seconds since 1970, by the clock of the issuer.
+    pub(crate) granted_at: u64,
     /// In seconds.
     pub(crate) ttl: u64,
     /// How long the resource stays blocked if the lease ends by time, in seconds. Its etcd lease
@@ -99,6 +104,11 @@ impl FoundLease {
             revision: kv.mod_revision,
             etcd_lease: kv.lease,
         })
+    }
+
+    /// When it was granted, by the clock of its issuer.
+    pub(crate) fn granted_at(&self) -> Option<SystemTime> {
+        UNIX_EPOCH.checked_add(Duration::from_secs(self.stored.granted_at))
     }
 
     pub(crate) fn owner(&self) -> Option<Owner> {
@@ -158,6 +168,7 @@ mod tests {
             id: StoredId::of(&LeaseDigest::of("a")),
             ticket: None,
             owner: None,
+            granted_at: 0,
             ttl: 1,
             delay: 0,
             epoch: 2,

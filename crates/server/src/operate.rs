@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tower_fence::{
     Resource, Token,
-    lease::{Held, Leases, ListError, Operate},
+    lease::{Held, LeaseAdmin, Leases, ListError},
 };
 
 use crate::{

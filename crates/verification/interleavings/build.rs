@@ -24,10 +24,14 @@ fn main() -> Outcome {
     println!("cargo::rerun-if-changed=src/mutants.rs");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(docsrs, fuzzing, feature, values(any()))");
-    for feature in ["client", "embedded"] {
+    for feature in ["client", "memory"] {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
+    // What an earlier build copied, and has another name by now.
+    if output.exists() {
+        fs::remove_dir_all(&output)?;
+    }
     for (file, ..) in LOOKS {
         fs::metadata(sources.join(file)).map_err(|error| format!("{file}: {error}"))?;
     }

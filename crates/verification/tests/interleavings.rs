@@ -3,7 +3,7 @@
 
 use tower_fence_interleavings::{
     holds, loses,
-    scenarios::{announced, direct, embedded, flight, high_mark, line, loss, queue, reuse, slot},
+    scenarios::{announced, direct, flight, high_mark, line, loss, memory, queue, reuse, slot},
 };
 
 #[test]
@@ -108,21 +108,21 @@ fn nobody_is_refused_for_a_number_that_was_handed_out() {
 
 #[test]
 fn everyone_in_line_gets_the_lease() {
-    holds(embedded::everyone_in_line_gets_the_lease);
+    holds(memory::everyone_in_line_gets_the_lease);
     for mutant in [
-        "embedded: handed over, and not woken",
-        "embedded: granted to one that has left, and kept",
+        "memory: handed over, and not woken",
+        "memory: granted to one that has left, and kept",
     ] {
-        loses(mutant, embedded::everyone_in_line_gets_the_lease);
+        loses(mutant, memory::everyone_in_line_gets_the_lease);
     }
 }
 
 #[test]
 fn whoever_is_first_in_line_knows_when_the_lease_ends() {
-    holds(embedded::whoever_is_first_knows_when_the_lease_ends);
+    holds(memory::whoever_is_first_knows_when_the_lease_ends);
     loses(
         "driver: the next one is not woken when the first one leaves",
-        embedded::whoever_is_first_knows_when_the_lease_ends,
+        memory::whoever_is_first_knows_when_the_lease_ends,
     );
 }
 

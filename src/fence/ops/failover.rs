@@ -40,11 +40,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
-    /// # use tower_fence::{Fence, Resource, Token, lease::EmbeddedLeases, client::Holder};
+    /// # use tower_fence::{Fence, Resource, Token, lease::MemoryLeases, client::Holder};
     /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
     /// # fence.migrate().await?;
-    /// # let leases = EmbeddedLeases::new(fence.clone()).announced_to(fence.clone());
+    /// # let leases = MemoryLeases::new(fence.clone()).announced_to(fence.clone());
     /// let lease = Holder::new(leases).acquire("sku-1").await?;
     /// fence.after_failover().await?;
     /// assert!(fence.inspect(lease.resource()).await? > Some(lease.token().get()));

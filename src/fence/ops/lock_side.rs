@@ -25,7 +25,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
         })
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+    fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
             let report = self.in_transaction(async |conn, names| {
                 DB::report_epoch(conn, names, partition, seen.get()).await

@@ -77,14 +77,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Ask the lease store first, then remove: what is granted in between is above every idle row.
     ///
     /// ```
-    /// # #[cfg(feature = "embedded")]
+    /// # #[cfg(feature = "memory")]
     /// # tokio::runtime::Runtime::new()?.block_on(async {
     /// # use std::time::Duration;
-    /// use tower_fence::{Fence, lease::{EmbeddedLeases, Operate}};
+    /// use tower_fence::{Fence, lease::{MemoryLeases, LeaseAdmin}};
     /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
     /// # fence.migrate().await?;
-    /// # let leases = EmbeddedLeases::new(fence.clone());
+    /// # let leases = MemoryLeases::new(fence.clone());
     /// # const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     /// let live = leases.live_tokens().await?;
     /// fence.remove_idle_below(90 * DAY, 10_000, &live).await?;

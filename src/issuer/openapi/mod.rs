@@ -3,7 +3,7 @@
 
 mod operations;
 mod served;
-#[cfg(all(test, feature = "embedded", feature = "sqlite"))]
+#[cfg(all(test, feature = "memory", feature = "sqlite"))]
 mod tests;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -18,7 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 pub(super) use self::served::serve;
 use super::{Issuer, LOCK_DELAY_LIMIT, operators};
 use crate::{
-    lease::{Leases, Operate, time::whole_ms},
+    lease::{LeaseAdmin, Leases, time::whole_ms},
     openapi::fencing_token,
 };
 
@@ -59,7 +59,7 @@ impl<L: Leases> Issuer<L> {
     #[must_use]
     pub fn operator_openapi(&self) -> OpenApi
     where
-        L: Operate,
+        L: LeaseAdmin,
     {
         self.complete(OfHolders::openapi().merge_from(OfOperators::openapi()))
     }
@@ -73,7 +73,7 @@ impl<L: Leases> Issuer<L> {
     /// The [`operator_router`](Self::operator_router) and its document.
     pub fn operator_openapi_router<S: Clone + Send + Sync + 'static>(self) -> OpenApiRouter<S>
     where
-        L: Operate,
+        L: LeaseAdmin,
     {
         let api = self.operator_openapi();
         with_document(self.operator_router(), api)

@@ -12,17 +12,17 @@ use crate::{
         Rejection,
         request::{BODY_LIMIT_BYTES, BODY_WAIT},
     },
-    lease::{EmbeddedLeases, LeaseError},
+    lease::{LeaseError, MemoryLeases},
     problem::Problem,
     token::Resource,
     token_keys::TokenKeys,
 };
 
-async fn issuer() -> Issuer<EmbeddedLeases> {
+async fn issuer() -> Issuer<MemoryLeases> {
     let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     let fence = Fence::new(pool.connect("sqlite::memory:").await.unwrap());
     fence.migrate().await.unwrap();
-    Issuer::new(EmbeddedLeases::new(fence))
+    Issuer::new(MemoryLeases::new(fence))
 }
 
 async fn call(app: &Router, method: &str, path: &str) -> (u16, Value) {

@@ -10,7 +10,7 @@ use super::{
     steps::{LONG, eventually, grant, is_free, is_held, is_lost, next_grant, sku},
 };
 use crate::{
-    lease::{Acquire, LeaseError, LeaseId, Leases, Operate, Owner, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Owner, Renew},
     token::Token,
 };
 

@@ -7,7 +7,7 @@ use super::{
     steps::{LONG, resource},
 };
 use crate::{
-    lease::{Acquire, LeaseId, Leases, ListError, Operate},
+    lease::{Acquire, LeaseAdmin, LeaseId, Leases, ListError},
     token::Resource,
 };
 

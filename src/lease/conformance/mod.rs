@@ -8,18 +8,18 @@
 //! # Example
 //!
 //! ```
-//! # #[cfg(feature = "embedded")]
+//! # #[cfg(feature = "memory")]
 //! # tokio::runtime::Runtime::new()?.block_on(async {
 //! use std::sync::Arc;
-//! use tower_fence::lease::{EmbeddedLeases, conformance::{self, CountedEpochs, Subject}};
+//! use tower_fence::lease::{MemoryLeases, conformance::{self, CountedEpochs, Subject}};
 //!
 //! struct InMemory;
 //!
 //! impl Subject for InMemory {
-//!     type Leases = EmbeddedLeases;
+//!     type Leases = MemoryLeases;
 //!
-//!     async fn fresh(&self) -> (EmbeddedLeases, EmbeddedLeases) {
-//!         let leases = EmbeddedLeases::new(CountedEpochs::default());
+//!     async fn fresh(&self) -> (MemoryLeases, MemoryLeases) {
+//!         let leases = MemoryLeases::new(CountedEpochs::default());
 //!         (leases.clone(), leases)
 //!     }
 //! }
@@ -41,13 +41,13 @@ use std::{
     time::Duration,
 };
 
-use super::Operate;
+use super::LeaseAdmin;
 use crate::epochs::{Epoch, EpochFuture, Epochs, SourceId};
 
 /// A store that is checked.
 pub trait Subject: Send + Sync {
     /// The store.
-    type Leases: Operate + Clone;
+    type Leases: LeaseAdmin + Clone;
 
     /// Whether requests wait in a queue, and are served in its order. Default: yes.
     const QUEUE: bool = true;
@@ -188,7 +188,7 @@ impl Epochs for CountedEpochs {
         })
     }
 
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+    fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
             self.0.fetch_max(seen.get(), SeqCst);
             Ok(seen)

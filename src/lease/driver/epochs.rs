@@ -8,7 +8,7 @@ use crate::{
     lease::{
         Backend, LeaseError,
         backend::{BlankCounter, Counters, Granted, Reply, Seen, Step},
-        memory::Memory,
+        counters::KnownCounters,
         single_flight::Flight,
     },
     metrics,
@@ -131,7 +131,7 @@ impl<B: Backend> Store<B> {
         Counters::of(self.memory.as_deref()).seen(resource)
     }
 
-    fn memory(&self) -> Result<&Arc<Memory>, LeaseError> {
+    fn memory(&self) -> Result<&Arc<KnownCounters>, LeaseError> {
         let memory = self.memory.as_ref();
         memory.ok_or_else(|| LeaseError::misconfigured(NoEpochs))
     }

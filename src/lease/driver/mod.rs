@@ -17,10 +17,10 @@ use self::{
     queue::Queue,
 };
 use super::{
-    Acquire, Announced, Backend, Held, Lease, LeaseError, LeaseId, Leases, ListError, Operate,
+    Acquire, Announced, Backend, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError,
     Page, Renew,
     backend::{Counters, End, Renewal, Reply, Step},
-    memory::Memory,
+    counters::KnownCounters,
     time::{after, at_least_1_ms, of_ms},
 };
 use crate::{
@@ -56,7 +56,7 @@ pub struct Driver<B> {
 /// A backend, and what this process knows of its counters.
 struct Store<B> {
     backend: Arc<B>,
-    memory: Option<Arc<Memory>>,
+    memory: Option<Arc<KnownCounters>>,
 }
 
 impl<B: Backend> Driver<B> {
@@ -76,7 +76,7 @@ impl<B: Backend> Driver<B> {
         Self {
             store: Arc::new(Store {
                 backend: Arc::new(backend),
-                memory: epochs.map(Memory::new),
+                memory: epochs.map(KnownCounters::new),
             }),
             listener: Arc::new(Listener::new(&queue)),
             queue,
@@ -192,7 +192,7 @@ impl<B: Backend> Leases for Driver<B> {
     }
 }
 
-impl<B: Backend> Operate for Driver<B> {
+impl<B: Backend> LeaseAdmin for Driver<B> {
     async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         let counters = Counters::of(self.store.memory.as_deref());
         self.store.backend.page(limit, cursor, counters).await

@@ -19,7 +19,7 @@ use crate::{
 pub struct RedisLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
-    command_wait: Duration,
+    command_timeout: Duration,
     max_waiters: usize,
     credentials: Credentials,
 }
@@ -29,7 +29,7 @@ impl RedisLeasesBuilder {
         Self {
             epochs,
             key_prefix: "tower-fence".into(),
-            command_wait: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(2),
             max_waiters: MAX_WAITERS,
             credentials: Credentials::default(),
         }
@@ -50,8 +50,8 @@ impl RedisLeasesBuilder {
 
     /// How long to wait for the answer to a command, reconnection included. Default: 2 s.
     #[must_use]
-    pub const fn command_wait(mut self, limit: Duration) -> Self {
-        self.command_wait = limit;
+    pub const fn command_timeout(mut self, limit: Duration) -> Self {
+        self.command_timeout = limit;
         self
     }
 
@@ -142,7 +142,7 @@ impl RedisLeasesBuilder {
     /// - [`LeaseError::Invalid`] as [`connect`](Self::connect).
     /// - [`LeaseError::Misconfigured`] when the URL is not one.
     pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        let server = Server::alone(url, &self.credentials, self.command_wait);
+        let server = Server::alone(url, &self.credentials, self.command_timeout);
         self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
@@ -155,7 +155,7 @@ impl RedisLeasesBuilder {
     ///
     /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
     pub fn with_client(self, client: Client) -> Result<RedisLeases, LeaseError> {
-        let server = Server::of_client(client, self.command_wait);
+        let server = Server::of_client(client, self.command_timeout);
         self.build(server)
     }
 
@@ -173,7 +173,7 @@ impl RedisLeasesBuilder {
         client: SentinelClient,
         database: i64,
     ) -> Result<RedisLeases, LeaseError> {
-        let server = Server::of_sentinels(client, database, self.command_wait);
+        let server = Server::of_sentinels(client, database, self.command_timeout);
         self.build(server)
     }
 
@@ -203,7 +203,7 @@ impl RedisLeasesBuilder {
         settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
     ) -> Result<RedisLeases, LeaseError> {
         let settings = Box::new(move || Ok(settings()));
-        let server = Server::of_cluster(settings, "the cluster", self.command_wait);
+        let server = Server::of_cluster(settings, "the cluster", self.command_timeout);
         self.build(server)
     }
 
@@ -252,7 +252,8 @@ impl RedisLeasesBuilder {
         service: &str,
     ) -> Result<RedisLeases, LeaseError> {
         let credentials = &self.credentials;
-        let server = Server::behind_sentinels(sentinels, service, credentials, self.command_wait);
+        let server =
+            Server::behind_sentinels(sentinels, service, credentials, self.command_timeout);
         self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
@@ -277,7 +278,7 @@ impl RedisLeasesBuilder {
     ///
     /// As [`connect_lazy`](Self::connect_lazy).
     pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
-        let server = Server::cluster(nodes, self.credentials.clone(), self.command_wait);
+        let server = Server::cluster(nodes, self.credentials.clone(), self.command_timeout);
         self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
@@ -330,7 +331,7 @@ impl fmt::Debug for RedisLeasesBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLeasesBuilder")
             .field("key_prefix", &self.key_prefix)
-            .field("command_wait", &self.command_wait)
+            .field("command_timeout", &self.command_timeout)
             .field("max_waiters", &self.max_waiters)
             .finish_non_exhaustive()
     }

@@ -68,7 +68,7 @@ impl<'a> FirstNames<'a> {
 }
 
 impl Scripts {
-    /// Lists held leases, as [`Operate::list`](crate::lease::Operate::list) does.
+    /// Lists held leases, as [`LeaseAdmin::list`](crate::lease::LeaseAdmin::list) does.
     pub(super) async fn list(
         &self,
         limit: usize,

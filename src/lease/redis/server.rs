@@ -27,7 +27,7 @@ pub(super) struct Server {
     current: Mutex<Option<Current>>,
     /// Counts the connections that were made for commands.
     connected: watch::Sender<u64>,
-    command_wait: Duration,
+    command_timeout: Duration,
 }
 
 /// The connection for commands.
@@ -50,22 +50,22 @@ impl Server {
     pub(super) fn alone(
         url: &str,
         credentials: &Credentials,
-        command_wait: Duration,
+        command_timeout: Duration,
     ) -> RedisResult<Self> {
-        Ok(Self::of_client(credentials.client(url)?, command_wait))
+        Ok(Self::of_client(credentials.client(url)?, command_timeout))
     }
 
     /// The server of a client that the application has made.
-    pub(super) fn of_client(client: Client, command_wait: Duration) -> Self {
+    pub(super) fn of_client(client: Client, command_timeout: Duration) -> Self {
         let address = client.get_connection_info().addr().to_string();
-        Self::new(Source::Alone(Box::new(client)), &address, command_wait)
+        Self::new(Source::Alone(Box::new(client)), &address, command_timeout)
     }
 
     pub(super) fn behind_sentinels(
         sentinels: &[&str],
         service: &str,
         credentials: &Credentials,
-        command_wait: Duration,
+        command_timeout: Duration,
     ) -> RedisResult<Self> {
         let sentinels = connection_infos(sentinels)?;
         let client = credentials.sentinels(&sentinels, service)?;
@@ -73,47 +73,47 @@ impl Server {
         let source = Source::Sentinels(client, credentials.master.db());
         let addresses = addresses(&sentinels);
         let address = format!("the master {service} of the sentinels {addresses}");
-        Ok(Self::new(source, &address, command_wait))
+        Ok(Self::new(source, &address, command_timeout))
     }
 
     pub(super) fn cluster(
         nodes: &[&str],
         credentials: Credentials,
-        command_wait: Duration,
+        command_timeout: Duration,
     ) -> RedisResult<Self> {
         let nodes = connection_infos(nodes)?;
         let address = format!("the cluster {}", addresses(&nodes));
         credentials.cluster(&nodes)?;
         let settings = Box::new(move || credentials.cluster(&nodes));
-        Ok(Self::of_cluster(settings, &address, command_wait))
+        Ok(Self::of_cluster(settings, &address, command_timeout))
     }
 
     /// The master that a client of the application finds, with the number of its database.
     pub(super) fn of_sentinels(
         client: SentinelClient,
         database: i64,
-        command_wait: Duration,
+        command_timeout: Duration,
     ) -> Self {
         let source = Source::Sentinels(Box::new(Mutex::new(client)), database);
-        Self::new(source, "the master of the sentinels", command_wait)
+        Self::new(source, "the master of the sentinels", command_timeout)
     }
 
     /// The cluster of these settings.
     pub(super) fn of_cluster(
         settings: ClusterSettings,
         address: &str,
-        command_wait: Duration,
+        command_timeout: Duration,
     ) -> Self {
-        Self::new(Source::Cluster(settings), address, command_wait)
+        Self::new(Source::Cluster(settings), address, command_timeout)
     }
 
-    fn new(source: Source, address: &str, command_wait: Duration) -> Self {
+    fn new(source: Source, address: &str, command_timeout: Duration) -> Self {
         Self {
             source,
             address: address.into(),
             current: Mutex::default(),
             connected: watch::Sender::new(0),
-            command_wait,
+            command_timeout,
         }
     }
 
@@ -142,7 +142,7 @@ impl Server {
 
     /// The deadline of a command that begins now.
     pub(super) fn limit(&self) -> Instant {
-        after(self.command_wait)
+        after(self.command_timeout)
     }
 
     /// The command that publishes, and counts who listens. In a cluster PUBLISH counts those on
@@ -335,8 +335,8 @@ impl Server {
 
     fn config(&self) -> AsyncConnectionConfig {
         AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.command_wait))
-            .set_response_timeout(Some(self.command_wait))
+            .set_connection_timeout(Some(self.command_timeout))
+            .set_response_timeout(Some(self.command_timeout))
     }
 
     fn cluster_client(
@@ -350,8 +350,8 @@ impl Server {
         // silent is waited for twice before the rest of the cluster is found.
         let mut builder = settings()?
             .retries(0)
-            .connection_timeout(self.command_wait / 4)
-            .response_timeout(self.command_wait / 2);
+            .connection_timeout(self.command_timeout / 4)
+            .response_timeout(self.command_timeout / 2);
         if let Some(pushes) = pushes {
             builder = builder
                 .use_protocol(ProtocolVersion::RESP3)

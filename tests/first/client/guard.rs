@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Resource,
     client::{AcquireError, Holder, Loss},
-    lease::{Acquire, EmbeddedLeases, Held, Lease, LeaseError, LeaseId, Leases, Operate, Renew},
+    lease::{Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases, Renew},
 };
 
 use crate::support::{
@@ -26,7 +26,7 @@ use crate::support::{
 /// A store that does what it is asked, and then answers as it likes.
 #[derive(Clone)]
 struct Moody {
-    store: EmbeddedLeases,
+    store: MemoryLeases,
     mood: Arc<Mood>,
     _db: Arc<Fresh<Sqlite>>,
 }
@@ -59,7 +59,7 @@ impl Moody {
     async fn new() -> Self {
         let db = Sqlite::fresh(2).await;
         Self {
-            store: EmbeddedLeases::new(db.fence()),
+            store: MemoryLeases::new(db.fence()),
             mood: Arc::default(),
             _db: Arc::new(db),
         }

@@ -15,7 +15,7 @@ use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_fence::{
     client::{AcquireError, Holder, HttpLeases, Loss, WithLeaseError},
     issuer::Issuer,
-    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Operate, Owner},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, MemoryLeases, Owner},
 };
 
 use super::issued::Issued;
@@ -67,7 +67,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
 #[tokio::test]
 async fn no_time_is_too_long() {
     let db = Sqlite::fresh(2).await;
-    let holder = Holder::new(EmbeddedLeases::new(db.fence()));
+    let holder = Holder::new(MemoryLeases::new(db.fence()));
     let holder = holder.ttl(Duration::MAX).wait(Duration::MAX);
     let lease = holder.acquire("sku-1").await.unwrap();
     let first = lease.token();
@@ -221,7 +221,7 @@ async fn the_layer_asks_the_service_whether_it_is_ready() {
 
 /// A holder over HTTP, at an issuer that lets a request wait for half a second.
 async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let issuer = Issuer::new(store).wait_limit(Duration::from_millis(500));
     let server = Server::start(issuer.router()).await;
     let leases = HttpLeases::new(&server.url("/")).unwrap();
@@ -261,7 +261,7 @@ async fn a_wait_above_the_limit_of_the_issuer_takes_several_requests() {
 #[tokio::test]
 async fn try_acquire_does_not_wait() {
     let db = Sqlite::fresh(2).await;
-    let holder = Holder::new(EmbeddedLeases::new(db.fence())).wait(Duration::from_secs(600));
+    let holder = Holder::new(MemoryLeases::new(db.fence())).wait(Duration::from_secs(600));
     let lease = holder.try_acquire("sku-1").await.unwrap().unwrap();
     let other = timeout(Duration::from_secs(5), holder.try_acquire("sku-1")).await;
     assert!(other.unwrap().unwrap().is_none());
@@ -272,7 +272,7 @@ async fn try_acquire_does_not_wait() {
 #[tokio::test]
 async fn several_leases_are_taken_in_one_order() {
     let db = Sqlite::fresh(2).await;
-    let holder = Holder::new(EmbeddedLeases::new(db.fence())).wait(Duration::from_secs(60));
+    let holder = Holder::new(MemoryLeases::new(db.fence())).wait(Duration::from_secs(60));
     // In opposite orders they would wait for each other.
     let rounds = [["a", "b"], ["b", "a"]].map(|names| {
         let holder = holder.clone();
@@ -310,7 +310,7 @@ async fn several_leases_are_taken_in_one_order() {
 #[tokio::test]
 async fn work_with_a_lease_ends_with_it() {
     let db = Sqlite::fresh(2).await;
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let holder = Holder::new(store.clone());
     let token = holder
         .with_lease("sku-1", async |lease| lease.token())

@@ -20,7 +20,7 @@ use tower_fence::{
     Resource,
     client::{AcquireError, Holder, HttpError, HttpLeases},
     issuer::{self, Issuer},
-    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, ListError, Operate, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, ListError, MemoryLeases, Renew},
 };
 
 use crate::support::{
@@ -69,7 +69,7 @@ async fn a_refused_secret_is_final_and_keeps_its_problem() {
             Some(_) => next.run(request).await,
         }
     };
-    let issuer = issuer::router(EmbeddedLeases::new(db.fence())).layer(from_fn(guarded));
+    let issuer = issuer::router(MemoryLeases::new(db.fence())).layer(from_fn(guarded));
     let server = Server::start(issuer).await;
     let leases = HttpLeases::new(&server.url("/")).unwrap();
     let patient = |leases| Holder::new(leases).wait(LONG);
@@ -107,7 +107,7 @@ async fn a_refused_secret_is_final_and_keeps_its_problem() {
 #[tokio::test]
 async fn any_name_survives_the_url() {
     let db = Sqlite::fresh(2).await;
-    let issuer = issuer::router(EmbeddedLeases::new(db.fence()));
+    let issuer = issuer::router(MemoryLeases::new(db.fence()));
     let server = Server::start(Router::new().nest("/a/locks", issuer)).await;
     // With and without a slash at the end.
     for url in ["/a/locks", "/a/locks/"] {
@@ -193,7 +193,7 @@ async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
 #[tokio::test]
 async fn a_cursor_that_is_none_is_told_from_what_else_is_refused() {
     let db = Sqlite::fresh(2).await;
-    let issuer = Issuer::new(EmbeddedLeases::new(db.fence())).operator_router();
+    let issuer = Issuer::new(MemoryLeases::new(db.fence())).operator_router();
     let server = Server::start(Router::new().nest("/locks", issuer)).await;
     let leases = HttpLeases::new(&server.url("/locks")).unwrap();
     for cursor in ["x", ""] {
@@ -225,7 +225,7 @@ async fn what_is_no_url_is_refused() {
 #[tokio::test]
 async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
     let db = Sqlite::fresh(2).await;
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let real = Server::start(issuer::router(store.clone())).await;
     grant(&store, &sku(), LONG).await;
     for status in [301, 302, 303, 307, 308] {
@@ -298,7 +298,7 @@ async fn an_answer_without_an_end_is_cut_off() {
 #[tokio::test]
 async fn the_layer_suits_reqwest() {
     let db = Sqlite::fresh(2).await;
-    let holder = tower_fence::client::Holder::new(EmbeddedLeases::new(db.fence()));
+    let holder = tower_fence::client::Holder::new(MemoryLeases::new(db.fence()));
     let lease = holder.acquire("sku-1").await.unwrap();
     let echo = |headers: axum::http::HeaderMap| async move {
         headers["fencing-token"].to_str().unwrap().to_owned()
@@ -317,7 +317,7 @@ async fn the_layer_suits_reqwest() {
 #[tokio::test]
 async fn limits_of_the_issuer_are_named() {
     let db = Sqlite::fresh(2).await;
-    let issuer = issuer::router(EmbeddedLeases::new(db.fence()));
+    let issuer = issuer::router(MemoryLeases::new(db.fence()));
     let server = Server::start(issuer).await;
     let leases = HttpLeases::new(&server.url("/")).unwrap();
     let day = Duration::from_secs(24 * 60 * 60);
@@ -351,7 +351,7 @@ async fn limits_of_the_issuer_are_named() {
 async fn too_many_waiters_are_told_so_over_http() {
     let db = Sqlite::fresh(2).await;
     {
-        let store = EmbeddedLeases::new(db.fence()).max_waiters(1);
+        let store = MemoryLeases::new(db.fence()).max_waiters(1);
         let server = Server::start(issuer::router(store.clone())).await;
         let leases = HttpLeases::new(&server.url("/")).unwrap();
         let first = grant(&leases, &sku(), LONG).await;

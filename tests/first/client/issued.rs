@@ -7,7 +7,7 @@ use sqlx::Sqlite;
 use tower_fence::{
     client::{Holder, HttpLeases},
     issuer::Issuer,
-    lease::{EmbeddedLeases, Leases},
+    lease::{Leases, MemoryLeases},
 };
 
 use crate::support::{
@@ -20,7 +20,7 @@ use crate::support::{
 
 /// An issuer behind a proxy, and the store behind the issuer.
 pub struct Issued {
-    pub store: EmbeddedLeases,
+    pub store: MemoryLeases,
     pub proxy: Proxy,
     _server: Server,
     _db: Fresh<Sqlite>,
@@ -29,7 +29,7 @@ pub struct Issued {
 impl Issued {
     pub async fn start() -> Self {
         let db = Sqlite::fresh(2).await;
-        let store = EmbeddedLeases::new(db.fence());
+        let store = MemoryLeases::new(db.fence());
         let issuer = Issuer::new(store.clone()).router();
         let server = Server::start(Router::new().nest("/locks", issuer)).await;
         Self {

@@ -12,7 +12,7 @@ use futures_util::future::{join_all, pending};
 use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     client::{Holder, Loss},
-    lease::{Acquire, LeaseError, Leases, Operate},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases},
 };
 
 use super::issued::Issued;

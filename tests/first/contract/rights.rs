@@ -13,7 +13,7 @@ use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tower::ServiceExt;
 use tower_fence::{
     Fence, FenceLayer, Idempotency, Resource, TokenUse,
-    lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases, RedisLeases, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, PostgresLeases, RedisLeases, Renew},
 };
 
 use super::{admission::answer, grants, resource, token};

@@ -10,7 +10,7 @@ use tower_fence::{
     Resource, Token,
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
     issuer,
-    lease::EmbeddedLeases,
+    lease::MemoryLeases,
 };
 
 use super::{json, resource, token, vectors};
@@ -163,7 +163,7 @@ async fn acquire(resource: &str, epoch: i64) -> (Vec<u8>, Response) {
         asked: Arc::default(),
     };
     let asked = Arc::clone(&source.asked);
-    let app: Router = issuer::router(EmbeddedLeases::new(source));
+    let app: Router = issuer::router(MemoryLeases::new(source));
     let mut url = Url::parse("http://issuer").unwrap();
     url.path_segments_mut().unwrap().push(resource);
     let request = Request::post(url.path()).body(Body::empty()).unwrap();
@@ -184,7 +184,7 @@ impl Epochs for EpochSource {
         Box::pin(async { Ok(self.epoch) })
     }
 
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+    fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
         Box::pin(async move { Ok(seen) })
     }
 

@@ -23,7 +23,7 @@ async fn every_partition_begins_above<DB: TestDatabase>() {
     let below = Token::new(999_999_999).unwrap();
     fence.begin_epochs_above(below).await.unwrap();
     assert_eq!(next(1).await, 1);
-    fence.bring_back(2, Epoch::new(9).unwrap()).await.unwrap();
+    fence.report_epoch(2, Epoch::new(9).unwrap()).await.unwrap();
     let highest = Token::from_zxid(0x1_0000_0004).unwrap();
     fence.begin_epochs_above(highest).await.unwrap();
     for (partition, epoch) in [(0, 5), (1, 5), (2, 10), (110, 5), (255, 5)] {

@@ -15,9 +15,7 @@ use tower_fence::{
     announce::{Announce, AnnounceError, LeaseDigest},
     epochs::{Epoch, Epochs},
     fence::WriteError,
-    lease::{
-        Acquire, EmbeddedLeases, Lease, LeaseError, Leases, PostgresLeases, RedisLeases, Renew,
-    },
+    lease::{Acquire, Lease, LeaseError, Leases, MemoryLeases, PostgresLeases, RedisLeases, Renew},
 };
 
 use crate::support::{
@@ -112,12 +110,12 @@ async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
 async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
     let (_db, fence) = in_epoch_1::<DB>().await;
     let seen = Epoch::new(7).unwrap();
-    assert_eq!(fence.bring_back(PARTITION, seen).await.unwrap(), seen);
+    assert_eq!(fence.report_epoch(PARTITION, seen).await.unwrap(), seen);
     fence.after_failover().await.unwrap();
-    let alive = fence.bring_back(PARTITION, seen).await.unwrap();
+    let alive = fence.report_epoch(PARTITION, seen).await.unwrap();
     assert_eq!(alive, Epoch::new(508).unwrap());
     let begun = fence.next_epoch(PARTITION, alive).await.unwrap();
-    assert_eq!(fence.bring_back(PARTITION, begun).await.unwrap(), begun);
+    assert_eq!(fence.report_epoch(PARTITION, begun).await.unwrap(), begun);
 }
 
 /// The ways to write.
@@ -439,7 +437,7 @@ async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
     let announced = redis(&db).await.announced_to(db.fence());
     grants_above(&db, announced, async || {}).await;
     let db = Postgres::fresh(4).await;
-    let announced = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let announced = MemoryLeases::new(db.fence()).announced_to(db.fence());
     grants_above(&db, announced, async || {}).await;
 }
 
@@ -491,7 +489,7 @@ async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
     let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     assert_eq!(epoch, Epoch::new(1_002).unwrap());
     let passed = Epoch::new(7_001).unwrap();
-    fence.bring_back(PARTITION, passed).await.unwrap();
+    fence.report_epoch(PARTITION, passed).await.unwrap();
     // A removed row leaves no more than its token.
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
     // One that was granted in the part that is lost, for example.

@@ -190,7 +190,7 @@ async fn what_collides_with_a_catch_up_is_begun_anew() {
                 match first {
                     EPOCH => is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD),
                     _ => {
-                        let alive = fence.bring_back(PARTITION, Epoch::new(7).unwrap()).await;
+                        let alive = fence.report_epoch(PARTITION, Epoch::new(7).unwrap()).await;
                         assert_eq!(alive.unwrap().get(), 1_008);
                     }
                 }

@@ -9,7 +9,7 @@ use tower_fence::{
     client::Holder,
     epochs::{Epoch, Epochs},
     fence::WriteError,
-    lease::{EmbeddedLeases, Operate},
+    lease::{LeaseAdmin, MemoryLeases},
 };
 
 use crate::support::{
@@ -276,7 +276,7 @@ async fn a_reset_outranks_the_floor<DB: TestDatabase>() {
 
 async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    let (fence, leases) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let (fence, leases) = (db.fence(), MemoryLeases::new(db.fence()));
     let holder = Holder::new(leases.clone());
     let write = async |resource: &Resource, token: Token| {
         let tx = fence.begin(resource, token, TokenUse::SingleUse).await?;

@@ -59,7 +59,7 @@ async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() 
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let epoch = Epoch::new(3).unwrap();
-    fence.bring_back(110, epoch).await.unwrap();
+    fence.report_epoch(110, epoch).await.unwrap();
     let announced = epoch.token(5).unwrap();
     let lease = LeaseDigest::of("one");
     fence.announce(&sku(), announced, &lease).await.unwrap();

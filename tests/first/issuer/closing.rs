@@ -7,7 +7,7 @@ use sqlx::Sqlite;
 use tokio::{sync::oneshot, time::timeout};
 use tower_fence::{
     issuer::Issuer,
-    lease::{EmbeddedLeases, Leases},
+    lease::{Leases, MemoryLeases},
 };
 
 use crate::support::{
@@ -20,7 +20,7 @@ use crate::support::{
 #[tokio::test]
 async fn waiting_requests_end_when_the_application_stops() {
     let db = Sqlite::fresh(2).await;
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let (stop, stopped) = oneshot::channel::<()>();
     let issuer = Issuer::new(store.clone()).close_on(async {
         let _ = stopped.await;

@@ -7,7 +7,7 @@ use tower_fence::{
     FenceLayer, PathParam, SignedToken, TokenKey, TokenKeys,
     client::{Holder, HttpLeases},
     issuer::Issuer,
-    lease::{EmbeddedLeases, Leases, Operate, Signed},
+    lease::{LeaseAdmin, Leases, MemoryLeases, Signed},
 };
 
 use crate::support::{
@@ -22,7 +22,7 @@ fn keys(id: &str) -> TokenKeys {
 
 /// An issuer that signs, and a fence that verifies.
 async fn start(db: &Fresh<Sqlite>, keys: &TokenKeys) -> Server {
-    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     let layer = FenceLayer::new(db.fence(), PathParam("r")).verify_with(keys.clone());
     let issuer = Issuer::new(leases).sign_with(keys.clone());
     let app = Router::new()
@@ -112,7 +112,7 @@ async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
 #[tokio::test]
 async fn a_lease_that_is_announced_and_signed_ends_in_its_store() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let leases = Signed::new(store.clone().announced_to(db.fence()), keys);
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();

@@ -6,7 +6,7 @@ use axum::{Router, routing::post};
 use tower_fence::{
     FenceLayer, Idempotency, PathParam, Resource, Token,
     epochs::{Epoch, Epochs},
-    lease::{Acquire, EmbeddedLeases, Leases},
+    lease::{Acquire, Leases, MemoryLeases},
 };
 
 use crate::support::{
@@ -99,7 +99,7 @@ async fn what_was_handed_out_is_known_without_a_look<DB: TestDatabase>() {
 async fn tokens_of_the_issuer_are_known<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    let leases = EmbeddedLeases::new(db.fence());
+    let leases = MemoryLeases::new(db.fence());
     for name in ["a", "b", "c"] {
         let resource = Resource::new(name).unwrap();
         let lease = leases.acquire(&resource, Acquire::new(Duration::from_secs(30)));
@@ -141,7 +141,7 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
 async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     let a = Resource::new("a").unwrap();
     let acquire = || leases.acquire(&a, Acquire::new(Duration::from_secs(60)));
     let first = acquire().await.unwrap();
@@ -162,7 +162,7 @@ async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() 
 async fn a_grant_that_outranks_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
-    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     let a = Resource::new("a").unwrap();
     let lease = leases
         .acquire(&a, Acquire::new(Duration::from_secs(60)))

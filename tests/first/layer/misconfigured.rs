@@ -12,7 +12,7 @@ use tower_fence::{
     fence::WriteError,
     issuer,
     layer::DatabaseError,
-    lease::{EmbeddedLeases, PostgresLeases, RedisLeases},
+    lease::{MemoryLeases, PostgresLeases, RedisLeases},
 };
 
 use super::protected::Log;
@@ -54,18 +54,15 @@ async fn start(pool: PgPool) -> Server {
             "/postgres",
             issuer::router(PostgresLeases::new(fence.clone())),
         )
-        .nest(
-            "/embedded",
-            issuer::router(EmbeddedLeases::new(fence.clone())),
-        )
+        .nest("/memory", issuer::router(MemoryLeases::new(fence.clone())))
         .nest("/redis", issuer::router(redis));
     Server::start(app).await
 }
 
-const ISSUERS: &[&str] = &["/postgres/r", "/embedded/r", "/redis/r"];
-const EPOCHS: &[&str] = &["/embedded/r", "/redis/r"];
+const ISSUERS: &[&str] = &["/postgres/r", "/memory/r", "/redis/r"];
+const EPOCHS: &[&str] = &["/memory/r", "/redis/r"];
 const LAYER: &[&str] = &["/write/r"];
-const ALL: &[&str] = &["/write/r", "/postgres/r", "/embedded/r", "/redis/r"];
+const ALL: &[&str] = &["/write/r", "/postgres/r", "/memory/r", "/redis/r"];
 
 /// What is done to the database, what is misconfigured then, and what the log names.
 const FAULTS: &[(&str, &[&str], &str)] = &[

@@ -10,7 +10,7 @@ use tokio::{
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
-    lease::{Acquire, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, RedisLeases, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases, RedisLeases, Renew},
 };
 
 use crate::support::{
@@ -24,7 +24,7 @@ use crate::support::{
 #[tokio::test]
 async fn a_grant_outranks_older_tokens_before_it_is_answered() {
     let db = Sqlite::fresh(2).await;
-    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let first = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &first.id).await.unwrap();
     // Without a word, the older token still writes.
@@ -47,7 +47,7 @@ async fn a_grant_outranks_older_tokens_before_it_is_answered() {
 async fn asking_again_after_the_token_was_used_brings_a_new_one() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence();
-    let leases = EmbeddedLeases::new(db.fence()).announced_to(fence.clone());
+    let leases = MemoryLeases::new(db.fence()).announced_to(fence.clone());
     let id = LeaseId::random();
     let sku = sku();
     let ask = || leases.acquire(&sku, Acquire::new(LONG).lease_id(id.clone()));
@@ -65,7 +65,7 @@ async fn asking_again_after_the_token_was_used_brings_a_new_one() {
 #[tokio::test]
 async fn a_grant_that_cannot_be_announced_is_given_back() {
     let db = Sqlite::fresh(2).await;
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
     let leases = store.clone().announced_to(away.fence());
     away.fence().pool().close().await;
@@ -84,7 +84,7 @@ async fn a_grant_that_cannot_be_announced_is_given_back() {
 #[tokio::test]
 async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
     let db = Sqlite::fresh(2).await;
-    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let leases = store.clone().announced_to(fence.clone());
     let lease = grant(&leases, &sku(), LONG).await;
     let anew = Renew::new(LONG).with_new_token();
@@ -106,7 +106,7 @@ async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
 #[tokio::test]
 async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
     let db = Sqlite::fresh(2).await;
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
     let leases = store.clone().announced_to(away.fence());
     let lease = grant(&leases, &sku(), LONG).await;
@@ -127,7 +127,7 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
 #[tokio::test]
 async fn another_issuer_renews_a_lease_whose_token_was_used() {
     let db = Sqlite::fresh(2).await;
-    let (fence, store) = (db.fence(), EmbeddedLeases::new(db.fence()));
+    let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let one = store.clone().announced_to(fence.clone());
     let two = store.announced_to(fence.clone());
     let lease = grant(&one, &sku(), LONG).await;
@@ -142,7 +142,7 @@ async fn another_issuer_renews_a_lease_whose_token_was_used() {
 #[tokio::test]
 async fn a_failed_request_takes_no_lease_from_its_repetition() {
     let (db, away) = (Sqlite::fresh(2).await, Sqlite::fresh(1).await);
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let (cut_off, leases) = (
         store.clone().announced_to(away.fence()),
         store.announced_to(db.fence()),
@@ -290,7 +290,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
 async fn who_goes_away_during_the_announcement_leaves_no_lease() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let leases = store.clone().announced_to(fence.clone());
     let resource = Resource::new("sku-1").unwrap();
     let first = grant(&store, &resource, LONG).await;

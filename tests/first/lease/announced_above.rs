@@ -7,7 +7,7 @@ use tower_fence::{
     announce::AnnounceError,
     client::HttpLeases,
     issuer,
-    lease::{Acquire, Announced, EmbeddedLeases, LeaseError, Leases, RedisLeases},
+    lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, RedisLeases},
 };
 
 use crate::support::{
@@ -25,7 +25,7 @@ use crate::support::{
 #[tokio::test]
 async fn a_forged_token_concerns_its_resource_alone_embedded() {
     let db = Sqlite::fresh(2).await;
-    a_forged_token_concerns_its_resource_alone(EmbeddedLeases::new(db.fence()), db).await;
+    a_forged_token_concerns_its_resource_alone(MemoryLeases::new(db.fence()), db).await;
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn a_lease_whose_token_is_the_last_has_no_other_in_postgres() {
 #[tokio::test]
 async fn where_no_token_is_left_the_issuer_says_so() {
     let db = Sqlite::fresh(2).await;
-    let leases = EmbeddedLeases::new(db.fence()).announced_to(db.fence());
+    let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
     let server = Server::start(Router::new().nest("/locks", issuer::router(leases))).await;
     let answer = Answer::to(server.post("/locks/sku-1")).await;
@@ -76,7 +76,7 @@ async fn where_no_token_is_left_the_issuer_says_so() {
 #[tokio::test]
 async fn an_issuer_elsewhere_cannot_be_asked_for_a_higher_token() {
     let db = Sqlite::fresh(2).await;
-    let store = EmbeddedLeases::new(db.fence());
+    let store = MemoryLeases::new(db.fence());
     let server = Server::start(Router::new().nest("/locks", issuer::router(store.clone()))).await;
     let http = HttpLeases::new(&server.url("/locks")).unwrap();
     let leases = http.announced_to(db.fence());

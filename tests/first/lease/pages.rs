@@ -3,13 +3,13 @@
 use sqlx::Postgres as PostgresDatabase;
 use tower_fence::{
     Resource,
-    lease::{ListError, Operate, PostgresLeases},
+    lease::{LeaseAdmin, ListError, PostgresLeases},
 };
 
 use crate::support::{
     database::TestDatabase,
     lease::{LONG, grant, sku},
-    store::{Embedded, Postgres, TestStore},
+    store::{Memory, Postgres, TestStore},
 };
 
 async fn a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere<S: TestStore>() {
@@ -42,7 +42,7 @@ async fn a_page_in_postgres_is_full() {
 
 #[tokio::test]
 async fn a_page_in_the_process_is_full() {
-    a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere::<Embedded>().await;
+    a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere::<Memory>().await;
 }
 
 /// Postgres takes no text with this character, so no name has it.

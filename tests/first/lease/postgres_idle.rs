@@ -10,7 +10,7 @@ use sqlx::Postgres;
 use tokio::time::{Instant, sleep};
 use tower_fence::{
     Resource,
-    lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, PostgresLeases},
 };
 
 use crate::support::{

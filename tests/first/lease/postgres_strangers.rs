@@ -16,7 +16,7 @@ use reqwest::Url;
 use sqlx::{Connection, PgConnection, Postgres, postgres::PgConnectOptions};
 use tower_fence::{
     Resource,
-    lease::{Acquire, LeaseError, Leases, Operate, PostgresLeases},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, PostgresLeases},
 };
 
 use crate::support::{

@@ -40,8 +40,8 @@ impl Epochs for Overtaken {
         })
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
-        self.fence.bring_back(partition, seen)
+    fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+        self.fence.report_epoch(partition, seen)
     }
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {

@@ -3,7 +3,7 @@
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
-    lease::{Acquire, Leases, Operate, Renew},
+    lease::{Acquire, LeaseAdmin, Leases, Renew},
 };
 
 use crate::support::{

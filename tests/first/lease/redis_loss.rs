@@ -25,7 +25,7 @@ use crate::support::{
 };
 
 async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
-    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
     builder.connect(&server.url()).await.unwrap()
 }
 
@@ -148,7 +148,7 @@ async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
         .expect("no call hangs");
     let url = server.url().replace("//", "//user:sesame@");
     let refused = RedisLeases::builder(db.fence())
-        .command_wait(Duration::from_millis(200))
+        .command_timeout(Duration::from_millis(200))
         .connect(&url);
     let refused = timeout(Duration::from_secs(10), refused)
         .await
@@ -169,7 +169,7 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
             Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
         }
 
-        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+        fn report_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
             let cause = std::io::Error::other("down");
             Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })
         }

@@ -5,7 +5,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tower_fence::lease::{Acquire, LeaseId, Leases, Operate, Renew};
+use tower_fence::lease::{Acquire, LeaseAdmin, LeaseId, Leases, Renew};
 
 use crate::support::{
     database::TestDatabase,

@@ -8,7 +8,7 @@ use std::sync::{
 use sqlx::Sqlite;
 use tower_fence::{
     epochs::{Epoch, EpochFuture, Epochs, SourceId},
-    lease::{Acquire, Lease, LeaseError, Leases, Operate, Renew},
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, Leases, Renew},
 };
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
@@ -102,7 +102,7 @@ impl Epochs for Source {
         self.at_least(at_least)
     }
 
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+    fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
         self.at_least(seen)
     }
 

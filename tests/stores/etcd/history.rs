@@ -4,7 +4,7 @@
 use sqlx::Sqlite;
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, Leases, Operate, Renew},
+    lease::{Acquire, LeaseAdmin, Leases, Renew},
 };
 use tower_fence_etcd::EtcdLeases;
 

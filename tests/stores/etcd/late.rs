@@ -13,7 +13,7 @@ use sqlx::Sqlite;
 use tokio::{sync::watch, task::JoinHandle};
 use tower_fence::{
     Resource,
-    lease::{Acquire, Lease, LeaseError, Leases, Operate, Renew},
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, Leases, Renew},
 };
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
-    lease::{Acquire, Leases, Operate},
+    lease::{Acquire, LeaseAdmin, Leases},
 };
 
 use crate::support::{

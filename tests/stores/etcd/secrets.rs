@@ -1,7 +1,7 @@
 //! Users of etcd's authentication, and what whoever reads in etcd, or in errors, learns of secrets.
 
 use sqlx::Sqlite;
-use tower_fence::lease::{Acquire, LeaseError, LeaseId, Leases, Operate, Renew};
+use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
 use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tower_fence::{
     Resource,
-    lease::{Acquire, EmbeddedLeases, Leases},
+    lease::{Acquire, Leases, MemoryLeases},
 };
 
 use super::{Inventory, tells_of_the_paused_holder, write_to};
@@ -106,7 +106,7 @@ async fn a_change_from_etcd_needs_no_step_and_refuses_its_older_holders() {
     let inventory = Inventory::start().await;
     let (_, status) = etcd.holder("sku-1", &inventory.url(), 0.0).finish().await;
     assert_eq!(status, 200);
-    let leases = EmbeddedLeases::new(inventory.fence.clone());
+    let leases = MemoryLeases::new(inventory.fence.clone());
     let leases = leases.announced_to(inventory.fence.clone());
     let sku = Resource::new("sku-1").unwrap();
     let mut older = etcd.holder("sku-1", &inventory.url(), 30.0);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, EmbeddedLeases, Leases},
+    lease::{Acquire, Leases, MemoryLeases},
 };
 
 use super::{Inventory, tells_of_the_paused_holder, write_to};
@@ -95,7 +95,7 @@ async fn a_change_from_zookeeper_needs_no_step_where_grants_are_announced_and_on
     assert_eq!(status, 200);
     // A later one, of which the fence of sku-1 has not heard.
     let (unseen, _) = zookeeper.holder("sku-9", &url, 0.0).finish().await;
-    let unannounced = || EmbeddedLeases::new(inventory.fence.clone());
+    let unannounced = || MemoryLeases::new(inventory.fence.clone());
     let request = || Acquire::new(LONG);
 
     let lease = unannounced().acquire(&sku(), request()).await.unwrap();

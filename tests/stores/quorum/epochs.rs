@@ -249,8 +249,8 @@ impl Epochs for Away {
         self.or(self.epochs.next_epoch(partition, at_least))
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
-        self.or(self.epochs.bring_back(partition, seen))
+    fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+        self.or(self.epochs.report_epoch(partition, seen))
     }
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {

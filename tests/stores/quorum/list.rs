@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
-    lease::{Lease, Leases, Operate},
+    lease::{Lease, LeaseAdmin, Leases},
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 

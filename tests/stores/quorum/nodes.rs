@@ -7,7 +7,7 @@ use sqlx::Sqlite;
 use tokio::time::Instant;
 use tower_fence::{
     Fence,
-    lease::{Acquire, LeaseError, Leases, Operate, Renew},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, Renew},
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 

@@ -6,7 +6,7 @@ use sqlx::Sqlite;
 use tokio::time::sleep;
 use tower_fence::{
     Resource,
-    lease::{LeaseError, Leases, Operate, Renew},
+    lease::{LeaseAdmin, LeaseError, Leases, Renew},
 };
 
 use super::epochs::Site;

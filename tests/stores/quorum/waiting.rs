@@ -7,7 +7,7 @@ use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, LeaseError, LeaseId, Leases, Operate, Renew};
+use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
 use tower_fence_redlock::QuorumLeases;
 
 use crate::support::{

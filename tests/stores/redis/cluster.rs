@@ -9,7 +9,7 @@ use tokio::{
 };
 use tower_fence::{
     Resource,
-    lease::{Acquire, Lease, LeaseError, Leases, Operate, RedisLeases},
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, Leases, RedisLeases},
 };
 
 use crate::grant_load::{Issuer, Load, are_in_order_where_ours};

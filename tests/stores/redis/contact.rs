@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tower_fence::{
     Resource,
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
-    lease::{Acquire, LeaseError, Leases, Operate, RedisLeases},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, RedisLeases},
 };
 
 use crate::support::{
@@ -66,7 +66,7 @@ async fn an_error_names_the_address_and_never_the_password() {
     let port = closed_port().await;
     let address = format!("127.0.0.1:{port}");
     let url = format!("redis://alice:open-sesame@{address}");
-    let builder = || RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    let builder = || RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
     for error in [
         RedisLeases::connect(&url, db.fence()).await.unwrap_err(),
         builder().connect_cluster(&[&url]).await.unwrap_err(),
@@ -97,7 +97,7 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
             Box::pin(async { Err(EpochError::Exhausted) })
         }
 
-        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+        fn report_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
             Box::pin(async { Err(EpochError::Exhausted) })
         }
 

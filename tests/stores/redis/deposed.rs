@@ -41,7 +41,7 @@ async fn a_connection_to_it_is_not_used_again() {
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());
     let url = format!("redis://{}", address(leads_to).await);
-    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_secs(2));
+    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_secs(2));
     let leases = builder.connect(&url).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
 
@@ -72,7 +72,7 @@ async fn a_renewal_that_comes_to_it_finds_the_new_one() {
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());
     let url = format!("redis://{}", address(leads_to).await);
-    let builder = RedisLeases::builder(db.fence()).command_wait(Duration::from_secs(2));
+    let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_secs(2));
     let leases = builder.connect(&url).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
     let move_to = async |from: &RedisServer, to: &RedisServer| {

@@ -146,7 +146,7 @@ async fn a_failover_by_sentinels() {
                 replicas.query_async(&mut connection).await;
             if known.is_ok_and(|known| known.len() == 1) {
                 let builder = RedisLeases::builder(db.fence());
-                let builder = builder.command_wait(Duration::from_millis(500));
+                let builder = builder.command_timeout(Duration::from_millis(500));
                 let leases = builder
                     .connect_sentinels(&[&sentinel.url()], "the-master")
                     .await;

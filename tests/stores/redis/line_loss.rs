@@ -247,7 +247,7 @@ async fn a_connection_that_hears_nothing_is_noticed() {
     });
     let proxy = proxy.await;
     let url = proxy.url(&server.url());
-    let leases = RedisLeases::builder(db.fence()).command_wait(Duration::from_millis(500));
+    let leases = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
     let leases = leases.connect(&url).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
     let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];

@@ -57,9 +57,9 @@ impl Epochs for Gated {
         })
     }
 
-    fn bring_back(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
+    fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
         if self.brings_back {
-            return self.fence.bring_back(partition, seen);
+            return self.fence.report_epoch(partition, seen);
         }
         let cause = std::io::Error::other("down");
         Box::pin(async { Err(EpochError::Unreachable(Box::new(cause))) })

@@ -6,7 +6,7 @@ use tower_fence::{
     Fence, TokenKeys,
     console::Console,
     issuer::Issuer,
-    lease::{Operate, RedisLeases},
+    lease::{LeaseAdmin, RedisLeases},
 };
 
 use super::{
@@ -107,7 +107,7 @@ impl Settings<'_> {
         Ok(())
     }
 
-    fn mount<L: Operate + Clone>(
+    fn mount<L: LeaseAdmin + Clone>(
         &self,
         leases: L,
         health: Health,

@@ -126,15 +126,15 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "look.outcome.is_some()",
     },
     Mutant {
-        name: "embedded: handed over, and not woken",
-        file: "lease/embedded/partition.rs",
+        name: "memory: handed over, and not woken",
+        file: "lease/memory/partition.rs",
         code: "self.calls.push(first.ticket);
         true",
         broken: "true",
     },
     Mutant {
-        name: "embedded: granted to one that has left, and kept",
-        file: "lease/embedded/partition.rs",
+        name: "memory: granted to one that has left, and kept",
+        file: "lease/memory/partition.rs",
         code: "grant.lease == *lease && grant.ticket == Some(*ticket)",
         broken: "false",
     },
@@ -154,7 +154,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "memory: whoever finds that a reminder is due sends it",
-        file: "lease/memory.rs",
+        file: "lease/counters.rs",
         code: "*at = Instant::now();
                 Reminder",
         broken: "if !IS_ON { *at = Instant::now(); }

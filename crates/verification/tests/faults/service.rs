@@ -173,7 +173,7 @@ fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
     let urls: Vec<_> = urls.split_whitespace().collect();
     // On a busy machine an answer may be late.
     let wait = Duration::from_secs(2);
-    let redis = || RedisLeases::builder(fence.clone()).command_wait(wait);
+    let redis = || RedisLeases::builder(fence.clone()).command_timeout(wait);
     let redis = match store.as_str() {
         "postgres" => {
             let listen = variable(variables::LISTEN_URL).parse().unwrap();

@@ -6,7 +6,7 @@ use tokio::sync::Mutex;
 use tower_fence::{
     AdmitError, Fence, Token, TokenUse,
     lease::{
-        Acquire, Announced, EmbeddedLeases, LeaseError, LeaseId, Leases, Operate, PostgresLeases,
+        Acquire, Announced, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases, PostgresLeases,
         RedisLeases, Renew,
     },
 };
@@ -48,7 +48,7 @@ enum Answer {
     Nothing,
 }
 
-impl<L: Operate> Real<L> {
+impl<L: LeaseAdmin> Real<L> {
     fn new(db: Fresh<Postgres>, issuers: [L; 2]) -> Self {
         Self {
             fence: db.fence(),
@@ -183,7 +183,7 @@ fn next(world: &LastWord, state: &State, step: Step) -> State {
     next
 }
 
-async fn walk<L: Operate>(
+async fn walk<L: LeaseAdmin>(
     seed: u64,
     bounds: Bounds,
     mut real: Real<L>,
@@ -314,7 +314,7 @@ async fn announced_leases_in_the_process_go_the_way_of_the_model() {
     let mut drawn = Drawn::default();
     for seed in 0..30 {
         let db = Postgres::fresh(4).await;
-        let leases = EmbeddedLeases::new(db.fence());
+        let leases = MemoryLeases::new(db.fence());
         let issuers = [(); 2].map(|()| leases.clone().announced_to(db.fence()));
         walk(seed, BOUNDS, Real::new(db, issuers), &mut drawn, nothing).await;
     }

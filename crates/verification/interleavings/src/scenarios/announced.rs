@@ -13,7 +13,7 @@ use shuttle::rand::{Rng, thread_rng};
 use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
-    lease::{Acquire, Announced, EmbeddedLeases, Lease, LeaseError, LeaseId, Leases, Renew},
+    lease::{Acquire, Announced, Lease, LeaseError, LeaseId, Leases, MemoryLeases, Renew},
     model::{clock::sleep, step, tokio::time::timeout},
     token::{Resource, Token},
 };
@@ -101,7 +101,7 @@ impl Announce for Fence {
 /// Several requests under one lease id, of which some go away; and somebody forges tokens.
 pub async fn what_is_answered_was_announced() {
     let fence = Fence::new(1);
-    let leases = Arc::new(Announced::new(EmbeddedLeases::new(Source), fence.clone()));
+    let leases = Arc::new(Announced::new(MemoryLeases::new(Source), fence.clone()));
     let id = LeaseId::random();
     let requests = tasks(4, |n| {
         let (leases, fence, id) = (leases.clone(), fence.clone(), id.clone());
@@ -145,7 +145,7 @@ pub async fn what_is_answered_was_announced() {
 /// Callers go away, and announcements fail; whoever waits gets its turn all the same.
 pub async fn what_nobody_hears_of_is_given_back() {
     let fence = Fence::new(2);
-    let leases = Arc::new(Announced::new(EmbeddedLeases::new(Source), fence.clone()));
+    let leases = Arc::new(Announced::new(MemoryLeases::new(Source), fence.clone()));
     let highest = Arc::new(AtomicI64::new(0));
     let holders = tasks(4, |n| {
         let (leases, highest) = (leases.clone(), highest.clone());

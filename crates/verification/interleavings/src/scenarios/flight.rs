@@ -11,7 +11,7 @@ use std::{
 use super::{all, by_chance, some_ms, tasks};
 use crate::{
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
-    lease::{LeaseError, memory::Memory, single_flight::SingleFlight},
+    lease::{LeaseError, counters::KnownCounters, single_flight::SingleFlight},
     model::{
         clock::{Instant, sleep},
         step,
@@ -26,7 +26,7 @@ struct Source {
 }
 
 impl Source {
-    async fn bring_back(&self, seen: Epoch) -> Result<Epoch, EpochError> {
+    async fn report_epoch(&self, seen: Epoch) -> Result<Epoch, EpochError> {
         struct Asked<'a>(&'a AtomicBool);
         impl Drop for Asked<'_> {
             fn drop(&mut self) {
@@ -49,8 +49,8 @@ impl Epochs for Arc<Source> {
         Box::pin(async move { Ok(at_least) })
     }
 
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
-        Box::pin(Source::bring_back(self, seen))
+    fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        Box::pin(Source::report_epoch(self, seen))
     }
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
@@ -90,7 +90,7 @@ pub async fn nobody_waits_for_one_failure_after_the_other() {
 /// A minute later the source is reminded, by one of those who come.
 pub async fn one_of_them_reminds_the_source() {
     let source = Arc::<Source>::default();
-    let memory = Memory::new(Arc::new(source.clone()));
+    let memory = KnownCounters::new(Arc::new(source.clone()));
     while memory.record_grant(7, Epoch::FIRST, 1).await.is_err() {}
     sleep(Duration::from_secs(61)).await;
     let callers = tasks(3, |_| {

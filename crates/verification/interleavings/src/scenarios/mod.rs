@@ -2,11 +2,11 @@
 
 pub mod announced;
 pub mod direct;
-pub mod embedded;
 pub mod flight;
 pub mod high_mark;
 pub mod line;
 pub mod loss;
+pub mod memory;
 pub mod queue;
 pub mod reuse;
 pub mod slot;
@@ -33,7 +33,7 @@ impl Epochs for Source {
         Box::pin(async move { Ok(at_least) })
     }
 
-    fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+    fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
         Box::pin(async move { Ok(seen) })
     }
 

@@ -32,7 +32,7 @@ impl Database {
     }
 
     /// Returns the lowest epoch that counts.
-    pub fn bring_back(&mut self, seen: u8, rules: Rules) -> u8 {
+    pub fn report_epoch(&mut self, seen: u8, rules: Rules) -> u8 {
         if rules.follows(Rule::BroughtBack) {
             self.epoch = self.epoch.max(seen);
         }

@@ -174,7 +174,8 @@ impl Losses {
         for (number, issuer) in (0..).zip(&mut state.issuers) {
             let epoch = issuer.seen.0;
             if epoch > 0 {
-                let alive = state.databases[self.application(number)].bring_back(epoch, self.rules);
+                let alive =
+                    state.databases[self.application(number)].report_epoch(epoch, self.rules);
                 if alive > epoch {
                     issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
                 }

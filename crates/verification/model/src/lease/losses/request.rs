@@ -198,7 +198,7 @@ impl Losses {
         let keeps_token = matches!(request.kind, Kind::Renew { new_token: false });
         if !keeps_token && issuer.told < place.0 {
             let database = &mut state.databases[self.application(request.issuer)];
-            let alive = database.bring_back(place.0, self.rules);
+            let alive = database.report_epoch(place.0, self.rules);
             issuer.told = place.0;
             if alive > place.0 {
                 // The epoch is over.

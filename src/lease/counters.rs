@@ -30,7 +30,7 @@ use crate::{
 /// How often a source is told of an epoch that it should know.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-pub(super) struct Memory {
+pub(super) struct KnownCounters {
     epochs: Arc<dyn Epochs>,
     source: Source,
     partitions: Box<[Partition]>,
@@ -66,7 +66,7 @@ enum Reminder {
     Never,
 }
 
-impl Memory {
+impl KnownCounters {
     pub(super) fn new(epochs: Arc<dyn Epochs>) -> Arc<Self> {
         Arc::new(Self {
             epochs,
@@ -140,7 +140,7 @@ impl Memory {
             Reminder::Never => {
                 let flight = self.flight(partition).await?;
                 if matches!(self.reminder(partition, epoch), Reminder::Never) {
-                    match self.epochs.bring_back(partition, epoch).await {
+                    match self.epochs.report_epoch(partition, epoch).await {
                         Ok(alive) => {
                             self.note_told(partition, epoch);
                             return Ok(self.note_alive(partition, epoch, alive));
@@ -171,7 +171,7 @@ impl Memory {
     fn remind(self: &Arc<Self>, partition: u8, epoch: Epoch) {
         let memory = Arc::clone(self);
         tokio::spawn(async move {
-            match memory.epochs.bring_back(partition, epoch).await {
+            match memory.epochs.report_epoch(partition, epoch).await {
                 Ok(alive) => _ = memory.note_alive(partition, epoch, alive),
                 Err(error) => tracing::warn!(
                     partition, %epoch, error = %Chain(&error),
@@ -272,7 +272,7 @@ mod tests {
             })
         }
 
-        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
             self.answer(move |source| {
                 source.epoch.fetch_max(seen.get(), SeqCst);
                 seen
@@ -291,7 +291,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_source_that_forgot_is_told_again_each_minute() {
         let source = Forgetful::default();
-        let memory = Memory::new(Arc::new(source.clone()));
+        let memory = KnownCounters::new(Arc::new(source.clone()));
         memory.record_grant(7, epoch(3), 1).await.unwrap();
         assert_eq!(source.epoch.load(SeqCst), 3);
         for again in 1..=3 {
@@ -322,7 +322,7 @@ mod tests {
             Box::pin(async move { Ok(at_least) })
         }
 
-        fn bring_back(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
+        fn report_epoch(&self, _: u8, _: Epoch) -> EpochFuture<'_> {
             Box::pin(async { Ok(epoch(self.0)) })
         }
 
@@ -333,7 +333,7 @@ mod tests {
 
     #[tokio::test]
     async fn epochs_whose_tokens_are_dead_count_as_used_up_to_their_end() {
-        let memory = Memory::new(Arc::new(Alive(5)));
+        let memory = KnownCounters::new(Arc::new(Alive(5)));
         assert!(!memory.record_grant(7, epoch(3), 1).await.unwrap());
         assert_eq!(memory.highest(7), (4, Epoch::SIZE - 1));
         assert!(memory.record_grant(7, epoch(5), 1).await.unwrap());
@@ -343,7 +343,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn where_there_is_doubt_the_next_grant_asks_the_source() {
         let source = Forgetful::default();
-        let memory = Memory::new(Arc::new(source.clone()));
+        let memory = KnownCounters::new(Arc::new(source.clone()));
         memory.record_grant(7, epoch(3), 1).await.unwrap();
         memory.record_grant(7, epoch(3), 2).await.unwrap();
         assert_eq!(source.asked.load(SeqCst), 1);
@@ -355,7 +355,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_renewal_reminds_the_source_each_minute_and_needs_no_answer() {
         let source = Forgetful::default();
-        let memory = Memory::new(Arc::new(source.clone()));
+        let memory = KnownCounters::new(Arc::new(source.clone()));
         let asked = async || {
             // In the background.
             sleep(Duration::from_secs(2)).await;
@@ -379,7 +379,7 @@ mod tests {
     async fn whoever_waited_for_an_attempt_that_failed_fails_with_it() {
         let source = Forgetful::default();
         source.down.store(true, SeqCst);
-        let memory = Memory::new(Arc::new(source.clone()));
+        let memory = KnownCounters::new(Arc::new(source.clone()));
         let began = Instant::now();
         let asking = (0..100).map(|n| memory.record_grant(7, epoch(1), n));
         let outcomes = join_all(asking).await;

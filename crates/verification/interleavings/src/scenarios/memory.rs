@@ -12,7 +12,7 @@ use shuttle::future::yield_now;
 
 use super::{FOR_EVER, Source, all, by_chance, some_ms, tasks};
 use crate::{
-    lease::{Acquire, EmbeddedLeases, LeaseError, Leases, Renew},
+    lease::{Acquire, LeaseError, Leases, MemoryLeases, Renew},
     model::{clock::sleep, tokio::time::timeout},
     token::Resource,
 };
@@ -23,7 +23,7 @@ fn resource() -> Resource {
 
 /// Leases that never end by themselves, so that who is not woken waits for ever.
 pub async fn everyone_in_line_gets_the_lease() {
-    let leases = EmbeddedLeases::new(Source);
+    let leases = MemoryLeases::new(Source);
     // Nobody else has the lease while one holds it.
     let highest = Arc::new(AtomicI64::new(0));
     let holders = tasks(5, |n| {
@@ -67,7 +67,7 @@ pub async fn everyone_in_line_gets_the_lease() {
 /// A lease that was to last is made short, and its holder goes: the first in line learns of it, and hands the knowledge on
 /// when it leaves.
 pub async fn whoever_is_first_knows_when_the_lease_ends() {
-    let leases = EmbeddedLeases::new(Source);
+    let leases = MemoryLeases::new(Source);
     let resource = resource();
     let held = leases
         .acquire(&resource, Acquire::new(FOR_EVER))

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A store that lists its leases and ends them by force.
-pub trait Operate: Leases {
+pub trait LeaseAdmin: Leases {
     /// Lists held leases, at most `limit` of them, from where the last page ended.
     ///
     /// A lease that is held all the while is on one of the pages; one that comes or goes meanwhile

@@ -25,22 +25,22 @@ use crate::{
 ///
 /// Leases end with the process. Two processes do not see each other's leases: where more than one
 /// grants leases on the same resources, use `PostgresLeases` or `RedisLeases`.
-pub type EmbeddedLeases = Driver<EmbeddedBackend>;
+pub type MemoryLeases = Driver<MemoryBackend>;
 
-/// The backend of [`EmbeddedLeases`].
-pub struct EmbeddedBackend {
+/// The backend of [`MemoryLeases`].
+pub struct MemoryBackend {
     partitions: Box<[Mutex<Partition>]>,
     turns: OnceLock<Turns>,
 }
 
-impl Driver<EmbeddedBackend> {
+impl Driver<MemoryBackend> {
     /// An empty store. Each partition takes a new epoch at its first grant.
     pub fn new(epochs: impl Epochs + 'static) -> Self {
-        Self::with_epochs(EmbeddedBackend::new(), epochs)
+        Self::with_epochs(MemoryBackend::new(), epochs)
     }
 }
 
-impl EmbeddedBackend {
+impl MemoryBackend {
     fn new() -> Self {
         Self {
             partitions: (0..=u8::MAX).map(|_| Mutex::default()).collect(),
@@ -75,7 +75,7 @@ impl EmbeddedBackend {
     }
 }
 
-impl Backend for EmbeddedBackend {
+impl Backend for MemoryBackend {
     async fn step(
         &self,
         resource: &Resource,
@@ -138,9 +138,9 @@ impl Backend for EmbeddedBackend {
     }
 }
 
-impl fmt::Debug for EmbeddedBackend {
+impl fmt::Debug for MemoryBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EmbeddedBackend").finish_non_exhaustive()
+        f.debug_struct("MemoryBackend").finish_non_exhaustive()
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
             })
         }
 
-        fn bring_back(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
+        fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
             // Failovers have made all tokens dead.
             let dead = self.0.load(std::sync::atomic::Ordering::SeqCst) / 1_000 * 1_000;
             Box::pin(async move { Epoch::new(seen.get().max(dead + 1)) })
@@ -179,11 +179,11 @@ mod tests {
         }
     }
 
-    fn leases() -> EmbeddedLeases {
-        EmbeddedLeases::new(Arc::new(Counter(0.into())))
+    fn leases() -> MemoryLeases {
+        MemoryLeases::new(Arc::new(Counter(0.into())))
     }
 
-    fn partition<'a>(leases: &'a EmbeddedLeases, resource: &Resource) -> MutexGuard<'a, Partition> {
+    fn partition<'a>(leases: &'a MemoryLeases, resource: &Resource) -> MutexGuard<'a, Partition> {
         leases.backend().partition(partition_of(resource))
     }
 
@@ -191,7 +191,7 @@ mod tests {
         Resource::new(name).unwrap()
     }
 
-    async fn grant(leases: &EmbeddedLeases, name: &str, ttl: Duration) -> Lease {
+    async fn grant(leases: &MemoryLeases, name: &str, ttl: Duration) -> Lease {
         leases
             .acquire(&resource(name), Acquire::new(ttl))
             .await
@@ -222,7 +222,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_epoch_that_is_over_is_followed_by_a_higher_one_and_its_leases_are_lost() {
         let counter = Arc::new(Counter(0.into()));
-        let leases = EmbeddedLeases::new(Arc::clone(&counter));
+        let leases = MemoryLeases::new(Arc::clone(&counter));
         let ttl = Duration::from_secs(600);
         let first = grant(&leases, "sku-1", ttl).await;
         counter.0.store(1_000, std::sync::atomic::Ordering::SeqCst);
@@ -243,7 +243,7 @@ mod tests {
     #[tokio::test]
     async fn of_those_who_need_an_epoch_at_once_one_takes_it() {
         let counter = Arc::new(Counter(0.into()));
-        let leases = EmbeddedLeases::new(Arc::clone(&counter));
+        let leases = MemoryLeases::new(Arc::clone(&counter));
         let sku = resource("sku-1");
         let asking = (0..9).map(|_| leases.acquire(&sku, Acquire::new(Duration::from_secs(9))));
         let outcomes = futures_util::future::join_all(asking).await;
