@@ -150,7 +150,7 @@ async fn operators_list_look_at_and_break_leases() {
         looked
             .is(0)
             .stdout
-            .starts_with("sku-1 is held by worker 7, with token 1000000")
+            .starts_with("sku-1 is held by worker 7 since 20")
     );
     let free = run(&["inspect", "sku-9"], &operator).await;
     assert_eq!(free.is(0).stdout, "sku-9 is free\n");
