@@ -72,10 +72,10 @@ def fenced(sku: str, fencing_token: Annotated[list[str] | None, Header()] = None
         raise Refusal(*TOKEN_REQUIRED, "the header Fencing-Token is missing")
     with Session(engine) as session, session.begin():
         try:
-            # First in the transaction: its reads then see what earlier holders have written.
+            # Admitted first, so that later reads in the transaction see earlier holders' writes.
             session.execute(text("SET LOCAL lock_timeout = '5s'"))
             admit = text("SELECT tower_fence.admit_header(:field, :sku)")
-            # The whole field, its lines joined by a comma. Only the database parses it.
+            # The lines of the field are joined by a comma. Only the database parses the field.
             session.execute(admit, {"field": ", ".join(fencing_token), "sku": sku})
         except DBAPIError as error:
             raise refusal(error.orig) from error

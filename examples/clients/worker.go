@@ -38,7 +38,7 @@ func variable(name, otherwise string) string {
 	return otherwise
 }
 
-// errLost says that the lease has expired or was broken, and another holder may have it.
+// errLost reports that the lease has expired or was broken, and another holder may have it.
 var errLost = errors.New("the lease is lost: stopped")
 
 // refusal is a response with a status of 400 or above.
@@ -55,7 +55,7 @@ func mayPass(err error) bool {
 	return !errors.As(err, &refused) || refused.status >= 500
 }
 
-// answer has the members of the responses that this program reads.
+// answer contains the members of the responses that this program reads.
 type answer struct {
 	FencingToken string `json:"fencing_token"`
 	Stock        int64
@@ -105,7 +105,7 @@ func acquire(ctx context.Context, url string, header http.Header) (string, error
 	}
 }
 
-// renew returns the expiry of the lease, which counts from before the request.
+// renew renews the lease, and returns its expiry, which counts from before the request.
 func renew(ctx context.Context, url string, header http.Header) (time.Time, error) {
 	sent := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, ttl/3)

@@ -71,8 +71,8 @@ async function renew(url: string, headers: Headers, timeout_ms: number): Promise
 }
 
 /**
- * Renews the lease at each third of its TTL. If a renewal is refused, or the lease expires, aborts.
- * If the server does not respond, retries.
+ * Renews the lease at each third of its TTL. If the server does not respond, retries. If a renewal
+ * is refused, or the lease expires, aborts `held`.
  */
 async function keep(url: string, headers: Headers, end: number, held: AbortController) {
   const { signal } = held;

@@ -75,7 +75,7 @@ async def renew(url, headers):
 async def keep(url, headers, expiry):
     """Renews the lease at each third of its TTL, and moves its expiry.
 
-    If a renewal is refused, the lease expires now. If the server does not respond, retries.
+    If a renewal is refused, sets the expiry to now. If the server does not respond, retries.
     """
     pause = TTL / 3
     while True:
@@ -117,7 +117,7 @@ async def lease(resource):
         try:
             await call("DELETE", url, headers)
         except OSError:
-            pass  # it is lost, or expires by itself
+            pass  # the lease is lost, or expires by itself
 
 
 async def main(sku):

@@ -32,6 +32,9 @@ pub trait TestStore {
     /// The shortest time to live that is worth a test.
     const SHORT: Duration = SHORT;
 
+    /// How many requests may wait, and be served one after the other within a minute on a busy machine.
+    const MANY: usize = 1_000;
+
     /// A store of its own, seen from two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>> + Send;
 
@@ -184,6 +187,7 @@ impl TestStore for Etcd {
     type Leases = EtcdLeases;
 
     const SHORT: Duration = Duration::from_secs(1);
+    const MANY: usize = 300;
 
     async fn fresh() -> Fresh<EtcdLeases> {
         let db = Sqlite::fresh(4).await;

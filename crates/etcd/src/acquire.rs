@@ -1,5 +1,6 @@
-//! The step that acquires: LeaseGrant, a transaction, and a status. It looks first if the counter
-//! is not in memory, if the last request for the resource was refused, and if it waits.
+//! The step that acquires: LeaseGrant, a transaction, and a status. If the counter is not in
+//! memory, if the last request for the resource was refused, or if the request waits or has waited,
+//! the step reads the resource first.
 
 use std::{
     sync::Arc,
@@ -23,7 +24,7 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
 };
 
-/// How long a request stays away that finds the resource free, and others before it in the queue.
+/// How long the resource counts as blocked for a request that finds it free while others wait.
 const HAND_OVER: Duration = Duration::from_secs(1);
 
 /// A request, while its step is executed.
@@ -34,17 +35,17 @@ pub(crate) struct Acquiring<'a> {
     pub(crate) id: StoredId,
     seen: Seen<'a>,
     waits: Waits<'a>,
-    /// The etcd lease of its grant that has no key yet, and its time in seconds.
+    /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
     unused: Option<(i64, u64)>,
     has_lost_answer: bool,
 }
 
-/// What a grant follows from.
+/// What a grant is based on.
 pub(crate) struct Grounds {
     counter: Counter,
     /// The lease that is held under the same id.
     held: Option<FoundLease>,
-    /// The position in the queue, which is the first.
+    /// The position of the request, which is the first in the queue.
     position: Option<FoundPosition>,
 }
 
@@ -89,7 +90,7 @@ impl<'a> Acquiring<'a> {
             }
             _ => Next::Look,
         };
-        // An attempt is to look, to judge, and to write.
+        // Each attempt reads, judges, and writes.
         for _ in 0..3 * ATTEMPTS {
             next = match next {
                 Next::Look => self.look().await?,
@@ -106,7 +107,8 @@ impl<'a> Acquiring<'a> {
         Ok(Next::Judge(Box::new(view)))
     }
 
-    /// A request that joins need not know which position is the first: it hears of its turn.
+    /// Returns what the step reads. A request that joins the queue need not know which position is
+    /// the first, because a watch reports its turn.
     pub(crate) fn reads(&self) -> Reads<'_> {
         Reads {
             position: Some(&self.id),
@@ -114,7 +116,7 @@ impl<'a> Acquiring<'a> {
         }
     }
 
-    /// Ends the step.
+    /// Ends the step, and revokes an etcd lease that was not used.
     fn finish(&mut self, reply: Reply) -> Reply {
         if let Some((unused, _)) = self.unused.take() {
             self.etcd.memory.take_attempt(self.ask.ticket);
@@ -123,7 +125,7 @@ impl<'a> Acquiring<'a> {
         reply
     }
 
-    /// Whether the lease can be granted. If not, the request joins the queue, or is refused.
+    /// Decides whether the lease can be granted. If not, the request joins the queue or is refused.
     async fn judge(&self, mut view: View) -> Result<Next, LeaseError> {
         let held = match view.lease_of(&self.id) {
             Some(lease) if self.etcd.is_held(lease).await? => Some(lease.clone()),
@@ -187,7 +189,7 @@ impl<'a> Acquiring<'a> {
         Ok(Next::Reply(Reply::Held { left }))
     }
 
-    /// Writes the lease, in place of the one that is held under the same id or where there is none.
+    /// Writes the lease, if there is none. A lease that is held under the same id is replaced.
     async fn grant(&mut self, grounds: Grounds) -> Result<Next, LeaseError> {
         let Grounds {
             counter,
@@ -217,7 +219,7 @@ impl<'a> Acquiring<'a> {
             writes.push(delete(&position_key));
         }
         if held.is_some() {
-            // Another etcd lease, from now on.
+            // The lease is about to move to another etcd lease.
             etcd.memory.take_lease(resource, &self.id);
         }
         let reads = self.reads();
@@ -226,13 +228,14 @@ impl<'a> Acquiring<'a> {
             None => etcd.write_once(resource, reads, &compare, writes).await,
         };
         let mut now = match written {
-            // The etcd lease has ended already.
+            // The new etcd lease has expired already.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
                 return Ok(Next::Look);
             }
-            // The key may be written. Written again without a look, it could return after another
-            // request has moved it, and then end with the etcd lease that it was moved from.
+            // The key may be written. If the write were repeated without a read, the key could
+            // return after another request has moved it to another etcd lease, and then end with
+            // the earlier one.
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
                 etcd.look(resource, self.reads()).await?
@@ -247,11 +250,12 @@ impl<'a> Acquiring<'a> {
         counter.note_write(&mut self.seen);
         now.row.log = etcd.log_after(&now.row.header).await?;
         if now.row.counter(&self.seen).as_ref() != Some(&counter) {
-            // etcd has returned from a snapshot. The lease is found again when an epoch has begun.
+            // etcd was restored from a snapshot. The lease is found again after an epoch has begun.
             return Ok(Next::Judge(Box::new(now)));
         }
         if let Some(held) = held {
-            // A release elsewhere would end that one and say so.
+            // If the earlier etcd lease remained, a release by a process that has it in memory
+            // would revoke it and report success, although the lease is still held.
             let _ = etcd.revoke(held.etcd_lease).await;
         }
         let ttl = lasts.saturating_sub(stored.delay);
@@ -263,8 +267,8 @@ impl<'a> Acquiring<'a> {
         Ok(Next::Reply(Reply::Granted(granted)))
     }
 
-    /// The etcd lease for the key. To abandon the request revokes it, unless another request knows
-    /// of the lease.
+    /// Returns the etcd lease for the key, and its TTL in seconds. If the request is dropped, the
+    /// etcd lease is revoked, unless another request has used the same lease id.
     async fn etcd_lease(&mut self, stored: &StoredLease) -> Result<(i64, u64), LeaseError> {
         let (memory, ticket) = (&self.etcd.memory, self.ask.ticket);
         let wanted = stored.ttl.saturating_add(stored.delay);
@@ -299,7 +303,7 @@ impl<'a> Acquiring<'a> {
                 Some(held) => held.stored.ticket.filter(|ticket| *ticket == ask.ticket),
                 None => Some(ask.ticket),
             },
-            // The owner that was named first stays.
+            // The lease keeps the owner that was named first.
             owner: known_owner.or_else(|| owner_of(ask)),
             granted_at: held.map_or_else(seconds_since_1970, |held| held.stored.granted_at),
             ttl: seconds(ask.ttl).max(1),
@@ -320,8 +324,8 @@ fn seconds_since_1970() -> u64 {
 }
 
 impl Etcd {
-    /// Notes the etcd lease of a lease and for how many seconds it lasts. The release of a lease
-    /// with a lock delay looks whether that has begun.
+    /// Notes the etcd lease of a lease, and how many seconds it lasts. A lease with a lock delay is
+    /// not noted, because its release has to read whether the lock delay has begun.
     pub(crate) fn note_lease(
         &self,
         resource: &Resource,

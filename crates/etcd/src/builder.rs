@@ -1,4 +1,4 @@
-//! Settings of the store.
+//! The builder of the store.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     keys::Keys,
 };
 
-/// Settings of [`EtcdLeases`], and what connects them.
+/// Settings of [`EtcdLeases`].
 pub struct EtcdLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
@@ -28,7 +28,8 @@ pub struct EtcdLeasesBuilder {
 }
 
 impl EtcdLeasesBuilder {
-    /// The default settings. `epochs` is a `Fence`, or another durable source.
+    /// Creates a builder with the default settings. `epochs` is a `Fence`, or another durable
+    /// source.
     pub fn new(epochs: impl Epochs + 'static) -> Self {
         Self {
             epochs: Arc::new(epochs),
@@ -40,32 +41,32 @@ impl EtcdLeasesBuilder {
         }
     }
 
-    /// Sets what the names of all keys begin with; a colon follows. Any text without colons and
-    /// control characters. Default: `tower-fence`.
+    /// Sets the prefix of all key names, which a colon follows: any text without colons and control
+    /// characters. Default: `tower-fence`.
     ///
-    /// Stores with different prefixes are different stores; they may share one source of epochs.
-    /// **Two sources of epochs, each with a database of its own, may not share a prefix**: the
-    /// grants of the second one are refused with [`LeaseError::Misconfigured`].
+    /// Stores with different prefixes are independent of each other, and may share one source of
+    /// epochs. **Two sources of epochs, each with a database of its own, must not share a prefix**:
+    /// the grants of the second one are refused with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// Sets how long a call waits for its answer, over all endpoints. Default: 2 s.
+    /// Sets the timeout of a call, over all endpoints. Default: 2 s.
     ///
-    /// Each endpoint has its share: with three of them, one that is silent costs two thirds of a
-    /// second. While etcd elects a leader (one second by default, and somewhat more) calls wait;
-    /// with a shorter timeout they fail.
+    /// Each endpoint has an equal share of the timeout: with three endpoints, one that does not
+    /// answer costs two thirds of a second. While etcd elects a leader (by default a little more
+    /// than one second), calls wait. With a shorter timeout they fail.
     #[must_use]
     pub const fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
         self
     }
 
-    /// Sets how many requests may wait at this process, for any resource. Default: 10,000. Above
-    /// that a request to wait is answered [`LeaseError::TooManyWaiters`]. Each costs etcd a key;
-    /// each resource that is waited for, a connection.
+    /// Sets how many requests of this process may wait at the same time, over all resources.
+    /// Default: 10,000. A request above the limit is refused with [`LeaseError::TooManyWaiters`].
+    /// Each waiter costs etcd a key, and each resource with waiters costs it a connection.
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = Some(limit);
@@ -83,19 +84,20 @@ impl EtcdLeasesBuilder {
         self
     }
 
-    /// Sets the HTTP client: one with roots and a certificate for TLS, for example. Default: a
-    /// client without TLS, unless you enable a TLS feature of `reqwest` in your own `Cargo.toml`.
-    /// The client must not follow redirections, and must have no timeout of its own, since a watch
-    /// lasts.
+    /// Sets the HTTP client, for example one with root certificates and a client certificate for
+    /// TLS. Default: a client without TLS, unless you enable a TLS feature of `reqwest` in your own
+    /// `Cargo.toml`. The client must not follow redirects, and must have no timeout of its own,
+    /// since a watch stays open.
     #[must_use]
     pub fn client(mut self, client: Client) -> Self {
         self.client = Some(client);
         self
     }
 
-    /// Connects to a cluster: `["http://127.0.0.1:2379"]`, for example. Name all members of one
-    /// cluster: if one does not answer, the next is asked. The path of an endpoint precedes those
-    /// of etcd: `https://proxy/etcd` for a reverse proxy that has etcd below `/etcd`.
+    /// Connects to a cluster, for example `["http://127.0.0.1:2379"]`. Name all members of one
+    /// cluster: if a member does not answer, the next one is asked. The path of an endpoint
+    /// precedes the paths of etcd: use `https://proxy/etcd` if a reverse proxy serves etcd below
+    /// `/etcd`.
     ///
     /// # Errors
     ///
@@ -108,7 +110,7 @@ impl EtcdLeasesBuilder {
         Ok(leases)
     }
 
-    /// Like [`connect`](Self::connect), without a contact: etcd need not be up yet.
+    /// Creates the store without connecting to etcd, which need not be up yet.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The token counter of a partition. Its token number n is how many revisions etcd has made since
-//! an epoch began on it: nothing has to be counted.
+//! The token counter of a partition. The n of its tokens is the number of revisions of etcd since
+//! an epoch began on it, so that no key has to be written to count.
 
 use std::sync::Arc;
 
@@ -20,12 +20,13 @@ use crate::{
 pub(crate) struct StoredCounter {
     /// The source of its epochs.
     pub(crate) source: String,
-    /// The life of etcd that it belongs to.
+    /// The incarnation of etcd in which it was written: see [`StoredLife`].
     pub(crate) life: u64,
-    /// Distinguishes it from every other counter that ever was here.
+    /// Distinguishes it from every other counter that the partition has had.
     pub(crate) incarnation: u64,
-    /// The epoch; of a blank counter, one that is over.
+    /// The epoch. A blank counter has the highest epoch that is over.
     pub(crate) epoch: i64,
+    /// Whether the epoch has begun. If not, the counter is blank.
     pub(crate) begun: bool,
 }
 
@@ -33,54 +34,54 @@ pub(crate) struct StoredCounter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Counter {
     pub(crate) epoch: Epoch,
-    /// The revision in which its epoch began: it counts from there.
+    /// The revision in which its epoch began, from which it counts.
     pub(crate) base: i64,
     incarnation: u64,
-    /// The value of the life's key.
+    /// The value of the key that stores the incarnation of etcd.
     pub(crate) life: Arc<[u8]>,
 }
 
 impl Counter {
-    /// Whether it has granted the token of this lease. A lease that a snapshot brought back has
-    /// another one.
+    /// Whether this counter has granted the token of the lease. If not, the lease was restored from
+    /// a snapshot.
     pub(crate) fn granted(&self, lease: &FoundLease) -> bool {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
     }
 
-    /// Notes that this process has written to etcd since: it has counted at least one further. Only
-    /// a data folder that was put back shows less.
+    /// Notes in `seen` that this process has written to etcd since, so that the counter is at least
+    /// one further. If etcd reports less afterwards, a copy of its data folder was restored.
     pub(crate) fn note_write(&self, seen: &mut Seen<'_>) {
         if seen.epoch == self.epoch.get() {
             seen.n = seen.n.saturating_add(1);
         }
     }
 
-    /// How far it has counted in this revision.
+    /// Returns how far the counter has counted in this revision.
     pub(crate) const fn counted(&self, revision: i64) -> i64 {
         revision.saturating_sub(self.base)
     }
 }
 
-/// A counter and the life, as one answer contains them.
+/// The counter of a partition and the incarnation of etcd, from one answer.
 #[derive(Debug, Default)]
 pub(crate) struct Row {
     pub(crate) header: Header,
     pub(crate) life: Option<KeyValue>,
     pub(crate) counter: Option<KeyValue>,
-    /// The length of the log afterwards.
+    /// The length of the log after the answer.
     pub(crate) log: Log,
 }
 
-/// What a counter can be used for.
+/// The state of a counter.
 #[derive(Clone, Debug)]
 pub(crate) enum CounterState {
-    /// Its tokens count.
+    /// A counter on which an epoch has begun, and whose tokens are valid.
     Begun { counter: Counter, is_used_up: bool },
-    /// An epoch may begin on it.
+    /// A blank counter, on which an epoch may begin.
     Blank(BlankCounter),
-    /// It counts no more, or is missing. The next epoch is above this one.
+    /// A counter that is no longer valid, or is missing. The next epoch is above this one.
     Over(i64),
-    /// It belongs to another source of epochs.
+    /// A counter that belongs to another source of epochs.
     OtherSource(String),
 }
 
@@ -89,13 +90,13 @@ impl Row {
         serde_json::from_slice(&self.life.as_ref()?.value.0).ok()
     }
 
-    /// The life, if the answer comes from it.
+    /// Returns the stored incarnation of etcd, if the answer comes from it.
     pub(crate) fn current_life(&self) -> Option<StoredLife> {
         self.life()
             .filter(|life| life.is_of(&self.header, self.log))
     }
 
-    /// Judges the counter. `seen` is what this process had seen of it before it asked.
+    /// Judges the counter. `seen` is what this process had seen of the counter before the call.
     pub(crate) fn judge(&self, seen: &Seen<'_>) -> CounterState {
         let Some(kv) = &self.counter else {
             return CounterState::Over(seen.epoch);
@@ -144,7 +145,7 @@ impl Row {
         matches!(state, CounterState::Begun { is_used_up, .. } if is_used_up)
     }
 
-    /// The counter whose leases are held, if there is one.
+    /// Returns the counter, if its tokens are valid.
     pub(crate) fn counter(&self, seen: &Seen<'_>) -> Option<Counter> {
         match self.judge(seen) {
             CounterState::Begun { counter, .. } => Some(counter),
@@ -153,12 +154,12 @@ impl Row {
     }
 }
 
-/// The mark of a blank counter: the revision in which it was written, and its value.
+/// Returns the mark of a blank counter: the revision in which it was written, and its value.
 pub(crate) fn mark(revision: i64, row: &StoredCounter) -> String {
     format!("{revision} {}", String::from_utf8_lossy(&value(row)))
 }
 
-/// The revision and the value of a blank counter with this mark.
+/// Parses the mark of a blank counter into its revision and its value.
 pub(crate) fn read_mark(mark: &str) -> Option<(i64, StoredCounter)> {
     let (revision, row) = mark.split_once(' ')?;
     Some((revision.parse().ok()?, serde_json::from_str(row).ok()?))
@@ -203,7 +204,7 @@ mod tests {
             mod_revision,
             ..KeyValue::default()
         };
-        // The log is always 4 longer.
+        // The length of the log is always 4 above the revision.
         let status = StatusAnswer {
             header,
             applied: revision + 4,
@@ -244,7 +245,7 @@ mod tests {
         for unusable in [&earlier_life, &blank] {
             assert!(!counts(&LIFE, unusable, 100, (0, 0)), "{unusable:?}");
         }
-        // The life itself is over.
+        // The incarnation of etcd is over.
         for over in [
             StoredLife { cluster: 8, ..LIFE },
             StoredLife {
@@ -254,12 +255,12 @@ mod tests {
         ] {
             assert!(!counts(&over, &counter(), 100, (0, 0)), "{over:?}");
         }
-        // If it has counted as far as the process has seen.
+        // The counter counts if it has counted as far as the process has seen.
         assert!(counts(&LIFE, &counter(), 100, (5, 20)));
         for seen in [(5, 21), (6, 1)] {
             assert!(!counts(&LIFE, &counter(), 100, seen));
         }
-        // As long as there is a token left.
+        // The counter counts as long as it has another token.
         assert!(counts(&LIFE, &counter(), 80 + Epoch::SIZE - 2, (0, 0)));
         assert!(!counts(&LIFE, &counter(), 80 + Epoch::SIZE - 1, (0, 0)));
     }

@@ -1,5 +1,5 @@
-//! The steps that end a lease. To revoke its etcd lease ends it as a whole, with a renewal that is
-//! under way: each lease has an etcd lease of its own.
+//! The steps that end a lease. Each lease has an etcd lease of its own. Revoking it ends the lease,
+//! and a renewal that is under way fails.
 
 use tower_fence::{
     Resource, Token,
@@ -36,11 +36,12 @@ impl Etcd {
             match self.revoke(known.etcd_lease).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.is_not_found() => {
-                    // By an earlier attempt. If not, the key may have moved.
+                    // If an earlier attempt has revoked it, the lease is released. If not, the key
+                    // may have moved to another etcd lease.
                     has_seen_it = known.is_released || error.may_have_run;
                 }
                 Err(error) => {
-                    // If the release is repeated, it has not to be looked for.
+                    // If a repeated release finds no lease, this one has released it.
                     let known = Known {
                         is_released: true,
                         ..known
@@ -76,7 +77,7 @@ impl Etcd {
     ) -> Result<bool, EtcdError> {
         let id = StoredId::of(lease);
         if let Some(etcd_lease) = self.memory.take_attempt(ticket) {
-            // The write of an attempt that is still under way is refused afterwards.
+            // After this, etcd refuses a write of the request that is still under way.
             match self.revoke(etcd_lease).await {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
@@ -96,14 +97,14 @@ impl Etcd {
         };
         self.memory.take_lease(resource, &id);
         match self.revoke(lease.etcd_lease).await {
-            // Another request has asked under the same id since.
+            // Another request has used the same lease id since.
             Err(error) if error.is_not_found() => Ok(false),
             ended => ended.map(|()| true),
         }
     }
 
-    /// Ends what blocks a resource, if it has this token. The key is deleted as it was seen; its
-    /// etcd lease follows.
+    /// Breaks the lease that blocks a resource; with a token, only a lease with this token. Deletes
+    /// the key if it has not changed since it was read, and then revokes its etcd lease.
     async fn break_lease(
         &self,
         resource: &Resource,
@@ -114,12 +115,12 @@ impl Etcd {
         for _ in 0..ATTEMPTS {
             let view = self.look(resource, Reads::default()).await?;
             let Some(blocked_by) = view.blocked_by else {
-                // It has ended since, perhaps by an attempt whose answer was lost.
+                // The lease has ended since, perhaps by an attempt whose answer was lost.
                 return Ok(tried.is_some());
             };
             let token = view.lease.map(|lease| lease.token);
             if seen.is_some() && token != seen {
-                // Another lease, or this one with another token.
+                // The resource has another lease, or the lease has another token.
                 return Ok(tried.is_some_and(|tried| tried != blocked_by.create_revision));
             }
             tried = Some(blocked_by.create_revision);

@@ -1,4 +1,4 @@
-//! Why a call to etcd has failed, and whether that can pass by itself.
+//! Why a call to etcd has failed, and whether a retry can succeed.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) enum Failure {
     Request(Arc<reqwest::Error>),
     Silent,
     Refused(StatusCode, Refusal),
-    /// The answer is not etcd's.
+    /// The answer does not come from etcd.
     Meaningless,
 }
 
@@ -42,10 +42,10 @@ impl Failure {
         }
     }
 
-    /// Whether the token is refused, and another one may be accepted.
+    /// Whether etcd has refused the token, and may accept a new one.
     pub(crate) fn refuses_token(&self) -> bool {
         match self {
-            // "revision of auth store is old": users were changed since.
+            // "revision of auth store is old": the users have changed since.
             Self::Refused(_, refusal) => {
                 refusal.code == UNAUTHENTICATED || refusal.message.contains("auth store is old")
             }
@@ -56,7 +56,7 @@ impl Failure {
     /// Whether another endpoint may execute the call, or the same one later.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            // An answer without a code is not etcd's.
+            // An answer without a code does not come from etcd.
             Self::Refused(status, refusal) => {
                 matches!(refusal.code, 0 | UNAVAILABLE | DEADLINE_EXCEEDED)
                     || *status == StatusCode::SERVICE_UNAVAILABLE
@@ -76,7 +76,7 @@ pub(crate) struct EtcdError {
     /// The code of gRPC, 0 if etcd has not answered.
     code: i64,
     refuses_token: bool,
-    /// Whether an attempt of the call, whose answer is missing, may have been executed.
+    /// Whether an attempt that got no answer may have been executed.
     pub(crate) may_have_run: bool,
 }
 
@@ -106,7 +106,19 @@ impl EtcdError {
         }
     }
 
-    /// Whether there is no such etcd lease.
+    /// Every status came from another member than the answer that it was for.
+    pub(crate) fn another_member() -> Self {
+        Self {
+            address: "these endpoints".into(),
+            what: "reaches another member with each call, and no member was reached twice in a row".into(),
+            source: None,
+            code: 0,
+            refuses_token: false,
+            may_have_run: true,
+        }
+    }
+
+    /// Whether the etcd lease does not exist.
     pub(crate) const fn is_not_found(&self) -> bool {
         self.code == NOT_FOUND
     }
@@ -116,7 +128,7 @@ impl EtcdError {
         self.code != 0 && self.code != UNAVAILABLE && self.code != DEADLINE_EXCEEDED
     }
 
-    /// Whether there is an etcd lease of this id already.
+    /// Whether an etcd lease with this id exists already.
     pub(crate) fn is_lease_there(&self) -> bool {
         self.what.contains("lease already exists")
     }

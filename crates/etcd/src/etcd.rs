@@ -26,12 +26,13 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, value},
 };
 
-/// How often a step looks and writes before it gives up: each time means that another request was
-/// faster.
+/// How many times a step reads and writes before it fails. Each further attempt means that another
+/// request was faster.
 pub(crate) const ATTEMPTS: usize = 64;
-/// How often a status is asked for: each time means that another member has answered, as behind a
-/// load balancer.
-const STATUSES: usize = 4;
+/// How many times a status is requested. Each further attempt means that another member has
+/// answered, for example behind a load balancer. Of three members that answer at random, one in
+/// seven hundred requests finds none of 16 statuses.
+const STATUSES: usize = 16;
 
 pub(crate) struct Etcd {
     pub(crate) gateway: Gateway,
@@ -39,26 +40,26 @@ pub(crate) struct Etcd {
     pub(crate) memory: Memory,
 }
 
-/// A resource in one revision.
+/// The state of a resource in one revision.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(crate) row: Row,
     /// What blocks the resource: a lease, or a key of another program.
     pub(crate) blocked_by: Option<KeyValue>,
     pub(crate) lease: Option<FoundLease>,
-    /// How many requests wait.
+    /// The number of requests that wait.
     pub(crate) waiting: u64,
-    /// Since when the first of them does, if that was read.
+    /// The revision in which the first of them joined the queue, if it was read.
     pub(crate) first: Option<i64>,
     pub(crate) position: Option<FoundPosition>,
 }
 
-/// What is read beside the lease and its counter.
+/// What is read in addition to the lease and its counter.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
     /// The position under this lease id.
     pub(crate) position: Option<&'a StoredId>,
-    /// Which position is the first. etcd sorts the queue for that.
+    /// Whether to read which position is the first. etcd sorts the queue for that.
     pub(crate) first: bool,
 }
 
@@ -70,19 +71,19 @@ impl View {
             .is_some_and(|kv| kv.lease == etcd_lease)
     }
 
-    /// The lease, if it is under this id.
+    /// Returns the lease, if it has this id.
     pub(crate) fn lease_of(&self, id: &StoredId) -> Option<&FoundLease> {
         self.lease.as_ref().filter(|lease| lease.stored.id == *id)
     }
 }
 
-/// The id of an etcd lease: a positive number that no other process draws.
+/// Returns a random, positive id for an etcd lease, which no other process draws.
 pub(crate) fn random_id() -> i64 {
     rand::random_range(1..=i64::MAX)
 }
 
 impl Etcd {
-    /// Makes sure that etcd answers.
+    /// Checks that etcd answers.
     pub(crate) async fn check(&self) -> Result<(), EtcdError> {
         let body = json!({ "key": base64(self.keys.life()) });
         let answer: RangeAnswer = self.gateway.call("/v3/kv/range", &body).await?;
@@ -118,8 +119,9 @@ impl Etcd {
         self.write(resource, reads, &[], vec![]).await
     }
 
-    /// Writes if these comparisons hold, and reads the resource in any case. What it reads shows
-    /// whether it has written: the transaction may have been executed twice.
+    /// Writes if the comparisons hold, and reads the resource in any case. The caller finds out
+    /// from the view whether the write took place, because the transaction may have been executed
+    /// twice.
     pub(crate) async fn write(
         &self,
         resource: &Resource,
@@ -131,7 +133,8 @@ impl Etcd {
         self.view(self.gateway.call("/v3/kv/txn", &body).await?)
     }
 
-    /// Like [`write`](Self::write), and sent once: if the outcome is unknown, that is the error.
+    /// Like [`write`](Self::write), but sends the transaction once. If its outcome is unknown,
+    /// returns an error.
     pub(crate) async fn write_once(
         &self,
         resource: &Resource,
@@ -189,7 +192,8 @@ impl Etcd {
         })
     }
 
-    /// Compares the counter that a token is taken from, and the life that it belongs to.
+    /// Returns comparisons that hold if neither the counter nor the incarnation of etcd has
+    /// changed.
     pub(crate) fn is_unchanged(&self, resource: &Resource, counter: &Counter) -> [Value; 2] {
         let key = self.keys.counter(partition_of(resource));
         [
@@ -198,8 +202,8 @@ impl Etcd {
         ]
     }
 
-    /// Has a blank counter for an epoch to begin on; [`Reply::Again`] if the counter needs none by
-    /// now.
+    /// Returns the blank counter on which an epoch can begin, and writes one if there is none.
+    /// Returns [`Reply::Again`] if the counter no longer needs an epoch.
     pub(crate) async fn needs_epoch(
         &self,
         resource: &Resource,
@@ -267,7 +271,7 @@ impl Etcd {
         })
     }
 
-    /// Begins an epoch on a blank counter; false if that has changed.
+    /// Begins an epoch on a blank counter. Returns false if the counter has changed.
     pub(crate) async fn begin_epoch(
         &self,
         resource: &Resource,
@@ -278,8 +282,9 @@ impl Etcd {
             return Ok(false);
         };
         let key = self.keys.counter(partition_of(resource));
-        // The value distinguishes the counter from one that another life has in this revision; the
-        // revision, from itself if it was written once more by a repeated request.
+        // The value distinguishes the counter from one that another incarnation of etcd has written
+        // in the same revision. The revision distinguishes it from the same value that a repeated
+        // call has written once more.
         let compare = [has_value(&key, &value(&row)), written_at(&key, revision)];
         let begun = StoredCounter {
             epoch: epoch.get(),
@@ -290,8 +295,9 @@ impl Etcd {
         Ok(self.txn(&compare, &[write], &[]).await?.succeeded)
     }
 
-    /// The length of the log, reported by the member that has given an answer, after it has;
-    /// nothing if members do not report it to this user.
+    /// Reads the length of the log from the member that has given an answer. Returns an empty
+    /// [`Log`] if the members do not report the length to this user, and an error if only other
+    /// members answer: without the length, a return from a snapshot would not be noticed.
     pub(crate) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
         for _ in 0..STATUSES {
             match self.status().await {
@@ -300,11 +306,11 @@ impl Etcd {
                         return Ok(log);
                     }
                 }
-                Err(error) if error.is_refusal() => break,
+                Err(error) if error.is_refusal() => return Ok(Log::default()),
                 Err(error) => return Err(error),
             }
         }
-        Ok(Log::default())
+        Err(EtcdError::another_member())
     }
 
     async fn status(&self) -> Result<StatusAnswer, EtcdError> {
@@ -312,55 +318,55 @@ impl Etcd {
         self.gateway.call("/v3/maintenance/status", &nothing).await
     }
 
-    /// Makes an etcd lease with this id. Returns for how many seconds it lasts: etcd has a shortest
-    /// time.
+    /// Creates an etcd lease with this id. Returns its TTL in seconds, which is longer than
+    /// requested if etcd has a higher minimum.
     pub(crate) async fn make_lease(&self, id: i64, seconds: u64) -> Result<u64, EtcdError> {
         let body = json!({ "ID": id.to_string(), "TTL": seconds.to_string() });
         let made = self.gateway.call::<LeaseAnswer>("/v3/lease/grant", &body);
         match made.await {
             Ok(made) => Ok(made.ttl.unsigned_abs().max(seconds)),
-            // The id is random, so it is this one, and the answer to the first attempt was lost.
+            // The id is random, so an attempt of this call has created it, and its answer was lost.
             Err(error) if error.is_lease_there() => Ok(seconds),
             Err(error) => Err(error),
         }
     }
 
-    /// Ends an etcd lease, with its key.
+    /// Revokes an etcd lease, which deletes its key.
     pub(crate) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
         let body = json!({ "ID": id.to_string() });
         let revoked = self.gateway.call::<Value>("/v3/lease/revoke", &body);
         revoked.await.map(drop)
     }
 
-    /// Ends an etcd lease in a task. If that fails it ends by its time.
+    /// Revokes an etcd lease in a background task. If that fails, the etcd lease expires.
     pub(crate) fn revoke_later(self: &Arc<Self>, id: i64) {
         let etcd = Arc::clone(self);
         tokio::spawn(async move { etcd.revoke(id).await });
     }
 
-    /// Starts the time of an etcd lease anew. Returns what it has left in seconds, 0 if it has
-    /// ended.
+    /// Renews an etcd lease. Returns its remaining time in seconds, 0 if it has ended.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<u64, EtcdError> {
         let body = json!({ "ID": id.to_string() });
         let kept: Streamed<LeaseAnswer> = self.gateway.call("/v3/lease/keepalive", &body).await?;
         Ok(u64::try_from(kept.result.ttl).unwrap_or(0))
     }
 
-    /// What an etcd lease has left in seconds; `None` if it has ended.
+    /// Returns the remaining time of an etcd lease in seconds; `None` if it has ended.
     pub(crate) async fn left(&self, id: i64) -> Result<Option<u64>, EtcdError> {
         let body = json!({ "ID": id.to_string() });
         let left: LeaseAnswer = self.gateway.call("/v3/lease/timetolive", &body).await?;
         Ok(u64::try_from(left.ttl).ok())
     }
 
-    /// How long a resource stays blocked by a key, at least a second: etcd is no more exact.
+    /// Returns how long a key blocks its resource: at least one second, since etcd counts whole
+    /// seconds.
     pub(crate) async fn blocked_for(&self, key: &KeyValue) -> Result<Duration, EtcdError> {
         let left = self.left(key.lease).await?.unwrap_or(0);
         Ok(Duration::from_secs(left.max(1)))
     }
 
-    /// Whether a lease is held, and not in its lock delay. The key of a lease without one shows
-    /// that by itself.
+    /// Whether a lease is held, and not in its lock delay. A lease without a lock delay is held as
+    /// long as its key exists.
     pub(crate) async fn is_held(&self, lease: &FoundLease) -> Result<bool, EtcdError> {
         if lease.stored.delay == 0 {
             return Ok(true);
@@ -370,12 +376,12 @@ impl Etcd {
     }
 }
 
-/// Whole seconds, rounded up: etcd counts no others.
+/// Returns a time in whole seconds, rounded up: etcd counts no fractions.
 pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Nothing that a step read stayed as it was.
+/// In each attempt of a step, the resource had changed since it was read.
 #[derive(Debug, thiserror::Error)]
 #[error("other requests for the same lease are under way")]
 pub(crate) struct TooMuchChange;

@@ -1,5 +1,5 @@
-//! What the fuzz targets reach of this store: one function for each thing that a peer sends, which
-//! panics if a promise is broken.
+//! The entry points of the fuzz targets: one function for each kind of input. It panics if an
+//! invariant does not hold.
 
 use serde::de::DeserializeOwned;
 use tower_fence::{Token, epochs::Epoch, lease::backend::Seen};
@@ -16,12 +16,12 @@ use crate::{
     stored::{FoundLease, FoundPosition},
 };
 
-/// An answer of the gateway.
+/// Reads an answer of the gateway.
 pub fn answer(bytes: &[u8]) {
     found(bytes);
 }
 
-/// A cursor of a list.
+/// Reads the cursor of a list.
 pub fn cursor(bytes: &[u8]) {
     let last = str::from_utf8(bytes).ok().and_then(read_cursor);
     if let Some(last) = last {
@@ -29,8 +29,8 @@ pub fn cursor(bytes: &[u8]) {
     }
 }
 
-/// Reads an answer as each call would, and what is under its keys. Returns whether it contains a
-/// lease, a counter that counts, or a waiter.
+/// Reads an answer as each call would, and the values of its keys. Returns whether it contains a
+/// lease, a counter whose tokens are valid, and a waiter.
 fn found(bytes: &[u8]) -> [bool; 3] {
     let mut found = [false; 3];
     if let Some(answer) = read::<TxnAnswer>(bytes) {
@@ -62,7 +62,8 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     serde_json::from_slice(bytes).ok()
 }
 
-/// Reads what a key has, whichever it is, under each of the lives that came with it.
+/// Reads the value of a key as a value of each kind, and judges it as a counter in each incarnation
+/// of `lives`.
 fn value(kv: &KeyValue, lives: &[KeyValue], header: Header, found: &mut [bool; 3]) {
     let lease = FoundLease::read(kv);
     if let Some(lease) = &lease {
@@ -102,8 +103,8 @@ mod tests {
 
     use super::*;
 
-    /// The answer to a transaction that reads a life with a lease or a counter, or the report of a
-    /// watch.
+    /// The answer to a transaction that reads the incarnation of etcd with a lease or a counter, or
+    /// the report of a watch.
     fn answers() -> impl Strategy<Value = String> {
         let token = prop_oneof![
             any::<i64>().prop_map(|least| format!(r#"{{"new":{{"at_least":{least}}}}}"#)),
@@ -112,7 +113,7 @@ mod tests {
         ];
         let lease = (token, 0..3_i64, 0..9_i64).prop_map(|(token, epoch, base)| {
             format!(
-                r##"{{"id":"#","ticket":1,"owner":"w","ttl":3,"delay":0,"epoch":{epoch},"base":{base},"token":{token}}}"##
+                r##"{{"id":"#","ticket":1,"owner":"w","granted_at":1795000000,"ttl":3,"delay":0,"epoch":{epoch},"base":{base},"token":{token}}}"##
             )
         });
         let counter = (0..3_i64, 6..8_u64, any::<bool>()).prop_map(|(epoch, life, begun)| {

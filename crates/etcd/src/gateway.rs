@@ -36,7 +36,7 @@ use crate::{
 
 /// The pause after every endpoint has failed.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A timeout that can be added to any time.
+/// The longest timeout, which can be added to any `Instant`.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The largest answer that is read: a page of leases with the longest names and owners is smaller.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
@@ -94,7 +94,8 @@ impl Gateway {
         self.attempts(path, &body.to_string(), true, take).await
     }
 
-    /// Calls a method at one endpoint. If the outcome is unknown, the next call asks the next one.
+    /// Calls a method at one endpoint. If the outcome is unknown, the next call goes to the next
+    /// endpoint.
     pub(crate) async fn call_once<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -107,7 +108,7 @@ impl Gateway {
         self.attempts(path, &body.to_string(), false, take).await
     }
 
-    /// Opens a stream. Its requests and its messages are lines.
+    /// Opens a stream. Each request and each message is one line.
     pub(crate) async fn open(&self, path: &str, requests: &[Value]) -> Result<Stream, EtcdError> {
         let lines = requests.iter().map(|request| format!("{request}\n"));
         let body: String = lines.collect();
@@ -128,7 +129,7 @@ impl Gateway {
     ) -> Result<T, EtcdError> {
         let deadline = Instant::now() + self.timeout;
         let count = self.endpoints.len();
-        // Each endpoint has its share, so that one that is silent leaves time to the others.
+        // Each endpoint has an equal share, so that one that is silent leaves time for the others.
         let share = self.timeout / u32::try_from(count).unwrap_or(u32::MAX);
         let (mut asked, mut has_new_token, mut may_have_run) = (0, false, false);
         loop {
@@ -195,7 +196,7 @@ impl Gateway {
         Err(Failure::Refused(status, refusal.unwrap_or_default()))
     }
 
-    /// The token to send, if there is a user.
+    /// Returns the token to send, if a user is set.
     async fn token(&self, endpoint: &Url) -> Result<Option<Arc<str>>, Failure> {
         let Some(credentials) = &self.credentials else {
             return Ok(None);
@@ -235,7 +236,7 @@ impl Gateway {
         }
     }
 
-    /// Forgets a token that was refused, unless another call has replaced it meanwhile.
+    /// Discards a token that was refused, unless another call has replaced it meanwhile.
     async fn forget(&self, refused: Option<Arc<str>>) {
         let mut session = self.session.lock().await;
         if session.token == refused {
@@ -243,7 +244,7 @@ impl Gateway {
         }
     }
 
-    /// The error for an answer that is not etcd's.
+    /// Returns the error for an answer that does not come from etcd.
     pub(crate) fn meaningless(&self) -> EtcdError {
         let at = self.current.load(Relaxed) % self.endpoints.len();
         EtcdError::new(&self.endpoints[at], Failure::Meaningless, false)

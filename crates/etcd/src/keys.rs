@@ -1,5 +1,5 @@
-//! The names of keys. A prefix has no colon, and a resource's name no NUL, so that no key can be
-//! taken for another.
+//! The names of keys. A prefix contains no colon, and the name of a resource no NUL, so that two
+//! different keys never have the same name.
 
 use tower_fence::Resource;
 
@@ -10,7 +10,7 @@ pub(crate) struct Keys {
     prefix: Box<str>,
 }
 
-/// A range of keys: from the first one up to the second one, which is not in it.
+/// A range of keys: from the first one up to, but without, the second one.
 pub(crate) type Range = (String, String);
 
 impl Keys {
@@ -44,7 +44,8 @@ impl Keys {
         format!("{}:lease:{resource}", self.prefix)
     }
 
-    /// All leases. The resource's name follows the first key of the range.
+    /// The keys of all leases. Each is the first key of the range, followed by the name of the
+    /// resource.
     pub(crate) fn leases(&self) -> Range {
         (
             format!("{}:lease:", self.prefix),

@@ -2,23 +2,26 @@
 //!
 //! # How it works
 //!
-//! 1. A lease is a key that ends with an etcd lease of its own, which has a random id: etcd keeps
-//!    its time. The key is written if there is none, and if no earlier request waits.
-//! 2. A token is `epoch * 1_000_000_000 + n`, where n counts the revisions of etcd since the epoch
-//!    began on the counter of the partition. Nothing has to be counted: the revision in which the
-//!    lease's key is written decides.
-//! 3. A counter counts in one life of etcd: from its beginning, or its return from a snapshot, to
-//!    the next such return. A counter of an earlier life, one that is missing, or one that has
-//!    counted less far than this process has seen, grants nothing. An epoch is taken from
-//!    [`Epochs`](tower_fence::epochs::Epochs), and begins on a blank counter.
-//! 4. A grant is three calls: LeaseGrant, a transaction that compares the counter and the life, and
-//!    a status, which shows whether etcd has returned from a snapshot. A release is one LeaseRevoke
-//!    by the process that granted or renewed the lease, and two calls by any other.
-//! 5. A renewal is KeepAlive, a transaction that reads the key, and a status. A lease counts only
-//!    under the counter that it was granted under: one that a snapshot brought back is lost to its
-//!    holder, and blocks its resource for the rest of its time.
+//! 1. A lease is a key that has an etcd lease of its own, with a random id. When the etcd lease
+//!    ends, etcd deletes the key. The key is written if it does not exist and no earlier request
+//!    waits.
+//! 2. A token is `epoch * 1_000_000_000 + n`, where n is the number of revisions of etcd since the
+//!    epoch began on the counter of the partition. No key has to be written to count: n follows
+//!    from the revision in which the key of the lease is written.
+//! 3. A counter is valid in one incarnation of etcd: from its creation, or its restore from a
+//!    snapshot, to the next restore. A counter grants nothing if it is of an earlier incarnation,
+//!    if it is missing, or if it has counted less far than this process has seen. An epoch is taken
+//!    from [`Epochs`](tower_fence::epochs::Epochs), and begins on a blank counter.
+//! 4. A grant takes three calls: LeaseGrant, a transaction that compares the counter and the
+//!    incarnation, and a status, which shows whether etcd was restored from a snapshot. A release
+//!    takes one LeaseRevoke in the process that granted or renewed the lease, and two calls in any
+//!    other.
+//! 5. A renewal takes KeepAlive, a transaction that reads the key, and a status. A lease is valid
+//!    only under the counter that has granted it. A lease that was restored from a snapshot is lost
+//!    to its holder, and blocks its resource for the rest of its time.
 //! 6. The queue is a range of keys in the order in which they were created. A process watches the
-//!    queues in which its own requests wait, and keeps all their positions by one etcd lease.
+//!    queues in which its own requests wait, and keeps all their positions alive with one etcd
+//!    lease.
 
 mod acquire;
 mod builder;
@@ -60,13 +63,13 @@ use tower_fence::{
 pub use self::builder::EtcdLeasesBuilder;
 use self::{acquire::Acquiring, etcd::Etcd};
 
-/// Leases in etcd, from [`EtcdLeasesBuilder`]. Cheap to clone; clones are one store.
+/// Leases in etcd, from [`EtcdLeasesBuilder`]. Cheap to clone; clones share one store.
 pub type EtcdLeases = Driver<EtcdBackend>;
 
 /// The backend of [`EtcdLeases`].
 pub struct EtcdBackend {
     etcd: Arc<Etcd>,
-    /// Leads to the task that watches.
+    /// Sends the resources to watch to the task that watches them.
     followed: Mutex<Option<mpsc::UnboundedSender<Resource>>>,
 }
 

@@ -1,53 +1,58 @@
-//! One life of etcd: from its beginning, or its return from a snapshot, to the next such return.
+//! One incarnation of etcd, in the code a *life*: from its creation, or its restore from a
+//! snapshot, to the next restore.
 //!
-//! An etcd that returns from a snapshot under the same names keeps its cluster id, and counts its
-//! revisions from the snapshot on, once more. But its raft log begins anew. The *lead* is how far
-//! the log is ahead of the revisions. Each revision is an entry of the log and not each entry a
-//! revision, so within one life the lead never falls. A new life begins with a lead below zero, by
-//! the whole history before.
+//! An etcd that is restored from a snapshot under the same names keeps its cluster id, and counts
+//! its revisions on from that of the snapshot. But its raft log begins anew. The *lead* is the
+//! length of the log less the revision. Each revision is an entry of the log, and not each entry is
+//! a revision, so the lead never decreases within one incarnation. After a restore the lead is
+//! below zero, because the log is short and the revision is that of the snapshot.
 //!
-//! 1. One key holds the life: a random id, and a lead that this life has reached. Every counter
-//!    names the life in which it was begun, and every transaction that grants compares the key.
-//! 2. After each transaction that a grant follows from, the member that answered is asked for the
-//!    length of its log. If the lead is below that of the key, etcd has returned from a snapshot.
-//!    The process that notices it writes a new life, which ends the counters of all partitions.
-//! 3. A member reports index and revision of no common moment. An index less a *later* revision was
-//!    reached; an index less an *earlier* revision was not passed. A status reads its revision
-//!    before its index, so it is the latest of the earlier ones.
+//! 1. One key stores the incarnation: a random id, and a lead that the incarnation has reached.
+//!    Every counter contains the id of the incarnation in which it was written, and every
+//!    transaction that grants compares the key.
+//! 2. After each transaction on which a grant is based, the member that has answered is asked for
+//!    the length of its log. If the lead is below that of the key, etcd was restored from a
+//!    snapshot. The process that notices it writes a new incarnation, which ends the counters of
+//!    all partitions.
+//! 3. A member does not report the length and the revision of the same moment. The length less a
+//!    *later* revision is a lead that was reached. The length less an *earlier* revision is a lead
+//!    that was not exceeded. A status reads its revision before the length, so that revision is the
+//!    latest of the earlier ones.
 //!
-//! A copy of the data folder takes back the log along with the revisions, which this does not
-//! notice. Two things stand against it: how far a process has seen the counters count, and the
-//! highest token of the resource.
+//! A restored copy of the data folder has both an earlier log and an earlier revision, so the lead
+//! does not show it. Two comparisons protect against it: a process refuses a counter that has
+//! counted less far than it has seen, and the fence refuses a token below the highest one of the
+//! resource.
 
 use serde::{Deserialize, Serialize};
 
 use crate::messages::{Header, StatusAnswer};
 
-/// The value of the life's key.
+/// The value of the key that stores the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredLife {
-    /// Distinguishes this life from every other.
+    /// Distinguishes this incarnation from every other.
     pub(crate) id: u64,
     pub(crate) cluster: u64,
-    /// A lead that this life has reached; `None` if members do not report their log.
+    /// A lead that this incarnation has reached; `None` if members do not report their log.
     pub(crate) lead: Option<i64>,
 }
 
 impl StoredLife {
-    /// Whether an answer comes from this life.
+    /// Whether an answer comes from this incarnation.
     pub(crate) fn is_of(&self, answered: &Header, log: Log) -> bool {
         self.cluster == answered.cluster_id && !log.is_later_than(self.lead, answered.revision)
     }
 }
 
-/// The length of the log and a revision before it, as the member that gave an answer reports them
-/// afterwards; nothing if it was not asked.
+/// The length of the log, and the revision that was read before it, from the status of the member
+/// that has given an answer. Empty if the status is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log(Option<(i64, i64)>);
 
 impl Log {
-    /// Reads the length from a status; `None` if another member than the one that answered reports
-    /// it.
+    /// Reads the length from a status; `None` if the status is that of another member than the one
+    /// that has answered.
     pub(crate) fn read(answered: &Header, status: &StatusAnswer) -> Option<Self> {
         let reported = &status.header;
         let is_same =
@@ -55,12 +60,13 @@ impl Log {
         is_same.then_some(Self(Some((status.applied, reported.revision))))
     }
 
-    /// A lead that was reached, by a revision that was read after the length.
+    /// Returns a lead that was reached: the length less a revision that was read after it.
     pub(crate) fn lead_reached(self, later_revision: i64) -> Option<i64> {
         Some(self.0?.0.saturating_sub(later_revision))
     }
 
-    /// Whether a life with this lead is over, by a revision that was read before the length.
+    /// Whether the incarnation with this lead is over. `earlier_revision` was read before the
+    /// length.
     fn is_later_than(self, lead: Option<i64>, earlier_revision: i64) -> bool {
         let not_passed = self.0.map(|(length, revision)| {
             let earlier = earlier_revision.max(revision);
@@ -77,18 +83,19 @@ mod tests {
 
     #[test]
     fn return_from_a_snapshot_shows_in_the_lead() {
-        // As etcd 3.4 answers: a young cluster; later; and restored from a snapshot of revision 52.
+        // Answers of etcd 3.4: a new cluster, a later state of it, and the cluster after a restore
+        // from a snapshot of revision 52.
         let log = |length, revision| Log(Some((length, revision)));
         let (young, later, restored) = (log(4, 1), log(78, 72), log(4, 52));
         let lead = young.lead_reached(1);
         assert_eq!(lead, Some(3));
         assert!(!later.is_later_than(lead, 72));
         assert!(restored.is_later_than(lead, 52));
-        // The restored one is restored again.
+        // The restored cluster is restored again.
         let lead = restored.lead_reached(52);
         assert!(!log(12, 58).is_later_than(lead, 58));
         assert!(log(4, 58).is_later_than(lead, 58));
-        // Others wrote between the answer and the status, which hides nothing.
+        // Writes between the answer and the status do not hide the restore.
         assert!(log(14, 68).is_later_than(lead, 58));
         assert!(!Log(None).is_later_than(lead, 58) && !restored.is_later_than(None, 52));
     }

@@ -1,23 +1,23 @@
-//! The queue of one resource, as its watch reports it: which request is the first, and whether it
-//! is its turn.
+//! The queue of one resource, as its watches report it: which request is the first, and whether it
+//! has its turn.
 
 use std::{collections::HashMap, mem};
 
 use crate::messages::{Event, KeyValue};
 use crate::stored::FoundPosition;
 
-/// A queue. Two watches may report in any order, so that it may be wrong for a moment; a request
-/// whose turn it is asks.
+/// A queue. Its two watches report in any order, so it may be wrong for a moment. A waiter that is
+/// called too early reads the resource from etcd, and stays in the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     is_blocked: bool,
-    /// Since when a request waits, and its ticket, by the key of its position.
+    /// The revision in which each request joined, and its ticket, by the key of its position.
     waiters: HashMap<Vec<u8>, (i64, i64)>,
 }
 
 impl Line {
-    /// Replaces it by what was read. Returns the tickets of the requests that have lost their
-    /// positions.
+    /// Replaces the queue by what was read. Returns the tickets of the requests that have lost
+    /// their positions.
     pub(crate) fn read(&mut self, is_blocked: bool, positions: &[KeyValue]) -> Vec<i64> {
         self.is_blocked = is_blocked;
         let waiters = positions.iter().map(|kv| (kv.key.0.clone(), waiter(kv)));
@@ -26,8 +26,8 @@ impl Line {
         before.into_values().map(|(_, ticket)| ticket).collect()
     }
 
-    /// Applies what has happened to the key of the lease, or to a position. Returns the ticket of a
-    /// request that has lost its position.
+    /// Applies an event of the key of the lease or of a position. Returns the ticket of a request
+    /// that has lost its position.
     pub(crate) fn apply(&mut self, event: &Event, lease: &[u8]) -> Option<i64> {
         let (key, is_deleted) = (&event.kv.key.0, event.kind == "DELETE");
         if key == lease {
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(apply(deleted("b")), (Some(71), Some(80)));
         assert_eq!(apply(put("lease", 9, 0)), (None, None));
         assert_eq!(apply(deleted("x")), (None, None));
-        // Read anew, it shows which positions were lost meanwhile.
+        // A new read shows which positions were lost meanwhile.
         assert_eq!(line.read(false, &[kv("c", 12, 120)]), [80]);
         assert_eq!(line.turn(), Some(120));
     }

@@ -1,4 +1,4 @@
-//! Inspecting one lease, and listing all, by the range of their keys.
+//! Reading one lease, and listing all leases by the range of their keys.
 
 use std::time::Duration;
 
@@ -21,14 +21,14 @@ use crate::{
     stored::FoundLease,
 };
 
-/// What a cursor begins with; the key that was read last follows, without the prefix of leases, in
-/// base64. It need not be that of a lease.
+/// The prefix of a cursor. The key that was read last follows, without the prefix of leases, in
+/// base64. It need not be the key of a lease.
 const CURSOR: &str = "after-";
-/// The most keys that are read for a page.
+/// The maximum number of keys that are read for a page.
 const MAX_PAGE: usize = 1_000;
-/// How many leases of a page are asked for their time at the same time.
+/// For how many leases of a page the remaining time is read concurrently.
 const CONCURRENT: usize = 16;
-/// How many queues are counted by one call. etcd takes up to 128 operations in a transaction.
+/// How many queues one call counts. etcd accepts up to 128 operations in a transaction.
 const COUNTED: usize = 100;
 
 impl Etcd {
@@ -47,7 +47,7 @@ impl Etcd {
             if counter.is_none_or(|counter| !counter.granted(&lease)) {
                 return Ok(None);
             }
-            // If its etcd lease has ended, the lease has another one by now, or has ended with it.
+            // If the etcd lease has ended, the lease has ended too, or has moved to another one.
             if let Some(left) = self.left(lease.etcd_lease).await? {
                 return Ok(held(&lease, left, view.waiting));
             }
@@ -66,7 +66,7 @@ impl Etcd {
             None => prefix.clone().into_bytes(),
             Some(cursor) => {
                 let last = read_cursor(cursor).ok_or(ListError::Cursor)?;
-                // The key after that one.
+                // The smallest key after the last one.
                 [prefix.as_bytes(), last.as_slice(), b"\0"].concat()
             }
         };
@@ -93,7 +93,7 @@ impl Etcd {
             counter: None,
             log,
         };
-        // Keys of other programs are passed over, and leases from before a loss of data.
+        // Keys of other programs are skipped, and so are leases of a counter that is not valid.
         let mut leases = vec![];
         for kv in &found.kvs {
             let resource = name(&kv.key.0).and_then(|name| String::from_utf8(name).ok());
@@ -142,7 +142,7 @@ impl Etcd {
     }
 }
 
-/// A lease whose etcd lease has so many seconds left; `None` in its lock delay.
+/// Returns a held lease whose etcd lease has `left` seconds left; `None` during the lock delay.
 fn held(lease: &FoundLease, left: u64, waiting: u64) -> Option<Held> {
     let left = left.checked_sub(lease.stored.delay)?;
     let held = Held::new(lease.token, Duration::from_secs(left));

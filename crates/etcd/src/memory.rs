@@ -1,5 +1,5 @@
-//! What this process has in memory, so that most calls need not look first. Nothing depends on it
-//! but their number.
+//! What this process has in memory, so that most steps need not read first. Without it, a step
+//! takes more calls, and a repeated release may be reported as lost.
 
 use std::{
     collections::HashMap,
@@ -16,26 +16,27 @@ use crate::{counter::Counter, stored::StoredId};
 #[derive(Default)]
 pub(crate) struct Memory {
     counters: Mutex<HashMap<u8, (String, Counter)>>,
-    /// Resources that were held when a request was refused.
+    /// Resources that are blocked, because of which a request was refused.
     refused: Mutex<Timed<Resource, ()>>,
-    /// Leases without a lock delay that this process has granted or moved last.
+    /// Leases without a lock delay that this process has granted or renewed.
     leases: Mutex<Timed<(Resource, StoredId), Known>>,
     /// The etcd leases of grants whose outcome is unknown, by the ticket of the request.
     attempts: Mutex<Timed<i64, i64>>,
 }
 
-/// The etcd lease that a lease ends with.
+/// The etcd lease of a lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) etcd_lease: i64,
-    /// In seconds.
+    /// The TTL of the lease in seconds.
     pub(crate) ttl: u64,
-    /// Whether a release was sent whose answer is missing.
+    /// Whether a release was sent that got no answer.
     pub(crate) is_released: bool,
 }
 
 impl Memory {
-    /// The counter of a partition, unless it is another source's or its epoch is over.
+    /// Returns the counter of a partition, unless it belongs to another source of epochs or its
+    /// epoch is over.
     pub(crate) fn counter(&self, partition: u8, seen: &Seen<'_>) -> Option<Counter> {
         let counters = lock(&self.counters);
         let (source, counter) = counters.get(&partition)?;
@@ -59,7 +60,8 @@ impl Memory {
         lock(&self.refused).insert(resource.clone(), (), left);
     }
 
-    /// Whether a request for this resource was refused. To be asked once: the next look says more.
+    /// Returns whether a request for this resource was refused, and removes the entry, because the
+    /// caller reads the resource next.
     pub(crate) fn take_refused(&self, resource: &Resource) -> bool {
         lock(&self.refused).take(resource).is_some()
     }
@@ -96,15 +98,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A map whose entries end by time.
+/// A map whose entries expire.
 struct Timed<K, V> {
     entries: HashMap<K, (V, Instant)>,
-    /// How many entries there were after the last sweep.
+    /// The number of entries after the last sweep.
     swept: usize,
 }
 
 impl<K: Hash + Eq, V: Copy> Timed<K, V> {
-    /// Adds an entry. Removes those that have ended, each time their number may have doubled.
+    /// Adds an entry. Removes expired entries each time the number of entries may have doubled.
     fn insert(&mut self, key: K, value: V, lasts: Duration) {
         let now = Instant::now();
         if self.entries.len() >= 2 * self.swept + 16 {

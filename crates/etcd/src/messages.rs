@@ -1,5 +1,5 @@
-//! The messages of etcd's gateway: JSON with keys and values in base64, and integers of 64 bits as
-//! texts.
+//! The messages of etcd's gateway: JSON with keys and values in base64, and 64-bit integers as
+//! strings.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
@@ -29,7 +29,7 @@ pub(crate) struct KeyValue {
     pub(crate) create_revision: i64,
     #[serde(deserialize_with = "number")]
     pub(crate) mod_revision: i64,
-    /// The etcd lease that the key ends with, 0 for none.
+    /// The etcd lease of the key, 0 for none.
     #[serde(deserialize_with = "number")]
     pub(crate) lease: i64,
 }
@@ -61,7 +61,7 @@ pub(crate) struct RangeAnswer {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct LeaseAnswer {
-    /// In seconds; 0 or below if there is no such etcd lease.
+    /// The time in seconds; 0 or below if the etcd lease does not exist.
     #[serde(rename = "TTL", deserialize_with = "number")]
     pub(crate) ttl: i64,
 }
@@ -130,7 +130,7 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// An integer, as a text or as a number.
+/// Reads an integer from a string or a number.
 fn number<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -149,22 +149,22 @@ pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-/// Compares the revision in which a key was written last, 0 if there is no such key.
+/// Holds if a key was written last in this revision; with revision 0, if it does not exist.
 pub(crate) fn written_at(key: &str, revision: i64) -> Value {
     json!({ "key": base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })
 }
 
-/// Compares the revision in which a key was created, 0 if there is no such key.
+/// Holds if a key was created in this revision; with revision 0, if it does not exist.
 pub(crate) fn created_at(key: &str, revision: i64) -> Value {
     json!({ "key": base64(key), "target": "CREATE", "result": "EQUAL", "create_revision": revision.to_string() })
 }
 
-/// Compares the value of a key.
+/// Holds if a key has this value.
 pub(crate) fn has_value(key: &str, value: &[u8]) -> Value {
     json!({ "key": base64(key), "target": "VALUE", "result": "EQUAL", "value": base64(value) })
 }
 
-/// Holds if there is no key in a range.
+/// Holds if a range contains no key.
 pub(crate) fn is_empty((first, end): &Range) -> Value {
     json!({
         "key": base64(first), "range_end": base64(end),
@@ -181,7 +181,7 @@ pub(crate) fn created_since((first, end): &Range, revision: i64) -> Value {
     })
 }
 
-/// Writes a key that ends with an etcd lease, or with none (0).
+/// Writes a key with an etcd lease, or without one (0).
 pub(crate) fn put(key: &str, value: &[u8], lease: i64) -> Value {
     json!({ "request_put": { "key": base64(key), "value": base64(value), "lease": lease.to_string() } })
 }

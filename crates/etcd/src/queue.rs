@@ -1,8 +1,8 @@
 //! Positions in the queue of a resource: a range of keys, in the order in which they were created.
 //!
-//! All positions of a process end with one etcd lease, which [`listen`](crate::watch) keeps alive
-//! and which is the name of the listener. If the process dies, or is frozen, its positions end and
-//! the next waiter moves up.
+//! All positions of a process share one etcd lease, which [`hear`](crate::watch) keeps alive. Its
+//! id is the name of the listener. If the process ends or is frozen, its positions expire, and the
+//! next waiter moves up.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Acquiring<'_> {
-    /// Joins the queue, or takes the position of an earlier request under the same lease id.
+    /// Joins the queue, or takes over the position of an earlier request under the same lease id.
     pub(crate) async fn join(
         &self,
         position: Option<FoundPosition>,
@@ -55,7 +55,8 @@ impl Acquiring<'_> {
                 Ok(Next::Reply(Reply::Queued { left, joined }))
             }
             Ok(now) => Ok(Next::Judge(Box::new(now))),
-            // This process was away for so long that its positions have ended. It listens anew.
+            // The positions of this process have expired, for example during a pause. It listens
+            // anew.
             Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),
             Err(error) => Err(error.into()),
         }
@@ -63,7 +64,7 @@ impl Acquiring<'_> {
 }
 
 impl Etcd {
-    /// Gives up a position, if this request still has it.
+    /// Removes a position from the queue, if this request still has it.
     pub(crate) async fn leave(
         &self,
         resource: &Resource,

@@ -1,6 +1,6 @@
 //! The step that renews: KeepAlive, a transaction that reads the key, and a status.
 //!
-//! KeepAlive alone is not enough: the etcd lease may have lost its key, or a late copy of its
+//! KeepAlive alone is not enough: the etcd lease may have lost its key, or a late repetition of its
 //! LeaseGrant may have created it again.
 
 use std::{sync::Arc, time::Duration};
@@ -60,7 +60,8 @@ impl Etcd {
             if takes_token && view.row.is_used_up(&seen) {
                 return self.needs_epoch(resource, &mut view.row, &seen).await;
             }
-            // The time of an etcd lease cannot be changed: for another one, the key moves.
+            // The TTL of an etcd lease cannot be changed. For another TTL the key moves to a new
+            // etcd lease.
             let moves = ttl != held.stored.ttl;
             let (etcd_lease, lasts) = match moves {
                 false => (held.etcd_lease, self.keep_alive(held.etcd_lease).await?),
@@ -110,7 +111,8 @@ impl Etcd {
                 return Ok(Reply::Lost);
             };
             if moves {
-                // A release elsewhere would end that one and say so.
+                // If the earlier etcd lease remained, a release by a process that has it in memory
+                // would revoke it and report success, although the lease is still held.
                 let _ = self.revoke(held.etcd_lease).await;
             }
             let left = lasts.saturating_sub(stored.delay);
@@ -120,8 +122,8 @@ impl Etcd {
         Err(LeaseError::unavailable(TooMuchChange))
     }
 
-    /// Makes sure that a lease is held, under this id, in this life of etcd, and ends with this
-    /// etcd lease. Returns it, its counter, and the revision.
+    /// Checks that a lease is held, under this id, with this etcd lease, and in the current
+    /// incarnation of etcd. Returns the lease, its counter, and the revision.
     async fn confirm(
         &self,
         mut now: View,
@@ -146,7 +148,8 @@ fn granted(lease: &FoundLease, left: u64, counter: &Counter, revision: i64) -> R
     Reply::Granted(granted.counted(counter.epoch, counter.counted(revision)))
 }
 
-/// The token that a renewal grants; the lease's own if there is none above it.
+/// Returns the token that a renewal grants. If there is no token above that of the lease, the error
+/// is the token of the lease.
 fn next_token(held: &FoundLease, renewal: &Renewal) -> Result<StoredToken, i64> {
     let token = held.token.get();
     let mut lowest = renewal.at_least.map_or(0, Token::get);
@@ -159,7 +162,7 @@ fn next_token(held: &FoundLease, renewal: &Renewal) -> Result<StoredToken, i64> 
     if lowest > Token::MAX.get() {
         return Err(token);
     }
-    // The counter does not follow: a token that the resource has seen from elsewhere concerns this
-    // lease alone.
+    // The counter is not raised to a lowest token above it, because that token concerns this lease
+    // alone.
     Ok(StoredToken::New { at_least: lowest })
 }

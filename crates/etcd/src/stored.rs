@@ -15,14 +15,14 @@ use tower_fence::{
 
 use crate::messages::KeyValue;
 
-/// A part of the digest of a lease id, in hexadecimal digits behind a `#`. No lease id contains
-/// that character, so that what a reader of etcd finds cannot be presented as a lease id.
+/// The stored form of a lease id: a part of its digest, in hexadecimal digits after a `#`. A lease
+/// id cannot contain that character, so a stored form that was read in etcd cannot be used as one.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct StoredId(Box<str>);
 
 impl StoredId {
-    /// How much of the digest is stored. A lease id has 128 random bits; it is no easier to find
-    /// one that fits to as many bits of its digest.
+    /// How many bytes of the digest are stored. A lease id has 128 random bits; to find another id
+    /// with the same 128 bits of its digest is no easier than to guess the id.
     const BYTES: usize = 16;
 
     pub(crate) fn of(digest: &LeaseDigest) -> Self {
@@ -49,18 +49,20 @@ impl fmt::Debug for StoredId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredLease {
     pub(crate) id: StoredId,
-    /// The request that it was granted to; `None` if several have asked under its lease id.
+    /// The ticket of the request that was granted the lease; `None` if several requests have used
+    /// the lease id.
     pub(crate) ticket: Option<i64>,
     pub(crate) owner: Option<String>,
-    /// When it was granted, in seconds since 1970, by the clock of the issuer.
+    /// The time of the grant in seconds since 1970, by the clock of the issuer.
     pub(crate) granted_at: u64,
-    /// In seconds.
+    /// The TTL in seconds.
     pub(crate) ttl: u64,
-    /// How long the resource stays blocked if the lease ends by time, in seconds. Its etcd lease
-    /// lasts for both.
+    /// The lock delay in seconds: how long the resource stays blocked after the lease has expired.
+    /// The etcd lease lasts for the TTL and the lock delay.
     pub(crate) delay: u64,
-    /// The epoch and the first revision of the counter that its token is from.
+    /// The epoch of the counter that has granted the token.
     pub(crate) epoch: i64,
+    /// The revision in which that epoch began.
     pub(crate) base: i64,
     pub(crate) token: StoredToken,
 }
@@ -69,9 +71,10 @@ pub(crate) struct StoredLease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoredToken {
-    /// What the counter had counted when this value was written, and at least this.
+    /// A new token: the count of the counter when this value was written, or `at_least` if that is
+    /// higher.
     New { at_least: i64 },
-    /// The lease had it before.
+    /// The token that the lease had before.
     Kept(i64),
 }
 
@@ -82,7 +85,7 @@ pub(crate) struct FoundLease {
     pub(crate) token: Token,
     /// The revision in which its key was written last.
     pub(crate) revision: i64,
-    /// The etcd lease that it ends with.
+    /// The etcd lease of its key.
     pub(crate) etcd_lease: i64,
 }
 
@@ -106,7 +109,7 @@ impl FoundLease {
         })
     }
 
-    /// When it was granted, by the clock of its issuer.
+    /// Returns the time of the grant, by the clock of the issuer.
     pub(crate) fn granted_at(&self) -> Option<SystemTime> {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.stored.granted_at))
     }
@@ -120,7 +123,7 @@ impl FoundLease {
 /// The value of a position in the queue.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StoredPosition {
-    /// The request that has it.
+    /// The ticket of the request that has the position.
     pub(crate) ticket: i64,
     pub(crate) owner: Option<String>,
 }
@@ -129,7 +132,7 @@ pub(crate) struct StoredPosition {
 #[derive(Clone, Debug)]
 pub(crate) struct FoundPosition {
     pub(crate) stored: StoredPosition,
-    /// The revision in which it was taken: earlier positions are served first.
+    /// The revision in which the position was taken. Earlier positions are served first.
     pub(crate) since: i64,
     /// The revision in which its key was written last.
     pub(crate) revision: i64,
@@ -154,7 +157,7 @@ pub(crate) fn owner_of(ask: &Ask) -> Option<String> {
 
 /// Encodes a value.
 pub(crate) fn value(stored: &impl Serialize) -> Vec<u8> {
-    // Texts and integers have a form in JSON.
+    // Every value consists of strings and numbers, which JSON can represent.
     serde_json::to_vec(stored).unwrap_or_default()
 }
 
@@ -193,7 +196,7 @@ mod tests {
             at_least: 9_000_000_000,
         };
         assert_eq!(token(above, 17), Some(9_000_000_000));
-        // None is from before its counter, or from behind the end of the epoch.
+        // No token is from before its counter, or from after the end of the epoch.
         assert_eq!(token(new, 10), None);
         assert_eq!(token(new, 10 + Epoch::SIZE), None);
     }

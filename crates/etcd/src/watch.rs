@@ -1,11 +1,14 @@
-//! How this process hears of the turns of its waiters, and keeps their positions.
+//! The watches that report the turns of the waiters of this process, and the renewal of their
+//! positions.
 //!
-//! 1. Each resource that a request of this process waits for has a watch over its lease and its
-//!    queue. When it is the turn of a waiter, its ticket is called: if it waits at another process,
-//!    nothing happens.
-//! 2. A watch that is lost, or silent for ten seconds, begins anew with a read of the whole queue.
-//!    If that fails, every waiter of the resource asks: for its position, its grant, or an error.
-//! 3. If the etcd lease of the positions has ended, the process listens anew and every waiter asks.
+//! 1. A process watches the lease and the queue of each resource for which one of its requests
+//!    waits. When a waiter has its turn, its ticket is called. If the waiter is that of another
+//!    process, the call has no effect.
+//! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
+//!    it again. If that fails, every waiter of the resource retries, and gets its position, its
+//!    grant, or an error.
+//! 3. If the etcd lease of the positions has ended, the process listens anew, and every waiter
+//!    retries.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -36,9 +39,9 @@ use crate::{
     messages::{Streamed, WatchAnswer, base64, get, get_range},
 };
 
-/// How long positions last without their process, in seconds.
+/// How long positions last without a renewal, in seconds.
 const POSITION_TTL: u64 = 10;
-/// How often positions are kept alive.
+/// The interval between renewals of the positions.
 const BEAT: Duration = Duration::from_millis(1_500);
 /// How long a watch may be silent.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
@@ -46,7 +49,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl EtcdBackend {
-    /// Hears of turns until no request waits, or the positions have ended.
+    /// Reports turns until no request waits, or the positions have expired.
     pub(crate) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
         let etcd = &self.etcd;
         let positions = random_id();
@@ -62,10 +65,10 @@ impl EtcdBackend {
         Ok(())
     }
 
-    /// Has a resource watched from now on.
+    /// Watches a resource from now on.
     pub(crate) fn watch(&self, resource: &Resource) {
         if let Some(followed) = &*self.followed() {
-            // If nothing listens any more, the position cannot be taken either.
+            // If the receiver is gone, the request cannot take a position either.
             let _ = followed.send(resource.clone());
         }
     }
@@ -83,7 +86,7 @@ impl Etcd {
             if turns.resources().is_empty() {
                 return;
             }
-            // If etcd does not answer, the next beat tries again.
+            // If etcd does not answer, the next beat retries.
             if let Ok(0) = self.keep_alive(positions).await {
                 return;
             }
@@ -162,7 +165,7 @@ impl Etcd {
             timeout(LONGEST_SILENCE, stream.next::<Streamed<WatchAnswer>>()).await
         {
             if result.canceled {
-                // The revisions that it was to begin with are compacted, or users were changed.
+                // etcd has compacted the revisions to begin with, or its users have changed.
                 return Ok(());
             }
             for event in &result.events {

@@ -1,4 +1,4 @@
-//! What the scripts of a node answer.
+//! The answers of the scripts that run on a node.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tower_fence::{
 
 use super::{attempt::Attempt, grants::Grant};
 
-/// What a script of a node answers.
+/// The answer of a script.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Taken(Taken),
@@ -19,7 +19,7 @@ pub(crate) enum Answer {
         left: Duration,
         lease: String,
     },
-    /// A newer attempt of the same lease was here, with this number.
+    /// A newer attempt at the same lease has taken the key. This is its number.
     Older {
         number: u64,
     },
@@ -43,23 +43,25 @@ pub(crate) enum Answer {
     Unfit(Unfit),
 }
 
-/// A key that is set.
+/// A key that an attempt has taken, and the counter of its partition.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub(crate) stamp: Stamp,
-    /// Of the counter.
+    /// The incarnation of the counter.
     pub(crate) incarnation: String,
     pub(crate) counter: Counter,
-    /// The token that is stored.
+    /// The token of the key.
     pub(crate) token: Option<Token>,
-    /// Whether this attempt has sealed it.
+    /// Whether this attempt has sealed the token.
     pub(crate) is_sealed: bool,
 }
 
-/// What a node gave a lease when its key was set.
+/// The stamp that a node writes into a key when an attempt takes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
+    /// The replication id of the node.
     pub(crate) history: String,
+    /// The incarnation of the counter.
     pub(crate) incarnation: String,
     pub(crate) serial: String,
 }
@@ -67,39 +69,39 @@ pub(crate) struct Stamp {
 /// How far a token counter has counted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counter {
-    /// Whether an epoch has begun on it. Otherwise this is the last one that was known.
+    /// Whether an epoch has begun on the counter. If not, `epoch` is the last epoch that is known.
     pub(crate) usable: bool,
     pub(crate) epoch: i64,
     pub(crate) n: i64,
 }
 
 impl Counter {
-    /// As it is compared.
+    /// The epoch and the number, in the order in which counters are compared.
     pub(crate) const fn counted(self) -> (i64, i64) {
         (self.epoch, self.n)
     }
 }
 
-/// A lease as one node has it.
+/// A lease as one node has stored it.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// What is stored.
+    /// The value of the key.
     pub(crate) value: String,
     pub(crate) lease: String,
-    /// Its token, if it counts.
+    /// Its token, if the node has the same replication id as when the key was taken.
     pub(crate) token: Option<Token>,
     pub(crate) owner: Option<Owner>,
-    /// What is left of the lease; `None` in its lock delay.
+    /// The remaining time of the lease; `None` during its lock delay.
     pub(crate) left: Option<Duration>,
 }
 
-/// The places of the parts of a stored value.
+/// The positions of the parts of a stored value, which are separated by colons.
 const NUMBER: usize = 1;
 const TICKET: usize = 2;
 const MARK: usize = 7;
 
 impl Found {
-    /// The token that counts, and its attempt.
+    /// Returns the token and its attempt, if the token counts.
     pub(crate) fn grant(&self) -> Option<Grant> {
         Some(Grant {
             token: self.token?,
@@ -110,7 +112,7 @@ impl Found {
         })
     }
 
-    /// Whether its own request has sealed the token, over no earlier one.
+    /// Whether the request that took the key has sealed its token, and the key had none before.
     pub(crate) fn has_mark(&self) -> bool {
         self.part(MARK) == "1"
     }
@@ -184,13 +186,13 @@ impl Answer {
         })
     }
 
-    /// What a look has found of each of several leases.
+    /// Parses the answer of `look.lua`: for each resource a lease, or nothing.
     pub(crate) fn parse_looks(looks: &[Vec<String>]) -> Result<Self, LeaseError> {
         let looks = looks.iter().map(|words| parse_found(words));
         looks.collect::<Result<_, _>>().map(Self::Found)
     }
 
-    /// What a look at one lease has found.
+    /// Returns the lease that `look.lua` has read for a single resource.
     pub(crate) fn found(&self) -> Option<&Found> {
         match self {
             Self::Found(looks) => looks.first()?.as_ref(),
@@ -235,7 +237,7 @@ fn parse_number(digits: &str) -> Result<i64, LeaseError> {
 
 fn parse_counter(usable: &str, epoch: &str, n: &str) -> Result<Counter, LeaseError> {
     let (epoch, n) = (parse_number(epoch)?, parse_number(n)?);
-    // A number that is out of range was written by another program.
+    // Another program has written a number that is out of range.
     if Epoch::new(epoch).is_err() || !(0..Epoch::SIZE).contains(&n) {
         return Err(unexpected());
     }
@@ -246,12 +248,14 @@ fn parse_counter(usable: &str, epoch: &str, n: &str) -> Result<Counter, LeaseErr
     })
 }
 
-/// What is left of a lease, in ms; Redis counts below zero if a key never ends or has just ended.
+/// Parses a remaining time in ms. Redis reports a negative number if a key never expires or has
+/// just expired.
 fn parse_ms(ms: &str) -> Duration {
     Duration::from_millis(ms.parse().unwrap_or(0))
 }
 
-/// The error for keys that another program has written. It quotes nothing.
+/// Returns the error for an invalid answer, such as one from keys that another program has written.
+/// The error contains nothing of the answer.
 pub(crate) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,

@@ -1,4 +1,4 @@
-//! What the nodes have answered, and what a majority of them says.
+//! The answers of the nodes to one call, and what a majority of the nodes agrees on.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -6,7 +6,7 @@ use tower_fence::lease::LeaseError;
 
 use super::answer::{Answer, Taken};
 
-/// What the nodes have answered.
+/// The answers of the nodes to one call.
 pub(crate) struct Answers {
     nodes: usize,
     pub(crate) asked: usize,
@@ -24,7 +24,7 @@ impl Answers {
         }
     }
 
-    /// What so many nodes have answered, all of which were asked.
+    /// The answers in a quorum of `nodes` nodes, all of which were asked.
     #[cfg(test)]
     pub(crate) fn of(nodes: usize, given: Vec<Answer>) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Answers {
         }
     }
 
-    /// What is the same on a majority of all nodes.
+    /// Returns the value that is the same in the answers of a majority of all nodes.
     pub(crate) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
         let mut counts = HashMap::new();
         for value in self.given.iter().filter_map(|(_, answer)| of(answer)) {
@@ -55,13 +55,13 @@ impl Answers {
         self.given.iter().filter(|(_, answer)| is(answer)).count()
     }
 
-    /// Whether these nodes keep the others from being a majority, whatever those say that did not
-    /// answer.
+    /// Whether so many answers match `is` that all other nodes together, including those that have
+    /// not answered, are no majority.
     pub(crate) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
         self.nodes - self.count(is) <= self.nodes / 2
     }
 
-    /// Whether all nodes that were asked have answered so.
+    /// Whether all nodes that were asked have given an answer that matches `is`.
     pub(crate) fn are_all(&self, is: impl Fn(&Answer) -> bool) -> bool {
         self.count(is) == self.asked
     }
@@ -71,7 +71,7 @@ impl Answers {
         self.given.len() > self.nodes / 2
     }
 
-    /// The keys that are set.
+    /// The keys that were taken, each with the index of its node.
     pub(crate) fn taken(&self) -> Vec<(usize, Taken)> {
         let taken = self.given.iter().filter_map(|(n, answer)| match answer {
             Answer::Taken(taken) => Some((*n, taken.clone())),
@@ -80,8 +80,8 @@ impl Answers {
         taken.collect()
     }
 
-    /// The error if there is no majority. It does not pass by itself if nodes that cannot be used
-    /// are in the way.
+    /// Returns the error for a missing majority: [`LeaseError::Misconfigured`] if so many nodes
+    /// cannot be used that the others are no majority, and [`LeaseError::Unavailable`] otherwise.
     pub(crate) fn no_majority(self) -> LeaseError {
         let is_permanent = |error: &&LeaseError| matches!(error, LeaseError::Misconfigured(_));
         let permanent = self.errors.iter().filter(is_permanent).count();

@@ -1,32 +1,49 @@
-//! Attempts at a token, told from each other and put in an order.
+//! Attempts at a token, and their order.
 
 use std::{
+    cmp::Ordering,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// One attempt at a token. Of two attempts under one lease id the newer one counts: the one with
-/// the higher number, and between equal numbers the one whose ticket comes later as a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// One attempt at a token. If there are two attempts under one lease id, the nodes keep the newer
+/// one: the one with the higher number or, if the numbers are equal, the one whose ticket is greater
+/// in the order of texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
     pub(crate) number: u64,
     /// The request that the attempt belongs to.
     pub(crate) ticket: i64,
 }
 
-/// Numbers the attempts of a process. They begin with the time, so that the attempt of a repeated
-/// request is newer at once, in most cases. If a clock is wrong, a node answers the number that it
-/// has seen, and the next attempt has a higher one.
+impl Ord for Attempt {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_number = self.number.cmp(&other.number);
+        by_number.then_with(|| self.ticket.to_string().cmp(&other.ticket.to_string()))
+    }
+}
+
+impl PartialOrd for Attempt {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Numbers the attempts of a process. A number is at least the current time in ms, so that a
+/// repeated request has a newer attempt in most cases, even in another process. If a clock is
+/// wrong, a node answers with the higher number that it has stored, and the next attempt is above
+/// it.
 #[derive(Default)]
 pub(crate) struct Attempts {
     last: AtomicU64,
 }
 
-/// What Lua compares without rounding.
+/// The largest number of an attempt. Lua compares numbers up to 2^53 without rounding.
 const LARGEST: u64 = (1 << 52) - 1;
 
 impl Attempts {
-    /// The next attempt of a request. No other one of this process has its number.
+    /// Returns the next attempt of a request, with a number that no other attempt of this process
+    /// has.
     pub(crate) fn next(&self, ticket: i64) -> Attempt {
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let ms = time.map_or(0, |time| time.as_millis());
@@ -37,7 +54,7 @@ impl Attempts {
         Attempt { number, ticket }
     }
 
-    /// Notes that there is an attempt with this number. The next one is above it.
+    /// Notes the number of an attempt that a node has reported. The next attempt is above it.
     pub(crate) fn saw(&self, number: u64) {
         self.last.fetch_max(number, Relaxed);
     }
@@ -46,6 +63,13 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tickets_are_ordered_as_the_scripts_order_them() {
+        let attempt = |number, ticket| Attempt { number, ticket };
+        assert!(attempt(7, 9) > attempt(7, 10));
+        assert!(attempt(8, 10) > attempt(7, 9));
+    }
 
     #[test]
     fn attempt_is_above_every_number_that_was_seen() {

@@ -1,4 +1,4 @@
-//! The store: its steps, each a script on all nodes, or two.
+//! The backend of the store. Each step runs one or more scripts on all nodes.
 
 use std::{fmt, time::Duration};
 
@@ -17,22 +17,22 @@ use super::{
     scripts::Subject,
 };
 
-/// Leases on a majority of Redis servers that stand alone, three or five of them, from a
+/// Leases on a majority of three or five independent Redis servers, from a
 /// [`QuorumLeasesBuilder`](crate::QuorumLeasesBuilder). Cheap to clone; clones share their
 /// connections.
 ///
-/// Grants go on while a majority of the nodes is up, without a failover, and whatever the others
-/// have lost. If one Redis or a Postgres is enough, their stores are simpler and as safe: what
-/// makes writes safe is the fence.
+/// Leases are granted while a majority of the nodes is up, without a failover, even if the other
+/// nodes have lost their data. If one Redis server or a Postgres database is enough, its store is
+/// simpler and equally safe: the fence makes writes safe.
 ///
-/// - `Lease::ttl` is what is left of the time that was asked for, less 1 percent and 2 ms for
-///   clocks that run at different speeds.
-/// - **There is no queue**: a request that waits polls after random pauses, so leases are not
-///   granted in the order in which they were asked for.
-/// - The nodes stand alone: no replicas, no Sentinel, no Cluster. A node that has replicas is
-///   refused.
-/// - The nodes are noted in each token counter, by host, port and database as the URLs name them.
-///   Issuers with other nodes, or with other names for them, are refused.
+/// - `Lease::ttl` is the remaining part of the requested time, less 1 percent and 2 ms for clocks
+///   that run at different speeds.
+/// - **There is no queue**: a waiting request polls with random pauses, so leases are not granted
+///   in the order of the requests.
+/// - The nodes are independent: no replicas, no Sentinel, no Cluster. A server that has replicas,
+///   is a replica, or belongs to a cluster is refused.
+/// - Each token counter stores the names of all nodes: host, port and database, as in the URLs. An
+///   issuer with other nodes, or with other names for them, is refused.
 pub type QuorumLeases = Driver<QuorumBackend>;
 
 /// The backend of [`QuorumLeases`].
@@ -117,7 +117,7 @@ impl Backend for QuorumBackend {
     }
 }
 
-/// Refuses a time of which nothing would be left.
+/// Refuses a TTL that is not longer than what [`left_of`] subtracts from it.
 fn check_ttl(ttl: Duration) -> Result<(), LeaseError> {
     match left_of(ttl, Instant::now()) {
         Some(_) => Ok(()),

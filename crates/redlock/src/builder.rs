@@ -1,4 +1,4 @@
-//! Settings of the store, and what connects it.
+//! The builder of the store: its settings, and the connection to its nodes.
 
 use std::{fmt, time::Duration};
 
@@ -10,7 +10,7 @@ use tower_fence::{
 
 use super::{QuorumBackend, QuorumLeases, nodes::Nodes};
 
-/// The most nodes. Each grant asks all of them.
+/// The maximum number of nodes. Each grant asks all of them.
 const MAX_NODES: usize = 15;
 
 /// Settings of [`QuorumLeases`].
@@ -23,7 +23,7 @@ pub struct QuorumLeasesBuilder<E> {
 }
 
 impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
-    /// The default settings, with this source of epochs.
+    /// Creates a builder with the default settings and this source of epochs.
     pub fn new(epochs: E) -> Self {
         Self {
             epochs,
@@ -32,37 +32,38 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         }
     }
 
-    /// Sets what the names of all keys begin with: any text without braces. Default: `tower-fence`.
+    /// Sets the prefix of all key names: any text without braces. Default: `tower-fence`.
     ///
-    /// Stores with different prefixes are different stores; they may share one source of epochs.
-    /// Two sources of epochs may not share a prefix.
+    /// Stores with different prefixes are independent of each other, and may share one source of
+    /// epochs. Two sources of epochs must not share a prefix: the grants of the second one are
+    /// refused with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// Sets how long the answer of one node may take, reconnection included. Default: 50 ms.
+    /// Sets the timeout for the answer of one node, including a reconnection. Default: 50 ms.
     ///
-    /// A node that takes longer is left out until it answers again, if the others are a majority.
-    /// Choose several round trips to the farthest node.
+    /// A node that exceeds the timeout is not asked until it answers a probe, if the other nodes
+    /// are a majority. Choose a timeout of several round trips to the farthest node.
     #[must_use]
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
     }
 
-    /// Connects to the nodes, `redis://a:6379` for example: three or five, by the names that all
-    /// issuers have for them, in any order.
+    /// Connects to three or five nodes, for example `redis://a:6379`, in any order. All issuers
+    /// must use the same names for the nodes.
     ///
     /// # Errors
     ///
     /// - [`LeaseError::Invalid`] if there are fewer than three nodes, more than 15, or an even
-    ///   number, if one is named twice, or if the key prefix has a brace.
-    /// - [`LeaseError::Misconfigured`] if a URL is invalid, which the error names by its place, or
-    ///   if a server that answers cannot be a node: it has replicas or is one, belongs to a
-    ///   cluster, is the same server as another node, does not report its history, or its token
-    ///   counters belong to other nodes or to another source of epochs.
+    ///   number, if a node is named twice, or if the key prefix contains a brace.
+    /// - [`LeaseError::Misconfigured`] if a URL is invalid (the error contains its position in the
+    ///   list), or if a server that answers cannot be a node: it is a replica or has replicas,
+    ///   belongs to a cluster, is the same server as another node, does not report its replication
+    ///   id, or has a token counter that belongs to other nodes.
     /// - [`LeaseError::Unavailable`] if no majority of the nodes answers.
     pub async fn connect(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
         let leases = self.connect_lazy(nodes)?;
@@ -70,8 +71,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         Ok(leases)
     }
 
-    /// Like [`connect`](Self::connect), but without a contact yet: the nodes need not be up. Each
-    /// is checked at the first contact.
+    /// Creates the store without connecting to the nodes, which need not be up. Each node is
+    /// checked when it is asked for the first time.
     ///
     /// # Errors
     ///
@@ -91,10 +92,11 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         self.with_clients(clients)
     }
 
-    /// Leases in the servers of clients that the application has made, with their credentials and
-    /// certificates. Without a contact yet: see [`connect_lazy`](Self::connect_lazy).
+    /// Creates the store for nodes whose clients the application has built, for example with
+    /// credentials and certificates. Like [`connect_lazy`](Self::connect_lazy), it does not connect
+    /// to the nodes.
     ///
-    /// The store makes connections of its own with the settings of the clients.
+    /// The store opens its own connections, with the settings of the clients.
     ///
     /// # Errors
     ///
@@ -133,7 +135,7 @@ impl<E> fmt::Debug for QuorumLeasesBuilder<E> {
     }
 }
 
-/// A URL of a node is invalid. It is not quoted: it may hold a password.
+/// The URL of a node is invalid. The error does not contain the URL, which may contain a password.
 #[derive(Debug, thiserror::Error)]
 #[error("node {place} of {nodes} has an invalid Redis URL")]
 struct InvalidUrl {

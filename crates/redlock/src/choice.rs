@@ -1,32 +1,33 @@
-//! The choice of a token, by the answers of the first trip.
+//! The choice of a token from the answers of the first round trip.
 
 use tower_fence::{Token, epochs::Epoch};
 
 use super::{answer::Answer, answers::Answers, nodes::Nodes, scripts::Choice};
 
-/// What a token is chosen for.
+/// The purpose of a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wish {
-    /// A grant, with the number that was proposed.
+    /// A grant, with the epoch and the number that the attempt has proposed.
     Grant(Option<(i64, i64)>),
-    /// Another token for a lease that is held, with the lowest that will do.
+    /// A new token for a lease that is held, with the lowest token that the renewal accepts.
     Another(Option<Token>),
 }
 
-/// What the answers of the first trip lead to.
+/// What the step does after the first round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A majority has this token.
+    /// Grants this token, which a majority has.
     Granted { token: Token, counted: (i64, i64) },
-    /// The second trip seals this one.
+    /// Seals this token in a second round trip.
     Seals(Choice),
-    /// An epoch above this one begins first.
+    /// Needs a new epoch, above this one.
     NeedsEpoch(i64),
-    /// There is no token above this one.
+    /// Fails, because the lease has the highest possible token.
     Exhausted,
 }
 
-/// Chooses a token by the answers of a majority.
+/// Chooses a token from the answers of a majority. `seen` is the highest count that this process
+/// has seen before.
 pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
     let taken = answers.taken();
     let is_grant = matches!(wish, Wish::Grant(_));
@@ -55,7 +56,7 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
         && let Some(counted) = nodes.counted(counters())
         && token.get() / Epoch::SIZE >= highest.0
     {
-        // A repetition of a request that was granted, in an epoch that is not over.
+        // The request is repeated, and was granted this token before, in the current epoch.
         return Next::Granted { token, counted };
     }
     let (proposal, at_least) = match wish {
@@ -66,8 +67,8 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
     let Some(count) = Epoch::new(epoch).ok().and_then(|epoch| epoch.token(n + 1)) else {
         return needs_epoch;
     };
-    // If the resource has seen a token from elsewhere, the counter does not follow: this concerns
-    // the lease alone.
+    // A lease may have a token above the counter, if a renewal has asked for one. The counter is
+    // not raised to it, because such a token concerns this lease alone.
     let token = match taken.iter().filter_map(|(_, taken)| taken.token).max() {
         None => count,
         Some(stored) => match Token::new(stored.get() + 1) {
@@ -142,10 +143,10 @@ mod tests {
         assert_eq!(chosen(&[sealed(5), sealed(5)], (0, 0), None), granted(5));
         let lagging = [sealed(5), sealed(4), sealed(5)];
         assert_eq!(chosen(&lagging, (0, 0), None), granted(5));
-        // A blank counter is not asked.
+        // A blank counter does not matter if a majority has sealed the token.
         let blank = [sealed(5), taken(0, None, false), sealed(5)];
         assert_eq!(chosen(&blank, (0, 0), None), granted(5));
-        // Different tokens are not added up.
+        // Nodes with different tokens are not a majority.
         assert_eq!(chosen(&[sealed(5), sealed(4)], (0, 0), None), seals(6));
         let one = [sealed(5), taken(5, None, false)];
         assert_eq!(chosen(&one, (0, 0), Some((2, 9))), seals(10));
@@ -163,7 +164,7 @@ mod tests {
             counted: (2, 8),
         };
         assert_eq!(chosen(&again, (0, 0), None), granted);
-        // That of an earlier epoch is not.
+        // The token of an earlier epoch is not granted again.
         let over = [9, 9].map(|n| taken(n, Some(5 - Epoch::SIZE), false));
         assert!(matches!(chosen(&over, (0, 0), None), Next::Seals(choice) if choice.n == 10));
         let other = [taken(7, Some(5), false), taken(9, Some(6), false)];

@@ -1,4 +1,4 @@
-//! What ends a lease: its release, the end of a request that was dropped, and a break.
+//! The steps that end a lease: a release, the clean-up after a dropped request, and a break.
 
 use tower_fence::{
     Resource, Token,
@@ -15,7 +15,7 @@ use super::{
     scripts::Subject,
 };
 
-/// How often a lease that changes meanwhile is read and ended.
+/// How many times a break reads and ends a lease that changes in between.
 const BREAKS: usize = 20;
 
 fn is_ended(answer: &Answer) -> bool {
@@ -30,15 +30,15 @@ const fn reply(has_ended: bool) -> Reply {
 }
 
 impl QuorumBackend {
-    /// Ends the lease that this process was granted, in one trip. If it was not, or if the lease
-    /// has got another token since, the nodes are read first.
+    /// Releases a lease. If this process has granted it, and its token has not changed since, the
+    /// release takes one round trip. Otherwise the nodes are read first.
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
         let (nodes, resource) = (&self.nodes, subject.resource);
         if let Some(grant) = self.grants.get(resource, &subject.lease) {
             let release = |_| Some(nodes.scripts().release(subject, grant));
             let ends = nodes.ask(subject.source(), release).await?;
             if !ends.prevents(|answer| !is_ended(answer)) {
-                // If no majority is left that has it, it is over.
+                // The lease has ended if the nodes without an answer are no majority.
                 if ends.given.len() <= nodes.all().len() - nodes.majority() {
                     return Err(ends.no_majority());
                 }
@@ -63,7 +63,7 @@ impl QuorumBackend {
         }
     }
 
-    /// Ends what a request has left on the nodes.
+    /// Deletes the keys that a request has left on the nodes.
     pub(crate) async fn abandon(
         &self,
         subject: &Subject<'_>,
@@ -89,8 +89,8 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), abandon).await
     }
 
-    /// Ends the lease that a majority has with this token, on every node that has it; or any lease,
-    /// also one that no majority has.
+    /// Breaks the lease that a majority has with this token, on every node that has the lease.
+    /// Without a token, breaks every lease of the resource, even one that no majority has.
     pub(crate) async fn break_lease(
         &self,
         resource: &Resource,
@@ -116,7 +116,7 @@ impl QuorumBackend {
             let ends = self.end(&subject, &looks, is_one).await?;
             let ended = ends.count(is_ended);
             has_ended |= lease.is_some() && (ended > 0 || token.is_none());
-            // A renewal with a new token may have come in between.
+            // If not, a lease has changed since it was read, for example by a renewal.
             if ended == looks.count(|answer| answer.found().is_some_and(is_one)) {
                 return Ok(reply(has_ended));
             }
@@ -124,13 +124,14 @@ impl QuorumBackend {
         Ok(Reply::Again)
     }
 
-    /// What each node has of a lease.
+    /// Reads the lease of the resource on each node.
     pub(crate) async fn look(&self, subject: &Subject<'_>) -> Result<Answers, LeaseError> {
         let look = || self.nodes.scripts().look([subject.resource]);
         self.nodes.look(subject.source(), look).await
     }
 
-    /// Ends on each node the very value that was found there, if it is one of these.
+    /// Ends the lease that was read on each node, if it matches `is_one` and its value has not
+    /// changed since.
     async fn end(
         &self,
         subject: &Subject<'_>,

@@ -1,5 +1,5 @@
-//! Granting: take the key on all nodes, which seals a token at once if it can, and otherwise choose
-//! a token and seal it on the nodes that have answered.
+//! The step that acquires: it takes the key on all nodes, which may seal a token already. If no
+//! majority has sealed the same token, it chooses one, and seals it on the nodes that were taken.
 
 use std::time::Duration;
 
@@ -23,27 +23,28 @@ use super::{
     scripts::{Choice, Subject},
 };
 
-/// How far a proposal is above what this process has seen. With one above, a node that is once
-/// ahead would stay ahead while issuers alternate, and no lease would have one token on all nodes.
+/// How far a proposal is above the highest count that this process has seen. With a lead of 1, a
+/// node whose counter is ahead would stay ahead while issuers alternate, and the nodes would never
+/// seal the same token.
 const PROPOSAL_LEAD: i64 = 16;
 
-/// What is left of a lease, on the safe side: one percent and 2 ms are for clocks of nodes that run
-/// at different speeds. (The drift of Redlock.)
+/// Returns the remaining time of a lease, less one percent and 2 ms for node clocks that run at
+/// different speeds: the drift of Redlock.
 pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
     let left = ttl.checked_sub(drift)?.checked_sub(since.elapsed())?;
     Some(left).filter(|left| !left.is_zero())
 }
 
-/// The number that an attempt proposes, in the epoch in which the nodes were seen to count.
+/// Returns the epoch and the number that an attempt proposes, if this process has seen an epoch.
 fn proposal(seen: Seen<'_>) -> Option<(i64, i64)> {
     let n = seen.n + PROPOSAL_LEAD;
     (seen.epoch > 0 && n < Epoch::SIZE).then_some((seen.epoch, n))
 }
 
 impl QuorumBackend {
-    /// Makes one attempt at a grant. If it fails, undoes it, so that other requests find no keys in
-    /// their way.
+    /// Makes one attempt at a grant. If the attempt fails, deletes its keys, so that they do not
+    /// block other requests.
     pub(crate) async fn acquire(
         &self,
         resource: &Resource,
@@ -56,7 +57,7 @@ impl QuorumBackend {
         let outcome = self.attempt(&subject, ask, attempt, seen, &mut sets_keys);
         let outcome = outcome.await;
         if sets_keys && !matches!(outcome, Ok(Reply::Granted(_))) {
-            // What is not reached ends by its time.
+            // On a node that cannot be reached, the key expires.
             let _ = self.undo(&subject, ask.ticket).await;
         }
         outcome
@@ -97,8 +98,8 @@ impl QuorumBackend {
         granted(token, ttl, counted)
     }
 
-    /// Seals a token on the nodes whose keys were taken. Returns the reply if no majority has
-    /// sealed it.
+    /// Seals a token on the nodes whose keys were taken. If no majority has sealed it, returns the
+    /// reply to the step.
     pub(crate) async fn seal(
         &self,
         subject: &Subject<'_>,
@@ -118,13 +119,13 @@ impl QuorumBackend {
             return Ok(None);
         }
         match answers.are_enough() {
-            // A newer attempt has taken the key, or nodes have lost it.
+            // A newer attempt has taken the key, or nodes have lost the key.
             true => Ok(Some(Reply::Again)),
             false => Err(answers.no_majority()),
         }
     }
 
-    /// Why no majority was taken.
+    /// Returns the reply to a step that could not take the key on a majority of the nodes.
     pub(crate) fn refusal(&self, answers: Answers) -> Result<Reply, LeaseError> {
         let older = answers.given.iter().filter_map(|(_, answer)| match answer {
             Answer::Older { number } => Some(*number),
@@ -143,7 +144,7 @@ impl QuorumBackend {
         };
         let is_held = answers.majority(|answer| held(answer).map(|(_, lease)| lease));
         if is_held.is_some() {
-            // When the nodes that are held make room for a majority.
+            // The time until the key is free on a majority of the nodes.
             let lefts = answers.given.iter();
             let lefts = lefts.map(|(_, answer)| held(answer).map_or(Duration::ZERO, |held| held.0));
             let mut lefts: Vec<Duration> = lefts.collect();
@@ -153,14 +154,15 @@ impl QuorumBackend {
                 left: left.copied().unwrap_or_default(),
             });
         }
-        // Several requests share the nodes.
+        // Concurrent requests have each taken the key on some of the nodes.
         match answers.are_enough() && answers.count(|answer| held(answer).is_some()) > 0 {
             true => Ok(Reply::Again),
             false => Err(answers.no_majority()),
         }
     }
 
-    /// Begins an epoch on the counters that were answered.
+    /// Begins an epoch on the counters that the mark names. Returns whether a majority has begun
+    /// it.
     pub(crate) async fn begin(
         &self,
         subject: &Subject<'_>,
@@ -180,8 +182,8 @@ impl QuorumBackend {
     }
 }
 
-/// The reply to a step that needs an epoch, on the counters of these nodes: node, history and
-/// incarnation.
+/// Returns the reply to a step that needs an epoch. Its mark names the counters of these nodes: the
+/// index of each node, its replication id, and the incarnation of its counter.
 pub(crate) fn needs_epoch(epoch: i64, taken: &[(usize, Taken)]) -> Reply {
     let marks = taken.iter().map(|(node, taken)| {
         let history = &taken.stamp.history;
@@ -206,7 +208,7 @@ pub(crate) fn granted(
     Ok(Reply::Granted(Granted::new(token, ttl).counted(epoch, n)))
 }
 
-/// No lease was left to be granted.
+/// The time of the lease was over before the lease could be granted.
 #[derive(Debug, thiserror::Error)]
 #[error("the lease expired before a majority of the nodes had it")]
 struct TooLate;
@@ -235,13 +237,13 @@ mod tests {
             Ok(other) => panic!("{other:?}"),
             Err(_) => None,
         };
-        // Two nodes are free when the second of them is.
+        // Two of three nodes are free after 3 s.
         let one = vec![held(5, "one"), held(1, "one"), held(3, "one")];
         assert_eq!(refused(one), Some(3));
         let two = vec![held(5, "one"), held(3, "another"), held(1, "one")];
         assert_eq!(refused(two), Some(3));
         assert_eq!(refused(vec![held(5, "one"), held(3, "another")]), Some(0));
-        // Whether a majority has it is not known.
+        // One answer does not show whether a majority has the lease.
         assert_eq!(refused(vec![held(3, "another")]), None);
         assert_eq!(refused(vec![Answer::Lost, Answer::Refused]), None);
     }

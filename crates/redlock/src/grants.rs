@@ -1,4 +1,4 @@
-//! What this process was granted: a renewal and a release name it, and need no trip to read it.
+//! The grants that this process has in memory, so that a renewal or a release need not read them.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use tower_fence::{Resource, Token};
 
 use super::attempt::Attempt;
 
-/// How many grants a generation has.
+/// The maximum number of grants in a generation.
 const SIZE: usize = 32_768;
 
 /// A token, and the attempt that was granted it.
@@ -20,13 +20,14 @@ pub(crate) struct Grant {
     pub(crate) attempt: Attempt,
 }
 
-/// The latest grants and renewals. What is forgotten here is read from the nodes, by one more trip.
+/// The latest grants and renewals. A grant that is not in memory is read from the nodes, which
+/// takes one more round trip.
 #[derive(Default)]
 pub(crate) struct Grants {
     generations: Mutex<[Generation; 2]>,
 }
 
-/// By resource and lease id.
+/// Grants, by resource and stored lease id.
 type Generation = HashMap<(Resource, Box<str>), Grant>;
 
 impl Grants {
@@ -37,7 +38,7 @@ impl Grants {
         found.next().copied()
     }
 
-    /// Notes a grant. When the younger generation is full, the older one is forgotten.
+    /// Notes a grant. If the younger generation is full, it replaces the older one.
     pub(crate) fn note(&self, resource: &Resource, lease: &str, grant: Grant) {
         let mut generations = self.generations();
         if generations[0].len() >= SIZE {

@@ -1,33 +1,32 @@
-//! Leases on a majority of Redis servers that know nothing of each other: Redlock, with fencing
-//! tokens.
+//! Leases on a majority of independent Redis servers: Redlock, with fencing tokens.
 //!
-//! Each node has a token counter for each partition, and a key for each lease that it granted. What
-//! a node gave a lease when its key was set is the stamp: history (`master_replid`), incarnation of
-//! the counter, serial.
+//! Each node has a token counter for each partition, and a key for each lease that it has granted.
+//! When an attempt takes a key, the node writes a stamp into it: the replication id of the node
+//! (`master_replid`, in the code `history`), the incarnation of the counter, and a serial number.
 //!
-//! 1. One script *takes* the key on all nodes. If there is no key and the counter has an epoch, the
-//!    script *seals* a token in it at once: the number that the issuer proposes, if that is above
-//!    the counter, and otherwise the next one. The token is granted if a majority has sealed the
-//!    same one.
-//! 2. Otherwise the token is one above the highest counter of a majority, and a second script seals
-//!    it on those nodes: only if the key still has that stamp, and the counter that history and
-//!    incarnation.
-//! 3. A counter that is missing, or was written in another history (the node was restarted), has no
-//!    epoch. If one is needed, it comes from [`Epochs`](tower_fence::epochs::Epochs) then, never
-//!    ahead.
-//! 4. A counter never goes back, and no script lowers the token of a key.
-//! 5. A repetition of a request takes the key again, under a newer attempt. Late scripts of an
-//!    older attempt are refused, and late answers count for nothing.
-//! 6. A renewal and a release name the token and the attempt that were granted. The issuer that
-//!    granted the lease knows them; another one reads them from a majority first.
-//! 7. A request that fails ends its keys without a token, and those whose token it has sealed
+//! 1. A grant runs one script on all nodes, which *takes* the key. If the key does not exist and
+//!    the counter has an epoch, the script also *seals* a token in the key: the number that the
+//!    issuer proposes, if it is above the counter, and otherwise the next number. If a majority of
+//!    the nodes seals the same token, that token is granted.
+//! 2. Otherwise the issuer chooses a token, one above the highest counter of a majority, and a
+//!    second script seals it on those nodes. A node refuses the script if the stamp of the key, the
+//!    replication id or the incarnation of the counter has changed.
+//! 3. A counter that is missing, or that was written under another replication id because the node
+//!    has restarted since, has no epoch. If a grant needs one, the issuer takes it from
+//!    [`Epochs`](tower_fence::epochs::Epochs) at that moment, never in advance.
+//! 4. A counter never decreases, and no script lowers the token of a key.
+//! 5. A repeated request takes the key again, under a newer attempt. The nodes refuse late scripts
+//!    of an older attempt, and the issuer ignores late answers.
+//! 6. A renewal and a release name the granted token and its attempt. The issuer that granted the
+//!    lease has both in memory. Another issuer reads them from a majority first.
+//! 7. A request that fails deletes its keys that have no token, and those whose token it has sealed
 //!    itself.
-//! 8. A node stands alone. One with replicas may be replaced by a server that knows less.
+//! 8. A node has no replicas. A replica that replaced it could lack its latest leases and counts.
 //!
-//! There is no queue: a request that waits polls, after random pauses.
+//! There is no queue: a waiting request polls, with random pauses.
 //!
-//! The [verification](tower_fence::proof#a-quorum-of-redis-nodes) has what happens without each
-//! rule.
+//! The [verification](tower_fence::proof#a-quorum-of-redis-nodes) lists what goes wrong without
+//! each rule.
 //!
 //! # Example
 //!

@@ -1,9 +1,10 @@
-//! Listing, in the order of the names, by SCAN over the lease keys of all nodes.
+//! Listing of leases in the order of their names, by SCAN over the lease keys of all nodes.
 //!
-//! Each page scans all keys and takes the first names behind its cursor. SCAN returns every key
-//! that is there during the whole scan, and a name has one place in the order. So a lease that is
-//! held during the whole listing is on one page, whatever ends meanwhile. A page is never cut
-//! within a batch of SCAN: asked again, a cursor of SCAN may find more, or less.
+//! Each page scans all keys and takes the first names after its cursor. SCAN returns every key that
+//! exists during the whole scan, and each name has one position in the order. So a lease that is
+//! held during the whole listing is on exactly one page, even if other leases end meanwhile. A page
+//! does not end within a batch of SCAN, because SCAN may return another batch when it is repeated
+//! with the same cursor.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -21,14 +22,14 @@ use super::{
     node::Node,
 };
 
-/// What the cursor of a page begins with; the name that was listed last follows.
+/// The prefix of a cursor. The name that was listed last follows.
 const CURSOR: &str = "after:";
-/// About how many keys one SCAN visits.
+/// The approximate number of keys that one SCAN visits.
 const SCAN_SIZE: usize = 1_000;
 
 impl QuorumBackend {
-    /// Lists held leases. What a majority has is on one of any nodes of which the others are no
-    /// majority.
+    /// Lists held leases. If a minority of the nodes does not answer, the others still find every
+    /// lease that a majority has.
     pub(crate) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         let nodes = &self.nodes;
         let mut names = FirstNames::after(cursor, limit)?;
@@ -66,7 +67,7 @@ impl QuorumBackend {
     }
 }
 
-/// The lease that a majority has, under one lease id and with one token.
+/// Returns the lease that a majority has, under the same lease id and with the same token.
 pub(crate) fn held_by_majority(looks: &Answers, place: usize, majority: usize) -> Option<Held> {
     let mut held: HashMap<(&str, Token), Vec<_>> = HashMap::new();
     for (_, answer) in &looks.given {
@@ -86,13 +87,14 @@ pub(crate) fn held_by_majority(looks: &Answers, place: usize, majority: usize) -
     }
     let mut held = held.into_iter();
     let ((_, token), mut nodes) = held.find(|(_, nodes)| nodes.len() >= majority)?;
-    // It ends when so many nodes have let it go that it has no majority.
+    // The lease ends when its key has expired on so many nodes that the others are no majority.
     nodes.sort_unstable_by_key(|(left, _): &(_, &Option<Owner>)| std::cmp::Reverse(*left));
     let (ttl, owner) = nodes.get(majority - 1)?;
     Some(Held::new(token, *ttl).owner((*owner).clone()))
 }
 
-/// The first names behind a cursor: those of a page, and one more.
+/// The first names after a cursor: those of a page, and one more, which shows that another page
+/// follows.
 struct FirstNames<'a> {
     after: &'a str,
     limit: usize,
@@ -104,7 +106,7 @@ impl<'a> FirstNames<'a> {
         let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
         Ok(Self {
             after: after.ok_or(ListError::Cursor)?,
-            // A page without room would be followed by itself.
+            // An empty page would end the listing, because it has no last name for a cursor.
             limit: limit.max(1),
             names: BTreeSet::new(),
         })
@@ -125,7 +127,7 @@ impl<'a> FirstNames<'a> {
         }
     }
 
-    /// Adds what another scan has found.
+    /// Adds the names that another scan has found.
     fn merge(&mut self, mut other: Self) {
         self.names.append(&mut other.names);
         while self.names.len() > self.limit + 1 {
@@ -133,7 +135,7 @@ impl<'a> FirstNames<'a> {
         }
     }
 
-    /// The resources of the page, and the cursor of the next one.
+    /// Returns the resources of the page, and the cursor of the next page.
     fn page(mut self) -> (Vec<Resource>, Option<String>) {
         let mut cursor = None;
         if self.names.len() > self.limit {
@@ -141,7 +143,7 @@ impl<'a> FirstNames<'a> {
             cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
         }
         let resources = self.names.into_iter();
-        // Each was a resource before.
+        // Each name was made from a resource.
         let resources = resources.filter_map(|name| Resource::new(name).ok());
         (resources.collect(), cursor)
     }
@@ -174,8 +176,8 @@ async fn scan<'a>(
     }
 }
 
-/// The pattern of lease keys. What they begin with, up to the partition's brace, is literal,
-/// whatever the patterns of Redis make of its characters.
+/// Returns the pattern of lease keys for SCAN. Characters of `begin` that have a meaning in
+/// patterns are escaped.
 fn key_pattern(begin: &str) -> String {
     let mut pattern = String::new();
     for c in begin.chars() {
@@ -187,7 +189,7 @@ fn key_pattern(begin: &str) -> String {
     pattern + "*}:lease:*"
 }
 
-/// The resource of a lease key.
+/// Returns the resource of a lease key; `None` if this store has not written the key.
 fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
     let key = String::from_utf8(key).ok()?;
     let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;

@@ -1,4 +1,4 @@
-//! One server of a quorum.
+//! One Redis server of a quorum.
 
 use std::{
     sync::{
@@ -18,13 +18,13 @@ use super::{
     server::Server,
 };
 
-/// A server that stands alone.
+/// A node of the quorum: an independent Redis server.
 pub(crate) struct Node {
     server: Server,
-    /// Which server it was found to be at the first contact.
+    /// The run id that the server has reported when it was asked for the first time.
     run_id: OnceLock<String>,
-    /// Whether it failed to answer in time. It is left out until it answers again, if the others
-    /// are a majority.
+    /// Whether the last call has timed out or lost its connection. If so, the node is not asked
+    /// until it answers a probe, if the other nodes are a majority.
     late: AtomicBool,
     probing: AtomicBool,
 }
@@ -42,7 +42,7 @@ impl Node {
         }
     }
 
-    /// Its host, port and database.
+    /// The host, the port and the database of the server.
     pub(crate) fn name(&self) -> &str {
         self.server.name()
     }
@@ -59,13 +59,13 @@ impl Node {
         &self.server
     }
 
-    /// Makes sure that this is a server that can be a node. Answers [`Answer::Unfit`] if its
-    /// counters belong elsewhere.
+    /// Checks whether the server can be a node. Returns [`Answer::Unfit`] if its counters belong to
+    /// other nodes or to another source of epochs.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if it does not answer, [`LeaseError::Misconfigured`] if it
-    /// cannot be a node.
+    /// [`LeaseError::Unavailable`] if the server does not answer, [`LeaseError::Misconfigured`] if
+    /// it cannot be a node.
     pub(crate) async fn check(&self, check: Call) -> Result<Answer, LeaseError> {
         let answer = self.run(check).await?;
         let Answer::Node {
@@ -92,8 +92,8 @@ impl Node {
         Ok(answer)
     }
 
-    /// Runs a script, within the node's timeout. If it may have run twice and there is nothing to
-    /// end, the first run has ended it.
+    /// Runs a script, within the node's timeout. If a script that ends a lease may have run twice
+    /// and finds nothing to end, the first run counts as the one that has ended the lease.
     pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
         let called: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
         let (words, is_repeated) = self.answered(called)?;
@@ -124,7 +124,7 @@ impl Node {
         answer.map_err(|error| self.server.unavailable(error))
     }
 
-    /// Asks in the background whether it answers again, unless that is under way.
+    /// Probes in the background whether the node answers again, unless a probe is under way.
     pub(crate) fn probe(self: &Arc<Self>, check: Call) {
         if self.probing.swap(true, SeqCst) {
             return;
@@ -146,7 +146,7 @@ impl Node {
     }
 }
 
-/// The probe that is under way, until it ends in any way.
+/// A probe that is under way. When it is dropped, the next one may begin.
 struct Probe(Arc<Node>);
 
 impl Drop for Probe {

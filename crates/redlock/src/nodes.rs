@@ -1,4 +1,4 @@
-//! The nodes together: asking all of them.
+//! The nodes of a quorum, and calls to all of them.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ impl Nodes {
         Self { nodes, scripts }
     }
 
-    /// Whether two of them have the same name.
+    /// Whether two nodes have the same name.
     pub(crate) fn has_twins(&self) -> bool {
         let names: HashSet<_> = self.nodes.iter().map(|node| node.name()).collect();
         names.len() < self.nodes.len()
@@ -42,8 +42,8 @@ impl Nodes {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Misconfigured`] if one of them cannot be a node, [`LeaseError::Unavailable`]
-    /// if no majority answers.
+    /// [`LeaseError::Misconfigured`] if a server that answers cannot be a node,
+    /// [`LeaseError::Unavailable`] if no majority answers.
     pub(crate) async fn check(&self) -> Result<(), LeaseError> {
         let checks = self.nodes.iter();
         let checks = checks.map(|node| self.ask_node(node, "", self.scripts.check("")));
@@ -69,13 +69,13 @@ impl Nodes {
         &self.nodes
     }
 
-    /// More than half of them.
+    /// The smallest number of nodes that is more than half of all.
     pub(crate) fn majority(&self) -> usize {
         self.nodes.len() / 2 + 1
     }
 
-    /// How far a majority of all nodes has counted. What only a minority has counted was never
-    /// granted, and may be out of reach the next time.
+    /// Returns how far a majority of all nodes has counted. A count that only a minority has
+    /// reached was never granted, and the next call may not reach that minority.
     pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
         let usable = counters.filter(|counter| counter.usable);
         let mut counted: Vec<_> = usable.map(Counter::counted).collect();
@@ -83,9 +83,9 @@ impl Nodes {
         counted.get(self.majority() - 1).copied()
     }
 
-    /// Sends each node its call, and waits until all have answered, each for its timeout at most. A
-    /// node that did not answer the last time is left out, if the others are a majority, and asked
-    /// in the background whether it answers again.
+    /// Sends each node its call, and waits until every node has answered or timed out. A node that
+    /// did not answer the last call is left out if the other nodes are a majority, and is probed in
+    /// the background.
     pub(crate) async fn ask(
         &self,
         source: &str,
@@ -151,7 +151,7 @@ impl Nodes {
         Ok(answers)
     }
 
-    /// Sends one node a call, after a check if it was never checked.
+    /// Sends one node a call. A node that was never checked is checked first.
     async fn ask_node(&self, node: &Node, source: &str, call: Call) -> Result<Answer, LeaseError> {
         match self.is_fit(node, source).await? {
             Some(unfit) => Ok(unfit),
@@ -159,8 +159,8 @@ impl Nodes {
         }
     }
 
-    /// Checks a node at the first contact. Returns why it cannot be used, if its counters belong
-    /// elsewhere.
+    /// Checks a node that was never checked. Returns [`Answer::Unfit`] if its counters belong to
+    /// other nodes or to another source of epochs.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         if node.run_id().is_none()
             && let unfit @ Answer::Unfit(_) = node.check(self.scripts.check(source)).await?
@@ -174,8 +174,8 @@ impl Nodes {
         }
     }
 
-    /// Makes sure that no two nodes have answered with one history: a name that leads to another
-    /// server since it was checked.
+    /// Checks that no two nodes have answered with the same replication id. They may, if the name
+    /// of a node has led to another server since the node was checked.
     pub(crate) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
         let mut histories = HashSet::new();
         let twin = taken
@@ -184,8 +184,9 @@ impl Nodes {
         twin.map_or(Ok(()), |(n, _)| Err(self.nodes[*n].unfit(TWIN)))
     }
 
-    /// The counters of a node belong to another application, or to other nodes. A majority without
-    /// it would not do: that would let a changed set of nodes go on beside the earlier one.
+    /// Returns the error for a node whose counters belong to other nodes or to another source of
+    /// epochs. The step fails even if the other nodes are a majority: otherwise a changed set of
+    /// nodes could grant leases beside the earlier set.
     fn other_owner(&self, node: usize, unfit: Unfit) -> LeaseError {
         let key_prefix = self.scripts.key_prefix().into();
         let node = self.nodes[node].name().into();
@@ -201,13 +202,14 @@ impl Nodes {
                 key_prefix,
                 theirs,
             }),
-            // A node reports these itself.
+            // `Node::run` returns these as errors.
             Unfit::NoHistory | Unfit::Replicated => unexpected(),
         }
     }
 }
 
-/// To whom the counters of a node belong. Nodes are named by host, port and database.
+/// The counters of a node belong to another quorum, or to another source of epochs. Nodes are named
+/// by host, port and database.
 #[derive(Debug, thiserror::Error)]
 enum OtherOwner {
     #[error(

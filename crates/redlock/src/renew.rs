@@ -1,4 +1,4 @@
-//! Renewing a lease, with the token it has or with another one.
+//! The step that renews a lease, with its token or with a new one.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use super::{
 };
 
 impl QuorumBackend {
-    /// Renews the lease that this process was granted. If it was not, or if the lease has got
-    /// another token since, the nodes are read first.
+    /// Renews a lease. Unless this process has granted it, and its token has not changed since, the
+    /// nodes are read first.
     pub(crate) async fn renew(
         &self,
         resource: &Resource,
@@ -63,7 +63,7 @@ impl QuorumBackend {
         self.another_token(subject, renewal, seen, grant).await
     }
 
-    /// The lease for as long again, with the token it has.
+    /// Renews a lease and keeps its token.
     async fn same_token(
         &self,
         subject: &Subject<'_>,
@@ -91,7 +91,8 @@ impl QuorumBackend {
             });
             counters.filter(|counter| counter.usable)
         };
-        // If counters were put back, or their epoch is over, the token may be superseded.
+        // If no counter has an epoch, or all have counted less far than this process has seen, the
+        // token may be superseded.
         let highest = counters().map(Counter::counted).max();
         let is_behind = highest.is_none_or(|highest| highest < (seen.epoch, seen.n));
         let Some(ttl) = left_of(ttl, began).filter(|_| !is_behind) else {
@@ -102,8 +103,8 @@ impl QuorumBackend {
         granted(grant.token, ttl, counted)
     }
 
-    /// A token above the one that the lease has, sealed over exactly that one. Nothing of it is
-    /// undone if it fails: the lease is held with its earlier token.
+    /// Renews a lease with a new token, which replaces exactly the token of `grant`. An attempt
+    /// that fails is not undone, since the lease is still held with its earlier token.
     async fn another_token(
         &self,
         subject: &Subject<'_>,
@@ -147,10 +148,10 @@ impl QuorumBackend {
         granted(token, ttl, (choice.epoch, choice.n))
     }
 
-    /// Reads which token a majority has of a lease, and its attempt.
+    /// Reads the token of a lease that a majority has, and its attempt.
     ///
-    /// A script of the attempt that is known may have arrived late, and have sealed a token that
-    /// was never granted. What that attempt itself has sealed is passed over.
+    /// A script of the known attempt, or of an earlier one, may have run late and have sealed a
+    /// token that was never granted. A token that such an attempt has sealed is skipped.
     async fn find(
         &self,
         subject: &Subject<'_>,

@@ -36,10 +36,10 @@ scripts! {
     TAKE: "lua/take.lua",
 }
 
-/// What all scripts of a quorum share.
+/// The scripts, with the key prefix and the nodes that they share.
 pub(crate) struct Scripts {
     key_prefix: Box<str>,
-    /// The nodes, as each counter has them.
+    /// The names of all nodes, as each counter stores them.
     nodes: Box<str>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) type Call = ScriptInvocation<'static>;
 /// The lease that a script concerns.
 pub(crate) struct Subject<'a> {
     pub(crate) resource: &'a Resource,
-    /// What is stored of the lease id.
+    /// The stored form of the lease id.
     pub(crate) lease: String,
     source: &'a str,
 }
@@ -62,7 +62,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Any lease of the resource.
+    /// The subject of a script that concerns any lease of the resource.
     pub(crate) fn any(resource: &'a Resource, seen: Seen<'a>) -> Self {
         Self {
             resource,
@@ -76,22 +76,22 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// How much of the digest of a lease id is stored. A lease id has 128 random bits; another one with
-/// the same part of its digest is no easier to find.
+/// How many bytes of the digest of a lease id are stored. A lease id has 128 random bits; to find
+/// another id with the same 128 bits of its digest is no easier than to guess the id.
 const BYTES: usize = 16;
 
-/// What the nodes have of a lease id. A lease id has no `#`, so what is read there neither renews
-/// nor releases.
+/// Returns the stored form of a lease id. It begins with `#`, which a lease id cannot contain, so
+/// it cannot be used to renew or release the lease.
 fn stored(lease: &LeaseDigest) -> String {
     let mut text = String::from("#");
     for byte in &lease.as_bytes()[..BYTES] {
-        // A String takes what is written to it.
+        // Writing to a `String` does not fail.
         let _ = write!(text, "{byte:02x}");
     }
     text
 }
 
-/// The token of an attempt, and what it was counted by.
+/// The token that was chosen for an attempt, and the epoch and the number of the counter for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) token: Token,
@@ -111,13 +111,12 @@ impl Scripts {
         &self.key_prefix
     }
 
-    /// The nodes, as each counter has them.
+    /// The names of all nodes, as each counter stores them.
     pub(crate) fn nodes(&self) -> &str {
         &self.nodes
     }
 
-    /// What the names of lease keys begin with; after that come the partition, `}:lease:`, and the
-    /// resource.
+    /// The prefix of the names of lease keys. The partition, `}:lease:` and the resource follow.
     pub(crate) fn lease_key_prefix(&self) -> String {
         format!("{}:quorum:{{", self.key_prefix)
     }
@@ -204,7 +203,7 @@ impl Scripts {
         call
     }
 
-    /// Ends the very lease that was found.
+    /// Ends the lease that was found, if its value has not changed.
     pub(crate) fn end(&self, subject: &Subject<'_>, found: &Found) -> Call {
         let mut call = self.on(&END, subject);
         call.arg(&found.value);
@@ -246,7 +245,7 @@ impl Scripts {
         call
     }
 
-    /// The counter and the lease of a resource.
+    /// The keys of the counter and of the lease of a resource.
     fn keys(&self, resource: &Resource) -> [String; 2] {
         self.keys_of(partition_of(resource), resource.as_str())
     }
@@ -260,7 +259,7 @@ impl Scripts {
     }
 }
 
-/// The driver asks for whole milliseconds.
+/// Returns a time in ms. The driver passes whole milliseconds.
 fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

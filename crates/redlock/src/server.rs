@@ -1,4 +1,4 @@
-//! The connection to one server.
+//! The connection to one Redis server.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use tower_fence::lease::LeaseError;
 /// A Redis server, reconnected when its connection is lost.
 pub(crate) struct Server {
     client: Client,
-    /// Its host, port and database. No password.
+    /// The host, the port and the database, without a password.
     name: Arc<str>,
     current: Mutex<Option<Current>>,
     timeout: Duration,
@@ -38,12 +38,12 @@ impl Server {
         }
     }
 
-    /// Its host, port and database. No password.
+    /// The host, the port and the database, without a password.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The error of a store whose server has failed so.
+    /// Returns the error of the store for a failure of this server.
     pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
         LeaseError::unavailable(ServerError {
             name: Arc::clone(&self.name),
@@ -51,7 +51,7 @@ impl Server {
         })
     }
 
-    /// Runs a script, each of which may run twice, and returns whether it may have.
+    /// Runs a script, and returns whether it may have run twice, which every script allows.
     pub(crate) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
@@ -60,9 +60,9 @@ impl Server {
             .await
     }
 
-    /// Runs a command that may run twice, within the timeout, and returns whether it may have. It
-    /// is repeated if the connection breaks: a server closes idle connections, and an answer may be
-    /// lost.
+    /// Runs a command within the timeout, and returns whether it may have run twice. If the
+    /// connection breaks, the command is repeated: the server may have closed an idle connection,
+    /// or an answer may be lost.
     pub(crate) async fn run<T, F>(
         &self,
         command: impl Fn(MultiplexedConnection) -> F,
@@ -99,7 +99,7 @@ impl Server {
         };
         if let (Err(error), Some(number)) = (&outcome, used)
             && (error.is_io_error() || error.is_unrecoverable_error())
-            // If another request connects right now, this is over already.
+            // If the lock is taken, another request is already opening a new connection.
             && let Ok(mut current) = self.current.try_lock()
         {
             current.take_if(|current| current.number == number);
@@ -118,7 +118,7 @@ impl Server {
         let connection = self
             .client
             .get_multiplexed_async_connection_with_config(&config);
-        // Or every future that may connect would contain all of this.
+        // Boxed, because every future that may connect would contain this large one otherwise.
         let connection = Box::pin(connection).await?;
         let number = rand::random();
         *current = Some(Current {

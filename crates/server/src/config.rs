@@ -2,7 +2,8 @@
 //!
 //! 1. A setting in the file has the name of the option: `listen = "0.0.0.0:4120"`.
 //! 2. An option on the command line or in the environment replaces the setting of the file.
-//! 3. Neither the file nor what is printed contains a secret: those are in files of their own, which are named.
+//! 3. Neither the file nor the output contains a secret. A secret is in a file of its own, and a
+//!    setting names that file.
 
 use std::{env, ffi::OsString, fs, path::Path};
 
@@ -18,15 +19,16 @@ use crate::{
 
 /// Prints the settings that `serve` would have.
 ///
-/// Takes the options and the variables of `serve`, and prints each setting with its origin, as TOML that --config reads.
-/// Secrets are not printed.
+/// Takes the options and the variables of `serve`, and prints each setting with its origin, as TOML
+/// that --config reads. Secrets are not printed.
 #[derive(Args)]
 pub struct ConfigArgs {
     #[command(flatten)]
     pub serve: ServeArgs,
 }
 
-/// The words of a command line that stand for the settings in a file, without those that are given otherwise.
+/// Returns the settings of a file as words of a command line, without those that the command line
+/// or the environment replaces.
 pub fn words_of(
     file: &Path,
     command: &clap::Command,
@@ -35,7 +37,7 @@ pub fn words_of(
     let text = fs::read_to_string(file);
     let text = text.map_err(|error| Failure::file("cannot read", file, error))?;
     let invalid = |error: String| Failure::file("cannot use", file, error);
-    // The error shows the line, which may be a secret in the wrong place.
+    // The error quotes the line, which may contain a misplaced secret. Its message does not.
     let settings: Table = text.parse().map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start);
         let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
@@ -55,7 +57,7 @@ pub fn words_of(
     Ok(found)
 }
 
-/// The option with this value, if there is one to be said.
+/// Returns the word for an option with this value; `None` for a flag that is false.
 fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, String> {
     let is_flag = matches!(option.get_action(), ArgAction::SetTrue);
     let value = match value {
@@ -74,7 +76,8 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
     Ok(Some(format!("--{name}={value}").into()))
 }
 
-/// Whether a setting is on the command line or in the environment: itself, or the file that would contain it.
+/// Whether the command line or the environment contains the setting, or its counterpart with or
+/// without `-file`.
 fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     let base = name.strip_suffix("-file").unwrap_or(name);
     let siblings = [base.to_owned(), format!("{base}-file")];
@@ -91,12 +94,12 @@ fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     })
 }
 
-/// The variable of an option.
+/// Returns the name of the environment variable of an option.
 fn variable(name: &str) -> String {
     format!("TOWER_FENCE_{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// Prints the settings of this command line, of which those of a file are a part.
+/// Prints the settings of this command line. `of_file` contains the words that come from the file.
 pub fn print(
     command: &clap::Command,
     given: &ArgMatches,
@@ -139,7 +142,7 @@ pub fn print(
     print_text(&text)
 }
 
-/// The value of an option, as TOML; `None` if it has none, or a password.
+/// Returns the value of an option as TOML; `None` if it has no value or contains a password.
 fn value(option: &Arg, given: &ArgMatches) -> Option<Value> {
     let id = option.get_id().as_str();
     if matches!(option.get_action(), ArgAction::SetTrue) {

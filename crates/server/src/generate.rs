@@ -1,4 +1,4 @@
-//! `generate`: the man pages and the shell completions, for packages.
+//! `generate`: writes the man pages and the shell completions for packages.
 
 use std::{
     fs, io,
@@ -12,8 +12,8 @@ use crate::{args::Cli, failure::Failure, operate::print};
 
 /// Writes the man pages to FOLDER/man, and the shell completions to FOLDER/completions.
 ///
-/// The man pages are tower-fence(1) and one for each command, such as tower-fence-serve(1). The completions are for
-/// bash, zsh and fish.
+/// The man pages are tower-fence(1) and one for each command, such as tower-fence-serve(1). The
+/// completions are for bash, zsh and fish.
 #[derive(Args)]
 pub struct GenerateArgs {
     /// The folder, which is created if it is missing.
@@ -54,7 +54,7 @@ mod tests {
         for command in program.get_subcommands().filter(shown) {
             let page = format!("man/tower-fence-{}.1", command.get_name());
             let text = fs::read_to_string(folder.path().join(page)).unwrap();
-            // In a man page, a hyphen is an escape.
+            // A man page escapes hyphens.
             let text = text.replace("\\-", "-");
             for option in command.get_opts() {
                 let name = format!("--{}", option.get_long().unwrap());

@@ -1,5 +1,5 @@
--- Undoes what a request has left: its key without a token, or with one that the request itself has
--- sealed over no earlier one.
+-- Deletes the key that a request has left: one without a token, or with a token that the request
+-- itself has sealed when the key had none.
 -- ARGV: …, ticket of the request.
 -- Answers {'ended'} or {'none'}.
 local lease = current(LEASE)

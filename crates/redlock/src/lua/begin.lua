@@ -1,5 +1,6 @@
--- Begins an epoch on the very counter that needed one, or that has counted in a lower one.
--- ARGV: …, history and incarnation of the counter, epoch.
+-- Begins an epoch on the counter that needed one, if it is still the same counter. A usable counter
+-- in a lower epoch is raised too.
+-- ARGV: …, replication id and incarnation of the counter, epoch.
 -- Answers {'begun'} or {'refused'}.
 local now, epoch = counter(), tonumber(ARGV[8])
 if not now.own or now.history ~= ARGV[6] or now.incarnation ~= ARGV[7] then

@@ -1,6 +1,6 @@
--- What a server must be to be a node, at the first contact.
--- Answers {'node', run id, whether it is part of a cluster, what it does when memory runs out}, or
--- what unfit does.
+-- Checks a server when it is asked for the first time.
+-- Answers {'node', run id, '1' if it is part of a cluster, its maxmemory-policy}, or the answer of
+-- `unfit`.
 local function info(section, pattern)
   return string.match(redis.call('INFO', section), pattern) or ''
 end

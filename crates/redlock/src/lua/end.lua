@@ -1,5 +1,5 @@
--- Ends the very lease that was found.
--- ARGV: …, its value.
+-- Ends the lease that was read, if its value has not changed.
+-- ARGV: …, the value.
 -- Answers {'ended'} or {'none'}.
 if redis.call('GET', LEASE) ~= ARGV[6] then
   return {'none'}

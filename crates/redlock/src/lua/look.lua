@@ -1,6 +1,8 @@
--- Reads the leases of these keys, counters and leases in turns.
--- Answers for each {the value, id, token or '' if it does not count in this history, owner, ms left
--- of the lease, below 0 in its lock delay}, or {}.
+-- Reads several leases.
+-- KEYS: a counter and a lease for each resource.
+-- Answers for each resource {value, id, token, owner, ms left of the lease}, or {} if there is no
+-- lease. The token is '' if it was stored under another replication id, and the ms are below 0
+-- during the lock delay.
 local history, answers = string.match(INFO, 'master_replid:(%x+)'), {}
 for place = 2, #KEYS, 2 do
   local lease = current(KEYS[place])

@@ -1,23 +1,24 @@
--- What all scripts of a node begin with: the token counter of the partition, and the lease of the
+-- The first part of every script: the token counter of the partition, and the lease of the
 -- resource.
 --
--- KEYS: counter, lease. Scripts that read several resources have a pair for each.
--- ARGV: 1 the source of epochs, empty if it is not known yet; 2 the nodes of the quorum; 3 a fresh
--- incarnation; 4 how many tokens an epoch has; 5 the lease id, as a part of its digest. What a
--- script needs beside these follows.
+-- KEYS: counter, lease. A script that reads several resources has a pair for each.
+-- ARGV: 1 the source of epochs, or '' if the issuer does not know it yet; 2 the nodes of the
+-- quorum; 3 a new incarnation; 4 the number of tokens in an epoch; 5 the stored form of the lease
+-- id, a part of its digest. The arguments of the particular script follow.
 local COUNTER, LEASE = KEYS[1], KEYS[2]
 local SOURCE, NODES, FRESH, SIZE, ID = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local INFO = redis.call('INFO', 'replication')
 
--- tostring would round a number of 15 digits.
+-- `tostring` rounds a number of 15 digits.
 local function digits(number)
   return string.format('%.0f', number)
 end
 
--- The counter as it stands:
--- `own`: it was written in the current history of this node, which changes at each restart.
--- `usable`: it is its own, and an epoch has begun on it. Otherwise `epoch` is the last one that was
--- known.
+-- Returns the counter:
+-- `history`: the replication id of this node, which changes at each restart.
+-- `own`: the counter was written under the current replication id.
+-- `usable`: the counter is `own`, and an epoch has begun on it. If not, `epoch` is the last epoch
+-- that is known.
 local function counter()
   local found = redis.call('HMGET', COUNTER, 'source', 'nodes', 'history', 'incarnation', 'epoch', 'n')
   local now = {
@@ -31,8 +32,9 @@ local function counter()
   return now
 end
 
--- The answer if this node cannot be used: its counter belongs to another source of epochs or to
--- another set of nodes, or another server may replace this one. Nothing changes then.
+-- Returns the answer of a node that cannot be used: it does not report its replication id, it has
+-- replicas or is one, or its counter belongs to another source of epochs or to another set of
+-- nodes. The script then changes nothing.
 local function unfit(now)
   if not now.history then
     return {'history'}
@@ -49,8 +51,8 @@ local function unfit(now)
   return nil
 end
 
--- Makes a counter that is not its own a blank one, under an incarnation of its own: no seal and no
--- epoch that was meant for an earlier counter fits it.
+-- Replaces a counter that is not `own` by a blank one with a new incarnation. A seal or an epoch
+-- that was meant for an earlier counter does not match it.
 local function own(now)
   if now.own then
     return
@@ -61,7 +63,7 @@ local function own(now)
     'incarnation', FRESH, 'serial', '0', 'epoch', digits(now.epoch))
 end
 
--- Raises a usable counter; it never goes back.
+-- Raises a usable counter. It never lowers the counter.
 local function raise(now, epoch, n)
   if epoch > now.epoch or (epoch == now.epoch and n > now.n) then
     redis.call('HSET', COUNTER, 'epoch', digits(epoch), 'n', digits(n))
@@ -69,10 +71,10 @@ local function raise(now, epoch, n)
   end
 end
 
--- The lease as it stands, or nil. Its stamp is what this node gave it when its key was set:
--- `history`, `incarnation` and `serial`. `mark` is 1 if its token was sealed by its own request,
--- over no earlier one. The key outlives the lease by its lock delay: `holds` tells whether the
--- lease is held, `left` how long the resource stays blocked.
+-- Returns the lease, or nil. Its stamp is what this node has written when an attempt took the key:
+-- `history`, `incarnation` and `serial`. `mark` is 1 if the request that took the key has sealed
+-- its token, and the key had none before. The key lasts longer than the lease by the lock delay:
+-- `holds` is whether the lease is held, and `left` how many ms the resource stays blocked.
 local function current(key)
   local value = redis.call('GET', key)
   if not value then
@@ -90,7 +92,7 @@ local function current(key)
   }
 end
 
--- What is stored of a lease.
+-- Returns the value of a lease, as it is stored.
 local function value_of(lease)
   return table.concat({
     lease.id, lease.number, lease.ticket, lease.history, lease.incarnation, lease.serial, lease.token,
@@ -102,14 +104,14 @@ local function is_attempt(lease, number, ticket)
   return lease.number == number and lease.ticket == ticket
 end
 
--- Whether the attempt of a lease is newer than this one: by its number, then by its ticket, as a
--- text.
+-- Whether the attempt of a lease is newer than this one. Numbers are compared first, and then
+-- tickets as texts.
 local function is_newer(lease, number, ticket)
   local mine, theirs = tonumber(number), tonumber(lease.number)
   return theirs > mine or (theirs == mine and lease.ticket > ticket)
 end
 
--- How far a counter has counted, for an answer: whether it is usable, epoch, n.
+-- Returns how far a counter has counted, as answers contain it: usable, epoch, n.
 local function counted(now)
   return now.usable and '1' or '0', digits(now.epoch), digits(now.n or 0)
 end

@@ -1,6 +1,6 @@
--- Ends the lease that was granted this token by this attempt. Its key may have a lower token here,
--- or none, if this node lags; and if the attempt itself has sealed it, a higher one, which was not
--- granted.
+-- Ends the lease that this attempt was granted with this token. If this node lags, its key has a
+-- lower token or none. If the attempt itself has sealed the token of the key, it may be a higher
+-- one, which was not granted.
 -- ARGV: …, number and ticket of the attempt, the token.
 -- Answers {'ended'} or {'none'}.
 local lease = current(LEASE)

@@ -1,8 +1,8 @@
--- Starts the time of a lease anew, if it has this very token in the history of this node. A key
--- that is missing stays missing. A node that lags, with a lower token that the same attempt has
--- sealed, gets the token.
+-- Renews a lease, if it has this token, stored under the current replication id of this node. A key
+-- that is missing stays missing. If this node lags and has a lower token that the same attempt has
+-- sealed, it stores the token.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, the token.
--- Answers {'renewed', token, usable, epoch, n}, {'lost'}, or what unfit does.
+-- Answers {'renewed', token, usable, epoch, n}, {'lost'}, or the answer of `unfit`.
 local now = counter()
 local refusal = unfit(now)
 if refusal then
@@ -21,7 +21,7 @@ if lease.token ~= token then
   end
   lease.token = token
   redis.call('SET', LEASE, value_of(lease), 'KEEPTTL')
-  -- A marked token is the number that it was counted by.
+  -- A token with the mark is the count itself: the counter follows it.
   raise(now, math.floor(tonumber(token) / SIZE), tonumber(token) % SIZE)
 end
 redis.call('PEXPIRE', LEASE, digits(tonumber(ARGV[8]) + lease.delay))

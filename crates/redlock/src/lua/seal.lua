@@ -1,8 +1,8 @@
--- Stores the token that was chosen for an attempt, and raises the counter, if the key is the very
--- one that was taken, and the counter the very one that was answered. It only raises. To run it
--- again changes nothing.
--- ARGV: …, number and ticket of the attempt; history, incarnation and serial of the stamp; the
--- token; epoch and n that it was counted by; the token that it replaces, or '' for a grant.
+-- Stores the token that was chosen for an attempt, and raises the counter, if neither the key nor
+-- the counter has been replaced since the key was taken. It lowers neither the token nor the
+-- counter. If it runs again, it changes nothing.
+-- ARGV: …, number and ticket of the attempt; replication id, incarnation and serial of the stamp;
+-- the token; the epoch and the n of its count; the token that it replaces, or '' for a grant.
 -- Answers {'sealed'} or {'refused'}.
 local lease, now = current(LEASE), counter()
 local is_taken = lease and lease.id == ID and lease.holds and is_attempt(lease, ARGV[6], ARGV[7])

@@ -1,12 +1,12 @@
--- Takes the key of a lease for one attempt at a grant, and gives it a stamp. If there is no key and
--- the counter is usable, seals a token at once: the proposal if it is above the counter, or the
--- next number of the counter. To run it again under the same attempt changes nothing but the time
--- of the key.
+-- Takes the key of a lease for one attempt at a grant, and writes a stamp into it. If there was no
+-- key and the counter is usable, also seals a token: the proposal if it is above the counter, and
+-- otherwise the next number of the counter. If it runs again under the same attempt, it changes
+-- only the time of the key.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
 -- proposal or two empty texts.
--- Answers {'sealed' or 'taken', history, incarnation and serial of the stamp, incarnation of the
--- counter, usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} after a newer
--- attempt of this lease, or what unfit does.
+-- Answers {'sealed' or 'taken', replication id, incarnation and serial of the stamp, incarnation of
+-- the counter, usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} if a newer
+-- attempt at this lease has taken the key, or the answer of `unfit`.
 local number, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
 local now = counter()
 local refusal = unfit(now)
@@ -26,13 +26,13 @@ local taken = {
   id = ID, number = number, ticket = ticket, delay = tonumber(ARGV[9]), owner = owner, token = '', mark = '0',
 }
 local answer = 'taken'
--- A token counts in the history in which it was stored.
+-- A token counts only under the replication id under which it was stored.
 local same_history = lease and lease.history == now.history
 if same_history then
   taken.token = lease.token
   taken.mark = lease.ticket == ticket and lease.mark or '0'
 end
--- The owner stays the one that was named first.
+-- The lease keeps the owner that was named first.
 if lease and lease.owner ~= '' then
   taken.owner = lease.owner
 end

@@ -1,8 +1,9 @@
--- Grants a lease, or joins the queue, or says what is in the way.
--- ARGV: …, lease id, ticket of the request, ttl and lock delay together in ms, lock delay in ms, owner; and if
--- the request waits: for how many ms, own channel, 1 if it was in the queue before; or '' if it no longer waits.
--- Answers {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue before},
--- {'displaced'}, or what needs_epoch does.
+-- Grants a lease, adds the request to the queue, or reports how long the resource stays blocked.
+-- ARGV: …, lease id, ticket of the request, sum of ttl and lock delay in ms, lock delay in ms,
+-- owner. A request that waits adds for how many ms, the channel of its issuer, and 1 if it was in
+-- the queue before. A request that has stopped waiting adds ''.
+-- Answers {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue
+-- before}, {'displaced'}, or the answer of `needs_epoch`.
 local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
 local delay, wait = tonumber(ARGV[9]), tonumber(ARGV[11] or '')
 local ttl = tonumber(ARGV[8]) - delay
@@ -23,7 +24,7 @@ if not held then
 end
 
 if held.id == id and held.holds then
-  -- A repeated request, or the confirmation of what was handed over.
+  -- The request is repeated, or confirms a lease that was granted from the queue.
   local now = counter()
   if not counts(held, now) then
     if not now.usable then
@@ -32,10 +33,10 @@ if held.id == id and held.holds then
     take_token(held, now)
   end
   redis.call('HDEL', WAITERS, UNCONFIRMED, id)
-  -- If more than one request asks under the id, the end of none of them releases the lease.
+  -- If more than one request uses the id, none of them releases the lease when it is dropped.
   held.ticket = held.ticket == ticket and ticket or '*'
   held.delay = delay
-  -- The owner stays the one that was named first.
+  -- The lease keeps the owner that was named first.
   if held.owner == '' then
     held.owner = owner
   end
@@ -66,7 +67,7 @@ if known_owner and known_owner ~= '' then
   owner = known_owner
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[12], owner}, '\n'))
--- A queue whose issuers have all died disappears by itself.
+-- The queue expires if none of its issuers is running any longer.
 if redis.call('PTTL', QUEUE) < wait + 10000 then
   redis.call('PEXPIRE', QUEUE, wait + 30000)
   redis.call('PEXPIRE', WAITERS, wait + 30000)

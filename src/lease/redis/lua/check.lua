@@ -1,6 +1,6 @@
--- Whether the server tells its history inside a script, what it does when memory runs out, and what
--- it says against publishing.
--- KEYS: a clock, for its slot. ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
+-- Checks the server. Answers {1 if a script can read its replication id, its maxmemory-policy, the
+-- error of a publication or ''}.
+-- KEYS: a counter, for its slot. ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
 local function info(section, pattern)
   local text = redis.pcall('INFO', section)
   return type(text) == 'string' and string.match(text, pattern) or ''

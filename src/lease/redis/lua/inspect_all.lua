@@ -1,6 +1,8 @@
--- Tells who holds each of several leases, and how many requests wait for it.
--- KEYS: four for each. ARGV: …, and for each the highest token that the issuer has seen counted.
--- Answers for each {token, owner, ms left, how many wait, since when in seconds}, or nil.
+-- Reads several leases, and the number of requests that wait for each.
+-- KEYS: four for each. ARGV: …, and for each the highest token that the issuer has seen its counter
+-- reach.
+-- Answers for each {token, owner, ms left, number of waiters, time of the grant in seconds since
+-- 1970}, or nil.
 local found = {}
 for i = 0, #KEYS / 4 - 1 do
   COUNTER, LEASE, QUEUE = KEYS[4 * i + 1], KEYS[4 * i + 2], KEYS[4 * i + 3]

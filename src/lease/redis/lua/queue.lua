@@ -1,19 +1,23 @@
--- What the scripts of a lease share besides the counter: the lease of a resource, and the queue of the
--- requests that wait for it.
+-- A part of every script after the counter: the lease of a resource, and the queue of the requests
+-- that wait for it.
 --
--- What is called a lease id here, and in the arguments, is a part of its digest: see stored_id.rs.
+-- A lease id, here and in the arguments, is its stored form, a part of its digest: see
+-- stored_id.rs.
 
--- How long a request may take to confirm the lease that was handed to it.
+-- How long a request may take to confirm a lease that it was granted from the queue.
 local CONFIRM_MS = 1000
--- Under which name the channel of its issuer is noted meanwhile, among the waiters. No lease id is empty.
+-- The field in WAITERS with the channel of the issuer that has yet to confirm. No lease id is
+-- empty.
 local UNCONFIRMED = ''
 
--- The lease in a value, or nil. The ticket is that of the request that asked under the lease's id, or `*` if
--- more than one did. `counted` is how far the counter had counted when the token was taken, `since` when the
--- lease was granted, by the clock of an issuer.
+-- Returns the lease in a value, or nil. `ticket` is that of the request that was granted the lease,
+-- or `*` if more than one request has used the lease id. `counted` is the last token of the counter
+-- when the token of the lease was taken, and `since` the time of the grant by the clock of an
+-- issuer.
 --
--- The key outlives the lease by its lock delay: `holds` tells whether the holder still has it, and `left`
--- for how many ms the resource stays blocked; nil if nobody had to ask.
+-- The key lasts longer than the lease by the lock delay: `holds` is whether the lease is held, and
+-- `left` how many ms the resource stays blocked. `left` is nil if the lease has no lock delay: see
+-- `left_of`.
 local function parse(value)
   if not value then
     return nil
@@ -32,32 +36,32 @@ local function current()
   return parse(redis.call('GET', LEASE))
 end
 
--- For how many ms the resource stays blocked, if nothing happens.
+-- Returns how many ms the resource stays blocked if the lease is neither renewed nor ended.
 local function left_of(lease)
   return lease.left or redis.call('PTTL', LEASE)
 end
 
--- Whether a lease is one that this counter has granted, and not one that came back from the past: its
--- token may be outranked then.
+-- Whether this counter has granted the lease. If not, the lease comes from a restored copy of the
+-- data, and its token may be superseded.
 local function counts(lease, now)
   return now.counts and lease.counted and lease.counted >= now.epoch * SIZE and lease.counted <= now.last
 end
 
--- Gives a lease the next token of a usable counter.
+-- Takes the next token of a usable counter for a lease.
 local function take_token(lease, now)
   now.last = now.last + 1
   redis.call('HSET', COUNTER, 'n', now.last - now.epoch * SIZE)
   lease.token, lease.counted = now.last, now.last
 end
 
--- Tells the issuers that have waiters in this partition how long the resource stays blocked.
+-- Publishes to the issuers that have waiters in this partition how long the resource stays blocked.
 local function publish_end(ms)
-  -- Channels do not know databases.
+  -- A channel is common to all databases of a server.
   local everybody = string.gsub(COUNTER, 'clock$', DATABASE .. ':everybody')
   redis.call(PUBLISH, everybody, digits(ms) .. ' ' .. LEASE)
 end
 
--- Stores a lease, and returns for how many ms the resource is blocked.
+-- Stores a lease, and returns how many ms the resource is blocked.
 local function put(lease, ttl)
   local value = string.format('%.0f:%.0f:%s:%s:%.0f:%s:%s', lease.token, lease.counted, lease.id,
     lease.ticket, lease.delay, lease.since, lease.owner)
@@ -66,13 +70,13 @@ local function put(lease, ttl)
   return ms
 end
 
--- The answer of a grant: its token, and how far the counter has counted.
+-- Returns the answer for a grant: its token, and the last token of the counter.
 local function granted(lease, now)
   return {'granted', lease.token, now.last}
 end
 
--- What is noted of the waiter under an id: the ticket of the request that asked last, the channel of its
--- issuer, and the owner.
+-- Returns what is stored of the waiter under an id: the ticket of its latest request, the channel
+-- of its issuer, and the owner.
 local function waiter(id)
   return string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n([^\n]*)\n(.*)$')
 end
@@ -82,12 +86,13 @@ local function leave(id)
   redis.call('HDEL', WAITERS, id)
 end
 
--- Grants a free lease to the first in the queue whose issuer still listens. Returns false if nobody waits.
+-- Grants a free lease to the first waiter whose issuer still listens. Returns false if there is no
+-- such waiter.
 --
--- It is granted for a moment only: the waiter confirms it, by asking again. If that moment went by
--- unconfirmed, the issuer hears but does not answer, and all its waiters are passed over; it is told,
--- so that they ask again once it answers again. `was_held` says that the lease before was not
--- one of these.
+-- The lease lasts CONFIRM_MS, until the waiter confirms it with another request. If a lease has
+-- expired unconfirmed, its issuer is subscribed but does not respond. All waiters of that issuer
+-- are skipped, and a message asks the issuer to have them retry. `was_held` is true if the previous
+-- lease was ended before it expired.
 local function hand_over(now, was_held)
   local lapsed = not was_held and redis.call('HGET', WAITERS, UNCONFIRMED)
   if lapsed then
@@ -111,8 +116,8 @@ local function hand_over(now, was_held)
   end
 end
 
--- Ends the lease; then the next in the queue has it. If that needs an epoch first, the issuers that have
--- waiters ask, and one of them begins it.
+-- Ends the lease, and grants it to the first waiter. If that needs an epoch first, a message lets
+-- the issuers that have waiters retry, and one of them begins the epoch.
 local function end_lease()
   local now = counter()
   if now.usable and hand_over(now, true) then

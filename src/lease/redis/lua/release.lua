@@ -1,4 +1,4 @@
--- Ends a lease that is held under this id; then the next in the queue has it.
+-- Releases a lease that is held under this id. The first waiter is then granted it.
 -- ARGV: …, lease id. Answers {'released'} or {'lost'}.
 local held = parse(value)
 if not held or held.id ~= ARGV[6] or not held.holds then

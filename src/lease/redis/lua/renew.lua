@@ -1,7 +1,7 @@
--- Starts the time of a lease anew, if it is held under this id.
--- ARGV: …, lease id, ttl in ms, 1 for a new token, the lowest token it may have.
--- Answers {'granted', …}, {'lost'}, {'exhausted', token} if there is none above that one, or what
--- needs_epoch does.
+-- Renews a lease that is held under this id.
+-- ARGV: …, lease id, ttl in ms, 1 for a new token, the lowest token that the lease may have.
+-- Answers {'granted', …}, {'lost'}, {'exhausted', token} if there is no token above this one, or
+-- the answer of `needs_epoch`.
 local held = current()
 if not held or held.id ~= ARGV[6] or not held.holds then
   return {'lost'}
@@ -25,12 +25,12 @@ if held.token < lowest then
     return needs_epoch(now)
   end
   take_token(held, now)
-  -- The counter does not follow: if the resource has seen a token from elsewhere, this concerns
-  -- this lease alone.
+  -- The counter is not raised to a lowest token above it, because that token concerns this lease
+  -- alone.
   held.token = math.max(lowest, held.token)
   ms = put(held, ttl)
 else
-  -- The value stays. A full server takes this, and no SET.
+  -- The value does not change, and a server without free memory accepts PEXPIRE but no SET.
   ms = ttl + held.delay
   redis.call('PEXPIRE', LEASE, ms)
 end

@@ -1,4 +1,4 @@
-//! The Postgres, as `check` finds it.
+//! The part of `check` that concerns Postgres.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,14 +12,15 @@ use tower_fence::{AdmitError, Fence};
 use super::report::Report;
 use crate::{database::DatabaseArgs, failure::chain};
 
-/// How long the database may take to answer.
+/// The timeout for an answer of the database.
 const LIMIT: Duration = Duration::from_secs(10);
-/// A difference between clocks that people notice, in seconds.
+/// The smallest difference between the clocks that is reported as a note, in seconds.
 const NOTICEABLE: f64 = 1.0;
 /// The oldest version that the fence supports, as `server_version_num`.
 const OLDEST: u32 = 140_000;
 
-/// What the database is, in one statement that needs no right. A pooler passes it on.
+/// Reads the properties of the database, in one statement that needs no rights and works through a
+/// pooler.
 const ABOUT: &str = "\
     SELECT pg_catalog.current_setting('server_version') AS version, \
         pg_catalog.current_setting('server_version_num') AS number, \
@@ -29,18 +30,20 @@ const ABOUT: &str = "\
         extract(epoch FROM pg_catalog.clock_timestamp())::text AS seconds, \
         concat(pg_catalog.current_database(), ' ', pg_catalog.pg_postmaster_start_time()) AS identity";
 
-/// What a server needs of the functions in the database.
+/// The functions in the database that a server needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needed {
     /// The leases are in Postgres.
     Leases,
-    /// The leases are elsewhere.
+    /// The leases are in another store.
     Epochs,
+    /// The leases are in another store, and their grants are announced.
     EpochsAndAnnouncements,
 }
 
 impl Needed {
-    /// The functions that the role executes, as the section "Roles" of the deployment lists them.
+    /// Returns the functions that the role executes, as the section "Roles" of the deployment guide
+    /// lists them.
     const fn functions(self) -> &'static [&'static str] {
         match self {
             Self::Leases => &[
@@ -59,13 +62,14 @@ impl Needed {
     }
 }
 
-/// What the database has answered, and how far its clock is ahead of this host's, in seconds.
+/// The answer of the database, and how far its clock is ahead of the clock of this host, in
+/// seconds.
 struct About {
     row: PgRow,
     ahead: f64,
 }
 
-/// Reports on the database, and returns whether a grant can be tried.
+/// Reports on the database. Returns whether a grant can be tried.
 pub async fn look(
     args: &DatabaseArgs,
     fence: &Fence<Postgres>,
@@ -123,14 +127,14 @@ pub async fn look(
     is_fit
 }
 
-/// Connects, and asks what the database is.
+/// Connects, and reads the properties of the database.
 async fn ask(options: &PgConnectOptions) -> sqlx::Result<(PgConnection, About)> {
     let mut conn = PgConnection::connect_with(options).await?;
     let before = now();
     let row = sqlx::raw_sql(ABOUT).fetch_one(&mut conn).await?;
     let after = now();
     let theirs: String = row.try_get("seconds")?;
-    // The database has read its clock at some time between.
+    // The database has read its clock between `before` and `after`.
     let ahead = match theirs.parse::<f64>() {
         Ok(theirs) if theirs > after => theirs - after,
         Ok(theirs) if theirs < before => theirs - before,
@@ -139,7 +143,7 @@ async fn ask(options: &PgConnectOptions) -> sqlx::Result<(PgConnection, About)> 
     Ok((conn, About { row, ahead }))
 }
 
-/// This host's clock, in seconds.
+/// Returns the clock of this host, in seconds since 1970.
 fn now() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
@@ -150,7 +154,7 @@ impl About {
         self.row.try_get(column).unwrap_or_default()
     }
 
-    /// Why this database can have no fence that is written to.
+    /// Returns the reason why a fence in this database cannot be written, if there is one.
     fn unfit(&self) -> Option<String> {
         let number = self.text("number").parse::<u32>();
         let encoding = self.text("encoding");
@@ -183,7 +187,8 @@ fn clock(ahead: f64, report: &mut Report) {
     }
 }
 
-/// Reports on the pooler that is expected, and on the way past it.
+/// Reports whether a pooler is expected, and on the URL that leads past it. Returns whether a grant
+/// can be tried.
 async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) -> bool {
     let expected = match args.transaction_pooling {
         true => "one in transaction mode is expected",
@@ -221,13 +226,13 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
     }
 }
 
-/// Those of these functions that the role may not execute.
+/// Returns the names of those functions that the role may not execute.
 async fn missing(
     conn: &mut PgConnection,
     schema: &str,
     functions: &[&str],
 ) -> sqlx::Result<Option<String>> {
-    // As text: a pooler may stand in between. The names are plain identifiers.
+    // Sent as text, because a pooler may be in between. The names are plain identifiers.
     let sql = format!(
         "SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) \
          FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace \
@@ -239,7 +244,7 @@ async fn missing(
     sql.fetch_one(conn).await?.try_get(0)
 }
 
-/// What the database answers in time.
+/// Returns the answer of the database, or an error if there is none within the timeout.
 async fn within<T>(answer: impl Future<Output = sqlx::Result<T>>) -> Result<T, String> {
     match timeout(LIMIT, answer).await {
         Ok(answer) => answer.map_err(|error| chain(&error)),

@@ -1,9 +1,9 @@
-//! `check`: everything that `serve` would use, without serving.
+//! `check`: checks everything that `serve` would use, without serving.
 //!
-//! 1. Each part of the configuration is one finding or several; a part that is wrong keeps no other part from being
-//!    checked, unless that part needs it.
+//! 1. Each part of the configuration gives one or more findings. If a part is wrong, the parts that
+//!    do not need it are still checked.
 //! 2. A finding is a problem if `serve` would end, or would grant no lease.
-//! 3. Nothing is changed and nothing is granted: what has to be written is rolled back.
+//! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back.
 
 mod database;
 mod redis;
@@ -26,9 +26,10 @@ use crate::failure::{Failure, chain};
 
 /// Checks everything that `serve` is configured with.
 ///
-/// Takes the options and the variables of `serve`. Reads the files with secrets, keys and certificates, connects to the
-/// database and to Redis, and prints a line for each finding: versions, the rights of the role, poolers, missing tables,
-/// the difference between the clocks, and whether a grant would succeed. Changes nothing and grants nothing.
+/// Takes the options and the variables of `serve`. Reads the files with secrets, keys and
+/// certificates, connects to the database and to Redis, and prints a line for each finding:
+/// versions, the rights of the role, poolers, missing tables, the difference between the clocks,
+/// and whether a grant would succeed. Changes nothing and grants nothing.
 #[derive(Args)]
 #[command(after_long_help = STATUSES)]
 pub struct CheckArgs {
@@ -39,7 +40,7 @@ pub struct CheckArgs {
     json: bool,
 }
 
-/// The most connections of the check, beside those that look for a pooler.
+/// The maximum number of connections of the check, without those that detect a pooler.
 const CONNECTIONS: u32 = 2;
 
 const STATUSES: &str = "\

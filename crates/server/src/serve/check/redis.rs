@@ -1,4 +1,4 @@
-//! The servers of Redis, as `check` finds them.
+//! The part of `check` that concerns Redis.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::{
     serve::redis::RedisArgs,
 };
 
-/// How long a server may take to answer.
+/// The timeout for the answer of a server.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Reports on each server that is named, and returns whether any is.
+/// Reports on each configured server. Returns whether any server is configured.
 pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     let (option, file) = (args.redis_url.as_deref(), args.redis_url_file.as_ref());
     let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file);
@@ -36,7 +36,7 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     true
 }
 
-/// What a server says of itself; empty if the user may not ask.
+/// Returns the answer of a server to INFO; empty if the user may not run it.
 async fn information(client: redis::Client) -> RedisResult<String> {
     let mut connection = client.get_multiplexed_async_connection().await?;
     let mut info = redis::cmd("INFO");
@@ -47,7 +47,8 @@ async fn information(client: redis::Client) -> RedisResult<String> {
     }
 }
 
-/// The version in the answer to INFO. Valkey names its own beside the one of Redis that it is compatible with.
+/// Returns the version from an answer to INFO. Valkey reports its own version, and that of the
+/// Redis with which it is compatible.
 fn version(information: &str) -> String {
     let value = |name| information.lines().find_map(|line| line.strip_prefix(name));
     match (value("valkey_version:"), value("redis_version:")) {

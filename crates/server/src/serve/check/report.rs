@@ -1,4 +1,4 @@
-//! What `check` has found.
+//! The findings of `check`, and their output.
 
 use std::fmt;
 
@@ -59,7 +59,7 @@ impl Report {
         self.add(Level::Problem, subject, failure.for_people());
     }
 
-    /// The value of this outcome; a failure is a problem.
+    /// Returns the value of an outcome. Adds a failure as a problem.
     pub fn take<T>(&mut self, subject: &'static str, outcome: Result<T, Failure>) -> Option<T> {
         outcome
             .map_err(|failure| self.problem(subject, failure.text))
