@@ -244,6 +244,13 @@ impl<'a> Acquiring<'a> {
         };
         let is_written = now.is_blocked_by(etcd_lease);
         let Some(lease) = now.lease.as_ref().filter(|_| is_written) else {
+            // A copy of this write may have been executed, and another request may have moved the
+            // key since and be about to revoke this etcd lease. The next write uses a new one.
+            if (held.is_some() || self.has_lost_answer)
+                && let Some((used, _)) = self.unused.take()
+            {
+                etcd.revoke_later(used);
+            }
             return Ok(Next::Judge(Box::new(now)));
         };
         self.unused = None;
@@ -256,7 +263,7 @@ impl<'a> Acquiring<'a> {
         if let Some(held) = held {
             // If the earlier etcd lease remained, a release by a process that has it in memory
             // would revoke it and report success, although the lease is still held.
-            let _ = etcd.revoke(held.etcd_lease).await;
+            etcd.revoke_if_there(held.etcd_lease).await?;
         }
         let ttl = lasts.saturating_sub(stored.delay);
         etcd.note_lease(resource, &stored, etcd_lease, ttl);

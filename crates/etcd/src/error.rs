@@ -110,7 +110,8 @@ impl EtcdError {
     pub(crate) fn another_member() -> Self {
         Self {
             address: "these endpoints".into(),
-            what: "reaches another member with each call, and no member was reached twice in a row".into(),
+            what: "reaches another member with each call, and no member was reached twice in a row"
+                .into(),
             source: None,
             code: 0,
             refuses_token: false,
@@ -123,9 +124,9 @@ impl EtcdError {
         self.code == NOT_FOUND
     }
 
-    /// Whether etcd has answered that it does not execute this call.
-    pub(crate) const fn is_refusal(&self) -> bool {
-        self.code != 0 && self.code != UNAVAILABLE && self.code != DEADLINE_EXCEEDED
+    /// Whether this user may not read the status of a member, or the member has none.
+    pub(crate) const fn hides_status(&self) -> bool {
+        matches!(self.code, PERMISSION_DENIED | UNIMPLEMENTED)
     }
 
     /// Whether an etcd lease with this id exists already.

@@ -306,11 +306,19 @@ impl Etcd {
                         return Ok(log);
                     }
                 }
-                Err(error) if error.is_refusal() => return Ok(Log::default()),
+                Err(error) if error.hides_status() => return Ok(Log::default()),
                 Err(error) => return Err(error),
             }
         }
         Err(EtcdError::another_member())
+    }
+
+    /// Revokes an etcd lease that may have ended.
+    pub(crate) async fn revoke_if_there(&self, id: i64) -> Result<(), EtcdError> {
+        match self.revoke(id).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            revoked => revoked,
+        }
     }
 
     async fn status(&self) -> Result<StatusAnswer, EtcdError> {

@@ -93,7 +93,8 @@ impl Etcd {
             counter: None,
             log,
         };
-        // Keys of other programs are skipped, and so are leases of a counter that is not valid.
+        // Keys of other programs are skipped. A lease whose counter is in doubt is read once more: this
+        // process may have seen the counter count on since the page was read.
         let mut leases = vec![];
         for kv in &found.kvs {
             let resource = name(&kv.key.0).and_then(|name| String::from_utf8(name).ok());
@@ -104,18 +105,17 @@ impl Etcd {
             let key = self.keys.counter(partition_of(&resource));
             row.counter = rows.iter().find(|kv| kv.key.0 == key.as_bytes()).cloned();
             let counter = row.counter(&counters.seen(&resource));
-            if counter.is_some_and(|counter| counter.granted(&lease)) {
-                leases.push((resource, lease));
-            }
+            let counts = counter.is_some_and(|counter| counter.granted(&lease));
+            leases.push((resource, lease, counts));
         }
         let waiting = self.count_waiters(&leases).await?;
         let looks = leases.into_iter().zip(waiting);
-        let looks = stream::iter(looks).map(|((resource, lease), waiting)| async move {
-            let held = match self
-                .left(lease.etcd_lease)
-                .await
-                .map_err(LeaseError::from)?
-            {
+        let looks = stream::iter(looks).map(|((resource, lease, counts), waiting)| async move {
+            let left = match counts {
+                true => self.left(lease.etcd_lease).await,
+                false => Ok(None),
+            };
+            let held = match left.map_err(LeaseError::from)? {
                 Some(left) => held(&lease, left, waiting),
                 None => self.inspect(&resource, &counters.seen(&resource)).await?,
             };
@@ -128,11 +128,11 @@ impl Etcd {
 
     async fn count_waiters(
         &self,
-        leases: &[(Resource, FoundLease)],
+        leases: &[(Resource, FoundLease, bool)],
     ) -> Result<Vec<u64>, LeaseError> {
         let mut waiting = vec![];
         for some in leases.chunks(COUNTED) {
-            let queues = some.iter().map(|(resource, _)| self.keys.queue(resource));
+            let queues = some.iter().map(|(resource, ..)| self.keys.queue(resource));
             let reads: Vec<_> = queues.map(|queue| count(&queue)).collect();
             let answer = self.txn(&[], &reads, &[]).await?;
             waiting.extend(answer.reads().map(|queue| queue.count));

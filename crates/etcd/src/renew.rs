@@ -99,8 +99,10 @@ impl Etcd {
             if moves || takes_token {
                 counter.note_write(&mut seen);
             }
+            let is_carried = now.is_blocked_by(etcd_lease);
             if lasts == 0 || !now.lease.as_ref().is_some_and(is_as_expected) {
-                if moves {
+                // If the key has this etcd lease, another renewal has changed it since.
+                if moves && !is_carried {
                     self.revoke_later(etcd_lease);
                 }
                 continue;
@@ -113,7 +115,7 @@ impl Etcd {
             if moves {
                 // If the earlier etcd lease remained, a release by a process that has it in memory
                 // would revoke it and report success, although the lease is still held.
-                let _ = self.revoke(held.etcd_lease).await;
+                self.revoke_if_there(held.etcd_lease).await?;
             }
             let left = lasts.saturating_sub(stored.delay);
             self.note_lease(resource, &lease.stored, etcd_lease, left);

@@ -24,6 +24,14 @@ impl Answers {
         }
     }
 
+    /// How many of the nodes that have answered need to have a lease, so that a majority may have it
+    /// if the nodes without an answer have it, too.
+    pub(crate) fn needed(&self) -> usize {
+        let majority = self.nodes / 2 + 1;
+        let silent = self.nodes - self.given.len();
+        majority.saturating_sub(silent).max(1)
+    }
+
     /// The answers in a quorum of `nodes` nodes, all of which were asked.
     #[cfg(test)]
     pub(crate) fn of(nodes: usize, given: Vec<Answer>) -> Self {

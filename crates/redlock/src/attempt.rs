@@ -16,6 +16,14 @@ pub(crate) struct Attempt {
     pub(crate) ticket: i64,
 }
 
+impl Attempt {
+    /// Above every attempt of a request that is over.
+    pub(crate) const fn last_of(ticket: i64) -> Self {
+        let number = LARGEST;
+        Self { number, ticket }
+    }
+}
+
 impl Ord for Attempt {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_number = self.number.cmp(&other.number);

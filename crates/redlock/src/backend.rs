@@ -13,7 +13,7 @@ use tower_fence::{
 };
 
 use super::{
-    attempt::Attempts, grant::left_of, grants::Grants, list::held_by_majority, nodes::Nodes,
+    attempt::Attempts, grant::left_of, grants::Grants, list::held_by, nodes::Nodes,
     scripts::Subject,
 };
 
@@ -97,8 +97,11 @@ impl Backend for QuorumBackend {
         seen: Seen<'_>,
     ) -> Result<Option<Held>, LeaseError> {
         let looks = self.look(&Subject::any(resource, seen)).await?;
-        match looks.are_enough() {
-            true => Ok(held_by_majority(&looks, 0, self.nodes.majority())),
+        let held = held_by(&looks, 0, self.nodes.majority());
+        // The nodes without an answer may have the lease, too.
+        let may_be_held = || held_by(&looks, 0, looks.needed()).is_some();
+        match looks.are_enough() && (held.is_some() || !may_be_held()) {
+            true => Ok(held),
             false => Err(looks.no_majority()),
         }
     }

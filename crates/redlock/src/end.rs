@@ -12,6 +12,8 @@ use super::{
     QuorumBackend,
     answer::{Answer, Found},
     answers::Answers,
+    attempt::Attempt,
+    list::held_by,
     scripts::Subject,
 };
 
@@ -37,11 +39,9 @@ impl QuorumBackend {
         if let Some(grant) = self.grants.get(resource, &subject.lease) {
             let release = |_| Some(nodes.scripts().release(subject, grant));
             let ends = nodes.ask(subject.source(), release).await?;
-            if !ends.prevents(|answer| !is_ended(answer)) {
-                // The lease has ended if the nodes without an answer are no majority.
-                if ends.given.len() <= nodes.all().len() - nodes.majority() {
-                    return Err(ends.no_majority());
-                }
+            // The lease has ended if the nodes that have not ended it are no majority. A node that
+            // has no such key may have the lease under another token.
+            if ends.count(is_ended) > nodes.all().len() - nodes.majority() {
                 self.grants.forget(resource, &subject.lease);
                 return Ok(Reply::Ended);
             }
@@ -73,19 +73,20 @@ impl QuorumBackend {
         if known.is_some_and(|grant| grant.attempt.ticket == ticket) {
             self.grants.forget(subject.resource, &subject.lease);
         }
-        let ends = self.undo(subject, ticket).await?;
+        let ends = self.undo(subject, Attempt::last_of(ticket)).await?;
         match ends.are_enough() {
             true => Ok(reply(ends.count(is_ended) > 0)),
             false => Err(ends.no_majority()),
         }
     }
 
+    /// Deletes what the attempts of a request have left, up to this one.
     pub(crate) async fn undo(
         &self,
         subject: &Subject<'_>,
-        ticket: i64,
+        newest: Attempt,
     ) -> Result<Answers, LeaseError> {
-        let abandon = |_| Some(self.nodes.scripts().abandon(subject, ticket));
+        let abandon = |_| Some(self.nodes.scripts().abandon(subject, newest));
         self.nodes.ask(subject.source(), abandon).await
     }
 
@@ -110,6 +111,11 @@ impl QuorumBackend {
                 is_one.then(|| found.lease.clone())
             });
             if lease.is_none() && token.is_some() {
+                // The nodes without an answer may have the lease, too.
+                if held_by(&looks, 0, looks.needed()).is_some_and(|held| token == Some(held.token))
+                {
+                    return Err(looks.no_majority());
+                }
                 return Ok(reply(has_ended));
             }
             let is_one = |found: &Found| token.is_none() || lease.as_ref() == Some(&found.lease);

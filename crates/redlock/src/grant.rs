@@ -58,7 +58,7 @@ impl QuorumBackend {
         let outcome = outcome.await;
         if sets_keys && !matches!(outcome, Ok(Reply::Granted(_))) {
             // On a node that cannot be reached, the key expires.
-            let _ = self.undo(&subject, ask.ticket).await;
+            let _ = self.undo(&subject, attempt).await;
         }
         outcome
     }

@@ -60,15 +60,16 @@ impl QuorumBackend {
         }
         let places = resources.into_iter().enumerate();
         let held = places.filter_map(|(place, resource)| {
-            let held = held_by_majority(&looks, place, nodes.majority())?;
+            // Also a lease that a majority may have, if the nodes without an answer have it.
+            let held = held_by(&looks, place, looks.needed())?;
             Some((resource, held))
         });
         Ok(Page::new(held.collect(), cursor))
     }
 }
 
-/// Returns the lease that a majority has, under the same lease id and with the same token.
-pub(crate) fn held_by_majority(looks: &Answers, place: usize, majority: usize) -> Option<Held> {
+/// Returns the lease that so many nodes have, under the same lease id and with the same token.
+pub(crate) fn held_by(looks: &Answers, place: usize, needed: usize) -> Option<Held> {
     let mut held: HashMap<(&str, Token), Vec<_>> = HashMap::new();
     for (_, answer) in &looks.given {
         if let Answer::Found(looks) = answer
@@ -86,10 +87,10 @@ pub(crate) fn held_by_majority(looks: &Answers, place: usize, majority: usize) -
         }
     }
     let mut held = held.into_iter();
-    let ((_, token), mut nodes) = held.find(|(_, nodes)| nodes.len() >= majority)?;
+    let ((_, token), mut nodes) = held.find(|(_, nodes)| nodes.len() >= needed)?;
     // The lease ends when its key has expired on so many nodes that the others are no majority.
     nodes.sort_unstable_by_key(|(left, _): &(_, &Option<Owner>)| std::cmp::Reverse(*left));
-    let (ttl, owner) = nodes.get(majority - 1)?;
+    let (ttl, owner) = nodes.get(needed - 1)?;
     Some(Held::new(token, *ttl).owner((*owner).clone()))
 }
 
@@ -107,7 +108,7 @@ impl<'a> FirstNames<'a> {
         Ok(Self {
             after: after.ok_or(ListError::Cursor)?,
             // An empty page would end the listing, because it has no last name for a cursor.
-            limit: limit.max(1),
+            limit: limit.clamp(1, usize::MAX - 1),
             names: BTreeSet::new(),
         })
     }

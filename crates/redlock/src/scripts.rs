@@ -197,9 +197,9 @@ impl Scripts {
         call
     }
 
-    pub(crate) fn abandon(&self, subject: &Subject<'_>, ticket: i64) -> Call {
+    pub(crate) fn abandon(&self, subject: &Subject<'_>, newest: Attempt) -> Call {
         let mut call = self.on(&ABANDON, subject);
-        call.arg(ticket);
+        call.arg(newest.ticket).arg(newest.number);
         call
     }
 

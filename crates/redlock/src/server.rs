@@ -3,8 +3,8 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult, ScriptInvocation,
-    aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult,
+    ScriptInvocation, ServerErrorKind, aio::MultiplexedConnection,
 };
 use tokio::{
     sync::Mutex,
@@ -45,10 +45,20 @@ impl Server {
 
     /// Returns the error of the store for a failure of this server.
     pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
-        LeaseError::unavailable(ServerError {
+        let is_permanent = matches!(
+            error.kind(),
+            ErrorKind::InvalidClientConfig
+                | ErrorKind::AuthenticationFailed
+                | ErrorKind::Server(ServerErrorKind::NoPerm)
+        );
+        let error = ServerError {
             name: Arc::clone(&self.name),
             source: error,
-        })
+        };
+        match is_permanent {
+            true => LeaseError::misconfigured(error),
+            false => LeaseError::unavailable(error),
+        }
     }
 
     /// Runs a script, and returns whether it may have run twice, which every script allows.

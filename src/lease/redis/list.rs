@@ -33,7 +33,7 @@ impl<'a> FirstNames<'a> {
         let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
         Ok(Self {
             after: after.ok_or(ListError::Cursor)?,
-            limit: limit.max(1),
+            limit: limit.clamp(1, usize::MAX - 1),
             names: BTreeSet::new(),
         })
     }

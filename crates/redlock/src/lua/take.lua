@@ -1,7 +1,7 @@
 -- Takes the key of a lease for one attempt at a grant, and writes a stamp into it. If there was no
 -- key and the counter is usable, also seals a token: the proposal if it is above the counter, and
 -- otherwise the next number of the counter. If it runs again under the same attempt, it changes
--- only the time of the key.
+-- nothing.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
 -- proposal or two empty texts.
 -- Answers {'sealed' or 'taken', replication id, incarnation and serial of the stamp, incarnation of
@@ -53,6 +53,11 @@ if not lease and now.usable then
     taken.token, taken.mark, answer = digits(epoch * SIZE + n), '1', 'sealed'
   end
 end
-redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))
+if same_history and is_attempt(lease, number, ticket) then
+  -- A late copy: a renewal may have set a longer time since.
+  redis.call('SET', LEASE, value_of(taken), 'KEEPTTL')
+else
+  redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))
+end
 local usable, epoch, n = counted(now)
 return {answer, taken.history, taken.incarnation, taken.serial, now.incarnation, usable, epoch, n, taken.token}

@@ -196,13 +196,14 @@ impl Nodes {
                 )
             }
             Step::CleanUp(Of(request, of), at) => {
-                let ticket = world.sender(request).ticket.to_string();
+                let mut newest = attempt(world.sender(request));
+                newest.reverse();
                 (
                     place(at),
                     of.resource,
                     script!("abandon.lua"),
                     id(of.lease),
-                    vec![ticket],
+                    newest,
                 )
             }
             Step::Renew(renewal, lease, at) => {

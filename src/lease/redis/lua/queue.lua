@@ -105,9 +105,13 @@ local function hand_over(now, was_held)
       return false
     end
     local ticket, channel, owner = waiter(id)
-    redis.call('HDEL', WAITERS, id)
-    if channel and channel ~= lapsed and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0 then
+    local hears = channel and channel ~= lapsed and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0
+    if hears then
+      -- Before the waiter leaves: a hash that was empty in between would lose its time to live.
       redis.call('HSET', WAITERS, UNCONFIRMED, channel)
+    end
+    redis.call('HDEL', WAITERS, id)
+    if hears then
       local lease = {id = id, ticket = ticket, delay = 0, since = ARGV[5], owner = owner}
       take_token(lease, now)
       publish_end(put(lease, CONFIRM_MS))
