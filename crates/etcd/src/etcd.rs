@@ -54,7 +54,7 @@ pub(crate) struct View {
     pub(crate) position: Option<FoundPosition>,
 }
 
-/// What is read in addition to the lease and its counter.
+/// What a read returns beside the lease and its counter.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
     /// The position under this lease id.

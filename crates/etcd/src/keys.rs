@@ -3,15 +3,12 @@
 
 use tower_fence::Resource;
 
-use crate::stored::StoredId;
+use crate::{messages::Range, stored::StoredId};
 
 #[derive(Debug)]
 pub(crate) struct Keys {
     prefix: Box<str>,
 }
-
-/// A range of keys: from the first one up to, but without, the second one.
-pub(crate) type Range = (String, String);
 
 impl Keys {
     pub(crate) fn new(prefix: &str) -> Self {

@@ -2,7 +2,7 @@
 //! snapshot, to the next restore.
 //!
 //! An etcd that is restored from a snapshot under the same names keeps its cluster id, and counts
-//! its revisions on from that of the snapshot. But its raft log begins anew. The *lead* is the
+//! its revisions on from that of the snapshot. But its raft log restarts. The *lead* is the
 //! length of the log less the revision. Each revision is an entry of the log, and not each entry is
 //! a revision, so the lead never decreases within one incarnation. After a restore the lead is
 //! below zero, because the log is short and the revision is that of the snapshot.

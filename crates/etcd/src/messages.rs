@@ -5,7 +5,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
-use crate::keys::Range;
+/// A range of keys: from the first one up to, but without, the second one.
+pub(crate) type Range = (String, String);
 
 /// The head of each answer: the cluster, the member that has answered, and the revision.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]

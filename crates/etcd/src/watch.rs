@@ -7,7 +7,7 @@
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
 //!    it again. If that fails, every waiter of the resource retries, and gets its position, its
 //!    grant, or an error.
-//! 3. If the etcd lease of the positions has ended, the process listens anew, and every waiter
+//! 3. If the etcd lease of the positions has ended, the process listens again, and every waiter
 //!    retries.
 
 use std::{

@@ -5,10 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::{args::Cli, failure::Failure, operate::print};
+use crate::{failure::Failure, operate::print};
 
 /// Writes the man pages to FOLDER/man, and the shell completions to FOLDER/completions.
 ///
@@ -22,34 +22,38 @@ pub struct GenerateArgs {
 
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
-pub fn generate(args: GenerateArgs) -> Result<u8, Failure> {
+/// Writes them for this program.
+pub fn generate(args: GenerateArgs, program: Command) -> Result<u8, Failure> {
     let failed = |error| Failure::file("cannot write to", &args.folder, error);
-    write(&args.folder).map_err(failed)?;
+    write(&args.folder, program).map_err(failed)?;
     let folder = args.folder.display();
     print(&format!("the man pages and completions are in {folder}\n"))
 }
 
-fn write(folder: &Path) -> io::Result<()> {
+fn write(folder: &Path, mut program: Command) -> io::Result<()> {
     let [man, completions] = ["man", "completions"].map(|name| folder.join(name));
     fs::create_dir_all(&man)?;
     fs::create_dir_all(&completions)?;
-    clap_mangen::generate_to(Cli::command(), &man)?;
+    clap_mangen::generate_to(program.clone(), &man)?;
     for shell in SHELLS {
-        clap_complete::generate_to(shell, &mut Cli::command(), "tower-fence", &completions)?;
+        clap_complete::generate_to(shell, &mut program, "tower-fence", &completions)?;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::args::Cli;
 
     #[test]
     fn each_man_page_names_every_option() {
         let folder = tempfile::tempdir().unwrap();
-        write(folder.path()).unwrap();
-        let mut named = 0;
         let program = Cli::command();
+        write(folder.path(), program.clone()).unwrap();
+        let mut named = 0;
         let shown = |command: &&clap::Command| !command.is_hide_set();
         for command in program.get_subcommands().filter(shown) {
             let page = format!("man/tower-fence-{}.1", command.get_name());

@@ -20,7 +20,7 @@ mod serve;
 
 use std::{env, process::ExitCode};
 
-use clap::error::ErrorKind;
+use clap::{CommandFactory, error::ErrorKind};
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
@@ -84,7 +84,7 @@ fn start(line: Line) -> Result<u8, Failure> {
             Command::Reset(args) => schema::reset(args).await,
             Command::Schema(args) => schema::print(args).await,
             Command::Config(_) => settings.print(),
-            Command::Generate(args) => generate::generate(args),
+            Command::Generate(args) => generate::generate(args, args::Cli::command()),
             Command::Leases(args) => until_signal(operate::leases(args)).await,
             Command::Inspect(args) => until_signal(operate::inspect(args)).await,
             Command::Break(args) => until_signal(operate::break_lease(args)).await,

@@ -1,22 +1,22 @@
 //! Leases in Redis, each step one Lua script.
 //!
-//! Resources hash into 256 partitions. A partition has one clock, `{source, history, incarnation,
-//! epoch, n}`, and a key per held lease, all under one hash tag. A grant increments `n`; there is no
-//! counter per resource, so memory is held for held leases and for waiters.
+//! Resources hash into 256 partitions. A partition has one token counter (the key `clock`), `{source, history, incarnation,
+//! epoch, n}`, and a key per held lease, all under one hash tag. A grant increments `n`; there is none
+//! per resource, so memory is held for held leases and for waiters.
 //!
 //! 1. A token is `epoch * 1_000_000_000 + n`, and an epoch is tied to one history of one server:
 //!    `master_replid`, read inside the script, which changes at each restart and at each promotion of
 //!    a replica.
-//! 2. Where the clock is missing (FLUSHALL, eviction), belongs to another history (a restart, a
+//! 2. If the counter is missing (FLUSHALL, eviction), belongs to another history (a restart, a
 //!    failover, an old snapshot), or has counted less far than the issuer remembers, the script
-//!    grants nothing and leaves a blank clock with a fresh incarnation. A new epoch comes from
+//!    grants nothing and leaves a blank counter with a fresh incarnation. A new epoch comes from
 //!    [`Epochs`](crate::epochs::Epochs), outside of Redis, outranks all that was granted before, and begins on that very
-//!    clock or not at all.
-//! 3. A clock that names another source of epochs is refused: tokens of two sources say nothing
+//!    counter or not at all.
+//! 3. A counter that names another source of epochs is refused: tokens of two sources say nothing
 //!    about each other.
-//! 4. A lease keeps the epoch and number of its clock, and counts only under a clock of the same epoch
-//!    that has counted as far. One that came back from the past is lost to its holder, and keeps its
-//!    resource closed for the rest of its time.
+//! 4. A lease keeps how far the counter had counted at its grant, and counts only under a counter of the
+//!    same epoch that has counted as far. One that came back from the past is lost to its holder, and keeps its
+//!    resource blocked for the rest of its time.
 //!
 //! 5. Of a lease id Redis has a part of its SHA-256, so that whoever reads there can neither renew nor release.
 //!

@@ -194,7 +194,7 @@ impl Scripts {
         })
     }
 
-    /// Begins an epoch on this very clock.
+    /// Begins an epoch on this very counter.
     pub(super) async fn begin_epoch(
         &self,
         resource: &Resource,
@@ -260,8 +260,8 @@ impl Scripts {
         resource: &Resource,
         seen: Seen<'_>,
     ) -> ScriptInvocation<'a> {
-        let [clock, others @ ..] = self.keys(resource);
-        let mut invocation = script.key(clock);
+        let [counter, others @ ..] = self.keys(resource);
+        let mut invocation = script.key(counter);
         for key in others {
             invocation.key(key);
         }
@@ -283,7 +283,7 @@ impl Scripts {
     ) -> Result<Reply, LeaseError> {
         self.check_once().await?;
         if seen.replace {
-            // The clock may be that of a server that was deposed.
+            // The counter may be that of a server that was deposed.
             self.server.find_again().await;
         }
         parse(self.run(script).await?, ttl)
