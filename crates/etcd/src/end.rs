@@ -22,7 +22,10 @@ impl Etcd {
     pub(crate) async fn end(&self, resource: &Resource, end: &End) -> Result<Reply, LeaseError> {
         let ended = match end {
             End::Release(lease) => self.release(resource, lease).await?,
-            End::Abandon { lease, ticket } => self.abandon(resource, lease, *ticket).await?,
+            End::Abandon { lease, ticket } => {
+                let ended = self.abandon(resource, lease, *ticket).await;
+                ended.inspect_err(|_| self.memory.note_stray())?
+            }
             End::Break(seen) => self.break_lease(resource, *seen).await?,
             _ => false,
         };

@@ -4,7 +4,10 @@
 use std::{
     collections::HashMap,
     hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -22,6 +25,8 @@ pub(crate) struct Memory {
     leases: Mutex<Timed<(Resource, StoredId), Known>>,
     /// The etcd leases of grants whose outcome is unknown, by the ticket of the request.
     attempts: Mutex<Timed<i64, i64>>,
+    /// Whether a position of this process may be in a queue that no request has.
+    has_stray: AtomicBool,
 }
 
 /// The etcd lease of a lease.
@@ -86,6 +91,15 @@ impl Memory {
 
     pub(crate) fn note_attempt(&self, ticket: i64, etcd_lease: i64, lasts: Duration) {
         lock(&self.attempts).insert(ticket, etcd_lease, lasts);
+    }
+
+    /// Notes that a position of this process may be in a queue that no request has.
+    pub(crate) fn note_stray(&self) {
+        self.has_stray.store(true, Relaxed);
+    }
+
+    pub(crate) fn take_stray(&self) -> bool {
+        self.has_stray.swap(false, Relaxed)
     }
 
     pub(crate) fn take_attempt(&self, ticket: i64) -> Option<i64> {

@@ -9,10 +9,14 @@
 //!    grant, or an error.
 //! 3. If the etcd lease of the positions has ended, the process listens again, and every waiter
 //!    retries.
+//! 4. All positions of a process have one etcd lease, so the renewal would also keep a position
+//!    that no request has: one that could not be deleted, or that returned with a snapshot. After a
+//!    lost call or watch the waiters therefore move their positions to a new etcd lease, and stay
+//!    where they are in the queue. What nobody moves ends with the old one.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    sync::PoisonError,
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -61,7 +65,6 @@ impl EtcdBackend {
             () = etcd.keep_positions(positions, turns) => {}
             () = etcd.watch_all(followed, turns) => {}
         }
-        etcd.revoke_later(positions);
         Ok(())
     }
 
@@ -80,15 +83,28 @@ impl EtcdBackend {
 }
 
 impl Etcd {
-    async fn keep_positions(&self, positions: i64, turns: &Turns) {
+    /// Renews the positions until no request waits, or until they have expired.
+    async fn keep_positions(self: &Arc<Self>, mut positions: i64, turns: &Turns) {
         loop {
             sleep(BEAT).await;
             if turns.resources().is_empty() {
-                return;
+                return self.revoke_later(positions);
             }
-            // If etcd does not answer, the next beat retries.
-            if let Ok(0) = self.keep_alive(positions).await {
-                return;
+            if self.memory.take_stray() {
+                let next = random_id();
+                if self.make_lease(next, POSITION_TTL).await.is_ok() {
+                    positions = next;
+                    turns.ready(positions.to_string());
+                    turns.call_all();
+                    continue;
+                }
+                self.memory.note_stray();
+            }
+            match self.keep_alive(positions).await {
+                Ok(0) => return,
+                Ok(_) => {}
+                // The next beat retries.
+                Err(_) => self.memory.note_stray(),
             }
         }
     }
@@ -127,6 +143,7 @@ impl Etcd {
         let mut line = Line::default();
         loop {
             if self.watch_once(&resource, &mut line, turns).await.is_err() {
+                self.memory.note_stray();
                 turns.call_all_for(&resource);
             }
             sleep(PAUSE).await;
@@ -161,9 +178,14 @@ impl Etcd {
             } }),
         ];
         let mut stream = self.gateway.open("/v3/watch", &watches).await?;
-        while let Ok(Some(Streamed { result })) =
+        // After a silence, the queue is read again.
+        while let Ok(answer) =
             timeout(LONGEST_SILENCE, stream.next::<Streamed<WatchAnswer>>()).await
         {
+            let Some(Streamed { result }) = answer else {
+                self.memory.note_stray();
+                break;
+            };
             if result.canceled {
                 // etcd has compacted the revisions to begin with, or its users have changed.
                 return Ok(());

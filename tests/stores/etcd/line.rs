@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -15,7 +15,10 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::lease::{Acquire, Lease, LeaseError, LeaseId, Leases};
+use tower_fence::{
+    Resource,
+    lease::{Acquire, Lease, LeaseAdmin, LeaseError, LeaseId, Leases},
+};
 use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
 
 use crate::support::{
@@ -298,4 +301,83 @@ async fn a_watch_that_comes_behind_a_compaction_begins_anew() {
     open.send_replace(true);
     let second = timeout(Duration::from_secs(5), waiting).await;
     second.expect("nobody has told it").unwrap().unwrap();
+}
+
+/// The request leaves the queue, and its position returns with a snapshot. Another request of its process
+/// waits for another resource, and has the positions renewed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_position_that_returns_with_a_snapshot_ends() {
+    let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = connect(&cluster.urls()[0], &db).await;
+    let other = waits_for_another(&leases).await;
+    grant(&leases, &sku(), LONG).await;
+    let gone = wait(&leases, LONG).await;
+    let snapshot = cluster.save("snapshot");
+    gone.abort();
+    eventually("it has left", async || waiters(&leases).await == 0).await;
+    cluster.restore(&snapshot, "the-cluster").await;
+    let positions = cluster.keys(PLACES).await;
+    let is_its = |key: &str| key.starts_with("tower-fence:queue:sku-1\0");
+    assert!(
+        positions.iter().any(|(key, _)| is_its(key)),
+        "it is there again"
+    );
+    leases.break_lease(&sku(), None).await.unwrap();
+    granted(spawn_acquire(&leases, Acquire::new(LONG).wait(LONG))).await;
+    other.abort();
+}
+
+/// etcd does not hear that the request leaves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_position_that_could_not_be_removed_ends() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let is_lost = Arc::<AtomicBool>::default();
+    let lost = Arc::clone(&is_lost);
+    let key = base64("tower-fence:lease:sku-1");
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let (lost, key) = (Arc::clone(&lost), key.clone());
+        move |_, message: &[u8]| {
+            let mut parts = message.windows(key.len());
+            match lost.load(Relaxed) && parts.any(|part| part == key.as_bytes()) {
+                true => Passage::CutAfter(0),
+                false => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let near = connect(&cluster.urls()[0], &db).await;
+    let hasty = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_millis(500));
+    let far = hasty.connect(&[format!("http://{}", proxy.addr)]).await;
+    let far = far.unwrap();
+    let first = grant(&near, &sku(), LONG).await;
+    let other = waits_for_another(&far).await;
+    let gone = wait(&far, LONG).await;
+    is_lost.store(true, Relaxed);
+    gone.abort();
+    sleep(Duration::from_secs(1)).await;
+    is_lost.store(false, Relaxed);
+    assert_eq!(waiters(&near).await, 1, "its position is still there");
+    near.release(&sku(), &first.id).await.unwrap();
+    granted(spawn_acquire(&near, Acquire::new(LONG).wait(LONG))).await;
+    assert!(!other.is_finished());
+    other.abort();
+}
+
+/// A request that waits for another resource, which is held.
+async fn waits_for_another(leases: &EtcdLeases) -> JoinHandle<Result<Lease, LeaseError>> {
+    let another = Resource::new("another").unwrap();
+    grant(leases, &another, LONG).await;
+    let waiting = tokio::spawn({
+        let (leases, another) = (leases.clone(), another.clone());
+        async move {
+            let request = Acquire::new(LONG).wait(2 * LONG);
+            leases.acquire(&another, request).await
+        }
+    });
+    eventually("it is in line", async || {
+        let held = leases.inspect(&another).await.unwrap();
+        held.is_some_and(|held| held.waiters == 1)
+    })
+    .await;
+    waiting
 }
