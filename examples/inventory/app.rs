@@ -22,11 +22,9 @@ use tower_fence::{
     lease::LeaseAdmin,
     problem::{Problem, ProblemType},
 };
-use utoipa::ToSchema;
-use utoipa_axum::router::OpenApiRouter;
 
 use crate::{
-    api::{self, NOT_FOUND, NotFound, OUT_OF_STOCK, OutOfStock},
+    api::{self, NOT_FOUND, OUT_OF_STOCK},
     stock::Stock,
 };
 
@@ -43,19 +41,19 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes to both SKUs, and needs a token for each.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
-    let issuer = Issuer::new(leases.clone())
-        .wait_limit(wait_limit())
-        .serve_openapi();
-    // A service that is more than an example asks who they are before it lets them break leases.
-    let locks: OpenApiRouter = match token_keys {
+    let issuer = Issuer::new(leases.clone()).wait_limit(wait_limit());
+    let described = issuer.operator_openapi();
+    let document = api::document(described.clone());
+    let issuer = issuer.serve_openapi(described);
+    // A service that is more than an example authenticates operators before they may break leases.
+    let locks: Router = match token_keys {
         Some(keys) => {
             one = one.verify_with(keys.clone());
             both = both.verify_with(keys.clone());
-            issuer.sign_with(keys).operator_openapi_router()
+            issuer.sign_with(keys).operator_router()
         }
-        None => issuer.operator_openapi_router(),
+        None => issuer.operator_router(),
     };
-    let (stock_api, transfers_api) = (api::of_stock(&one), api::of_transfers(&both));
     // Around the methods of each route: what is not one of them is answered 405, whatever its token.
     let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());
     let stock = Router::new()
@@ -68,13 +66,12 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     let transfers = post(transfer::<DB>).route_layer(both);
     let transfers = Router::new().route("/inventory/{from}/transfer/{to}", transfers);
     let healthz = get(health::<DB, L>).with_state((pool, leases));
-    let (router, api) = api::described(Router::new().route("/healthz", healthz), api::of_health())
-        .merge(api::described(stock, stock_api))
-        .merge(api::described(transfers, transfers_api))
+    Router::new()
+        .route("/healthz", healthz)
+        .merge(stock)
+        .merge(transfers)
         .nest("/locks", locks)
-        .split_for_parts();
-    let api = api::linked(api);
-    router.route("/openapi.json", get(async move || Json(api)))
+        .route("/openapi.json", get(async move || Json(document)))
 }
 
 /// How long a request for a lease may wait in line: a minute, or what the environment says.
@@ -88,35 +85,32 @@ fn wait_limit() -> Duration {
 const READ_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is in stock of a SKU.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 pub struct Level {
     sku: String,
-    #[schema(minimum = 0)]
     stock: i64,
 }
 
 /// What is in stock of both SKUs.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 pub struct Levels {
     from: Level,
     to: Level,
 }
 
 /// What is in stock from now on.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewStock {
     #[serde(deserialize_with = "whole")]
-    #[schema(format = "int64", maximum = 4_294_967_295_u32)]
     stock: u32,
 }
 
 /// How many are taken.
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
     #[serde(deserialize_with = "whole")]
-    #[schema(format = "int64", minimum = 1, maximum = 4_294_967_295_u32)]
     quantity: u32,
 }
 
@@ -130,24 +124,13 @@ fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
 }
 
 /// The stores answer.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 pub struct Health {
     status: &'static str,
 }
 
 /// Tells what is in stock of a SKU.
 // The layer has checked the name of what is fenced; a plain read brings any.
-#[utoipa::path(
-    get,
-    path = "/inventory/{sku}",
-    operation_id = "show_stock",
-    tag = "inventory",
-    params(("sku" = inline(Resource), Path)),
-    responses(
-        (status = OK, description = "What is in stock.", body = Level),
-        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
-    ),
-)]
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
@@ -166,15 +149,6 @@ async fn show<DB: Stock>(
 }
 
 /// Sets what is in stock of a SKU.
-#[utoipa::path(
-    put,
-    path = "/inventory/{sku}",
-    operation_id = "set_stock",
-    tag = "inventory",
-    params(("sku" = inline(Resource), Path)),
-    request_body = NewStock,
-    responses((status = OK, description = "What is in stock.", body = Level)),
-)]
 async fn set<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -188,19 +162,6 @@ async fn set<DB: Stock>(
 /// Takes some of a SKU.
 // Reads, decides, writes. No other holder can come in between: the transaction holds the lock
 // of the SKU's fence, and what is done on `tx` commits with it or not at all.
-#[utoipa::path(
-    post,
-    path = "/inventory/{sku}/decrement",
-    operation_id = "decrement_stock",
-    tag = "inventory",
-    params(("sku" = inline(Resource), Path)),
-    request_body = Order,
-    responses(
-        (status = OK, description = "What is left in stock.", body = Level),
-        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
-        (status = CONFLICT, description = "`out-of-stock`", body = OutOfStock, content_type = "application/problem+json"),
-    ),
-)]
 async fn decrement<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -220,19 +181,6 @@ async fn decrement<DB: Stock>(
 }
 
 /// Takes from one SKU and gives to another: both, or neither.
-#[utoipa::path(
-    post,
-    path = "/inventory/{from}/transfer/{to}",
-    operation_id = "transfer_stock",
-    tag = "inventory",
-    params(("from" = inline(Resource), Path), ("to" = inline(Resource), Path)),
-    request_body = Order,
-    responses(
-        (status = OK, description = "What is left in stock.", body = Levels),
-        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
-        (status = CONFLICT, description = "`out-of-stock`", body = OutOfStock, content_type = "application/problem+json"),
-    ),
-)]
 async fn transfer<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path((from, to)): Path<(String, String)>,
@@ -261,13 +209,6 @@ async fn transfer<DB: Stock>(
 }
 
 /// Tells whether both stores answer.
-#[utoipa::path(
-    get,
-    path = "/healthz",
-    operation_id = "tell_health",
-    tag = "health",
-    responses((status = OK, description = "Both answer.", body = Health)),
-)]
 async fn health<DB: Stock, L: LeaseAdmin + Clone>(
     State((pool, leases)): State<(Pool<DB>, L)>,
 ) -> Result<Json<Health>, Error> {

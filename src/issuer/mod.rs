@@ -61,7 +61,6 @@
 //! The router does not authenticate: every client that reaches it can take a lock. Put authentication
 //! in front of it, as for any other part of the service.
 
-#[cfg(feature = "openapi")]
 mod openapi;
 mod operators;
 mod request;
@@ -86,6 +85,7 @@ use futures_util::{
     future::{BoxFuture, Shared, pending},
 };
 use http::{HeaderMap, StatusCode};
+use serde_json::Value;
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -93,8 +93,6 @@ use tracing::Instrument;
 pub(crate) use self::request::is_json;
 use self::request::{ResourcePath, body_bytes, invalid, lease_id, no_members};
 pub use self::response::Rejection;
-#[cfg(feature = "openapi")]
-use crate::wire::{LeaseBody, StateBody};
 use crate::{
     feed,
     lease::{Acquire, LeaseAdmin, Leases, Owner, Renew, Signed},
@@ -116,8 +114,7 @@ pub struct Issuer<L> {
     ttl_limits: RangeInclusive<Duration>,
     wait_limit: Duration,
     closed: Shared<BoxFuture<'static, ()>>,
-    #[cfg(feature = "openapi")]
-    documents: openapi::Documents,
+    document: Option<Arc<Value>>,
 }
 
 /// How long a resource may stay closed after a lease has ended by time.
@@ -132,8 +129,7 @@ impl<L: Leases> Issuer<L> {
             ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
             wait_limit: Duration::from_secs(60),
             closed: pending().boxed().shared(),
-            #[cfg(feature = "openapi")]
-            documents: openapi::Documents::default(),
+            document: None,
         }
     }
 
@@ -193,19 +189,14 @@ impl<L: Leases> Issuer<L> {
             ttl_limits: self.ttl_limits,
             wait_limit: self.wait_limit,
             closed: self.closed,
-            #[cfg(feature = "openapi")]
-            documents: self.documents,
+            document: self.document,
         }
     }
 
     /// The router, to be nested where the locks shall live.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
-        #[cfg(feature = "openapi")]
-        let document = self.documents.served.then(|| self.openapi());
-        let router = self.routes();
-        #[cfg(feature = "openapi")]
-        let router = openapi::serve(router, document);
-        router
+        let document = self.document.clone();
+        openapi::serve(self.routes(), document)
     }
 
     fn routes<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
@@ -226,16 +217,12 @@ impl<L: Leases> Issuer<L> {
     where
         L: LeaseAdmin,
     {
-        #[cfg(feature = "openapi")]
-        let document = self.documents.served.then(|| self.operator_openapi());
+        let document = self.document.clone();
         let operators = Router::new()
             .route("/", get(operators::list::<L>))
             .route("/{resource}/break", post(operators::break_lease::<L>))
             .with_state(Arc::clone(&self.leases));
-        let router = self.routes().merge(operators);
-        #[cfg(feature = "openapi")]
-        let router = openapi::serve(router, document);
-        router
+        openapi::serve(self.routes().merge(operators), document)
     }
 
     /// The length of a lease where the request does not say, within the limits.
@@ -273,14 +260,6 @@ fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Dur
 }
 
 /// Takes a lease, and waits in line for it where asked to.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    post,
-    path = "/{resource}",
-    operation_id = "acquire_lease",
-    tag = "leases",
-    request_body = AcquireBody,
-    responses((status = CREATED, description = "The lease.", body = LeaseBody)),
-))]
 async fn acquire<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -333,14 +312,6 @@ async fn acquire<L: Leases>(
 }
 
 /// Renews a lease, and replaces its token where asked to.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    put,
-    path = "/{resource}",
-    operation_id = "renew_lease",
-    tag = "leases",
-    request_body = RenewBody,
-    responses((status = OK, description = "The lease.", body = LeaseBody)),
-))]
 async fn renew<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -359,13 +330,6 @@ async fn renew<L: Leases>(
 }
 
 /// Releases a lease.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    delete,
-    path = "/{resource}",
-    operation_id = "release_lease",
-    tag = "leases",
-    responses((status = NO_CONTENT, description = "The lease has ended.")),
-))]
 async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -383,13 +347,6 @@ async fn release<L: Leases>(
 }
 
 /// Says who holds a lease.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    get,
-    path = "/{resource}",
-    operation_id = "inspect_lock",
-    tag = "leases",
-    responses((status = OK, description = "The state of the lock.", body = StateBody)),
-))]
 async fn inspect<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,

@@ -14,8 +14,6 @@ use super::{
     request::{ResourcePath, body_bytes, invalid},
     response::{self, Rejection},
 };
-#[cfg(feature = "openapi")]
-use crate::wire::PageBody;
 use crate::{
     feed,
     lease::{LeaseAdmin, LeaseError, ListError},
@@ -37,13 +35,6 @@ pub(super) struct Paging {
 }
 
 /// Lists the leases that are held, page by page.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    get,
-    path = "/",
-    operation_id = "list_leases",
-    tag = "operators",
-    responses((status = OK, description = "A page of leases.", body = PageBody)),
-))]
 pub(super) async fn list<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     paging: Result<Query<Paging>, QueryRejection>,
@@ -68,14 +59,6 @@ pub(super) async fn list<L: LeaseAdmin>(
 }
 
 /// Ends a lease by force, and its lock delay. The next grant outranks it. With a token, it ends that lease alone.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    post,
-    path = "/{resource}/break",
-    operation_id = "break_lease",
-    tag = "operators",
-    request_body = BreakBody,
-    responses((status = NO_CONTENT, description = "The lease has ended.")),
-))]
 pub(super) async fn break_lease<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,

@@ -114,13 +114,13 @@ impl Settings<'_> {
         redis: Option<String>,
     ) -> Mounted {
         let console = Console::new(self.fence.clone(), leases.clone());
-        let access = self.access.clone();
         let issuer = Issuer::new(leases)
-            .serve_openapi()
-            .amend_openapi(move |api| describe(api, &access))
             .ttl(self.leases.ttl)
             .ttl_limits(self.leases.min_ttl..=self.leases.max_ttl)
             .wait_limit(self.leases.max_wait);
+        let mut document = issuer.operator_openapi();
+        describe(&mut document, self.access);
+        let issuer = issuer.serve_openapi(document);
         let locks = match &self.keys {
             Some(keys) => issuer.sign_with(keys.clone()).operator_router(),
             None => issuer.operator_router(),
