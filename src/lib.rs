@@ -171,8 +171,7 @@ pub mod fence;
 ))]
 #[doc(hidden)]
 pub mod fuzz;
-#[doc = include_str!("guide.md")]
-pub mod guide {}
+pub mod guide;
 pub mod header;
 pub mod idempotency;
 #[cfg(feature = "issuer")]
