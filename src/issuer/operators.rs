@@ -24,9 +24,9 @@ use crate::{
     wire::BreakBody,
 };
 
-/// How many leases a page has at most.
+/// The range of `limit`, the maximum number of leases in a page.
 pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
-/// Where the request does not say.
+/// The default of `limit`.
 pub(super) const LIMIT: usize = 100;
 
 #[derive(Deserialize)]
@@ -36,7 +36,7 @@ pub(super) struct Paging {
     cursor: Option<String>,
 }
 
-/// Lists the leases that are held, page by page.
+/// Lists the held leases, page by page.
 #[cfg_attr(feature = "openapi", utoipa::path(
     get,
     path = "/",
@@ -67,7 +67,7 @@ pub(super) async fn list<L: LeaseAdmin>(
     }
 }
 
-/// Ends a lease by force, and its lock delay. The next grant outranks it. With a token, it ends that lease alone.
+/// Breaks a lease and ends its lock delay. With a token, breaks only the lease that has this token.
 #[cfg_attr(feature = "openapi", utoipa::path(
     post,
     path = "/{resource}/break",

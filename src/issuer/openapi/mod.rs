@@ -1,5 +1,5 @@
-//! The issuer's routes as an OpenAPI document: the handlers say what they are, and here their limits, headers, refusals
-//! and links are added.
+//! The issuer's routes as an OpenAPI document. The handlers' attributes describe the operations;
+//! this module adds their limits, headers, refusals and links.
 
 mod operations;
 mod served;
@@ -22,10 +22,10 @@ use crate::{
     openapi::fencing_token,
 };
 
-/// What the documents of an issuer are made with.
+/// Settings of an issuer's documents.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Documents {
-    /// Whether the router serves its own.
+    /// Whether the router serves its own document.
     pub(super) served: bool,
     amendments: Vec<Amendment>,
 }
@@ -48,14 +48,14 @@ struct OfHolders;
 struct OfOperators;
 
 impl<L: Leases> Issuer<L> {
-    /// The document of the [`router`](Self::router), with these limits. Its paths are those of a router that is not nested:
-    /// `OpenApi::nest` adds a prefix.
+    /// Returns the document of the [`router`](Self::router), with the limits of this issuer. The
+    /// paths are those of a router that is not nested; `OpenApi::nest` adds a prefix.
     #[must_use]
     pub fn openapi(&self) -> OpenApi {
         self.complete(OfHolders::openapi())
     }
 
-    /// The document of the [`operator_router`](Self::operator_router).
+    /// Returns the document of the [`operator_router`](Self::operator_router).
     #[must_use]
     pub fn operator_openapi(&self) -> OpenApi
     where
@@ -64,13 +64,13 @@ impl<L: Leases> Issuer<L> {
         self.complete(OfHolders::openapi().merge_from(OfOperators::openapi()))
     }
 
-    /// The [`router`](Self::router) and its document, to be nested in an application's own.
+    /// Returns the [`router`](Self::router) with its document, to nest in the application's own.
     pub fn openapi_router<S: Clone + Send + Sync + 'static>(self) -> OpenApiRouter<S> {
         let api = self.openapi();
         with_document(self.router(), api)
     }
 
-    /// The [`operator_router`](Self::operator_router) and its document.
+    /// Returns the [`operator_router`](Self::operator_router) with its document.
     pub fn operator_openapi_router<S: Clone + Send + Sync + 'static>(self) -> OpenApiRouter<S>
     where
         L: LeaseAdmin,
@@ -79,22 +79,25 @@ impl<L: Leases> Issuer<L> {
         with_document(self.operator_router(), api)
     }
 
-    /// Lets the router answer `GET /openapi.json` with its document, whose paths begin with that at which the router is
-    /// nested. Default: no.
+    /// Serves the document at `GET /openapi.json`. Its paths start with the path at which the
+    /// router is nested. Default: not served.
     ///
-    /// A resource named `openapi.json` can be leased as any other; `GET` has its state at `/openapi%2Ejson`.
+    /// A resource named `openapi.json` can still be leased; its state is at `GET /openapi%2Ejson`.
     #[must_use]
     pub const fn serve_openapi(mut self) -> Self {
         self.documents.served = true;
         self
     }
 
-    /// Lets the documents say what stands in front of the router, such as authentication: [`openapi`](Self::openapi),
-    /// [`operator_openapi`](Self::operator_openapi), and what is [served](Self::serve_openapi). The paths that are amended
-    /// are those of a router that is not nested. Several amendments are made in their order. Default: none.
+    /// Amends the documents with what the issuer does not know, such as authentication in front of
+    /// the router. This applies to [`openapi`](Self::openapi),
+    /// [`operator_openapi`](Self::operator_openapi), and the [served
+    /// document](Self::serve_openapi). `amend` sees the paths of a router that is not nested.
+    /// Several amendments are applied in the order of the calls. Default: none.
     ///
-    /// A `security` of the whole document, as here, is one of the application's, too, where the
-    /// [router and its document](Self::openapi_router) are nested in that; each operation may have its own.
+    /// If the [router and its document](Self::openapi_router) are nested in an application, a
+    /// `security` of the whole document, as in this example, becomes part of the application's
+    /// document. Each operation can have its own `security` instead.
     ///
     /// ```
     /// use tower_fence::{issuer::Issuer, lease::Leases};
@@ -115,7 +118,8 @@ impl<L: Leases> Issuer<L> {
         self
     }
 
-    /// Adds what the handlers do not say themselves, and then what the application says.
+    /// Adds what the handlers' attributes do not contain, then applies the application's
+    /// amendments.
     fn complete(&self, mut api: OpenApi) -> OpenApi {
         api.info = Info::new("Leases", env!("CARGO_PKG_VERSION"));
         api.info.description = Some("Leases, each with a fencing token.".into());
@@ -157,7 +161,7 @@ fn with_document<S: Clone + Send + Sync + 'static>(
     router
 }
 
-/// A property of a schema of the document.
+/// Returns a property of a schema in the document.
 fn property<'a>(api: &'a mut OpenApi, schema: &str, name: &str) -> Option<&'a mut Object> {
     let schemas = &mut api.components.as_mut()?.schemas;
     let RefOr::T(Schema::Object(schema)) = schemas.get_mut(schema)? else {
@@ -169,7 +173,7 @@ fn property<'a>(api: &'a mut OpenApi, schema: &str, name: &str) -> Option<&'a mu
     }
 }
 
-/// Bounds a member that is a number of milliseconds.
+/// Adds the limits of a member that is a number of milliseconds.
 fn limit_ms(
     api: &mut OpenApi,
     schema: &str,

@@ -1,4 +1,5 @@
-//! What the handlers do not say themselves of their operations: parameters, headers, refusals and links.
+//! Parts of the operations that the handlers' attributes do not contain: parameters, headers,
+//! refusals and links.
 
 use http::header::CACHE_CONTROL;
 use utoipa::{
@@ -49,7 +50,7 @@ pub(super) fn complete(api: &mut OpenApi) {
     add_schemas(api, &all);
 }
 
-/// What an operation may be refused with.
+/// Returns the refusals of an operation.
 fn problems(id: &str) -> &'static [ProblemType] {
     match id {
         "acquire_lease" => &[
@@ -134,7 +135,7 @@ fn parameter(name: &str, place: ParameterIn, required: Required, schema: Object)
         .build()
 }
 
-/// Adds the headers and links of a success: which calls a lease leads to.
+/// Adds the headers and links of a successful response. The links lead to the calls for the lease.
 fn add_links(operation: &mut Operation, id: &str) {
     let leads_to: &[(&str, &str)] = match id {
         "acquire_lease" => {
@@ -165,7 +166,7 @@ fn add_links(operation: &mut Operation, id: &str) {
     }
 }
 
-/// The schema of a value.
+/// Returns the schema of a value.
 fn object_of<T: PartialSchema>() -> Object {
     match T::schema() {
         RefOr::T(Schema::Object(object)) => object,

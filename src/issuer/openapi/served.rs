@@ -1,4 +1,4 @@
-//! The document, served by the router that it describes.
+//! Serves the document from the router that it describes.
 
 use std::{mem, sync::Arc};
 
@@ -11,10 +11,10 @@ use axum::{
 use http::Method;
 use utoipa::openapi::OpenApi;
 
-/// Where the router serves its document.
+/// The path of the document.
 pub(super) const DOCUMENT: &str = "/openapi.json";
 
-/// Serves the document ahead of the state of the resource that is named as it is.
+/// Serves the document in place of the state of the resource `openapi.json`.
 pub(in crate::issuer) fn serve<S: Clone + Send + Sync + 'static>(
     router: Router<S>,
     document: Option<OpenApi>,
@@ -34,7 +34,7 @@ pub(in crate::issuer) fn serve<S: Clone + Send + Sync + 'static>(
     }))
 }
 
-/// The document, with the paths of where the router is nested.
+/// Returns the document with the prefix at which the router is nested.
 fn answer(document: &OpenApi, uri: Option<&OriginalUri>) -> Response {
     let path = uri.map_or(DOCUMENT, |OriginalUri(uri)| uri.path());
     let prefix = path.strip_suffix(DOCUMENT).unwrap_or_default();

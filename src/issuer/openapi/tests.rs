@@ -112,7 +112,7 @@ async fn a_resource_named_as_the_document_is_leased_and_seen_as_any_other() {
     let (_, state) = call(&app, "GET", "/openapi%2Ejson").await;
     assert_eq!(state["resource"], "openapi.json");
     assert_eq!(state["held"], true);
-    // And where nobody has asked for a document, there is none.
+    // Without `serve_openapi`, the router serves no document.
     let (_, state) = call(&issuer.router(), "GET", DOCUMENT).await;
     assert_eq!(state["held"], true);
 }
