@@ -1,4 +1,4 @@
-//! The OpenAPI document: what the handlers say of themselves, what the layers add, and the locks.
+//! The OpenAPI document: the handlers' operations, the additions of the layers, and the locks.
 
 use axum::Router;
 use tower_fence::{
@@ -19,7 +19,7 @@ use crate::app;
 pub const NOT_FOUND: &str = "https://example.com/problems/not-found";
 pub const OUT_OF_STOCK: &str = "https://example.com/problems/out-of-stock";
 
-/// The problem of a SKU that is not there.
+/// The problem for an unknown SKU.
 pub struct NotFound;
 
 impl PartialSchema for NotFound {
@@ -28,7 +28,7 @@ impl PartialSchema for NotFound {
     }
 }
 
-/// The problem of a SKU of which not enough is there.
+/// The problem for a SKU with too little stock.
 pub struct OutOfStock;
 
 impl PartialSchema for OutOfStock {
@@ -62,7 +62,7 @@ struct OfTransfers;
 )]
 struct OfHealth;
 
-/// What a handler answers where its body has no valid value, or where a statement fails.
+/// The problems of a handler if its body is invalid or a statement fails.
 const PROBLEMS_OF_HANDLERS: &[ProblemType] = &[
     ProblemType::InvalidRequest,
     ProblemType::FenceBusy,
@@ -99,14 +99,14 @@ pub fn of_health() -> OpenApi {
     api
 }
 
-/// A router and its document.
+/// Combines a router with its document.
 pub fn described(router: Router, api: OpenApi) -> OpenApiRouter {
     let mut router = OpenApiRouter::from(router);
     *router.get_openapi_mut() = api;
     router
 }
 
-/// Tells what a lease is for: a write under its token.
+/// Adds links that describe the purpose of a lease: a write under its token.
 pub fn linked(mut api: OpenApi) -> OpenApi {
     let locks = api.paths.paths.get_mut("/locks/{resource}");
     let acquire = locks.and_then(|item| item.post.as_mut());
