@@ -31,8 +31,8 @@ impl Scripts {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if the server does not answer, and [`LeaseError::Misconfigured`] if it
-    /// cannot be used.
+    /// [`LeaseError::Unavailable`] if the server does not answer, and [`LeaseError::Misconfigured`]
+    /// if it cannot be used.
     pub(super) async fn check_once(&self) -> Result<(), LeaseError> {
         if self.checked().get().is_some() {
             return Ok(());
