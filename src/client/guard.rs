@@ -242,8 +242,8 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Releases the lease and returns whether it was still held. If the store cannot be reached,
-    /// the guard retries until the lease must have expired.
+    /// Releases the lease. The result shows whether it was still held. If the store cannot be
+    /// reached, the guard retries until the lease must have expired.
     ///
     /// # Errors
     ///

@@ -117,7 +117,7 @@ impl<L: Leases> Holder<L> {
     /// - [`AcquireError::Resource`] if `resource` is not a valid name.
     /// - [`AcquireError::Lease`] after the wait: [`LeaseError::Held`] if another holder has the
     ///   lease, [`LeaseError::Unavailable`] if the store did not answer, or answered only after the
-    ///   lease had expired. Other errors of the store are returned at once.
+    ///   lease had expired. Other errors of the store are returned immediately.
     ///
     /// # Cancel safety
     ///

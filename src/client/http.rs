@@ -48,10 +48,10 @@ struct Issuer {
 }
 
 impl HttpLeases {
-    /// Connects to the issuer at `url`, the address under which its router is nested, for example
-    /// `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in your own
-    /// `Cargo.toml`; without one, every request fails. The client does not follow redirects,
-    /// because they could send lease ids to another server.
+    /// Creates a client of the issuer at `url`, the address at which its router is nested, for
+    /// example `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in
+    /// your own `Cargo.toml`; without one, every request fails. The client does not follow
+    /// redirects, because they could send lease ids to another server.
     ///
     /// # Errors
     ///

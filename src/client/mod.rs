@@ -3,11 +3,11 @@
 //! 1. A [`Holder`] acquires leases from any [`Leases`](crate::lease::Leases): over HTTP from an
 //!    issuer ([`HttpLeases`]), or from a store in the same process.
 //! 2. The [`LeaseGuard`] renews the lease after a third of its TTL. It computes the expiry on the
-//!    monotonic clock from the moment *before* each request was sent, so the guard never believes
-//!    in a lease for longer than the store does.
-//! 3. The lease is lost at once if the store refuses a renewal, or if a renewal returns a different
-//!    token although no new token was requested. If renewals fail for any other reason, the lease
-//!    is lost when its TTL is over.
+//!    monotonic clock from the moment *before* each request was sent, so its expiry is never later
+//!    than that of the store.
+//! 3. The lease is lost immediately if the store refuses a renewal, or if a renewal returns a
+//!    different token although no new token was requested. If renewals fail for any other reason,
+//!    the lease is lost when its TTL is over.
 //! 4. [`LeaseGuard::run`] drops the work as soon as the lease is lost. A paused process cannot
 //!    notice the loss in time, which is why each write carries the fencing token: use
 //!    [`LeaseGuard::headers`], or a [`TokenLayer`] for a tower client.

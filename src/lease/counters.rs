@@ -358,7 +358,7 @@ mod tests {
         let source = Forgetful::default();
         let memory = KnownCounters::new(Arc::new(source.clone()));
         let asked = async || {
-            // In the background.
+            // The report runs in the background.
             sleep(Duration::from_secs(2)).await;
             source.asked.load(SeqCst)
         };
@@ -369,7 +369,7 @@ mod tests {
         advance(REMINDER_INTERVAL).await;
         memory.record_renewal(7, epoch(3), 3);
         assert_eq!(asked().await, 2);
-        // A grant has just told it.
+        // A grant has just reported the epoch.
         advance(REMINDER_INTERVAL).await;
         memory.record_grant(7, epoch(3), 4).await.unwrap();
         memory.record_renewal(7, epoch(3), 4);
@@ -387,7 +387,7 @@ mod tests {
         assert!(outcomes.iter().all(Result::is_err));
         assert_eq!(source.asked.load(SeqCst), 1);
         assert!(began.elapsed() < Duration::from_secs(2));
-        // The next one tries again.
+        // The next request tries again.
         source.down.store(false, SeqCst);
         memory.record_grant(7, epoch(1), 1).await.unwrap();
     }

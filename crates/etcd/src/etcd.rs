@@ -54,7 +54,7 @@ pub(crate) struct View {
     pub(crate) position: Option<FoundPosition>,
 }
 
-/// What a read returns beside the lease and its counter.
+/// The additional data of a read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
     /// The position under this lease id.
