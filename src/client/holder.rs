@@ -178,6 +178,7 @@ impl<L: Leases> Holder<L> {
     /// The holder acquires the leases one after the other, ordered by resource name, so that two
     /// holders that acquire several leases this way cannot deadlock. A program that acquires them
     /// one by one has to follow the same order. [`wait`](Self::wait) limits the whole operation.
+    ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
     /// # use tower_fence::{Fence, client::Holder, lease::MemoryLeases};
@@ -229,6 +230,7 @@ impl<L: Leases> Holder<L> {
 
     /// Acquires the lease, runs `work` under it, and releases it. If the lease is lost, `work` is
     /// dropped at that moment.
+    ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
     /// # use tower_fence::{Fence, client::Holder, lease::MemoryLeases};

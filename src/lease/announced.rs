@@ -63,6 +63,7 @@ const ATTEMPTS: usize = 8;
 ///
 /// Each resource name that was ever leased keeps a row in the fence's table until
 /// `Fence::remove_idle`. Do not grant leases on names that clients can invent.
+///
 /// # Example
 ///
 /// ```
