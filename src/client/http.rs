@@ -295,7 +295,7 @@ fn granted(
         let answered = lease.resource;
         return Err(HttpError::OtherResource { answered }.into());
     }
-    // A different token or an expired lease must not make a holder.
+    // A lease under another id is not the one that was requested.
     let lease = lease.into_lease(resource, id);
     lease.ok_or_else(|| HttpError::Unexpected(answer.status).into())
 }

@@ -352,8 +352,9 @@ impl Server {
             )
                 .into());
         };
-        // Only this code knows which commands may be repeated, so the client must not retry. A
-        // silent node costs at most two timeouts before the rest of the cluster is discovered.
+        // Only this code knows which commands may be repeated, so the client must not retry. The
+        // timeouts are fractions of the command's, because a silent node is waited for twice before
+        // the rest of the cluster is discovered.
         let mut builder = settings()?
             .retries(0)
             .connection_timeout(self.command_timeout / 4)
