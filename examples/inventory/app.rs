@@ -28,15 +28,17 @@ use crate::{
     stock::Stock,
 };
 
-/// All routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and verified.
+/// Builds all routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and
+/// verified.
 pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
     token_keys: Option<TokenKeys>,
 ) -> Router {
     let pool = fence.pool().clone();
-    // A client without an answer to its write repeats it under its key. All clients share their keys, because this service
-    // authenticates nobody; without a principal, a key that comes with cookies is refused.
+    // A client that got no answer to its write retries it under the same idempotency key. All
+    // clients share one set of keys, because this service does not authenticate them. Without a
+    // principal, a key that comes with cookies would be refused.
     let keys = Idempotency::optional().principal(|_| "anybody");
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes to both SKUs, and needs a token for each.
@@ -45,7 +47,7 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     let described = issuer.operator_openapi();
     let document = api::document(described.clone());
     let issuer = issuer.serve_openapi(described);
-    // A service that is more than an example authenticates operators before they may break leases.
+    // A real service would authenticate operators before it lets them break leases.
     let locks: Router = match token_keys {
         Some(keys) => {
             one = one.verify_with(keys.clone());
@@ -54,7 +56,8 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         }
         None => issuer.operator_router(),
     };
-    // Around the methods of each route: what is not one of them is answered 405, whatever its token.
+    // The layer covers the methods of each route. Other methods are answered with 405, whatever the
+    // token.
     let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());
     let stock = Router::new()
         .route("/inventory/{sku}", level)
@@ -74,31 +77,32 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         .route("/openapi.json", get(async move || Json(document)))
 }
 
-/// How long a request for a lease may wait in line: a minute, or what the environment says.
+/// Returns how long a request for a lease may wait in the queue: a minute, or the value of the
+/// environment variable.
 fn wait_limit() -> Duration {
     let ms = env::var("WAIT_LIMIT_MS").ok();
     let ms = ms.and_then(|ms| ms.parse().ok());
     Duration::from_millis(ms.unwrap_or(60_000))
 }
 
-/// How long a read may take.
+/// The timeout of a read.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is in stock of a SKU.
+/// The stock of a SKU.
 #[derive(Serialize)]
 pub struct Level {
     sku: String,
     stock: i64,
 }
 
-/// What is in stock of both SKUs.
+/// The stock of both SKUs.
 #[derive(Serialize)]
 pub struct Levels {
     from: Level,
     to: Level,
 }
 
-/// What is in stock from now on.
+/// The new stock of a SKU.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewStock {
@@ -106,7 +110,7 @@ pub struct NewStock {
     stock: u32,
 }
 
-/// How many are taken.
+/// The quantity to take.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
@@ -114,7 +118,7 @@ pub struct Order {
     quantity: u32,
 }
 
-/// A whole number, whether it is written as `7` or as `7.0`: JSON makes no difference.
+/// Parses a whole number, written as `7` or as `7.0`: they are the same number in JSON.
 fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
     let number = f64::deserialize(number)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
@@ -123,14 +127,14 @@ fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
         .ok_or_else(|| D::Error::custom(format!("{number} is not from 0 to {}", u32::MAX)))
 }
 
-/// The stores answer.
+/// The health of the service.
 #[derive(Serialize)]
 pub struct Health {
     status: &'static str,
 }
 
-/// Tells what is in stock of a SKU.
-// The layer has checked the name of what is fenced; a plain read brings any.
+/// Returns the stock of a SKU.
+// The layer has checked the SKU of a fenced request. A plain read may have any.
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
@@ -148,7 +152,7 @@ async fn show<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Sets what is in stock of a SKU.
+/// Sets the stock of a SKU.
 async fn set<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -159,9 +163,9 @@ async fn set<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Takes some of a SKU.
-// Reads, decides, writes. No other holder can come in between: the transaction holds the lock
-// of the SKU's fence, and what is done on `tx` commits with it or not at all.
+/// Takes a quantity from the stock of a SKU.
+// Reads, decides, writes. No other holder can write in between, because the transaction holds the
+// lock of the SKU's fence. All work on `tx` commits with the admission or not at all.
 async fn decrement<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -180,7 +184,7 @@ async fn decrement<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Takes from one SKU and gives to another: both, or neither.
+/// Moves a quantity from one SKU to another, atomically.
 async fn transfer<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path((from, to)): Path<(String, String)>,
@@ -208,7 +212,7 @@ async fn transfer<DB: Stock>(
     }))
 }
 
-/// Tells whether both stores answer.
+/// Checks that both stores answer.
 async fn health<DB: Stock, L: LeaseAdmin + Clone>(
     State((pool, leases)): State<(Pool<DB>, L)>,
 ) -> Result<Json<Health>, Error> {
@@ -260,8 +264,8 @@ impl IntoResponse for Error {
                 Problem::custom(OUT_OF_STOCK, StatusCode::CONFLICT, "Not enough in stock")
                     .member("stock", stock)
             }
-            Self::Sku => invalid("resource").detail("this cannot name a SKU"),
-            Self::Quantity => invalid("quantity").detail("`quantity` is at least 1"),
+            Self::Sku => invalid("resource").detail("invalid SKU"),
+            Self::Quantity => invalid("quantity").detail("`quantity` must be at least 1"),
             Self::SameSku => invalid("to").detail("a transfer needs two different SKUs"),
             Self::Body(rejection) => invalid("body").detail(rejection.body_text()),
             Self::Database(error) => return DatabaseError::from(error).into_response(),

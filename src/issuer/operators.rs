@@ -22,9 +22,9 @@ use crate::{
     wire::BreakBody,
 };
 
-/// How many leases a page has at most.
+/// The range of `limit`, the maximum number of leases in a page.
 pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
-/// Where the request does not say.
+/// The default of `limit`.
 pub(super) const LIMIT: usize = 100;
 
 #[derive(Deserialize)]
@@ -34,7 +34,7 @@ pub(super) struct Paging {
     cursor: Option<String>,
 }
 
-/// Lists the leases that are held, page by page.
+/// Lists the held leases, page by page.
 pub(super) async fn list<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     paging: Result<Query<Paging>, QueryRejection>,
@@ -58,7 +58,7 @@ pub(super) async fn list<L: LeaseAdmin>(
     }
 }
 
-/// Ends a lease by force, and its lock delay. The next grant outranks it. With a token, it ends that lease alone.
+/// Breaks a lease and ends its lock delay. With a token, breaks only the lease that has this token.
 pub(super) async fn break_lease<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,

@@ -205,14 +205,14 @@ async fn what_no_server_can_be_is_refused_before_it_listens() {
             vec!["--redis-mode", "quorum"],
             vec![good, redis("redis://a redis://b")],
             78,
-            "three nodes, or five",
+            "an odd number of nodes from 3 to 15",
         ),
         (vec![], vec![good, redis("http://a")], 78, "no Redis"),
         (
             vec!["--redis-key-prefix", "{a}"],
             vec![good, redis("redis://a")],
             78,
-            "no braces",
+            "must not contain braces",
         ),
         (
             vec!["--etcd-url", "http://a"],
