@@ -9,7 +9,7 @@
 //! | `stale` | `resource`, `token`, `max_token`, `by_floor` | a stale token was refused |
 //! | `forged` | `resource` if known, `token` | a token without a valid signature was refused |
 //! | `refused` | `problem`, `resource` if known | a request was refused for another reason |
-//! | `waiting` | `resource`, `owner` if named | a request for a lease joined the queue |
+//! | `waiting` | `resource`, `owner` if named | a request for a lease began to wait |
 //! | `granted` | `resource`, `token`, `owner` if named, `waited_ms` if it waited | the issuer granted a lease |
 //! | `released` | `resource` | a lease was released |
 //! | `lost` | `resource` | the issuer, or a guard in this process, found a lease lost |

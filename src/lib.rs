@@ -101,7 +101,6 @@
 //! | `sqlite` | | the fence in SQLite, for one machine |
 //! | `memory` | | the lease store in the process, for one process |
 //! | `client` | | the holder's side, [`client`]: over an issuer elsewhere, or a store in the process |
-//! | `console` | | a page for operators, [`console`]: leases, fences, and what happens, live |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
 //!
 //! Leases in etcd are in a crate of their own, [`tower-fence-etcd`](https://docs.rs/tower-fence-etcd).
@@ -121,8 +120,7 @@
         feature = "layer",
         feature = "issuer",
         feature = "client",
-        feature = "memory",
-        feature = "console"
+        feature = "memory"
     )),
     allow(rustdoc::broken_intra_doc_links)
 )]
@@ -138,19 +136,13 @@ mod calls;
 mod chain;
 #[cfg(feature = "client")]
 pub mod client;
-#[cfg(feature = "console")]
-pub mod console;
 #[doc = include_str!("deployment.md")]
 pub mod deployment {}
 
 #[doc = include_str!("proof.md")]
 pub mod proof {}
 pub mod epochs;
-#[cfg_attr(
-    not(feature = "layer"),
-    allow(dead_code, reason = "the layer reports most events")
-)]
-mod feed;
+pub mod events;
 #[cfg(feature = "_fence")]
 #[cfg_attr(
     not(all(feature = "layer", feature = "postgres", feature = "sqlite")),

@@ -33,10 +33,11 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use tower_fence::{
-    Fence, FenceDatabase, TokenKeys, console,
+    Fence, FenceDatabase, TokenKeys,
     lease::{LeaseAdmin, MemoryLeases, PostgresLeases, RedisLeases},
 };
-use tracing_subscriber::EnvFilter;
+use tower_fence_console::Events;
+use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// How long requests in flight may take after a signal to stop.
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
@@ -44,10 +45,13 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info,sqlx=warn".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let events = Events::new();
+    let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry()
+        .with(log.with_filter(filter))
+        .with(events.layer())
         .init();
 
     let metrics = PrometheusBuilder::new().install_recorder()?;
@@ -60,6 +64,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     });
 
+    let observers = Observers { metrics, events };
     let listen_addr = env::var("LISTEN_ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&listen_addr)
         .await
@@ -72,12 +77,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 .max_connections(16)
                 .acquire_timeout(Duration::from_secs(5));
             let fence = Fence::builder().connect_with(pool, url.parse()?).await?;
-            run(listener, addr, fence, "Postgres", metrics).await
+            run(listener, addr, fence, "Postgres", observers).await
         }
         Some(url) if url.starts_with("sqlite:") => {
             let fence = sqlite(url.parse()?).await?;
             let database = "SQLite from DATABASE_URL";
-            run(listener, addr, fence, database, metrics).await
+            run(listener, addr, fence, database, observers).await
         }
         Some(_) => Err("DATABASE_URL must begin with postgres:// or sqlite:".into()),
         None => {
@@ -85,7 +90,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let file = folder.path().join("inventory.db");
             let fence = sqlite(SqliteConnectOptions::new().filename(&file)).await?;
             let database = format!("SQLite in {}", file.display());
-            run(listener, addr, fence, &database, metrics).await
+            run(listener, addr, fence, &database, observers).await
         }
     }
 }
@@ -99,15 +104,22 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<Fence<sqlx::Sqlit
         .await
 }
 
+/// What reports on the service: its metrics, and the events for the console.
+struct Observers {
+    metrics: PrometheusHandle,
+    events: Events,
+}
+
 /// Builds the service, with the playground at `/` and the console at `/console`. The console is for
 /// operators. A real service puts authentication in front of it, as the documentation of
-/// [`console`] shows.
+/// [`tower_fence_console`] shows.
 fn routes<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
     keys: Option<TokenKeys>,
+    events: Events,
 ) -> Router {
-    let console = console::router(fence.clone(), leases.clone());
+    let console = tower_fence_console::router(fence.clone(), leases.clone(), events);
     let playground = playground::router(fence.pool().clone());
     app::router(fence, leases, keys)
         .merge(playground)
@@ -118,20 +130,32 @@ fn routes<DB: Stock, L: LeaseAdmin + Clone>(
 /// GET under a fresh lease is a safe basis for a write.
 trait LeaseDatabase: FenceDatabase {
     /// Builds the routes, and names the place of the leases.
-    fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str);
+    fn router(
+        fence: Fence<Self>,
+        keys: Option<TokenKeys>,
+        events: Events,
+    ) -> (Router, &'static str);
 }
 
 impl LeaseDatabase for sqlx::Postgres {
-    fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str) {
+    fn router(
+        fence: Fence<Self>,
+        keys: Option<TokenKeys>,
+        events: Events,
+    ) -> (Router, &'static str) {
         let leases = PostgresLeases::new(fence.clone());
-        (routes(fence, leases, keys), "Postgres")
+        (routes(fence, leases, keys, events), "Postgres")
     }
 }
 
 impl LeaseDatabase for sqlx::Sqlite {
-    fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str) {
+    fn router(
+        fence: Fence<Self>,
+        keys: Option<TokenKeys>,
+        events: Events,
+    ) -> (Router, &'static str) {
         let leases = MemoryLeases::new(fence.clone()).announced_to(fence.clone());
-        (routes(fence, leases, keys), "in this process")
+        (routes(fence, leases, keys, events), "in this process")
     }
 }
 
@@ -140,7 +164,7 @@ async fn run<DB: Stock + LeaseDatabase>(
     addr: SocketAddr,
     fence: Fence<DB>,
     database: &str,
-    metrics: PrometheusHandle,
+    Observers { metrics, events }: Observers,
 ) -> Result<(), Box<dyn Error>> {
     let keys = TokenKeys::from_env("TOKEN_KEY");
     let keys = keys.map_err(|error| format!("TOKEN_KEY or TOKEN_KEY_FILE: {error}"))?;
@@ -158,9 +182,9 @@ async fn run<DB: Stock + LeaseDatabase>(
         Ok(url) => {
             let leases = RedisLeases::connect(&url, fence.clone()).await?;
             let leases = leases.announced_to(fence.clone());
-            (routes(fence, leases, keys), "Redis")
+            (routes(fence, leases, keys, events), "Redis")
         }
-        Err(_) => DB::router(fence, keys),
+        Err(_) => DB::router(fence, keys, events),
     };
     let app = app.route("/metrics", get(async move || metrics.render()));
     println!("inventory listens on http://{addr}");

@@ -1,6 +1,6 @@
 //! Reasons for the loss of a lease.
 
-use crate::{feed, lease::LeaseError, metrics, stale::StaleToken, token::Resource};
+use crate::{events, lease::LeaseError, metrics, stale::StaleToken, token::Resource};
 
 /// Why a lease is no longer held.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ impl Loss {
             Self::Outranked(stale) => ("outranked", &stale.resource),
             Self::GivenUp { .. } => return,
         };
-        feed::lost(resource);
+        events::lost(resource);
         metrics::count_by("tower_fence_leases_lost_total", "reason", reason);
     }
 }

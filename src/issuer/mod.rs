@@ -73,7 +73,6 @@ mod response;
 
 use std::{
     ops::RangeInclusive,
-    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -91,15 +90,12 @@ use futures_util::{
 };
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
-use tokio::time::timeout;
 use tracing::Instrument;
 
-#[cfg(feature = "console")]
-pub(crate) use self::request::is_json;
 use self::request::{ResourcePath, body_bytes, invalid, lease_id, no_members};
 pub use self::response::Rejection;
 use crate::{
-    feed,
+    events,
     lease::{Acquire, LeaseAdmin, Leases, Owner, Renew, Signed},
     metrics,
     token_keys::TokenKeys,
@@ -253,8 +249,8 @@ impl<L: Leases> Issuer<L> {
     }
 }
 
-/// A request that has no lease after this time is published as a waiter in the feed.
-const IN_LINE_AFTER: Duration = Duration::from_millis(20);
+/// A request that took at least this long counts as one that waited in the queue.
+const WAITED: Duration = Duration::from_millis(20);
 
 /// Returns a duration of `ms` (default 0), or refuses a value above `limit`.
 fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Rejection> {
@@ -289,31 +285,16 @@ async fn acquire<L: Leases>(
     let span = tracing::info_span!("acquire_lease", %resource);
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
     // If it is dropped, the waiting request leaves the queue.
-    let acquiring = async {
-        tokio::select! {
-            biased;
-            outcome = acquiring => outcome.map_err(Rejection::from),
-            () = issuer.closed.clone(), if may_wait => Err(Rejection::Closing),
-        }
+    let lease = tokio::select! {
+        biased;
+        outcome = acquiring => outcome?,
+        () = issuer.closed.clone(), if may_wait => return Err(Rejection::Closing),
     };
-    let mut acquiring = pin!(acquiring);
-    let at_once = if may_wait && feed::is_on() {
-        timeout(IN_LINE_AFTER, &mut acquiring).await.ok()
-    } else {
-        Some(acquiring.as_mut().await)
-    };
-    let waited = at_once.is_none();
-    let lease = match at_once {
-        Some(lease) => lease,
-        None => {
-            feed::waiting(&resource, owner);
-            acquiring.await
-        }
-    }?;
     let took = asked_at.elapsed();
     metrics::took("tower_fence_lease_wait_seconds", took);
     metrics::count("tower_fence_leases_granted_total");
-    feed::granted(&resource, lease.token, owner, waited.then_some(took));
+    let waited = (may_wait && took >= WAITED).then_some(took);
+    events::granted(&resource, lease.token, owner, waited);
     tracing::debug!(%resource, token = lease.token.get(), "granted a lease");
     Ok(response::lease(StatusCode::CREATED, &lease))
 }
@@ -349,7 +330,7 @@ async fn release<L: Leases>(
     let releasing = issuer.leases.release(&resource, &id);
     releasing.instrument(span).await?;
     metrics::count("tower_fence_leases_released_total");
-    feed::released(&resource);
+    events::released(&resource);
     Ok(response::released())
 }
 

@@ -15,9 +15,7 @@ use super::{
     response::{self, Rejection},
 };
 use crate::{
-    feed,
     lease::{LeaseAdmin, LeaseError, ListError},
-    metrics,
     token::Token,
     wire::BreakBody,
 };
@@ -67,8 +65,6 @@ pub(super) async fn break_lease<L: LeaseAdmin>(
 ) -> Result<Response, Rejection> {
     let body = BreakBody::read(&body_bytes(&headers, body).await?)?;
     if leases.break_lease(&resource, body.token).await? {
-        metrics::count("tower_fence_leases_broken_total");
-        feed::broken(&resource);
         tracing::warn!(%resource, token = body.token.map(Token::get), "ended a lease by force");
         return Ok(response::released());
     }

@@ -64,7 +64,7 @@ pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Rejection> {
 }
 
 /// Returns whether the content type is JSON: `application/json`, or a type that ends with `+json`.
-pub(crate) fn is_json(headers: &HeaderMap) -> bool {
+fn is_json(headers: &HeaderMap) -> bool {
     let content_type = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());

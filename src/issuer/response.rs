@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode, header::CACHE_CONTROL};
 use crate::{
     body::BodyError,
     chain::Chain,
-    feed,
+    events,
     header::FENCING_TOKEN,
     lease::{Held, Lease, LeaseError, Page},
     metrics,
@@ -129,11 +129,11 @@ impl IntoResponse for Rejection {
         let problem = self.problem_type().name();
         metrics::count_by("tower_fence_lease_refused_total", "problem", problem);
         match &self {
-            Self::Lease(LeaseError::Lost { resource }) => feed::lost(resource),
+            Self::Lease(LeaseError::Lost { resource }) => events::lost(resource),
             Self::Lease(
                 LeaseError::Held { resource, .. } | LeaseError::TooManyWaiters { resource },
-            ) => feed::refused(problem, Some(resource)),
-            _ => feed::refused(problem, None),
+            ) => events::refused(problem, Some(resource)),
+            _ => events::refused(problem, None),
         }
         let mut response = Problem::from(&self).into_response();
         response.extensions_mut().insert(self);

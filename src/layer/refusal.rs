@@ -12,7 +12,7 @@ use super::{
 pub use crate::body::BodyError;
 use crate::{
     chain::Chain,
-    feed,
+    events,
     fence::{AdmitError, Claim, CommitError, Fault, HandlerFault, OnceError, StaleToken},
     header::MalformedToken,
     idempotency::InvalidKey,
@@ -283,10 +283,10 @@ impl IntoResponse for Refusal {
         let problem = self.problem_type().name();
         metrics::refused(problem, self.stale().map(why));
         match &self {
-            Self::Admit(AdmitError::Stale(stale)) => feed::stale(stale),
+            Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
             // Told of where the token was verified.
             Self::Forged(_) => {}
-            _ => feed::refused(problem, None),
+            _ => events::refused(problem, None),
         }
         if matches!(self, Self::Commit(_)) {
             metrics::count_by("tower_fence_commit_failures_total", "problem", problem);

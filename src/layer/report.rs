@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    feed, fence::Claims, header::FencingToken, metrics, problem::ProblemType, stale::StaleToken,
+    events, fence::Claims, header::FencingToken, metrics, problem::ProblemType, stale::StaleToken,
     token_keys::Forged,
 };
 
@@ -26,7 +26,7 @@ pub(super) fn read_admitted(claims: &Claims) {
 fn admitted(kind: &'static str, claims: &Claims) {
     metrics::count_by("tower_fence_admitted_total", "kind", kind);
     for claim in claims.iter() {
-        feed::admitted(&claim.resource, claim.token, kind == "read");
+        events::admitted(&claim.resource, claim.token, kind == "read");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{refusal::Refusal, report};
 use crate::{
-    feed,
+    events,
     header::FencingToken,
     metrics,
     token_keys::{Forged, SignedToken, TokenKeys},
@@ -63,7 +63,7 @@ impl Verification {
                         metrics::count("tower_fence_unknown_token_keys_total");
                     }
                     report::forged(token, &why);
-                    feed::forged(token.resource.as_ref(), token.token);
+                    events::forged(token.resource.as_ref(), token.token);
                     return Err(Refusal::Forged(why));
                 }
             }

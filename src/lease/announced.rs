@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
-    feed, metrics,
+    events, metrics,
     token::{Resource, Token},
 };
 
@@ -249,7 +249,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 }
                 Err(AnnounceError::Outranked { next, .. }) => {
                     metrics::count("tower_fence_grants_outranked_total");
-                    feed::outranked(resource, token, next);
+                    events::outranked(resource, token, next);
                     tracing::warn!(
                         %resource, token = token.get(), next = next.get(),
                         "the resource has seen a token newer than the grant's, from another issuer or \

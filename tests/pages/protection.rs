@@ -3,9 +3,9 @@
 use axum::{Router, routing::get};
 use serde_json::json;
 use sqlx::Sqlite;
-use tower_fence::{console, lease::MemoryLeases};
+use tower_fence::lease::MemoryLeases;
 
-use super::service::OnSqlite;
+use super::service::{OnSqlite, events};
 use crate::support::{
     database::TestDatabase,
     http::{Answer, Server},
@@ -14,7 +14,8 @@ use crate::support::{
 #[tokio::test]
 async fn it_can_be_nested_anywhere_with_and_without_a_slash() {
     let db = Sqlite::fresh(4).await;
-    let console = || console::router(db.fence(), MemoryLeases::new(db.fence()));
+    let console =
+        || tower_fence_console::router(db.fence(), MemoryLeases::new(db.fence()), events());
     let app = Router::new()
         .route("/", get(async || "the application"))
         .nest_service("/ops/console", console())

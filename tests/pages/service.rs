@@ -1,12 +1,14 @@
 //! The services whose consoles are tested: one in this process, and the example in one of its own.
 
-use std::any::Any;
+use std::{any::Any, sync::LazyLock};
 
 use axum::{Router, routing::post};
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use sqlx::Sqlite;
-use tower_fence::{Fence, FenceLayer, PathParam, console, issuer, lease::MemoryLeases};
+use tower_fence::{Fence, FenceLayer, PathParam, issuer, lease::MemoryLeases};
+use tower_fence_console::Events;
+use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -14,7 +16,17 @@ use crate::support::{
     process::Inventory,
 };
 
-/// A service in this process. What other tests do at the same time is in its feed, too.
+/// The events of this process, which also contain those of concurrent tests.
+pub fn events() -> Events {
+    static EVENTS: LazyLock<Events> = LazyLock::new(|| {
+        let events = Events::new();
+        tracing_subscriber::registry().with(events.layer()).init();
+        events
+    });
+    EVENTS.clone()
+}
+
+/// A service in this process.
 pub struct Service<DB: TestDatabase> {
     pub server: Server,
     pub fence: Fence<DB>,
@@ -34,7 +46,7 @@ impl<DB: TestDatabase> Service<DB> {
             .nest("/locks", issuer::router(leases.clone()))
             .nest_service(
                 "/ops/console",
-                console::router(fence.clone(), leases.clone()),
+                tower_fence_console::router(fence.clone(), leases.clone(), events()),
             );
         let server = Server::start(app).await;
         Self {

@@ -2,12 +2,13 @@
 //! is gone, stops no server and no command.
 
 use std::{
-    fmt,
+    fmt::Display,
     io::{self, IsTerminal, Stderr, Write},
 };
 
 use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
+use tower_fence_console::Events;
+use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::failure::Failure;
 
@@ -20,28 +21,32 @@ pub enum Format {
     Json,
 }
 
-/// Logs to standard error what `filter` lets through.
-pub fn start(format: Format, filter: &str) -> Result<(), Failure> {
+/// Logs to standard error what `filter` lets through. Returns the events for the console, which do
+/// not depend on the filter.
+pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     let filter = EnvFilter::try_new(filter)
-        .map_err(|error| Failure::configuration(format!("the log filter is none: {error}")))?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| Lossy(io::stderr()));
-    match format {
-        Format::Plain => lines.with_ansi(io::stderr().is_terminal()).init(),
-        Format::Json => lines.json().flatten_event(true).init(),
-    }
-    Ok(())
+        .map_err(|error| Failure::configuration(format!("invalid log filter: {error}")))?;
+    let lines = fmt::layer().with_writer(|| Lossy(io::stderr()));
+    let lines = match format {
+        Format::Plain => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        Format::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let events = Events::new();
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(events.layer())
+        .init();
+    Ok(events)
 }
 
 /// Logs what is wrong, for commands that are no server.
 pub fn start_for_tools() -> Result<(), Failure> {
     let filter = std::env::var("TOWER_FENCE_LOG").unwrap_or_else(|_| "warn".into());
-    start(Format::Plain, &filter)
+    start(Format::Plain, &filter).map(drop)
 }
 
 /// Says something to whoever has called the command.
-pub fn say(text: impl fmt::Display) {
+pub fn say(text: impl Display) {
     _ = writeln!(io::stderr(), "{text}");
 }
 

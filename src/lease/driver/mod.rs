@@ -26,6 +26,7 @@ use super::{
 use crate::{
     announce::{Announce, LeaseDigest},
     epochs::{Epochs, partition_of},
+    events, metrics,
     token::{Resource, Token},
 };
 
@@ -209,7 +210,12 @@ impl<B: Backend> LeaseAdmin for Driver<B> {
         resource: &Resource,
         seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
-        self.store.end(resource, &End::Break(seen)).await
+        let broken = self.store.end(resource, &End::Break(seen)).await?;
+        if broken {
+            metrics::count("tower_fence_leases_broken_total");
+            events::broken(resource);
+        }
+        Ok(broken)
     }
 }
 

@@ -22,8 +22,9 @@ use super::{
 };
 use crate::{
     announce::LeaseDigest,
+    events,
     lease::{
-        Acquire, Backend, Lease, LeaseError, LeaseId,
+        Acquire, Backend, Lease, LeaseError, LeaseId, Owner,
         backend::{Ask, End, Reply, Step, Waits},
         background::Background,
         time::{after, at_least_1_ms, of_ms, whole_ms},
@@ -243,6 +244,8 @@ impl<B: Backend> Pending<B> {
     fn join(&mut self) -> Result<(), LeaseError> {
         let seat = self.driver.queue.join(&self.resource, &self.ask);
         self.seat = Some(seat.ok_or_else(|| LeaseError::too_many_waiters(&self.resource))?);
+        let owner = self.ask.owner.as_ref().map(Owner::as_str);
+        events::waiting(&self.resource, owner);
         Ok(())
     }
 

@@ -58,7 +58,7 @@ const LOCKS: &str = "/locks";
 const CLOSING: Duration = Duration::from_secs(2);
 
 pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
-    logs::start(args.log_format, &args.log)?;
+    let events = logs::start(args.log_format, &args.log)?;
     // First of all: process 1 has no other way to end on a signal.
     let stop = Stop::on_signals(args.limits.drain_delay)?;
     let access = Access::read(&args.access)?;
@@ -72,7 +72,7 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
         console,
         health,
         place,
-    } = store::mount(&args, fence.clone(), token_keys.clone(), &access)?;
+    } = store::mount(&args, fence.clone(), token_keys.clone(), &access, events)?;
 
     let fit = Fit {
         args: &args.database,

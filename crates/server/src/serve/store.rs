@@ -4,10 +4,11 @@ use axum::Router;
 use sqlx::Postgres;
 use tower_fence::{
     Fence, TokenKeys,
-    console::Console,
     issuer::Issuer,
     lease::{Backend, Driver, LeaseAdmin, RedisLeases},
 };
+
+use tower_fence_console::{Console, Events};
 
 use super::{
     access::Access,
@@ -37,12 +38,14 @@ pub fn mount(
     fence: Fence<Postgres>,
     keys: Option<TokenKeys>,
     access: &Access,
+    events: Events,
 ) -> Result<Mounted, Failure> {
     let settings = Settings {
         leases: &args.leases,
         fence: fence.clone(),
         keys,
         access,
+        events,
     };
     let schema = args.database.schema.database_schema.as_deref();
     settings.check()?;
@@ -94,6 +97,7 @@ struct Settings<'a> {
     fence: Fence<Postgres>,
     keys: Option<TokenKeys>,
     access: &'a Access,
+    events: Events,
 }
 
 impl Settings<'_> {
@@ -126,7 +130,7 @@ impl Settings<'_> {
     }
 
     fn mount<L: LeaseAdmin + Clone>(&self, leases: L, health: Health, place: String) -> Mounted {
-        let console = Console::new(self.fence.clone(), leases.clone());
+        let console = Console::new(self.fence.clone(), leases.clone(), self.events.clone());
         let issuer = Issuer::new(leases)
             .ttl(self.leases.ttl)
             .ttl_limits(self.leases.min_ttl..=self.leases.max_ttl)

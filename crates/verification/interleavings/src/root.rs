@@ -23,7 +23,7 @@ pub mod client {
     }
 }
 pub mod epochs;
-pub mod feed;
+pub mod events;
 pub mod fence {
     pub mod claims;
     pub mod conn;

@@ -12,6 +12,7 @@ mod report;
 
 use clap::Args;
 use tokio::time::timeout;
+use tower_fence_console::Events;
 
 use self::{database::Needed, report::Report};
 use super::{
@@ -101,7 +102,7 @@ async fn look(args: &ServeArgs, report: &mut Report) {
     let (Some(access), Some(keys)) = (access, keys) else {
         return;
     };
-    let mounted = store::mount(args, fence, keys, &access);
+    let mounted = store::mount(args, fence, keys, &access, Events::new());
     let Some(Mounted { health, place, .. }) = report.take("leases", mounted) else {
         return;
     };

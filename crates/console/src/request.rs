@@ -3,20 +3,19 @@
 use std::time::Duration;
 
 use axum::{
-    body::Body,
-    extract::{FromRequest, FromRequestParts, Query, Request},
+    extract::{FromRequest, FromRequestParts, Query, Request, rejection::JsonRejection},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use http::request::Parts;
+use http::{StatusCode, request::Parts};
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use super::rejection::Rejection;
-use crate::{body, issuer::is_json};
 
-/// The greatest length of a body.
-const BODY_LIMIT_BYTES: usize = 4 * 1024;
-/// How long to wait for it.
+/// The maximum length of a body.
+pub(super) const BODY_LIMIT_BYTES: usize = 4 * 1024;
+/// The maximum time in which a body arrives.
 const BODY_WAIT: Duration = Duration::from_secs(10);
 
 /// Refuses what a page of another origin has a browser send, whatever CORS the application allows. Browsers say so in
@@ -35,15 +34,17 @@ pub(super) struct Json<T>(pub(super) T);
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = Rejection;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Rejection> {
-        let (parts, mut body): (_, Body) = request.into_parts();
-        if !is_json(&parts.headers) {
-            return Err(Rejection::NoJson);
+    async fn from_request(request: Request, state: &S) -> Result<Self, Rejection> {
+        let body = timeout(BODY_WAIT, axum::Json::from_request(request, state));
+        match body.await {
+            Ok(Ok(axum::Json(body))) => Ok(Self(body)),
+            Ok(Err(JsonRejection::MissingJsonContentType(_))) => Err(Rejection::NoJson),
+            Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                Err(Rejection::TooLong)
+            }
+            Ok(Err(rejection)) => Err(Rejection::invalid("body", rejection.body_text())),
+            Err(_) => Err(Rejection::TooSlow),
         }
-        let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
-        let read = serde_json::from_slice(&body.to_bytes());
-        read.map(Self)
-            .map_err(|error| Rejection::invalid("body", error))
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use super::event::{Event, KINDS, What};
-use crate::token::{Resource, Token};
+use tower_fence::{Resource, Token, events::TARGET};
+use tracing::{Level, Subscriber};
+use tracing_subscriber::{Layer, filter::Targets, layer::Context, registry::LookupSpan};
+
+use crate::event::{Event, KINDS, What};
 
 /// How many events of each side are kept.
 const RING: usize = 512;
@@ -19,16 +22,63 @@ pub(crate) const SECONDS: u64 = 300;
 /// How many events of each kind there were in a second, counted from 1970.
 pub(crate) type Counts = (u64, [u32; KINDS.len()]);
 
-/// The events of a process. Whoever adds one holds the lock for as long as it takes to move it; whoever reads, for as
-/// long as it takes to clone [`READ_MOST`] of them.
+/// The events of this process, from [`tower_fence::events`]. Cheap to clone; clones share them.
+///
+/// An event takes its place in a ring of fixed length and wakes nobody. A writer holds the lock only
+/// to move one event, and a reader only to clone 256 of them.
+#[derive(Clone, Debug, Default)]
+pub struct Events(Arc<Feed>);
+
+impl Events {
+    /// Creates an empty list of events.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns the layer that collects the events. Add it to the subscriber of the process, beside a
+    /// log layer that has its filter for itself:
+    ///
+    /// ```
+    /// use tower_fence_console::Events;
+    /// use tracing_subscriber::prelude::*;
+    ///
+    /// let events = Events::new();
+    /// // let log = tracing_subscriber::fmt::layer().with_filter(EnvFilter::from_default_env());
+    /// let subscriber = tracing_subscriber::registry().with(events.layer()); // .with(log)
+    /// # drop(subscriber);
+    /// ```
+    pub fn layer<S>(&self) -> impl Layer<S> + use<S>
+    where
+        S: Subscriber + for<'span> LookupSpan<'span>,
+    {
+        let targets = Targets::new().with_target(TARGET, Level::TRACE);
+        self.clone().with_filter(targets)
+    }
+
+    pub(crate) fn feed(&self) -> &Feed {
+        &self.0
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Events {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if let Some(what) = What::read(event) {
+            self.0.push(what);
+        }
+    }
+}
+
+#[derive(Debug)]
 pub(crate) struct Feed {
-    /// Tells this feed from that of a process before or beside it.
+    /// Distinguishes this list from that of another process.
     pub(crate) id: u64,
     began: Instant,
     began_at: Duration,
     kept: Mutex<Kept>,
 }
 
+#[derive(Debug)]
 struct Kept {
     last_id: u64,
     of_leases: VecDeque<Event>,

@@ -10,19 +10,16 @@ use axum::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{
+use crate::{
     Console,
+    fences::whole_ms,
     page::NO_STORE,
     rejection::Rejection,
     request::{Asked, Json, rows},
 };
-use crate::{
-    feed,
-    fence::FenceDatabase,
+use tower_fence::{
+    FenceDatabase, Resource, Token,
     lease::{Held, LeaseAdmin, LeaseError, Page},
-    metrics,
-    token::{Resource, Token},
-    wire::PageBody,
 };
 
 /// How many leases a search takes from the store at a time.
@@ -37,10 +34,42 @@ pub(super) struct Paging {
     search: Option<String>,
 }
 
+/// A held lease, without its resource.
+#[derive(Serialize)]
+pub(crate) struct Lease {
+    token: Token,
+    owner: Option<Box<str>>,
+    /// RFC 3339, by the clock of the store or of the issuer.
+    granted_at: Option<String>,
+    ttl_ms: u64,
+    waiters: u64,
+}
+
+impl From<&Held> for Lease {
+    fn from(held: &Held) -> Self {
+        let granted_at = held.granted_at.map(humantime::format_rfc3339_seconds);
+        Self {
+            token: held.token,
+            owner: held.owner.as_ref().map(|owner| owner.as_str().into()),
+            granted_at: granted_at.map(|time| time.to_string()),
+            ttl_ms: whole_ms(held.ttl),
+            waiters: held.waiters,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Listed {
+    resource: Resource,
+    #[serde(flatten)]
+    lease: Lease,
+}
+
 #[derive(Serialize)]
 struct Leases {
-    #[serde(flatten)]
-    page: PageBody,
+    leases: Vec<Listed>,
+    /// The cursor of the next page; null on the last one.
+    cursor: Option<String>,
     /// How many leases were looked through for this page.
     looked_through: usize,
 }
@@ -60,8 +89,13 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
         }
         Some(search) => find(&console.leases, &search.to_lowercase(), limit, cursor).await?,
     };
+    let listed = page.leases.into_iter().map(|(resource, held)| Listed {
+        lease: Lease::from(&held),
+        resource,
+    });
     let leases = Leases {
-        page: PageBody::from(&page),
+        leases: listed.collect(),
+        cursor: page.cursor,
         looked_through,
     };
     Ok(([NO_STORE], Answer(leases)).into_response())
@@ -112,8 +146,6 @@ pub(super) async fn break_lease<DB: FenceDatabase, L: LeaseAdmin>(
     if !console.leases.break_lease(&resource, Some(token)).await? {
         return Err(LeaseError::Lost { resource }.into());
     }
-    metrics::count("tower_fence_leases_broken_total");
-    feed::broken(&resource);
     tracing::warn!(%resource, token = token.get(), "ended a lease by force, from the console");
     Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
 }

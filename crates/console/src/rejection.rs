@@ -1,15 +1,16 @@
 //! Why the console refused a request: problem+json, as everywhere.
 
+use std::error::Error;
+
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
-use crate::{
-    body::BodyError,
-    chain::Chain,
-    fence::{AdmitError, ResetError},
+use tower_fence::{
+    AdmitError,
+    fence::ResetError,
+    issuer,
     lease::{LeaseError, ListError},
     problem::{Problem, ProblemType},
-    wire::refusal,
 };
 
 pub(super) enum Rejection {
@@ -24,7 +25,8 @@ pub(super) enum Rejection {
     OtherSite,
     /// So many pages follow the feed already.
     TooManyReaders,
-    Body(BodyError),
+    TooLong,
+    TooSlow,
     Lease(LeaseError),
     Fence(AdmitError),
     Reset(ResetError),
@@ -39,12 +41,6 @@ impl Rejection {
     }
 }
 
-impl From<BodyError> for Rejection {
-    fn from(error: BodyError) -> Self {
-        Self::Body(error)
-    }
-}
-
 impl From<LeaseError> for Rejection {
     fn from(error: LeaseError) -> Self {
         Self::Lease(error)
@@ -56,6 +52,7 @@ impl From<ListError> for Rejection {
         match error {
             ListError::Cursor => Self::invalid("cursor", error),
             ListError::Lease(error) => error.into(),
+            other => Self::Lease(LeaseError::misconfigured(other)),
         }
     }
 }
@@ -79,7 +76,8 @@ impl From<Rejection> for Problem {
     fn from(rejection: Rejection) -> Self {
         match rejection {
             Rejection::Invalid { field, why } => {
-                refusal::invalid(Self::new(ProblemType::InvalidRequest), field).detail(why)
+                let problem = Self::new(ProblemType::InvalidRequest).member("field", field);
+                problem.detail(why)
             }
             Rejection::NoJson => Self::new(ProblemType::UnsupportedMediaType),
             Rejection::OtherSite => Self::custom(
@@ -90,11 +88,10 @@ impl From<Rejection> for Problem {
             Rejection::TooManyReaders => Self::new(ProblemType::TooManyWaiters)
                 .detail("so many pages follow the events of this process already")
                 .retry_after(super::readers::STREAM_LIMIT),
-            Rejection::Body(error) => Self::from(&error),
-            Rejection::Lease(error) => {
-                let problem = Self::new(refusal::problem_type(&error)).detail(error.to_string());
-                refusal::describe(problem, &error)
-            }
+            Rejection::TooLong => Self::new(ProblemType::BodyTooLarge)
+                .member("limit_bytes", super::request::BODY_LIMIT_BYTES),
+            Rejection::TooSlow => Self::new(ProblemType::BodyTimeout),
+            Rejection::Lease(error) => Self::from(&issuer::Rejection::Lease(error)),
             Rejection::Fence(error) => {
                 let (kind, passes) = match &error {
                     AdmitError::Busy(_) => (ProblemType::FenceBusy, true),
@@ -122,10 +119,16 @@ impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         match &self {
             Self::Lease(error @ (LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))) => {
-                tracing::error!(error = %Chain(error), "the console cannot reach the lease store");
+                tracing::error!(
+                    error = error as &(dyn Error + 'static),
+                    "the console cannot reach the lease store"
+                );
             }
             Self::Fence(error) => {
-                tracing::error!(error = %Chain(error), "the console cannot read the fence");
+                tracing::error!(
+                    error = error as &(dyn Error + 'static),
+                    "the console cannot read the fence"
+                );
             }
             _ => {}
         }

@@ -19,17 +19,15 @@ use http::{HeaderMap, HeaderName};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
-use super::{
-    Console,
+use crate::{
+    Console, Events,
+    event::{Event, KINDS},
+    feed::{Feed, SECONDS},
     readers::{Place, STREAM_LIMIT},
     rejection::Rejection,
     request::Asked,
 };
-use crate::{
-    feed::{Event, FEED, KINDS, SECONDS},
-    fence::FenceDatabase,
-    lease::LeaseAdmin,
-};
+use tower_fence::{FenceDatabase, lease::LeaseAdmin};
 
 /// How often a reader comes by.
 const TICK: Duration = Duration::from_millis(200);
@@ -90,6 +88,7 @@ struct Hello<'a> {
 }
 
 struct Reader {
+    events: Events,
     place: Place,
     tick: Interval,
     process: Process,
@@ -110,11 +109,13 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
     let header = header.and_then(|value| value.to_str().ok());
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let feed = console.events.feed();
     let reader = Reader {
+        events: console.events.clone(),
         place,
         tick,
         process: console.process.clone(),
-        last_id: header.or(after.as_deref()).and_then(of_this_feed),
+        last_id: header.or(after.as_deref()).and_then(|id| last_id(feed, id)),
         is_first: true,
         told_at: Instant::now(),
         from_second: 0,
@@ -132,9 +133,9 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
 }
 
 /// The number of an event, where it is one of this feed.
-fn of_this_feed(id: &str) -> Option<u64> {
+fn last_id(of: &Feed, id: &str) -> Option<u64> {
     let (feed, last_id) = id.split_once('-')?;
-    (feed.parse() == Ok(FEED.id)).then_some(last_id.parse().ok()?)
+    (feed.parse() == Ok(of.id)).then_some(last_id.parse().ok()?)
 }
 
 impl Reader {
@@ -146,7 +147,7 @@ impl Reader {
             if now >= self.place.until {
                 return None;
             }
-            let is_news = self.is_first || self.last_id != Some(FEED.last_id());
+            let is_news = self.is_first || self.last_id != Some(self.events.feed().last_id());
             if is_news || now.duration_since(self.told_at) >= QUIET {
                 self.told_at = now;
                 return Some(self.tell());
@@ -155,18 +156,19 @@ impl Reader {
     }
 
     fn tell(&mut self) -> Message {
-        let batch = FEED.after(self.last_id, self.from_second);
+        let feed = self.events.feed();
+        let batch = feed.after(self.last_id, self.from_second);
         let hello = self.is_first.then_some(Hello {
             process: &self.process,
-            feed: FEED.id,
-            began_ms: FEED.began_ms(),
+            feed: feed.id,
+            began_ms: feed.began_ms(),
             kinds: KINDS,
             kept_seconds: SECONDS,
             goes_on: self.last_id.is_some(),
         });
         let news = News {
             hello,
-            now_ms: FEED.now_ms(),
+            now_ms: feed.now_ms(),
             events: batch.events,
             missed: batch.missed,
             seconds: batch.seconds,
@@ -178,7 +180,7 @@ impl Reader {
         }
         self.is_first = false;
         self.last_id = Some(batch.last_id);
-        let id = format!("{}-{}", FEED.id, batch.last_id);
+        let id = format!("{}-{}", feed.id, batch.last_id);
         Message::default().id(id).data(data)
     }
 }

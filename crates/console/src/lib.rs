@@ -29,7 +29,8 @@
 //! use base64::{Engine, prelude::BASE64_STANDARD};
 //! use sha2::{Digest, Sha256};
 //! use subtle::ConstantTimeEq;
-//! use tower_fence::{Fence, console, lease::MemoryLeases};
+//! use tower_fence::{Fence, lease::MemoryLeases};
+//! use tower_fence_console::Events;
 //!
 //! async fn operators_only(State(expected): State<Arc<str>>, request: Request, next: Next) -> Response {
 //!     let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
@@ -48,7 +49,9 @@
 //! # let password = "an example";
 //! let expected = format!("Basic {}", BASE64_STANDARD.encode(format!("operator:{password}")));
 //! let expected: Arc<str> = expected.into();
-//! let console = console::router(fence, leases).layer(from_fn_with_state(expected, operators_only));
+//! let events = Events::new(); // its layer belongs to the subscriber of the process
+//! let console = tower_fence_console::router(fence, leases, events);
+//! let console = console.layer(from_fn_with_state(expected, operators_only));
 //! let app: Router = Router::new().nest_service("/ops/console", console);
 //! # use tower::ServiceExt;
 //! # let get = |path: &str| axum::http::Request::get(path);
@@ -82,6 +85,8 @@
 //! - While a page is looked at it lists fifty leases and fifty fences every few seconds. A search among leases looks
 //!   through up to 20,000 of them at a time.
 
+mod event;
+mod feed;
 mod fences;
 mod leases;
 mod live;
@@ -94,26 +99,25 @@ use std::sync::Arc;
 
 use axum::{
     Router,
+    extract::DefaultBodyLimit,
     middleware::{from_fn, map_response},
     routing::{get, post},
 };
 
+use tower_fence::{Fence, FenceDatabase, lease::LeaseAdmin};
+
+pub use self::feed::Events;
 use self::{live::Process, readers::Readers};
-use crate::{
-    feed,
-    fence::{Fence, FenceDatabase},
-    lease::LeaseAdmin,
-};
 
 /// The console of a fence and a lease store. See [the module](self), above all
 /// [what it does not do](self#it-does-not-authenticate).
-pub fn router<DB, L, S>(fence: Fence<DB>, leases: L) -> Router<S>
+pub fn router<DB, L, S>(fence: Fence<DB>, leases: L, events: Events) -> Router<S>
 where
     DB: FenceDatabase,
     L: LeaseAdmin,
     S: Clone + Send + Sync + 'static,
 {
-    Console::new(fence, leases).router()
+    Console::new(fence, leases, events).router()
 }
 
 /// Settings of the console.
@@ -121,16 +125,18 @@ where
 pub struct Console<DB: FenceDatabase, L> {
     fence: Fence<DB>,
     leases: L,
+    events: Events,
     process: Process,
     readers: Arc<Readers>,
 }
 
 impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
     /// A console with the default name.
-    pub fn new(fence: Fence<DB>, leases: L) -> Self {
+    pub fn new(fence: Fence<DB>, leases: L, events: Events) -> Self {
         Self {
             fence,
             leases,
+            events,
             process: Process::of_this(),
             readers: Arc::default(),
         }
@@ -147,7 +153,6 @@ impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
     /// The router, to be nested where the console shall live, behind the application's own authentication. Events are
     /// kept from now on.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
-        feed::switch_on();
         let api = Router::new()
             .route("/leases", get(leases::list::<DB, L>))
             .route("/break", post(leases::break_lease::<DB, L>))
@@ -156,7 +161,8 @@ impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
             .route("/floors", get(fences::floors::<DB, L>))
             .route("/reset", post(fences::reset::<DB, L>))
             .route("/events", get(live::events::<DB, L>))
-            .route_layer(from_fn(request::refuse_other_sites));
+            .route_layer(from_fn(request::refuse_other_sites))
+            .layer(DefaultBodyLimit::max(request::BODY_LIMIT_BYTES));
         Router::new()
             .route("/", get(page::index))
             .route("/{file}", get(page::file))

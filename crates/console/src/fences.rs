@@ -4,25 +4,20 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json as Answer,
-    extract::State,
+    extract::State as Shared,
     response::{IntoResponse, Response},
 };
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{
+use crate::{
     Console,
+    leases::Lease,
     page::NO_STORE,
     rejection::Rejection,
     request::{Asked, Json, rows},
 };
-use crate::{
-    feed::FEED,
-    fence::{FenceDatabase, FenceRow},
-    lease::LeaseAdmin,
-    token::{Resource, Token},
-    wire::StateBody,
-};
+use tower_fence::{FenceDatabase, Resource, Token, fence::FenceRow, lease::LeaseAdmin};
 
 #[derive(Deserialize)]
 pub(super) struct Name {
@@ -48,8 +43,17 @@ impl From<FenceRow> for Row {
     }
 }
 
-fn whole_ms(time: Duration) -> u64 {
+pub(crate) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The state of a lock.
+#[derive(Serialize)]
+struct State {
+    held: bool,
+    resource: Resource,
+    #[serde(flatten)]
+    lease: Option<Lease>,
 }
 
 /// What there is to say about a resource, from both sides.
@@ -61,7 +65,7 @@ struct Known {
     partition: u8,
     floor: i64,
     granted: i64,
-    lease: StateBody,
+    lease: State,
     /// When the lease that is held was granted, where this process has seen it.
     granted_at_ms: Option<u64>,
     /// Since when this process has looked.
@@ -70,26 +74,31 @@ struct Known {
 }
 
 pub(super) async fn look_up<DB: FenceDatabase, L: LeaseAdmin>(
-    State(console): State<Arc<Console<DB, L>>>,
+    Shared(console): Shared<Arc<Console<DB, L>>>,
     Asked(Name { resource }): Asked<Name>,
 ) -> Result<Response, Rejection> {
     let resource =
         Resource::new(resource).map_err(|error| Rejection::invalid("resource", error))?;
     let state = console.fence.state(&resource).await?;
     let held = console.leases.inspect(&resource).await?;
+    let feed = console.events.feed();
     let granted_at_ms = held
         .as_ref()
-        .and_then(|held| FEED.granted_at_ms(&resource, held.token));
+        .and_then(|held| feed.granted_at_ms(&resource, held.token));
     let known = Known {
         max_token: state.max_token(),
         row: state.row.map(Row::from),
         partition: state.partition,
         floor: state.floor,
         granted: state.granted,
-        lease: StateBody::new(&resource, held.as_ref()),
+        lease: State {
+            held: held.is_some(),
+            resource: resource.clone(),
+            lease: held.as_ref().map(Lease::from),
+        },
         granted_at_ms,
-        feed_began_ms: FEED.began_ms(),
-        now_ms: FEED.now_ms(),
+        feed_began_ms: feed.began_ms(),
+        now_ms: feed.now_ms(),
         resource,
     };
     Ok(([NO_STORE], Answer(known)).into_response())
@@ -110,7 +119,7 @@ struct Fences {
 }
 
 pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
-    State(console): State<Arc<Console<DB, L>>>,
+    Shared(console): Shared<Arc<Console<DB, L>>>,
     Asked(paging): Asked<Paging>,
 ) -> Result<Response, Rejection> {
     let limit = rows(paging.limit)?;
@@ -141,7 +150,7 @@ struct Floor {
 }
 
 pub(super) async fn floors<DB: FenceDatabase, L: LeaseAdmin>(
-    State(console): State<Arc<Console<DB, L>>>,
+    Shared(console): Shared<Arc<Console<DB, L>>>,
 ) -> Result<Response, Rejection> {
     let floors = console.fence.floors().await?.into_iter();
     let floors: Vec<_> = floors
@@ -158,7 +167,7 @@ pub(super) struct Reset {
 }
 
 pub(super) async fn reset<DB: FenceDatabase, L: LeaseAdmin>(
-    State(console): State<Arc<Console<DB, L>>>,
+    Shared(console): Shared<Arc<Console<DB, L>>>,
     Json(Reset { resource, token }): Json<Reset>,
 ) -> Result<Response, Rejection> {
     console.fence.reset(&resource, token).await?;
