@@ -1,4 +1,4 @@
-//! What the layer does to operations, for their OpenAPI document.
+//! Adds the effects of the layer to an OpenAPI document.
 
 use utoipa::openapi::{HttpMethod, OpenApi};
 
@@ -14,11 +14,11 @@ use crate::{
 };
 
 impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
-    /// Adds to each operation of a document what this layer does to it: the headers of its requests and answers, and its
-    /// refusals. Meant for the operations of the routes that the layer is around, before others are merged.
+    /// Adds this layer's headers and refusals to each operation of a document.
     ///
-    /// The document follows the settings of this layer, so it is made last. See [`openapi`](crate::openapi) for an
-    /// example.
+    /// Call it with the operations of the routes that the layer wraps, before other operations are
+    /// merged in, and after all settings of the layer: the document follows them. See
+    /// [`openapi`](crate::openapi) for an example.
     #[cfg_attr(docsrs, doc(cfg(feature = "openapi")))]
     pub fn describe(&self, api: &mut OpenApi) {
         let (reads, writes) = (self.problems_of_reads(), self.problems_of_writes());
@@ -27,7 +27,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         for (method, operation) in operations(api) {
             let token = &self.config.header;
             match method {
-                // They pass, whatever they bring.
+                // These methods pass without a check.
                 HttpMethod::Options | HttpMethod::Trace => {}
                 HttpMethod::Get | HttpMethod::Head => {
                     take_header(operation, token, false, fencing_tokens(at_most, false));
@@ -47,7 +47,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         add_schemas(api, &writes);
     }
 
-    /// What a request with a token may be refused with.
+    /// Returns the problems with which a request with a token may be refused.
     fn problems_of_reads(&self) -> Vec<ProblemType> {
         let config = &self.config;
         let mut problems = vec![
@@ -72,7 +72,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         problems
     }
 
-    /// What a write may be refused with.
+    /// Returns the problems with which a write may be refused.
     fn problems_of_writes(&self) -> Vec<ProblemType> {
         let mut problems = self.problems_of_reads();
         problems.extend([
@@ -123,7 +123,7 @@ mod tests {
         Fence::new(pool.connect_lazy("sqlite::memory:").unwrap())
     }
 
-    /// A write and a read, of which the application has said this.
+    /// Returns a write and a read with these documented responses.
     fn paths(answer: impl Into<RefOr<Response>>) -> Paths {
         let answer = answer.into();
         let operation = || {
@@ -209,7 +209,7 @@ mod tests {
         layer.describe(&mut api);
         let text = serde_json::to_string(&api).unwrap();
         for kind in ProblemType::ALL {
-            // One answers a path for which there is no operation, the others are the server's.
+            // `UnknownRoute` answers a path without an operation; the server answers the others.
             let is_elsewhere = matches!(
                 kind,
                 ProblemType::UnknownRoute
