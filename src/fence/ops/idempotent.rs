@@ -256,8 +256,7 @@ impl<DB: FenceDatabase> Transaction<DB> {
                 .await
                 .map_err(CommitError::before_commit)?;
             if !stored {
-                let gone =
-                    "the idempotency record is missing: a statement of the handler has ended the transaction";
+                let gone = "the idempotency record is missing: a statement of the handler has ended the transaction";
                 return Err(CommitError::Aborted(Arc::new(sqlx::Error::Protocol(
                     gone.into(),
                 ))));
