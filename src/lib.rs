@@ -116,8 +116,9 @@
 //! [`tower-fence-redlock`](https://docs.rs/tower-fence-redlock).
 //!
 //! A fence without HTTP needs `default-features = false, features = ["postgres"]`, and does not
-//! depend on axum. A service that only holds leases needs `default-features = false, features =
-//! ["client"]`, and depends neither on axum nor on a database nor on Redis.
+//! depend on axum. A service that only holds leases needs
+//! `default-features = false, features = ["client"]`, and depends neither on axum nor on a database
+//! nor on Redis.
 //!
 //! TLS is that of the client libraries: enable it with a feature of `sqlx` (`tls-rustls`, …),
 //! `redis` (`tokio-rustls-comp`, …, or `redis-tls` of this crate) or `reqwest` (`rustls`,
