@@ -41,9 +41,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// `query` is an `INSERT`, `UPDATE` or `DELETE` of sqlx with `RETURNING`. It sees a relation
     /// `fence`, which has one row if the token is admitted and none otherwise, and must depend on
-    /// it: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for an insert `INSERT INTO … SELECT …
-    /// FROM fence`. The rows that it returns are those that it has written. If it returns none,
-    /// nothing counts as written: the token stays usable, and older tokens are stale.
+    /// it: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for an insert
+    /// `INSERT INTO … SELECT … FROM fence`. The rows that it returns are those that it has written.
+    /// If it returns none, nothing counts as written: the token stays usable, and older tokens are
+    /// stale.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
