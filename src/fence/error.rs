@@ -103,7 +103,7 @@ pub enum CommitError {
     )]
     Unrecorded,
     /// The request that the transaction was lent to has already been answered. Nothing was written.
-    #[error("the transaction outlived the request that it was lent to")]
+    #[error("the transaction was used after its request had ended")]
     Escaped,
     /// The answer to COMMIT was lost: the writes may or may not have been committed.
     #[error("the outcome of COMMIT is unknown")]

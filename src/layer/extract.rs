@@ -121,8 +121,8 @@ pub enum NoTransaction {
     PlainRead,
     /// The layer is deferred: the handler must begin the transaction itself.
     #[error(
-        "this fence is deferred: take `PendingWrite`, which has the claims, and begin, or drop \
-         `.deferred()`"
+        "this fence is deferred: take `PendingWrite`, which begins the transaction, or remove \
+         `.deferred()` from the layer"
     )]
     Deferred,
     /// The layer is not deferred: the transaction has already begun.
