@@ -270,8 +270,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
     'Registers the calling session as a listener, until the session ends or changes its application name.';
 
--- In the meantime, a pooler may have given the server connection to another client, or another
--- session may have the same process id. Neither has the application name of the listener.
+-- Since its registration, a pooler may have given the server connection to another client, or
+-- another session may have got the same process id. Neither has the application name of the
+-- listener.
 CREATE FUNCTION tower_fence.listener_lives(listener bigint)
 RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
     SELECT EXISTS (

@@ -1,4 +1,4 @@
--- The fence in SQLite: the same tables as in Postgres, without functions. The prefix of the tables'
+-- The fence in SQLite: the same tables as in Postgres, without functions. The prefix of the table
 -- names replaces `tower_fence.` in this text.
 
 -- The highest stale token of each resource.
