@@ -60,7 +60,7 @@ impl fmt::Debug for LeaseDigest {
     }
 }
 
-/// Reason for which a grant could not be announced.
+/// Reason why a grant could not be announced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {

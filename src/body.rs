@@ -57,7 +57,7 @@ pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration
     let _ = tokio::time::timeout(within, to_the_end).await;
 }
 
-/// Reason for which a request's body was refused.
+/// Reason why a request's body was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BodyError {

@@ -178,7 +178,7 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Reason for which a source returned no epoch.
+/// Reason why a source returned no epoch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpochError {

@@ -230,7 +230,7 @@ pub fn format(tokens: &[FencingToken]) -> String {
     list.finish().unwrap_or_default()
 }
 
-/// Reason for which a `Fencing-Token` field was refused.
+/// Reason why a `Fencing-Token` field was refused.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MalformedToken {

@@ -102,7 +102,7 @@ impl fmt::Display for IdempotencyKey {
     }
 }
 
-/// Reason for which an `Idempotency-Key` field was refused.
+/// Reason why an `Idempotency-Key` field was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {

@@ -198,7 +198,7 @@ impl fmt::Debug for ResourcePattern {
     }
 }
 
-/// Reason for which a text is not a valid [`ResourcePattern`].
+/// Reason why a text is not a valid [`ResourcePattern`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidPattern {
@@ -233,7 +233,7 @@ pub enum InvalidPattern {
     ControlCharacter,
 }
 
-/// Reason for which a [`ResourcePattern`] could not be filled.
+/// Reason why a [`ResourcePattern`] could not be filled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FillError {

@@ -350,7 +350,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_call(text) IS
-    'Notifies the first request in the queue of a resource of the milliseconds for which the resource stays blocked. '
+    'Notifies the first request in the queue of a resource: the resource stays blocked for this many milliseconds. '
     'Removes requests before it whose listener''s session has ended.';
 
 -- A request that waits has a listener. The outcome is one of
@@ -618,7 +618,7 @@ COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
 --     kept       with the token that the lease had
 --     renewed    with a new token
 --     lost       the lease is not held, or the fence has seen a higher token: another holder may
---                have written since this one has read
+--                have written since the last read of this one
 --     exhausted  with the highest token that was seen
 --     again      another transaction was in the way: retry
 --

@@ -285,7 +285,7 @@ RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence
     END FROM pg_class AS c WHERE c.oid = relation
 $fence$;
 COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS
-    'The reason for which a table cannot be protected; null if it can.';
+    'The reason why a table cannot be protected; null if it can.';
 
 CREATE FUNCTION tower_fence.protect(relation regclass, pattern text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$

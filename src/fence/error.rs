@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::fault::{Failure, Fault};
 pub use crate::stale::StaleToken;
 
-/// Reason for which a token was not admitted. Nothing was written.
+/// Reason why a token was not admitted. Nothing was written.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
@@ -75,7 +75,7 @@ impl From<CommitError> for AdmitError {
     }
 }
 
-/// Reason for which a transaction was not committed, or its outcome is unknown.
+/// Reason why a transaction was not committed, or its outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
@@ -135,7 +135,7 @@ impl CommitError {
     }
 }
 
-/// Reason for which a single-statement write was not executed, or its outcome is unknown.
+/// Reason why a single-statement write was not executed, or its outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {

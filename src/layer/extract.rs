@@ -95,7 +95,7 @@ pub(super) struct FencedBy {
     pub(super) deferred: bool,
 }
 
-/// Reason for which a handler cannot get its transaction or its claims: an error of the service,
+/// Reason why a handler cannot get its transaction or its claims: an error of the service,
 /// answered with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

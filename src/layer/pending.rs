@@ -17,11 +17,11 @@ use crate::fence::{
     Slot, Statement, TokenUse, WriteError, Written, typed,
 };
 
-/// Right of a handler behind a [deferred](super::FenceLayer::deferred) layer to write once.
+/// Pending write of a request behind a [deferred](super::FenceLayer::deferred) layer.
 ///
-/// It is consumed by [`begin`](Self::begin), for a transaction, or by [`write`](Self::write), for a
-/// single statement. If a handler answers a success without using it, the answer is 500 instead.
-///
+/// It lets the handler write once. It is consumed by [`begin`](Self::begin), for a transaction, or
+/// by [`write`](Self::write), for a single statement. If a handler answers a success without using
+/// it, the answer is 500 instead.
 /// ```
 /// use axum::{Json, extract::Path, http::StatusCode};
 /// use tower_fence::{PgPendingWrite, fence::WriteError};
@@ -203,7 +203,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 }
 
-/// Converts the reason for which no transaction was opened into the error of the statement.
+/// Converts the reason why no transaction was opened into the error of the statement.
 fn not_opened(refusal: Refusal) -> WriteError {
     match refusal {
         Refusal::Admit(error) => error.into(),

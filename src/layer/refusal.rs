@@ -1,4 +1,4 @@
-//! [`Refusal`]: the reasons for which the layer refuses a request, and their responses.
+//! [`Refusal`]: the reasons why the layer refuses a request, and their responses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     token_keys::Forged,
 };
 
-/// Reason for which the layer refused a request.
+/// Reason why the layer refused a request.
 ///
 /// It is answered as problem+json. It is also put into the extensions of the response, so that an
 /// outer layer can count it or render it differently:

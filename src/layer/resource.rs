@@ -149,7 +149,7 @@ where
     }
 }
 
-/// Reason for which a request has no resource.
+/// Reason why a request has no resource.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {

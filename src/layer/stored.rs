@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use crate::{fence::StoredResponse, idempotency::IDEMPOTENT_REPLAYED};
 
-/// Reason for which a response could not be stored.
+/// Reason why a response could not be stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnstorableResponse {

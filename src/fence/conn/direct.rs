@@ -82,7 +82,7 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Returns the reason for which a waiter got no connection.
+    /// Returns the reason why a waiter got no connection.
     pub(super) fn refusal(&self, error: sqlx::Error) -> Failure {
         // sqlx tries to connect until the timeout. Only an exhausted pool counts as busy.
         match error {
@@ -100,7 +100,7 @@ impl<DB: Backend> Direct<DB> {
         let cause = match error {
             sqlx::Error::Io(error) => IoError::new(error.kind(), format!("{address}: {error}")),
             sqlx::Error::PoolTimedOut => {
-                let silent = format!("cannot connect to {address} in time");
+                let silent = format!("timed out while connecting to {address}");
                 IoError::new(ErrorKind::TimedOut, silent)
             }
             error => return Failure::from(error).with_fault(Fault::Lost),

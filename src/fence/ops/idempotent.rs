@@ -48,7 +48,7 @@ pub(crate) enum Once<DB: FenceDatabase> {
     Replay(StoredResponse),
 }
 
-/// Reason for which a request under an idempotency key was refused. Nothing was written.
+/// Reason why a request under an idempotency key was refused. Nothing was written.
 #[derive(Debug)]
 pub(crate) enum OnceError {
     /// The key was used for another request.

@@ -5,7 +5,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Reason for which a fence was not reset. Nothing was changed.
+/// Reason why a fence was not reset. Nothing was changed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResetError {
