@@ -22,8 +22,7 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Makes stale every token that was granted so far, and every token that the database may have
-    /// lost.
+    /// Makes every token stale that was granted so far or that the database may have lost.
     ///
     /// It is for operators, after the database may have lost confirmed commits, and **before any
     /// client writes again**. Leases that are stored in this database end; other stores begin new
@@ -108,9 +107,9 @@ impl Fence<Postgres> {
     /// the timeline of the server's WAL has changed. Default: yes.
     ///
     /// The timeline changes at each promotion of a standby, and when a server is restored from its
-    /// archive. The fence then treats each resource before it is written to, read under a token, or
-    /// raised. The setting is stored in the database, so it applies to all processes and to the SQL
-    /// functions.
+    /// archive. The fence then makes the earlier tokens of a resource stale before it is written to,
+    /// read under a token, or raised. The setting is stored in the database, so it applies to all
+    /// processes and to the SQL functions.
     ///
     /// If it is off, a promotion changes nothing, and leases continue. Switch it off if the
     /// standbys are synchronous, so that a promotion loses nothing, or if

@@ -96,9 +96,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// With another issuer, pass a lower bound of its grants: [`LiveTokens::granted_up_to`].
-    /// ZooKeeper requires it, because its tokens look like those of epochs that this database has
-    /// never issued.
+    /// With another issuer, pass the highest token that it has certainly granted:
+    /// [`LiveTokens::granted_up_to`]. ZooKeeper requires it, because its tokens look like those of
+    /// epochs that this database has never issued.
     ///
     /// # Errors
     ///
