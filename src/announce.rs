@@ -1,9 +1,9 @@
-//! Where the two sides meet at a grant: the lock side announces what it has granted, and the
-//! resource side makes everything older dead before the grant is answered.
+//! Announcement of grants: the issuer announces each grant to the resource's fence, which makes all
+//! older tokens stale before the grant is answered.
 //!
 //! A fence that only checks writes still accepts the old holder between the new holder's grant and
-//! its first write. Whatever the new holder read in between may be overwritten unseen: a lost
-//! update. [`Announced`](crate::lease::Announced) leases close that gap; `Fence` implements
+//! its first write. The old holder may then overwrite data that the new holder has already read: a
+//! lost update. [`Announced`](crate::lease::Announced) leases close that gap; `Fence` implements
 //! [`Announce`].
 
 use std::{error::Error, fmt, pin::Pin};
@@ -12,19 +12,19 @@ use sha2::{Digest, Sha256};
 
 use crate::token::{Resource, Token};
 
-/// The resource side, as the lock side sees it: it learns of each grant before the holder does.
+/// Receiver of grants on the side of the resource. It learns of each grant before the holder does.
 pub trait Announce: Send + Sync {
-    /// Announces that `token` was granted to a lease: makes every older token of the resource dead,
-    /// and waits for a write in flight. To announce the same grant again is no error while its token
-    /// is alive.
+    /// Announces that `token` was granted to a lease: makes every older token of the resource
+    /// stale, and waits for a write that is in progress. Repeating the announcement of a grant is
+    /// not an error as long as its token is not stale.
     ///
-    /// The resource has the last word. It keeps the highest token that was announced, and to which
-    /// lease; what is not above both that and the highest dead token, and is no repetition either,
-    /// is outranked, and changes nothing.
+    /// The resource stores the highest announced token and its lease. If `token` is not above both
+    /// that token and the highest stale token, and is not a repetition, it is outranked, and
+    /// nothing changes.
     ///
     /// # Errors
     ///
-    /// [`AnnounceError`] when that could not be done. The grant is not answered then.
+    /// [`AnnounceError`] if the announcement failed. The grant must not be answered then.
     fn announce<'a>(
         &'a self,
         resource: &'a Resource,
@@ -33,21 +33,21 @@ pub trait Announce: Send + Sync {
     ) -> AnnounceFuture<'a>;
 }
 
-/// What [`Announce::announce`] returns.
+/// Future returned by [`Announce::announce`].
 pub type AnnounceFuture<'a> = Pin<Box<dyn Future<Output = Result<(), AnnounceError>> + Send + 'a>>;
 
-/// SHA-256 of a lease id: tells leases from each other, and gives none of their secrets away.
+/// SHA-256 of a lease id: distinguishes leases without revealing their ids.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct LeaseDigest([u8; 32]);
 
 impl LeaseDigest {
-    /// The digest of a lease id.
+    /// Computes the digest of a lease id.
     #[must_use]
     pub fn of(lease_id: &str) -> Self {
         Self(Sha256::digest(lease_id.as_bytes()).into())
     }
 
-    /// The 32 bytes.
+    /// Returns the 32 bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -60,30 +60,31 @@ impl fmt::Debug for LeaseDigest {
     }
 }
 
-/// Why a grant could not be announced.
+/// Reason why a grant could not be announced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {
-    /// A newer token was seen or announced already. The grant may be repeated with `next`, or any
+    /// A newer token was already seen or announced. The grant may be repeated with `next` or any
     /// token above it.
     #[error("the resource has seen a newer token than the grant's: the next one is {next}")]
     Outranked {
-        /// The lowest token that is above all that the resource has seen.
+        /// The lowest token above all that the resource has seen.
         next: Token,
-        /// Whether this very grant was the last one to be announced: its token was used up since.
+        /// Whether this same grant was the last one to be announced. If so, its token has been used
+        /// up since.
         was_last: bool,
     },
-    /// There is no token above those that the resource has seen.
-    #[error("the resource has seen token {max_token}, above which there is none")]
+    /// The resource has seen the highest possible token.
+    #[error("the resource has seen token {max_token}, and no token is left above it")]
     Exhausted {
-        /// The highest token that is dead, or was announced.
+        /// The highest token that is stale or was announced.
         max_token: i64,
     },
-    /// The resource could not be reached, or a write in flight took too long.
+    /// The resource's fence is unreachable, or a write in progress took too long.
     #[error("the grant could not be announced")]
     Unreachable(#[source] Box<dyn Error + Send + Sync>),
-    /// The resource side is not set up: a table or a right is missing, for example. It does not pass
-    /// by itself.
-    #[error("the grant could not be announced: the resource side is misconfigured")]
+    /// The resource's fence is not set up: a table or a privilege is missing, for example. A retry
+    /// does not help.
+    #[error("the grant could not be announced: the resource's fence is misconfigured")]
     Misconfigured(#[source] Box<dyn Error + Send + Sync>),
 }

@@ -1,7 +1,8 @@
-//! Reading a request's body before anything is held for it: bounded in size and in time.
+//! Reads a request's body, limited in size and time, before the request holds a connection.
 //!
-//! A refusal that leaves with the body unread closes the connection, and a client that writes all of its request before it
-//! reads gets a broken pipe instead of the answer. So the rest of a refused body is read as well, beside the answer ([`discard`]).
+//! If a refusal is sent while the body is unread, the connection is closed, and a client that sends
+//! its whole request before it reads gets a broken pipe instead of the response. So the rest of a
+//! refused body is read in the background ([`discard`]).
 
 use std::time::Duration;
 
@@ -12,14 +13,14 @@ use http_body_util::{BodyExt, Collected, LengthLimitError, Limited};
 
 use crate::problem::{Problem, ProblemType};
 
-/// Reads the whole body, trailers included. Where it is refused, there may be a rest.
+/// Reads the whole body, including trailers. If it is refused, a part of it may be unread.
 pub(crate) async fn read(
     body: &mut Body,
     limit_bytes: usize,
     within: Duration,
 ) -> Result<Collected<Bytes>, BodyError> {
     let too_large = BodyError::TooLarge { limit_bytes };
-    // An announced length is refused before a byte of it is read.
+    // A declared length above the limit is refused before any byte is read.
     if body.size_hint().lower() > limit_bytes as u64 {
         return Err(too_large);
     }
@@ -35,8 +36,8 @@ pub(crate) async fn read(
 #[cfg(feature = "layer")]
 const DISCARDED_LIMITS: u64 = 4;
 
-/// Reads the rest of a refused body, and keeps nothing of it: to its end, as far as four times the limit, or for so
-/// long. A body of which it is known that it is longer is left alone.
+/// Reads and discards the rest of a refused body, up to four times the limit and within the
+/// timeout. A body that is known to be longer is not read.
 #[cfg(feature = "layer")]
 pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration) {
     let mut left = DISCARDED_LIMITS.saturating_mul(limit_bytes as u64);
@@ -52,18 +53,18 @@ pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration
             left -= bytes;
         }
     };
-    // Nothing is owed to a client that is too slow.
+    // A client that is too slow may miss the response.
     let _ = tokio::time::timeout(within, to_the_end).await;
 }
 
-/// Why a request's body was refused.
+/// Reason why a request's body was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BodyError {
     /// The body is longer than the limit.
     #[error("the body is longer than {limit_bytes} bytes")]
     TooLarge {
-        /// The limit.
+        /// The limit, in bytes.
         limit_bytes: usize,
     },
     /// The body did not arrive in time.
@@ -72,13 +73,13 @@ pub enum BodyError {
         /// The limit.
         within: Duration,
     },
-    /// The body broke off, or its encoding is wrong.
-    #[error("the body broke off")]
+    /// The body ended unexpectedly, or its encoding is invalid.
+    #[error("the body ended unexpectedly")]
     Malformed,
 }
 
 impl BodyError {
-    /// The type of problem it is answered with.
+    /// Returns the problem type of the response.
     #[must_use]
     pub const fn problem_type(&self) -> ProblemType {
         match self {
@@ -107,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// A body of which nobody says how long it is.
+    /// A body of unknown length.
     fn unannounced(bytes: &'static [u8]) -> Body {
         Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]))
     }

@@ -1,5 +1,5 @@
-//! Where the two sides meet in Postgres: the lock side calls functions that stand beside the tables of the fence, and
-//! the fence has the connections.
+//! Calls of the lease functions in Postgres: the lease store calls functions in the schema of the
+//! fence, over the fence's connections.
 
 use std::{error::Error, pin::Pin, time::Duration};
 
@@ -7,56 +7,58 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 
 use crate::token::Resource;
 
-/// A database that has the functions of the leases: [`Fence<Postgres>`](crate::Fence). It cannot be implemented
-/// elsewhere.
+/// Database with the lease functions: [`Fence<Postgres>`](crate::Fence). The trait is sealed.
 #[expect(private_bounds, reason = "sealed")]
 pub trait LeaseDatabase: Calls + 'static {}
 
 impl<T: Calls + 'static> LeaseDatabase for T {}
 
-/// What runs the calls.
+/// Executor of the calls.
 pub(crate) trait Calls: Send + Sync {
-    /// Runs the statements that are made for a prefix of all names (`tower_fence.`), as one
-    /// transaction at READ COMMITTED, and returns their rows. They are one message, and so one round trip, also
-    /// where a pooler stands in between; their arguments are literals.
+    /// Runs statements as one transaction at READ COMMITTED, and returns their rows. The statements
+    /// are built for the prefix of all names (`tower_fence.`). They are one message, and so one
+    /// round trip, even with a pooler; their arguments are literals.
     ///
-    /// Dropped while they are under way, they may have had their effect.
+    /// If the future is dropped while they run, they may have had their effect.
     fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>>;
 
-    /// Calls a function, as one transaction at READ COMMITTED and in one round trip, and returns its rows. The statement
-    /// is prepared, unless a pooler may prepare it on one server and execute it on another.
+    /// Calls a function, as one transaction at READ COMMITTED and in one round trip, and returns
+    /// its rows. The statement is prepared, unless a pooler may prepare it on one server connection
+    /// and execute it on another.
     ///
-    /// Dropped while it is under way, it may have had its effect.
+    /// If the future is dropped while it runs, it may have had its effect.
     fn call_function<'a>(&'a self, call: FunctionCall<'a>) -> CallFuture<'a, Vec<PgRow>>;
 
-    /// The prefix of all names, such as `tower_fence.`.
+    /// Returns the prefix of all names, such as `tower_fence.`.
     fn prefix(&self) -> CallFuture<'_, String>;
 
-    /// How to connect for a session that listens; `None` where a pooler in between gives each transaction a
-    /// server of its own, so that there can be none.
+    /// Returns the connection options for a session that listens. Returns `None` if a pooler
+    /// assigns a server connection to each transaction, because a session cannot listen then.
     fn session_options(&self) -> Option<PgConnectOptions>;
 
-    /// How long an answer may take.
+    /// Returns the timeout of an answer.
     fn answer_wait(&self) -> Duration;
 }
 
-/// Makes statements for a prefix.
+/// Function that builds statements for a prefix.
 pub(crate) type Statements<'a> = Box<dyn FnOnce(&str) -> String + Send + 'a>;
 
-/// The call of a function.
+/// Call of a function.
 pub(crate) struct FunctionCall<'a> {
     pub(crate) function: &'static str,
     pub(crate) arguments: &'a [Argument<'a>],
-    /// What is selected of its row `a`. Where it returns a value and no row, that is `a.answer`.
+    /// The columns that are selected from its row `a`. If it returns a value instead of a row, this
+    /// is `a.answer`.
     pub(crate) columns: &'static str,
-    /// Whether its COMMIT need not wait for the disk.
+    /// Whether its COMMIT need not wait for the WAL flush.
     pub(crate) lazily: bool,
-    /// The resource whose rows it locks. Of the calls of one function for one resource, at most one waits for a lock for
-    /// longer than a moment; the others wait in the process, without a connection.
+    /// The resource whose rows the function locks. Of the calls of one function for one resource,
+    /// at most one waits for a lock for longer than a moment; the others wait in the process,
+    /// without a connection.
     pub(crate) resource: Option<&'a Resource>,
 }
 
-/// An argument of a function.
+/// Argument of a function.
 #[derive(Clone, Copy)]
 pub(crate) enum Argument<'a> {
     Text(Option<&'a str>),
@@ -67,7 +69,8 @@ pub(crate) enum Argument<'a> {
 }
 
 impl Argument<'_> {
-    /// As an expression of SQL, whatever its characters and the settings of the session.
+    /// Returns the argument as an SQL expression that is independent of its characters and of the
+    /// settings of the session.
     pub(crate) fn literal(self) -> String {
         match self {
             Self::Text(Some(text)) => literal_text(text),
@@ -83,7 +86,7 @@ impl Argument<'_> {
     }
 }
 
-/// Text as an expression of SQL.
+/// Returns text as an SQL expression.
 pub(crate) fn literal_text(text: &str) -> String {
     format!(
         "pg_catalog.convert_from({}, 'UTF8')",
@@ -98,12 +101,12 @@ fn literal_bytes(bytes: &[u8]) -> String {
 
 pub(crate) type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
 
-/// Why a call failed.
+/// Failure of a call.
 #[derive(Debug, thiserror::Error)]
 #[error("the call failed")]
 pub(crate) struct CallError {
     #[source]
     pub(crate) cause: Box<dyn Error + Send + Sync>,
-    /// Whether it does not pass by itself.
+    /// Whether a retry cannot help.
     pub(crate) is_misconfigured: bool,
 }

@@ -1,8 +1,8 @@
-//! Where the two sides meet: the lock side needs numbers that survive the loss of its store, the
-//! resource side has a database.
+//! Epochs of tokens: numbers that survive the loss of a lease store, because a database stores
+//! them.
 //!
 //! A token of this crate's issuers is `epoch * 1_000_000_000 + n`. A new epoch begins whenever the
-//! lease store has lost its history; [`Epochs`] hands them out, and `Fence` implements it.
+//! lease store has lost its data. A source of [`Epochs`] issues them; `Fence` implements it.
 
 use std::{error::Error, fmt, pin::Pin, str::FromStr, sync::Arc};
 
@@ -10,37 +10,38 @@ use crc::{CRC_32_ISO_HDLC, Crc};
 
 use crate::token::{Resource, Token};
 
-/// A source of epochs that never repeats and never goes back.
+/// Source of epochs that never repeat and never decrease.
 ///
-/// An implementation must have made durable what it answers, whatever its connection is set to:
-/// tokens are only as monotonic as their epochs.
+/// An implementation must make each epoch durable before it returns it, whatever the settings of
+/// its connection: tokens are only as monotonic as their epochs.
 pub trait Epochs: Send + Sync {
-    /// Takes the next epoch of a partition: higher than every epoch this partition was given
+    /// Returns the next epoch of a partition: higher than every epoch that this partition was given
     /// before, and not below `at_least`.
     ///
     /// # Errors
     ///
-    /// [`EpochError`] when the source cannot be reached, or has no epoch left. No epoch, no grant.
+    /// [`EpochError`] if the source is unreachable or has no epoch left. Without an epoch there is
+    /// no grant.
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_>;
 
-    /// Brings back an epoch that a lease store counts in: from now on only higher ones are handed
-    /// out for this partition. It costs a source nothing that has not forgotten any, and saves one
-    /// that has (a failover, a restored backup).
+    /// Re-reports an epoch in which a lease store counts: from now on only higher ones are issued
+    /// for this partition. The report changes nothing if the source has all its data. It restores
+    /// the epoch if the source has lost it (a failover, a restored backup).
     ///
-    /// Returns the lowest epoch whose tokens count: `seen`, unless the source knows that they are all
-    /// dead. Where that is higher, the store has to begin a new one.
+    /// Returns the lowest epoch with valid tokens: `seen`, unless the source knows that all its
+    /// tokens are stale. If the returned epoch is higher, the store must begin a new one.
     ///
     /// # Errors
     ///
-    /// [`EpochError`] when the source cannot be reached.
+    /// [`EpochError`] if the source is unreachable.
     fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_>;
 
-    /// Which source this is. Epochs of two sources say nothing about each other, so a lease store
-    /// refuses a clock that belongs to another one.
+    /// Returns the identity of this source. Epochs of two sources cannot be compared, so a lease
+    /// store refuses a token counter that belongs to another source.
     ///
     /// # Errors
     ///
-    /// [`EpochError`] when the source cannot be reached.
+    /// [`EpochError`] if the source is unreachable.
     fn source_id(&self) -> EpochFuture<'_, SourceId>;
 }
 
@@ -58,21 +59,21 @@ impl<E: Epochs + ?Sized> Epochs for Arc<E> {
     }
 }
 
-/// What the methods of [`Epochs`] return.
+/// Future returned by the methods of [`Epochs`].
 pub type EpochFuture<'a, T = Epoch> =
     Pin<Box<dyn Future<Output = Result<T, EpochError>> + Send + 'a>>;
 
-/// The name of a source of epochs, drawn at random when the source was made: 1 to 64 characters of
-/// `A-Z a-z 0-9 - _`. No secret.
+/// Identity of a source of epochs, generated randomly when the source was created: 1 to 64
+/// characters of `A-Z a-z 0-9 - _`. It is not a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceId(String);
 
 impl SourceId {
-    /// Checks that `id` has the form of a source's name.
+    /// Checks that `id` has the form of a source id.
     ///
     /// # Errors
     ///
-    /// [`InvalidSourceId`] when it has not.
+    /// [`InvalidSourceId`] if it does not.
     pub fn new(id: impl Into<String>) -> Result<Self, InvalidSourceId> {
         let id = id.into();
         let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
@@ -82,7 +83,7 @@ impl SourceId {
         Ok(Self(id))
     }
 
-    /// The text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -103,28 +104,29 @@ impl fmt::Display for SourceId {
     }
 }
 
-/// A text that is no [`SourceId`].
+/// Error for a text that is not a valid [`SourceId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the name of a source of epochs has 1 to 64 characters of A-Z a-z 0-9 - _")]
+#[error("the id of an epoch source must be 1 to 64 characters of A-Z a-z 0-9 - _")]
 #[non_exhaustive]
 pub struct InvalidSourceId;
 
-/// The partition of a resource, one of 256: the low byte of the CRC-32 (IEEE 802.3) of its name. Each partition has
-/// a token counter, with epochs of its own.
+/// Returns the partition of a resource, one of 256: the low byte of the CRC-32 (IEEE 802.3) of its
+/// name. Each partition has its own token counter, with its own epochs.
 ///
-/// This never changes between versions, or a resource would meet a counter that knows nothing of its earlier tokens.
+/// This never changes between versions: a resource would otherwise get a token counter that does
+/// not know its earlier tokens.
 #[must_use]
 pub fn partition_of(resource: &Resource) -> u8 {
     partition_of_name(resource.as_str())
 }
 
-/// The low byte of the CRC-32 (IEEE 802.3) of the name.
+/// Returns the low byte of the CRC-32 (IEEE 802.3) of the name.
 pub(crate) fn partition_of_name(name: &str) -> u8 {
     static CRC_32: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
     CRC_32.checksum(name.as_bytes()).to_le_bytes()[0]
 }
 
-/// The high digits of a token: an integer from 1 to 999 999.
+/// High digits of a token: an integer from 1 to 999 999.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(i64);
 
@@ -132,7 +134,7 @@ impl Epoch {
     /// The first epoch.
     pub const FIRST: Self = Self(1);
 
-    /// How many tokens there are in an epoch: its numbers go from 1 to one less than this.
+    /// Distance between two epochs: the numbers of an epoch go from 1 to one less than this.
     pub const SIZE: i64 = 1_000_000_000;
 
     const LAST: i64 = Token::MAX.get() / Self::SIZE;
@@ -141,7 +143,7 @@ impl Epoch {
     ///
     /// # Errors
     ///
-    /// [`EpochError::Exhausted`] when it is above 999 999. A value below 1 counts as the first.
+    /// [`EpochError::Exhausted`] if it is above 999 999. A value below 1 is treated as 1.
     pub fn new(value: i64) -> Result<Self, EpochError> {
         if value > Self::LAST {
             return Err(EpochError::Exhausted);
@@ -149,20 +151,21 @@ impl Epoch {
         Ok(Self(value.max(1)))
     }
 
-    /// The integer.
+    /// Returns the integer.
     #[must_use]
     pub const fn get(self) -> i64 {
         self.0
     }
 
-    /// The epoch of a token; `None` for a token below the first epoch, as other issuers make them.
+    /// Returns the epoch of a token, or `None` for a token below the first epoch, which belongs to
+    /// another issuer.
     #[must_use]
     pub fn of(token: Token) -> Option<Self> {
         let epoch = token.get() / Self::SIZE;
         (epoch > 0).then_some(Self(epoch))
     }
 
-    /// The token with number `n` of this epoch, for `n` from 1 to [`Epoch::SIZE`]` - 1`.
+    /// Returns the token with number `n` of this epoch, for `n` from 1 to [`Epoch::SIZE`]` - 1`.
     #[must_use]
     pub fn token(self, n: i64) -> Option<Token> {
         if !(1..Self::SIZE).contains(&n) {
@@ -178,18 +181,18 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Why no epoch was to be had.
+/// Reason why a source returned no epoch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpochError {
     /// All 999 999 epochs of the partition are used up.
     #[error("the partition has no epoch left")]
     Exhausted,
-    /// The source could not be asked.
-    #[error("the source of epochs could not be reached")]
+    /// The source is unreachable.
+    #[error("the source of epochs is unreachable")]
     Unreachable(#[source] Box<dyn Error + Send + Sync>),
-    /// The source is not set up: a table or a right is missing, for example. It does not pass by
-    /// itself.
+    /// The source is not set up: a table or a privilege is missing, for example. A retry does not
+    /// help.
     #[error("the source of epochs is misconfigured")]
     Misconfigured(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -249,12 +252,12 @@ mod tests {
     }
 }
 
-/// For the tests of stores.
+/// Source of epochs for the tests of lease stores.
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
 
-    /// A source that hands out what it is asked for.
+    /// A source that issues whatever epoch is requested.
     pub(crate) struct FirstEpoch;
 
     impl Epochs for FirstEpoch {

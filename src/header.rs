@@ -1,12 +1,12 @@
-//! The `Fencing-Token` field: an [RFC 9651] List of Integers, one member per resource.
+//! `Fencing-Token` header field: an [RFC 9651] List of Integers, one member per resource.
 //!
-//! 1. All field lines of the name are one list.
+//! 1. All field lines with this name form one list.
 //! 2. Each member is an Integer in the range of a [`Token`].
-//! 3. The parameter `resource` (a String, or a Display String where the name is not ASCII) says
-//!    which resource the token was made for; no two members name the same one.
-//! 4. The parameters `key` (a String, the id of a key) and `mac` (a Byte Sequence) are the signature of a
-//!    [signed token](crate::token_keys). They are carried here, not checked.
-//! 5. Other parameters are ignored, as RFC 9651 asks.
+//! 3. The parameter `resource` (a String, or a Display String if the name is not ASCII) names the
+//!    resource that the token was granted for. No two members name the same resource.
+//! 4. The parameters `key` (a String, the id of a key) and `mac` (a Byte Sequence) are the
+//!    signature of a [signed token](crate::token_keys). This module does not verify it.
+//! 5. Other parameters are ignored, as RFC 9651 requires.
 //!
 //! ```text
 //! Fencing-Token: 42
@@ -42,29 +42,29 @@ use crate::{
     token::{InvalidResource, InvalidToken, Resource, Token},
 };
 
-/// The default name of the field, `fencing-token`.
+/// Default name of the field, `fencing-token`.
 pub const FENCING_TOKEN: HeaderName = HeaderName::from_static("fencing-token");
 
 const RESOURCE: &KeyRef = key_ref("resource");
 const KEY: &KeyRef = key_ref("key");
 const MAC: &KeyRef = key_ref("mac");
 
-/// One member of the field.
+/// Member of the field.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FencingToken {
     /// The token.
     pub token: Token,
-    /// The resource it was made for, when the member says so.
+    /// The resource that the token was granted for, if the member names it.
     pub resource: Option<Resource>,
-    /// The id of the key that it says has signed it.
+    /// The id of the signing key, according to the member.
     pub key: Option<KeyId>,
-    /// The message authentication code it carries, when it does. Nothing has checked it.
+    /// The message authentication code of the member, if any. It is not verified.
     pub mac: Option<Bytes>,
 }
 
 impl FencingToken {
-    /// A member without parameters.
+    /// Creates a member without parameters.
     #[must_use]
     pub const fn new(token: Token) -> Self {
         Self {
@@ -75,21 +75,21 @@ impl FencingToken {
         }
     }
 
-    /// Says for which resource the token was made.
+    /// Sets the resource that the token was granted for.
     #[must_use]
     pub fn with_resource(mut self, resource: Resource) -> Self {
         self.resource = Some(resource);
         self
     }
 
-    /// Says which key has signed it.
+    /// Sets the id of the signing key.
     #[must_use]
     pub fn with_key(mut self, key: KeyId) -> Self {
         self.key = Some(key);
         self
     }
 
-    /// Adds a message authentication code.
+    /// Sets the message authentication code.
     #[must_use]
     pub fn with_mac(mut self, mac: impl Into<Bytes>) -> Self {
         self.mac = Some(mac.into());
@@ -98,7 +98,7 @@ impl FencingToken {
 }
 
 impl fmt::Debug for FencingToken {
-    /// Leaves out the bytes of the MAC.
+    /// Omits the bytes of the MAC.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FencingToken")
             .field("token", &self.token)
@@ -130,11 +130,13 @@ impl FromStr for FencingToken {
     }
 }
 
-/// Reads the field from its lines, in order. No line, or one that is empty, gives an empty list.
+/// Parses the field from its lines, in order. Without a line, or with one empty line, the result is
+/// an empty list.
 ///
 /// # Errors
 ///
-/// [`MalformedToken`], for the first rule that the lines break. Nothing panics, whatever the bytes.
+/// [`MalformedToken`], for the first rule that the lines violate. It never panics, whatever the
+/// bytes.
 pub fn parse<L: AsRef<[u8]>>(
     lines: impl IntoIterator<Item = L>,
 ) -> Result<Vec<FencingToken>, MalformedToken> {
@@ -159,7 +161,7 @@ pub fn parse<L: AsRef<[u8]>>(
     Ok(tokens)
 }
 
-/// RFC 9651, section 4.2: field lines are joined by a comma before they are parsed.
+/// Joins the field lines by a comma, as RFC 9651, section 4.2 requires before parsing.
 fn combine<L: AsRef<[u8]>>(lines: impl IntoIterator<Item = L>) -> Vec<u8> {
     let mut combined = Vec::new();
     for (position, line) in lines.into_iter().enumerate() {
@@ -199,8 +201,8 @@ fn member(item: Item) -> Result<FencingToken, MalformedToken> {
     Ok(token)
 }
 
-/// Writes the field's value. What it writes, [`parse`] reads back. An empty slice gives an empty
-/// text, which stands for "no field".
+/// Formats the field's value, which [`parse`] can read. An empty slice results in an empty text,
+/// which stands for "no field".
 #[must_use]
 pub fn format(tokens: &[FencingToken]) -> String {
     let mut list = ListSerializer::new();
@@ -228,44 +230,44 @@ pub fn format(tokens: &[FencingToken]) -> String {
     list.finish().unwrap_or_default()
 }
 
-/// Why a `Fencing-Token` field was refused.
+/// Reason why a `Fencing-Token` field was refused.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MalformedToken {
     /// The field is not an RFC 9651 List.
     #[error("the field is not an RFC 9651 List: {0}")]
     Syntax(Box<str>),
-    /// A member is something else than an Integer.
+    /// A member is not an Integer.
     #[error("a member of the field is not an Integer")]
     NotAnInteger,
-    /// A member is no token.
+    /// A member is not a valid token.
     #[error(transparent)]
     Token(#[from] InvalidToken),
-    /// The parameter `resource` is something else than a String.
+    /// The parameter `resource` is not a String.
     #[error("the parameter `resource` is not a String")]
     ResourceNotAString,
-    /// The parameter `resource` names no resource.
+    /// The parameter `resource` is not a valid resource name.
     #[error(transparent)]
     Resource(#[from] InvalidResource),
-    /// The parameter `key` is something else than a String.
+    /// The parameter `key` is not a String.
     #[error("the parameter `key` is not a String")]
     KeyNotAString,
-    /// The parameter `key` names no key.
+    /// The parameter `key` is not a valid key id.
     #[error(transparent)]
     Key(#[from] InvalidKeyId),
-    /// The parameter `mac` is something else than a Byte Sequence.
+    /// The parameter `mac` is not a Byte Sequence.
     #[error("the parameter `mac` is not a Byte Sequence")]
     MacNotBytes,
     /// Two members name the same resource.
     #[error("two members of the field name the resource {0}")]
     Duplicate(Resource),
-    /// A member does not say which of the request's several resources it is for.
-    #[error("a request for several resources has the parameter `resource` on each member")]
+    /// The request names several resources, and a member does not say which of them it is for.
+    #[error("a request for several resources needs the parameter `resource` on each member")]
     Unnamed,
     /// The field has more members than the request has resources.
-    #[error("the field has {found} members where one is expected")]
+    #[error("the field has {found} members, but one is expected")]
     Count {
-        /// How many members it has.
+        /// The number of its members.
         found: usize,
     },
 }

@@ -1,18 +1,19 @@
-//! The `Idempotency-Key` field: one String of [RFC 9651], as the [draft] has it.
+//! `Idempotency-Key` header field: one String of [RFC 9651], as in the [draft].
 //!
 //! ```text
 //! Idempotency-Key: "8e03978e-40d5-43dd-bc93-6894a57f9324"
 //! ```
 //!
-//! A client draws a new key for each write, and repeats it with each repetition of that write. What
-//! a service makes of it: `FenceLayer::idempotent`.
+//! A client generates a new key for each write, and sends it with each repetition of that write.
+//! For its use in a service, see `FenceLayer::idempotent`.
 //!
-//! A repetition may come under a new token. Where the first request has written, it is answered as
-//! that one was, and nothing else happens. Where it has written nothing (it failed, was refused, or never
-//! arrived), **the repetition is a new write**, and the fence lets it pass: its token is new. If its
-//! body came from a read ("set the stock to 9"), another holder may have written since, and is
-//! overwritten. So under a new token such a body needs a fresh read, and the write that comes of it
-//! a new key. A body that depends on no read ("take one away") may be repeated as it is.
+//! A repetition may come under a new token. If the first request has written, the repetition gets
+//! the response of the first one, and nothing else happens. If the first request has written
+//! nothing (it failed, was refused, or never arrived), **the repetition is a new write**, and the
+//! fence admits it because its token is new. If its body is derived from a read ("set the stock to
+//! 9"), another holder may have written since, and that write would be overwritten. So under a new
+//! token, such a body needs a new read, and the resulting write a new key. A body that depends on
+//! no read ("take one away") may be repeated unchanged.
 //!
 //! [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
@@ -22,14 +23,13 @@ use std::fmt;
 use http::HeaderName;
 use sfv::{BareItem, Item, ItemSerializer, Parser, StringRef};
 
-/// The name of the field, `idempotency-key`.
+/// Name of the field, `idempotency-key`.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The name of the field that marks a response as a replay, `idempotent-replayed`. Its value is
-/// `true`.
+/// Name of the field that marks a response as a replay, `idempotent-replayed`. Its value is `true`.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// An idempotency key: 1 to 255 characters of printable ASCII.
+/// Idempotency key: 1 to 255 characters of printable ASCII.
 ///
 /// ```
 /// use tower_fence::idempotency::IdempotencyKey;
@@ -44,14 +44,14 @@ pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-
 pub struct IdempotencyKey(String);
 
 impl IdempotencyKey {
-    /// The greatest length of a key, in bytes.
+    /// Maximum length of a key, in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Checks that `key` can be one.
+    /// Checks that `key` is a valid idempotency key.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] when it is empty, too long, or not printable ASCII.
+    /// [`InvalidKey`] if it is empty, too long, or not printable ASCII.
     pub fn new(key: impl Into<String>) -> Result<Self, InvalidKey> {
         let key = key.into();
         if StringRef::from_str(&key).is_err() {
@@ -63,11 +63,11 @@ impl IdempotencyKey {
         Ok(Self(key))
     }
 
-    /// Reads the field from its lines; `None` where there is no line.
+    /// Parses the field from its lines. Returns `None` if there is no line.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`]. Nothing panics, whatever the bytes.
+    /// [`InvalidKey`]. It never panics, whatever the bytes.
     pub fn parse<L: AsRef<[u8]>>(
         lines: impl IntoIterator<Item = L>,
     ) -> Result<Option<Self>, InvalidKey> {
@@ -87,7 +87,7 @@ impl IdempotencyKey {
         Self::new(String::from(key)).map(Some)
     }
 
-    /// The key, without the quotes of the field.
+    /// Returns the key, without the quotes of the field.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -102,21 +102,21 @@ impl fmt::Display for IdempotencyKey {
     }
 }
 
-/// Why an `Idempotency-Key` field was refused.
+/// Reason why an `Idempotency-Key` field was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {
-    /// The field is something else than a String.
-    #[error("the idempotency key is an RFC 9651 String: printable ASCII in double quotes")]
+    /// The field is not a String.
+    #[error("the idempotency key must be an RFC 9651 String: printable ASCII in double quotes")]
     NotAString,
-    /// It is empty, or longer than [`IdempotencyKey::MAX_BYTES`].
-    #[error("an idempotency key has 1 to 255 bytes, not {bytes}")]
+    /// The key is empty, or longer than [`IdempotencyKey::MAX_BYTES`].
+    #[error("an idempotency key must have 1 to 255 bytes, not {bytes}")]
     Length {
-        /// Its length.
+        /// Its length, in bytes.
         bytes: usize,
     },
-    /// The field stands more than once.
-    #[error("the idempotency key must stand exactly once")]
+    /// The field occurs more than once.
+    #[error("the idempotency key must occur exactly once")]
     Several,
 }
 

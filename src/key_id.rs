@@ -1,21 +1,21 @@
-//! [`KeyId`]: the name of a key, which is no secret.
+//! [`KeyId`]: the id of a signing key. It is not a secret.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-/// The name of a [`TokenKey`](crate::TokenKey), in each token that it has signed: 1 to 64 characters of
-/// `A-Z a-z 0-9 - _ .`. Cheap to clone.
+/// Id of a [`TokenKey`](crate::TokenKey), contained in each token that the key has signed: 1 to 64
+/// characters of `A-Z a-z 0-9 - _ .`. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KeyId(Arc<str>);
 
 impl KeyId {
-    /// The greatest length of a name, in bytes.
+    /// Maximum length of an id, in bytes.
     pub const MAX_BYTES: usize = 64;
 
-    /// Checks that `id` can name a key.
+    /// Checks that `id` is a valid key id.
     ///
     /// # Errors
     ///
-    /// [`InvalidKeyId`] when it cannot.
+    /// [`InvalidKeyId`] if it is not.
     pub fn new(id: impl AsRef<str>) -> Result<Self, InvalidKeyId> {
         let id = id.as_ref();
         let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
@@ -25,7 +25,7 @@ impl KeyId {
         Ok(Self(id.into()))
     }
 
-    /// The name.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -52,9 +52,9 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// A text that is no [`KeyId`].
+/// Error for a text that is not a valid [`KeyId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a key id has 1 to 64 characters of A-Z a-z 0-9 - _ .")]
+#[error("a key id must be 1 to 64 characters of A-Z a-z 0-9 - _ .")]
 #[non_exhaustive]
 pub struct InvalidKeyId;
 

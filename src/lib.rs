@@ -1,40 +1,45 @@
-//! Fencing tokens for axum: the half of a distributed lock that makes it safe.
+//! Fencing tokens for axum: rejects writes from the holder of an expired lock.
 //!
-//! A lock with a timeout is a lease. A holder that is paused for longer than its lease wakes up,
-//! still believes that it holds the lock, and overwrites its successor. No lock service can
-//! prevent that; only the resource that is written can, by refusing every token that is not newer
-//! than what it has seen.
+//! A lock with a timeout is a lease. If a holder is paused for longer than its lease, it wakes up,
+//! still believes that it holds the lock, and overwrites its successor. No lock service can prevent
+//! that. Only the resource that is written can, by refusing every token that is not newer than the
+//! highest one it has seen.
 //!
 //! - [`FenceLayer`] makes the resource safe: it reads the `Fencing-Token` header, checks the token
 //!   in Postgres (or SQLite) in **one transaction** with the handler's own writes, and refuses
-//!   stale writers. It takes the tokens of any issuer of increasing integers.
-//! - [`issuer::router`] makes the tokens: leases in Redis (or in the process), each grant with a
-//!   token that is higher than all before it, whatever Redis has lost.
-//!
-//! - [`client::Holder`] takes a lease and keeps it, says when it is lost, and sends the token along.
+//!   stale writers. It accepts tokens of any issuer of increasing integers.
+//! - [`issuer::router`] grants leases, stored in Postgres, Redis or the memory of the process. Each
+//!   grant has a token that is higher than all earlier ones, even if the lease store loses data.
+//! - [`client::Holder`] acquires a lease, renews it, reports its loss, and sends the token with
+//!   each request.
+//! - SQL functions in Postgres apply the same rules for programs in other languages, and can
+//!   protect a table against unfenced writes.
+//! - The program `tower-fence` serves all of this to other languages: see [`server`].
 //!
 //! Each part works without the others, and [`Fence`] works without HTTP.
 //!
-//! | where to read on | |
+//! | page | contents |
 //! |---|---|
-//! | [`guide`] | which lock a problem needs, how to be a good holder, recipes |
+//! | [`guide`] | which lock a problem needs, how to hold a lease correctly, recipes |
 //! | [`deployment`] | Postgres, pools, PgBouncer, roles, Redis, limits, upgrades, metrics |
-//! | [`proof`] | the protocols as models, what breaks without each of their rules, and runs under faults |
+//! | [`server`] | the server program, and clients in other languages |
+//! | [`proof`] | models of the protocols, the failure without each of their rules, and runs under faults |
 //! | [`problem`] | each refusal, and what to do about it |
-//! | [`spec`] | the contract, for other implementations, with test vectors |
+//! | [`spec`] | the contract for other implementations, with test vectors |
 //!
 //! # Rules
 //!
 //! 1. Check and write are one transaction.
-//! 2. A token is admissible when it is greater than the resource's `max_token`. After a single-use
-//!    write (the default) `max_token` is the token; after a reusable one it is one below.
-//! 3. Once a request was admitted and answered, even with a failure, everyone older is dead. A
-//!    failed handler's writes are rolled back, and its token stays usable.
-//! 4. Success is never claimed without a confirmed COMMIT.
-//! 5. A client that goes away leaves no open transaction and no held lock behind.
-//! 6. Tokens never repeat and never go back.
-//! 7. No safety rests on a clock: time limits decide how long someone waits, never who may write.
-//! 8. No database, no write; no Redis, no new lease.
+//! 2. A token is admissible if it is greater than the resource's `max_token`. A single-use write
+//!    (the default) raises `max_token` to its token, a reusable one to one below its token.
+//! 3. Once a request was admitted and answered, even with a failure, all older tokens are stale.
+//!    The writes of a failed handler are rolled back, and its token stays usable.
+//! 4. A success is never answered without a confirmed COMMIT.
+//! 5. A client that disconnects leaves no open transaction and no lock.
+//! 6. Tokens never repeat and never decrease.
+//! 7. Safety never depends on a clock: time limits bound how long a request waits, not which
+//!    request may write.
+//! 8. Without the database there is no write, and without the lease store there is no new lease.
 //! 9. Every wait has a limit.
 //!
 //! # Example
@@ -46,7 +51,7 @@
 //! use tower_fence::{Fence, FenceLayer, FencedTx, PathParam, issuer, lease::MemoryLeases};
 //!
 //! async fn decrement(mut tx: FencedTx<Sqlite>, Path(sku): Path<String>) -> StatusCode {
-//!     // What is done on `tx` commits together with the check of the token, or not at all.
+//!     // Statements on `tx` commit together with the check of the token, or not at all.
 //!     let update = sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = $1 AND n > 0");
 //!     match update.bind(sku).execute(&mut *tx).await {
 //!         Ok(done) if done.rows_affected() == 1 => StatusCode::NO_CONTENT,
@@ -77,7 +82,7 @@
 //! tokio::time::sleep(std::time::Duration::from_millis(150)).await;
 //! let second = app.clone().oneshot(acquire()?).await?;
 //!
-//! // The second one writes; then the first one wakes up.
+//! // The second holder writes; then the first one wakes up.
 //! let write = |lease: &axum::response::Response| {
 //!     let token = lease.headers()["fencing-token"].clone();
 //!     Request::post("/stock/a/decrement").header("Fencing-Token", token).body(Body::empty())
@@ -91,29 +96,34 @@
 //!
 //! # Features
 //!
-//! | feature | default | what |
+//! | feature | default | contents |
 //! |---|---|---|
-//! | `postgres` | yes | the fence in Postgres, and the lease store beside it |
+//! | `postgres` | yes | the fence in Postgres, and the lease store in the same database |
 //! | `redis` | yes | the lease store in Redis |
-//! | `redis-tls` | | TLS to Redis by rustls, with authorities and client certificates of your own |
-//! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; with `postgres` or `sqlite` |
+//! | `redis-tls` | | TLS to Redis by rustls, with your own certificate authorities and client certificates |
+//! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; needs `postgres` or `sqlite` |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for one machine |
-//! | `memory` | | the lease store in the process, for one process |
-//! | `client` | | the holder's side, [`client`]: over an issuer elsewhere, or a store in the process |
+//! | `memory` | | the lease store in memory, for one process |
+//! | `client` | | the client for holders, [`client`]: over a remote issuer, or a store in the same process |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
+//! | `testing` | | a conformance suite for lease stores that you write |
 //!
-//! Leases in etcd are in a crate of their own, [`tower-fence-etcd`](https://docs.rs/tower-fence-etcd).
+//! Leases in etcd are in a separate crate, [`tower-fence-etcd`](https://docs.rs/tower-fence-etcd),
+//! and so are leases on a quorum of Redis servers,
+//! [`tower-fence-redlock`](https://docs.rs/tower-fence-redlock).
 //!
-//! A fence without HTTP needs `default-features = false, features = ["postgres"]`, and has no axum among its dependencies.
-//! A service that only holds leases needs `default-features = false, features = ["client"]`, and has
-//! no axum, no database and no Redis among its dependencies.
+//! A fence without HTTP needs `default-features = false, features = ["postgres"]`, and does not
+//! depend on axum. A service that only holds leases needs
+//! `default-features = false, features = ["client"]`, and depends neither on axum nor on a database
+//! nor on Redis.
 //!
-//! TLS is that of the clients: enable it with a feature of `sqlx` (`tls-rustls`, …), `redis`
-//! (`tokio-rustls-comp`, …, or `redis-tls` here) or `reqwest` (`rustls`, `native-tls`) in your own `Cargo.toml`.
+//! TLS is that of the client libraries: enable it with a feature of `sqlx` (`tls-rustls`, …),
+//! `redis` (`tokio-rustls-comp`, …, or `redis-tls` of this crate) or `reqwest` (`rustls`,
+//! `native-tls`) in your own `Cargo.toml`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// A link to a part that is switched off is plain text.
+// A link to an item of a disabled feature is plain text.
 #![cfg_attr(
     not(all(
         feature = "_fence",

@@ -1,5 +1,5 @@
-//! Where the two sides meet once more: the lock side knows which leases are held, the resource side removes rows
-//! whose tokens nobody has any more.
+//! [`LiveTokens`]: the tokens of held leases. The issuer knows them; the fence needs them to remove
+//! rows that are no longer in use.
 
 use std::fmt;
 
@@ -8,11 +8,12 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// What the lock side knows of tokens: which are the lowest ones that are in use, for each of the 256 partitions
-/// of resources.
+/// Lowest tokens that are in use, for each of the 256 partitions of resources.
 ///
-/// A lease store that lists its leases says them ([`LeaseAdmin::live_tokens`](crate::lease::LeaseAdmin::live_tokens)),
-/// and [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) spares them. By default, nothing is known.
+/// A lease store that lists its leases returns them
+/// ([`LeaseAdmin::live_tokens`](crate::lease::LeaseAdmin::live_tokens)), and
+/// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) keeps their rows. The default has
+/// no tokens.
 #[derive(Clone)]
 pub struct LiveTokens {
     lowest: [Option<Token>; 256],
@@ -20,15 +21,15 @@ pub struct LiveTokens {
 }
 
 impl LiveTokens {
-    /// Says what an issuer other than this crate's has surely granted, whose tokens grow over all resources. What
-    /// is above it may be forged.
+    /// Sets the highest token that an issuer other than this crate's has certainly granted. The
+    /// issuer's tokens must increase across all resources. Tokens above it may be forged.
     #[must_use]
     pub const fn granted_up_to(mut self, token: Token) -> Self {
         self.granted = Some(token);
         self
     }
 
-    /// This token is in use.
+    /// Adds a token that is in use.
     pub fn add(&mut self, resource: &Resource, token: Token) {
         let lowest = &mut self.lowest[usize::from(partition_of(resource))];
         *lowest = Some(lowest.map_or(token, |lowest| lowest.min(token)));

@@ -4,15 +4,18 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use crate::token::{InvalidResource, Resource};
 
-/// A pattern for the names of resources, such as `show/{show_id}/seat/{seat}`.
+/// Pattern for the names of resources, such as `show/{show_id}/seat/{seat}`.
 ///
-/// 1. A pattern is text with parameters in braces. Each parameter has a name of its own, of letters, digits, `_` and `-`.
-/// 2. [`fill`](Self::fill) replaces each parameter by its value. Values are neither encoded nor trimmed, so SQL gives
-///    the same name: `concat('show/', show_id, '/seat/', seat)`.
-/// 3. Two parameters are always separated by text. The value of every parameter but the last must not contain the
-///    character that follows the parameter. So different values always give different names.
+/// 1. A pattern is text with parameters in braces. Each parameter has a unique name of letters,
+///    digits, `_` and `-`.
+/// 2. [`fill`](Self::fill) replaces each parameter by its value. Values are neither encoded nor
+///    trimmed, so SQL produces the same name: `concat('show/', show_id, '/seat/', seat)`.
+/// 3. Two parameters are always separated by text. The value of every parameter but the last must
+///    not contain the character that follows the parameter. So different values always result in
+///    different names.
 ///
-/// The layer ([`FenceLayer::new`](crate::FenceLayer::new)) fills it from path parameters, and a holder from its own values.
+/// The layer ([`FenceLayer::new`](crate::FenceLayer::new)) fills it from path parameters, and a
+/// holder from its own values.
 ///
 /// # Example
 ///
@@ -27,12 +30,12 @@ use crate::token::{InvalidResource, Resource};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # Rows that break rule 3
+/// # Rows that violate rule 3
 ///
-/// `fill` refuses such values. A table that is protected under a pattern may contain them all the same: its rows are named
-/// by SQL, which does not check rule 3. Two such rows can have one name. They then share a fence: writers of the two rows
-/// exclude each other, and a stale one is refused as ever. A constraint on the column (`CHECK (position('/' in show_id) = 0)`)
-/// rules it out.
+/// `fill` refuses such values. A protected table may still contain them: its rows are named by SQL,
+/// which does not check rule 3. Two such rows can have the same name. They then share a fence:
+/// writers of the two rows exclude each other, and a stale one is refused as usual. A constraint on
+/// the column (`CHECK (position('/' in show_id) = 0)`) prevents this.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ResourcePattern {
     /// The text before the first parameter.
@@ -48,11 +51,11 @@ struct Parameter {
 }
 
 impl ResourcePattern {
-    /// Parses a pattern. One without parameters always gives the same name.
+    /// Parses a pattern. A pattern without parameters always results in the same name.
     ///
     /// # Errors
     ///
-    /// [`InvalidPattern`], for the first rule that the text breaks.
+    /// [`InvalidPattern`], for the first rule that the text violates.
     pub fn new(pattern: impl AsRef<str>) -> Result<Self, InvalidPattern> {
         let pattern = pattern.as_ref();
         if pattern.is_empty() {
@@ -91,7 +94,7 @@ impl ResourcePattern {
         })
     }
 
-    /// The names of the parameters, in their order.
+    /// Returns the names of the parameters, in order.
     pub fn parameters(&self) -> impl ExactSizeIterator<Item = &str> {
         self.parameters
             .iter()
@@ -102,8 +105,8 @@ impl ResourcePattern {
     ///
     /// # Errors
     ///
-    /// [`FillError`] if a value is missing, has a name that is no parameter, or breaks rule 3; or if the result is no valid
-    /// [`Resource`].
+    /// [`FillError`] if a value is missing, has the name of an unknown parameter, or violates rule
+    /// 3, or if the result is not a valid [`Resource`].
     pub fn fill<N, V>(
         &self,
         values: impl IntoIterator<Item = (N, V)>,
@@ -143,7 +146,7 @@ impl ResourcePattern {
     }
 }
 
-/// Splits the text in front of the next parameter off.
+/// Splits off the text before the next parameter.
 fn literal<'a>(pattern: &str, rest: &'a str) -> Result<(&'a str, &'a str), InvalidPattern> {
     let (literal, rest) = rest.split_at(rest.find(['{', '}']).unwrap_or(rest.len()));
     if rest.starts_with('}') {
@@ -163,7 +166,7 @@ fn check_name(name: &str) -> Result<(), InvalidPattern> {
     Ok(())
 }
 
-/// The brace at which `rest` begins has no counterpart.
+/// Returns the error for the unmatched brace at the start of `rest`.
 fn unbalanced(pattern: &str, rest: &str) -> InvalidPattern {
     InvalidPattern::Unbalanced {
         position: pattern.len() - rest.len(),
@@ -195,36 +198,34 @@ impl fmt::Debug for ResourcePattern {
     }
 }
 
-/// Why a text is no [`ResourcePattern`].
+/// Reason why a text is not a valid [`ResourcePattern`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidPattern {
     /// The text is empty.
     #[error("a resource pattern cannot be empty")]
     Empty,
-    /// A brace has no counterpart, or stands inside another pair.
-    #[error("the brace at byte {position} of the resource pattern has no counterpart")]
+    /// A brace is unmatched, or is inside another pair.
+    #[error("unmatched brace at byte {position} of the resource pattern")]
     Unbalanced {
-        /// Where it stands, in bytes from the start.
+        /// The position of the brace, in bytes from the start.
         position: usize,
     },
-    /// A parameter has no valid name.
-    #[error("the name of a parameter consists of letters, digits, `_` and `-`, not `{0}`")]
+    /// The name of a parameter is invalid.
+    #[error("the name of a parameter must consist of letters, digits, `_` and `-`, not `{0}`")]
     Name(String),
-    /// Two parameters have one name.
+    /// Two parameters have the same name.
     #[error("the resource pattern has the parameter `{0}` twice")]
     Twice(String),
-    /// A parameter follows another one directly.
-    #[error(
-        "the resource pattern needs text in front of the parameter `{0}`, which follows another one"
-    )]
+    /// Two parameters are not separated by text.
+    #[error("the resource pattern needs text between the parameter `{0}` and the one before it")]
     Adjacent(String),
-    /// The text beside the parameters is longer than a name can be.
+    /// The text between the parameters is longer than a name can be.
     #[error(
-        "the text of a resource pattern has at most 255 bytes beside its parameters, not {bytes}"
+        "the text of a resource pattern has at most 255 bytes without its parameters, not {bytes}"
     )]
     TooLong {
-        /// Its length.
+        /// Its length, in bytes.
         bytes: usize,
     },
     /// The text has a control character.
@@ -232,20 +233,20 @@ pub enum InvalidPattern {
     ControlCharacter,
 }
 
-/// Why a [`ResourcePattern`] could not be filled.
+/// Reason why a [`ResourcePattern`] could not be filled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FillError {
     /// A parameter has no value.
     #[error("the parameter `{0}` of the resource pattern has no value")]
     Missing(String),
-    /// A value has a name that is no parameter.
+    /// A value has the name of an unknown parameter.
     #[error("the resource pattern has no parameter `{0}`")]
     Unknown(String),
     /// A parameter has two values.
     #[error("the parameter `{0}` of the resource pattern has two values")]
     Twice(String),
-    /// A value contains the character that ends it.
+    /// A value contains the character that follows its parameter.
     #[error("the parameter `{parameter}` cannot contain `{separator}`")]
     Separator {
         /// The parameter.
@@ -253,7 +254,7 @@ pub enum FillError {
         /// The character that follows the parameter in the pattern.
         separator: char,
     },
-    /// The result is no valid name.
+    /// The result is not a valid name.
     #[error(transparent)]
     Resource(#[from] InvalidResource),
 }
@@ -341,7 +342,8 @@ mod tests {
             }
         }
 
-        /// Over an alphabet of two characters, in which texts between parameters repeat and overlap.
+        /// Uses an alphabet of two characters, so that the texts between parameters repeat and
+        /// overlap.
         #[test]
         fn two_different_fillings_never_give_one_name(
             texts in vec("[ab]{1,3}", 4),

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 macro_rules! table {
     ($($(#[doc = $doc:literal])* $variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
-        /// The types of problem: name, status and title of each.
+        /// Problem types, each with its name, status and title.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum ProblemType {
@@ -20,16 +20,16 @@ macro_rules! table {
         }
 
         impl ProblemType {
-            /// All of them.
+            /// All problem types.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The last part of the `type`, such as `stale-token`.
+            /// Returns the last part of the `type`, such as `stale-token`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The whole `type`: the address of its explanation.
+            /// Returns the whole `type`: the URI of its explanation.
             #[must_use]
             pub const fn uri(self) -> &'static str {
                 match self {
@@ -39,13 +39,13 @@ macro_rules! table {
                 }
             }
 
-            /// The status it is answered with.
+            /// Returns the status of the response.
             #[must_use]
             pub const fn status(self) -> StatusCode {
                 match self { $(Self::$variant => StatusCode::$status,)* }
             }
 
-            /// A short text for people.
+            /// Returns a short text for people.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$variant => $title,)* }
@@ -55,85 +55,84 @@ macro_rules! table {
 }
 
 table! {
-    /// 428: a write without a fencing token.
+    /// 428: the write has no fencing token.
     TokenRequired = PRECONDITION_REQUIRED, "token-required", "A fencing token is required";
-    /// 400: the field is malformed, a number is out of range, a member is missing or double.
+    /// 400: the field is malformed, a number is out of range, or a member is missing or repeated.
     MalformedToken = BAD_REQUEST, "malformed-token", "The fencing token is malformed";
-    /// 403: the token was made for another resource.
+    /// 403: the token was granted for another resource.
     WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
-    /// 403: the token was not signed by the issuer, as the layer demands.
-    ForgedToken = FORBIDDEN, "forged-token", "The fencing token is not the issuer's";
-    /// 403: the token is of an epoch that was never handed out.
-    UnknownEpoch = FORBIDDEN, "unknown-epoch", "The fencing token was never handed out";
+    /// 403: the issuer has not signed the token, as the layer requires.
+    ForgedToken = FORBIDDEN, "forged-token", "The issuer has not signed the fencing token";
+    /// 403: the token is of an epoch that was never issued.
+    UnknownEpoch = FORBIDDEN, "unknown-epoch", "The epoch of the fencing token was never issued";
     /// 412: a newer token was seen, or this one was already used. Members: `resource`,
-    /// `presented_token`, `max_token`; `by_floor` and `used` where they are true.
+    /// `presented_token`, `max_token`; `by_floor` and `used` if they are true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
     /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";
     /// 409: the lease to renew or release is not held under this lease id. Member: `resource`.
     LeaseLost = CONFLICT, "lease-lost", "The lease is not held";
-    /// 409: the resource has seen a token above which there is none. Members: `resource`,
-    /// `max_token`.
-    FenceExhausted = CONFLICT, "fence-exhausted", "No token is left above the fence's";
+    /// 409: the resource has seen the highest possible token. Members: `resource`, `max_token`.
+    FenceExhausted = CONFLICT, "fence-exhausted", "No token is left above the highest one";
     /// 503: too many requests wait for the lease, or for any lease. Member: `resource`.
-    TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many wait in line";
-    /// 422: a part of the request has no valid value. Member: `field`.
+    TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting";
+    /// 422: a part of the request is invalid. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
-    /// 401: the server knows no such secret, or none was sent.
+    /// 401: the request has no secret, or one that the server does not know.
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
-    /// 403: the secret is a holder's, and the request is for operators; or there are no secrets, and the request came
-    /// under a name that is not this machine's.
-    OperatorsOnly = FORBIDDEN, "operators-only", "This is for operators";
-    /// 503: the server has too many requests under way, or is stopping.
-    ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server takes no request now";
-    /// 415: the body of a request to the issuer, or a browser's request without one, is not marked
-    /// as JSON.
-    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body is no JSON";
-    /// 400: a write without an idempotency key, where one is required.
+    /// 403: the request is for operators, but its secret is a holder's; or the server has no
+    /// secrets, and the request used a host name that does not denote this machine.
+    OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
+    /// 503: the server has too many requests in progress, or is stopping.
+    ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server is busy or stopping";
+    /// 415: the body of a request to the issuer, or a browser's request without a body, is not
+    /// declared as JSON.
+    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body is not JSON";
+    /// 400: the write has no idempotency key, but one is required.
     IdempotencyKeyRequired = BAD_REQUEST, "idempotency-key-required", "An idempotency key is required";
     /// 400: the idempotency key is malformed.
     MalformedIdempotencyKey = BAD_REQUEST, "malformed-idempotency-key", "The idempotency key is malformed";
-    /// 400: a request with an idempotency key has cookies and no `Authorization`, and the service does not say otherwise
-    /// whose key it is.
+    /// 400: a request with an idempotency key has cookies but no `Authorization`, and the service
+    /// does not identify its principals otherwise.
     IdempotencyPrincipalRequired = BAD_REQUEST, "idempotency-principal-required", "The idempotency key needs a principal";
     /// 422: the idempotency key was used for another method, path or body.
     IdempotencyMismatch = UNPROCESSABLE_ENTITY, "idempotency-mismatch", "The idempotency key belongs to another request";
-    /// 409: a request with this idempotency key is under way.
-    IdempotencyInFlight = CONFLICT, "idempotency-in-flight", "The request is under way";
+    /// 409: a request with this idempotency key is in progress.
+    IdempotencyInFlight = CONFLICT, "idempotency-in-flight", "The request is in progress";
     /// 500: the response could not be stored under the idempotency key. Nothing was written.
     ResponseNotStored = INTERNAL_SERVER_ERROR, "response-not-stored", "The response could not be stored";
-    /// 404: no route, and so no resource, belongs to the path.
+    /// 404: the path matches no route, and so has no resource.
     UnknownRoute = NOT_FOUND, "unknown-route", "No such route";
     /// 413: the body is longer than the limit. Member: `limit_bytes`.
     BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large";
     /// 408: the body did not arrive in time.
     BodyTimeout = REQUEST_TIMEOUT, "body-timeout", "The body did not arrive in time";
-    /// 400: the body broke off.
+    /// 400: the body ended unexpectedly.
     MalformedBody = BAD_REQUEST, "malformed-body", "The body could not be read";
-    /// 503: the wait for the row lock or for a connection ran out. Nothing was written.
+    /// 503: the wait for the row lock or for a connection timed out. Nothing was written.
     FenceBusy = SERVICE_UNAVAILABLE, "fence-busy", "The resource is busy";
-    /// 503: a store cannot be reached. Nothing was written.
+    /// 503: a store is unreachable. Nothing was written.
     StoreUnavailable = SERVICE_UNAVAILABLE, "store-unavailable", "A store is unavailable";
-    /// 503: the handler took longer than the hold limit. Nothing was written.
+    /// 503: the handler exceeded the hold timeout. Nothing was written.
     HandlerTimeout = SERVICE_UNAVAILABLE, "handler-timeout", "The request took too long";
-    /// 503: the answer to COMMIT was lost. The write may or may not be there.
+    /// 503: the answer to COMMIT was lost. The write may or may not have been committed.
     OutcomeUnknown = SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is unknown";
-    /// 500: the transaction could not be committed, for example since the handler swallowed the
+    /// 500: the transaction could not be committed, for example because the handler ignored the
     /// error of a statement. Nothing was written.
     TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
     /// 500: a protected table was written without an admission. Nothing was written.
     UnfencedWrite = INTERNAL_SERVER_ERROR, "unfenced-write", "A protected table was written without an admission";
-    /// 500: the rows that a statement has written could not be read. The write stays, unless the request has an
-    /// idempotency key: then it was rolled back.
+    /// 500: the rows that a statement has written could not be decoded. The write stays, unless the
+    /// request has an idempotency key: then it was rolled back.
     RowsUnreadable = INTERNAL_SERVER_ERROR, "rows-unreadable", "The rows of a write could not be read";
-    /// 500: the handler let the transaction outlive its response. Nothing was written.
+    /// 500: the handler kept the transaction beyond its response. Nothing was written.
     TransactionEscaped = INTERNAL_SERVER_ERROR, "transaction-escaped", "The transaction escaped";
-    /// 500: a layer, a path parameter, a table or a right is missing. Nothing was written.
+    /// 500: a layer, a path parameter, a table or a privilege is missing. Nothing was written.
     Misconfigured = INTERNAL_SERVER_ERROR, "misconfigured", "The service is misconfigured";
 }
 
-/// A problem document, ready to be answered: `application/problem+json` with `Cache-Control:
-/// no-store`.
+/// Problem document that can be returned as a response: `application/problem+json` with
+/// `Cache-Control: no-store`.
 ///
 /// ```
 /// use tower_fence::problem::{Problem, ProblemType};
@@ -181,13 +180,14 @@ impl Serialize for Problem {
 }
 
 impl Problem {
-    /// A problem of one of this crate's types.
+    /// Creates a problem of one of this crate's types.
     #[must_use]
     pub fn new(kind: ProblemType) -> Self {
         Self::custom(kind.uri(), kind.status(), kind.title())
     }
 
-    /// A problem of the application's own type: an address that explains it, or `about:blank`.
+    /// Creates a problem of the application's own type: the URI of its explanation, or
+    /// `about:blank`.
     #[must_use]
     pub fn custom(
         uri: impl Into<Cow<'static, str>>,
@@ -204,14 +204,14 @@ impl Problem {
         }
     }
 
-    /// What went wrong this time, for people.
+    /// Sets the `detail`: what went wrong in this case, for people.
     #[must_use]
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
         self
     }
 
-    /// Adds a member beside the standard ones, or replaces it.
+    /// Adds a member to the standard ones, or replaces it.
     #[must_use]
     pub fn member(mut self, name: impl Into<Cow<'static, str>>, value: impl Into<Value>) -> Self {
         let (name, value) = (name.into(), value.into());
@@ -220,14 +220,14 @@ impl Problem {
         self
     }
 
-    /// Adds a `Retry-After` header, in whole seconds rounded up, at least 1.
+    /// Adds a `Retry-After` header, in whole seconds, rounded up, at least 1.
     #[must_use]
     pub const fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// The status it is answered with.
+    /// Returns the status of the response.
     #[must_use]
     pub const fn status_code(&self) -> StatusCode {
         self.status
@@ -244,9 +244,9 @@ impl IntoResponse for Problem {
             ),
             (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         ];
-        // As long as most of them are.
+        // The length of most documents.
         let mut body = Vec::with_capacity(384);
-        // Maps with text keys and plain values always serialize, and memory can always be written.
+        // Maps with text keys and plain values always serialize, and writing to memory never fails.
         _ = serde_json::to_writer(&mut body, &self);
         let mut response = (self.status, headers, body).into_response();
         if let Some(wait) = self.retry_after {

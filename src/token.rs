@@ -1,17 +1,18 @@
-//! The two validated values that everything else speaks: [`Token`] and [`Resource`].
+//! The two validated values of this crate: [`Token`] and [`Resource`].
 //!
-//! Both are parsed once, at the edge, and cannot hold an invalid value afterwards.
+//! Both are parsed once, at the boundary, and cannot hold an invalid value afterwards.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// A fencing token: an integer from 1 to [`Token::MAX`], strictly increasing over the grants of
-/// one resource.
+/// Fencing token: an integer from 1 to [`Token::MAX`], strictly increasing over the grants of one
+/// resource.
 ///
 /// The upper bound, 999 999 999 999 999, is that of an [RFC 9651] Integer; it also fits an `i64`
-/// and a JavaScript number. Any issuer of increasing integers can make tokens: this crate's, etcd
-/// revisions, [ZooKeeper zxids](Token::from_zxid), and [others](crate::guide::other_lock_servers).
+/// and a JavaScript number. Any issuer of increasing integers can produce tokens: this crate's
+/// issuers, etcd revisions, [ZooKeeper zxids](Token::from_zxid), and
+/// [others](crate::guide::other_lock_servers).
 ///
 /// ```
 /// use tower_fence::Token;
@@ -37,7 +38,7 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// [`InvalidToken`] when it is below 1 or above [`Token::MAX`].
+    /// [`InvalidToken`] if it is below 1 or above [`Token::MAX`].
     pub const fn new(value: i64) -> Result<Self, InvalidToken> {
         if value < Self::MIN.0 || value > Self::MAX.0 {
             return Err(InvalidToken { value });
@@ -45,11 +46,11 @@ impl Token {
         Ok(Self(value))
     }
 
-    /// The token of a lock in ZooKeeper: the `czxid` of the node that holds it, as it is.
+    /// Converts the `czxid` of the node that holds a ZooKeeper lock, unchanged.
     ///
-    /// A zxid is the leader's epoch in the upper 32 bits, and a counter in the lower ones. All of them are
-    /// tokens up to leader epoch 232,829, and those of epoch 232,830 up to the counter 2,764,472,319. Each
-    /// election of a leader takes one epoch.
+    /// A zxid has the leader's epoch in the upper 32 bits and a counter in the lower ones. All
+    /// zxids up to leader epoch 232,829 are tokens, and those of epoch 232,830 up to the counter
+    /// 2,764,472,319. Each election of a leader takes one epoch.
     ///
     /// ```
     /// use tower_fence::Token;
@@ -62,8 +63,9 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// [`InvalidZxid`] above that, and below 1. What to do then:
-    /// [the guide](crate::guide::other_lock_servers#when-its-numbers-go-back), since an ensemble that was made anew begins at epoch 1.
+    /// [`InvalidZxid`] above that range, and below 1. [The
+    /// guide](crate::guide::other_lock_servers#when-its-numbers-go-back) describes what to do then: a newly created
+    /// ensemble begins at epoch 1.
     pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
         match Self::new(zxid) {
             Ok(token) => Ok(token),
@@ -71,7 +73,7 @@ impl Token {
         }
     }
 
-    /// The integer.
+    /// Returns the integer.
     #[must_use]
     pub const fn get(self) -> i64 {
         self.0
@@ -98,31 +100,30 @@ impl fmt::Display for Token {
     }
 }
 
-/// An integer that is no [`Token`].
+/// Error for an integer that is not a valid [`Token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a fencing token is an integer from 1 to 999999999999999, not {value}")]
 #[non_exhaustive]
 pub struct InvalidToken {
-    /// The integer that was refused.
+    /// The refused integer.
     pub value: i64,
 }
 
-/// A zxid of ZooKeeper that is no [`Token`].
+/// Error for a ZooKeeper zxid that is not a valid [`Token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "zxid {zxid:#x}, of leader epoch {}, is no fencing token: they go from 1 to 999999999999999, which is in leader \
+    "zxid {zxid:#x} of leader epoch {} is out of range: fencing tokens go up to 999999999999999, which is in leader \
      epoch 232830",
     .zxid.cast_unsigned() >> 32
 )]
 #[non_exhaustive]
 pub struct InvalidZxid {
-    /// The zxid that was refused.
+    /// The refused zxid.
     pub zxid: i64,
 }
 
-/// The name of the thing that is protected: 1 to 255 bytes of UTF-8 without control characters.
-///
-/// Cheap to clone.
+/// Name of a protected resource: 1 to 255 bytes of UTF-8 without control characters. Cheap to
+/// clone.
 ///
 /// ```
 /// use tower_fence::Resource;
@@ -137,14 +138,14 @@ pub struct InvalidZxid {
 pub struct Resource(Arc<str>);
 
 impl Resource {
-    /// The greatest length of a name, in bytes.
+    /// Maximum length of a name, in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Checks that `name` can name a resource.
+    /// Checks that `name` is a valid resource name.
     ///
     /// # Errors
     ///
-    /// [`InvalidResource`] when it is empty, longer than 255 bytes, or has a control character.
+    /// [`InvalidResource`] if it is empty, longer than 255 bytes, or has a control character.
     pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidResource> {
         let name = name.as_ref();
         if name.is_empty() {
@@ -159,7 +160,7 @@ impl Resource {
         Ok(Self(name.into()))
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -194,7 +195,7 @@ impl fmt::Display for Resource {
     }
 }
 
-/// A text that cannot name a [`Resource`].
+/// Error for a text that is not a valid [`Resource`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidResource {
@@ -204,14 +205,14 @@ pub enum InvalidResource {
     /// The text is longer than [`Resource::MAX_BYTES`].
     #[error("a resource name has at most 255 bytes, not {bytes}")]
     TooLong {
-        /// Its length.
+        /// Its length, in bytes.
         bytes: usize,
     },
     /// The text has a control character.
     #[error("a resource name has no control characters")]
     ControlCharacter,
     /// The bytes are not UTF-8.
-    #[error("a resource name is UTF-8")]
+    #[error("a resource name must be UTF-8")]
     NotUtf8,
 }
 

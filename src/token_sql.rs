@@ -1,5 +1,5 @@
-//! [`Token`] and [`Resource`] in sqlx's queries: as BIGINT and TEXT (in SQLite INTEGER and TEXT), checked when they are
-//! decoded.
+//! Encodes [`Token`] and [`Resource`] for sqlx's queries: as BIGINT and TEXT (in SQLite as INTEGER
+//! and TEXT). Decoding checks their validity.
 
 use sqlx::{Database, Decode, Encode, Type, encode::IsNull, error::BoxDynError};
 
@@ -32,7 +32,7 @@ macro_rules! as_column {
             }
         }
 
-        /// A value that is out of range is an error of its column.
+        /// Returns an error for the column if the value is invalid.
         impl<'r, DB: Database> Decode<'r, DB> for $value
         where
             $column: Decode<'r, DB>,
@@ -42,7 +42,7 @@ macro_rules! as_column {
             }
         }
 
-        /// An array of the column's type, as for `= ANY($1)`.
+        /// Encodes an array of the column's type, for example for `= ANY($1)`.
         #[cfg(feature = "postgres")]
         impl sqlx::postgres::PgHasArrayType for $value {
             fn array_type_info() -> sqlx::postgres::PgTypeInfo {

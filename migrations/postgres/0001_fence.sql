@@ -6,9 +6,9 @@
 -- run with the rights of their owner: a role that is granted EXECUTE needs no right on the tables.
 -- Nothing is granted to PUBLIC.
 --
--- A refusal is an error with an SQLSTATE of its own: TF400 for an invalid token or resource name,
--- TF412 for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object with
--- what a program needs.
+-- A refusal is an error with its own SQLSTATE: TF400 for an invalid token or resource name, TF412
+-- for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object for
+-- programs.
 
 DO $fence$
 BEGIN
@@ -27,8 +27,9 @@ BEGIN
 END
 $fence$;
 
--- The ranges of columns. They are domains, since Postgres parses the CHECK constraints of a table anew
--- in each statement that writes to it: those of `resources` took a fifth of an admission's time.
+-- The ranges of columns. They are domains, because Postgres parses the CHECK constraints of a table
+-- again for each statement that writes to it: those of `resources` took a fifth of an admission's
+-- time.
 CREATE DOMAIN tower_fence.resource_name AS text COLLATE "C" CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 COMMENT ON DOMAIN tower_fence.resource_name IS
     'A name of 1 to 255 bytes. Compared by bytes: a new version of the C library cannot change the order of an index.';
@@ -41,7 +42,7 @@ COMMENT ON DOMAIN tower_fence.epoch_number IS 'An epoch of tokens; 0: none.';
 CREATE DOMAIN tower_fence.sha256_digest AS bytea CHECK (octet_length(VALUE) = 32);
 COMMENT ON DOMAIN tower_fence.sha256_digest IS 'A SHA-256 digest.';
 CREATE DOMAIN tower_fence.http_status AS smallint CHECK (VALUE BETWEEN 100 AND 999);
-COMMENT ON DOMAIN tower_fence.http_status IS 'A status of HTTP.';
+COMMENT ON DOMAIN tower_fence.http_status IS 'An HTTP status.';
 
 CREATE TABLE tower_fence.resources (
     resource tower_fence.resource_name PRIMARY KEY,
@@ -52,7 +53,7 @@ CREATE TABLE tower_fence.resources (
     partition tower_fence.partition_number NOT NULL,
     admitted_by xid8,
     history text COLLATE "C" NOT NULL
-    -- Updates in place: the free space keeps them on the page (HOT).
+    -- Updates in place: the free space keeps new row versions on the same page (HOT).
 ) WITH (fillfactor = 70);
 CREATE INDEX resources_partition ON tower_fence.resources (partition);
 COMMENT ON TABLE tower_fence.resources IS
@@ -60,12 +61,12 @@ COMMENT ON TABLE tower_fence.resources IS
 COMMENT ON COLUMN tower_fence.resources.max_token IS 'A token is admitted only if it is greater.';
 COMMENT ON COLUMN tower_fence.resources.announced IS 'The highest token that was announced as granted; 0: none.';
 COMMENT ON COLUMN tower_fence.resources.announced_lease IS
-    'SHA-256 of the digest of the lease id of that grant: it identifies a repeated announcement, and ends no '
+    'SHA-256 of the digest of the lease id of that grant: it identifies a repeated announcement, and cannot end a '
     'lease.';
 COMMENT ON COLUMN tower_fence.resources.admitted_by IS
-    'The transaction that was admitted last. A protected table compares it with the transaction that writes.';
+    'The last transaction in which a token was admitted. A protected table compares it with the transaction that writes.';
 COMMENT ON COLUMN tower_fence.resources.history IS
-    'The timeline of the server at the last change. Nothing is admitted on another one before catch_up().';
+    'The timeline of the server at the last change. On another timeline, no token is admitted before catch_up().';
 
 CREATE TABLE tower_fence.floors (
     partition tower_fence.partition_number PRIMARY KEY,
@@ -73,7 +74,7 @@ CREATE TABLE tower_fence.floors (
     history text COLLATE "C" NOT NULL,
     unchanged_histories text[] COLLATE "C" NOT NULL,
     failover_floor tower_fence.highest_token NOT NULL DEFAULT 0
-    -- Few rows on a page, since many transactions lock them at the same time.
+    -- Few rows on a page, because many transactions lock them at the same time.
 ) WITH (fillfactor = 10);
 COMMENT ON TABLE tower_fence.floors IS
     'The highest stale token of resources without a row, for each of 256 partitions.';
@@ -121,9 +122,9 @@ COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status; null 
 COMMENT ON COLUMN tower_fence.idempotency_keys.claimed_by IS
     'The transaction that claimed the key. Only this transaction can store the response.';
 
--- Null on a standby. The version of the server comes first, since timelines are counted from 1
--- again after an upgrade. The function has no settings of its own, so that it is inlined into each
--- admission.
+-- Returns null on a standby. The version of the server comes first, because timelines are counted
+-- from 1 again after an upgrade. The function has no settings of its own, so that Postgres inlines
+-- it into each admission.
 CREATE FUNCTION tower_fence.current_history()
 RETURNS text LANGUAGE sql AS $fence$
     SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN
@@ -131,10 +132,10 @@ RETURNS text LANGUAGE sql AS $fence$
         || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END
 $fence$;
 COMMENT ON FUNCTION tower_fence.current_history() IS
-    'The version and the timeline of the server, by which a failover is noticed.';
+    'The version and the timeline of the server. A change of it reveals a failover.';
 
--- Without the timeline no failover is noticed, and a stale token can be admitted after one. The
--- operator has to choose that.
+-- Without the timeline no failover is detected, and a stale token can be admitted after one. The
+-- operator must choose that explicitly.
 DO $fence$
 BEGIN
     PERFORM tower_fence.current_history();
@@ -210,7 +211,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS
     'Raises an error: the partition is out of range, or its row of floors is missing.';
 
--- A token is an Integer of RFC 9651, from 1 on.
+-- A token is an Integer of RFC 9651 that is at least 1.
 CREATE FUNCTION tower_fence.check_token(token bigint)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -243,10 +244,10 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless this is a resource name.';
 
--- The caller must have no other function around it. In the simple protocol the statement begins its
--- transaction, and its message has no other statement. In the extended protocol its portal begins
--- the transaction, unless the statement is parsed in the same batch, which leaves no trace. Callers
--- pin the search_path: a setting here would cost more than the function.
+-- Works only if no other function calls the caller. In the simple query protocol, the statement
+-- begins its transaction, and its message has no other statement. In the extended query protocol,
+-- its portal begins the transaction; if the statement is parsed in the same batch, that cannot be
+-- detected. Callers pin the search_path: a setting here would cost more than the function.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
@@ -270,7 +271,7 @@ COMMENT ON FUNCTION tower_fence.warn_outside_transaction(text) IS
 CREATE FUNCTION tower_fence.wait_for_disk()
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    -- remote_write and remote_apply wait for the own disk as well, and for more.
+    -- remote_write and remote_apply also wait for the local disk.
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
@@ -282,7 +283,7 @@ COMMENT ON FUNCTION tower_fence.wait_for_disk() IS
 
 -- Partitions, epochs and failovers -------------------------------------------------------------
 
--- Four bits at a time.
+-- Computes the CRC four bits at a time.
 CREATE FUNCTION tower_fence.partition_of(resource text)
 RETURNS smallint LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -312,8 +313,8 @@ RETURNS bigint LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fen
 $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
--- 1,000 for each timeline, also for a timeline that this database has not seen: issuers begin fewer
--- epochs in the part of a log that a failover loses.
+-- 1,000 for each timeline, including timelines that this database has not seen: in the part of the
+-- WAL that a failover loses, issuers begin fewer epochs.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
@@ -333,7 +334,7 @@ DECLARE
     epochs CONSTANT bigint := least(move_up.forgotten, 999999);
     stale bigint;
 BEGIN
-    -- A partition without epochs may have forgotten its first one, if other partitions have some.
+    -- A partition without epochs may have lost its first one, if other partitions have epochs.
     INSERT INTO tower_fence.epochs AS e (partition, epoch)
     SELECT move_up.partition, epochs WHERE EXISTS (SELECT FROM tower_fence.epochs AS o WHERE o.epoch > 0)
     ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + epochs, 999999)
@@ -346,11 +347,11 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
-    'Makes all tokens of a partition stale that were or may have been granted, and returns the highest of them; '
-    'null, and no change, if no partition has an epoch: the tokens are those of another issuer.';
+    'Makes all tokens of a partition stale that were or may have been granted, and returns the highest of them. '
+    'Returns null and changes nothing if no partition has an epoch: the tokens belong to another issuer.';
 
 -- A row above the granted tokens has seen a token of another issuer, or a forged token. Later
--- grants are above such a token: at most 1,000 for each epoch that may be forgotten.
+-- grants are above such a token: at most 1,000 for each epoch that may be lost.
 CREATE FUNCTION tower_fence.max_token_after(
     max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
 )
@@ -401,10 +402,11 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
-    'Brings a partition to the timeline of this server, and returns whether it was on another one.';
+    'Moves a partition to the timeline of this server, and returns whether it was on another one.';
 
--- A row is compared with what was granted when the failover was noticed, since epochs go on
--- afterwards. A row that was used since then is unchanged.
+-- A row is compared with the tokens that were granted when the failover was detected
+-- (failover_floor), because epochs continue afterwards. A row that was used since then is
+-- unchanged.
 CREATE FUNCTION tower_fence.catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -441,7 +443,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up(text) IS
-    'Brings a resource, its partition and its lease to the timeline of this server, and returns whether it was on '
+    'Moves a resource, its partition and its lease to the timeline of this server, and returns whether it was on '
     'another one.';
 
 -- Admission ------------------------------------------------------------------------------------
@@ -467,7 +469,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
-    'The highest stale token of a resource: by its row, or by the floor of its partition if it has none; and '
+    'The highest stale token of a resource: of its row or, without one, the floor of its partition; and '
     'whether a newer token was announced as granted.';
 
 -- At READ COMMITTED each statement sees what was committed before it, and a WHERE is evaluated on
@@ -523,8 +525,8 @@ BEGIN
     END IF;
     SELECT s.max_token, s.by_floor, s.announced INTO max_token, by_floor, announced
     FROM tower_fence.stale_up_to(try_admit.resource) AS s;
-    -- A token that was refused and is not stale was refused by another timeline, or by a row that
-    -- has been removed since.
+    -- If the token was refused but is not stale, either the row is of another timeline, or it has
+    -- been removed since.
     outcome := CASE WHEN max_token >= try_admit.token THEN 'stale' ELSE 'behind' END;
 END
 $fence$;
@@ -557,18 +559,18 @@ BEGIN
         PERFORM tower_fence.catch_up(admit.resource);
     END LOOP;
     RAISE serialization_failure USING
-        MESSAGE = concat('other transactions changed ', admit.resource, ' several times meanwhile'),
+        MESSAGE = concat('other transactions changed ', admit.resource, ' several times during the call'),
         HINT = 'Retry the transaction.';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
     'Admits a token in the transaction that writes, and returns max_token: the token, or one below if it is '
     'reusable. Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource stays locked '
-    'until the transaction ends. Sends a WARNING, also to the log of the server, for each call outside of a '
+    'until the transaction ends. Raises a WARNING, also in the log of the server, for each call outside of a '
     'transaction.';
 
 -- The grammar of RFC 9651, as the crate parses it. An application that splits the field itself, at
--- a semicolon or a comma, takes the token of one resource for that of another.
+-- a semicolon or a comma, may take the token of one resource for that of another.
 CREATE FUNCTION tower_fence.header_tokens(field text)
 RETURNS TABLE (token bigint, resource text) LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp AS $fence$
@@ -595,7 +597,7 @@ DECLARE
     names text[] := '{}';
 BEGIN
     WHILE rest <> '' LOOP
-        -- The work grows with the square of their number.
+        -- The time grows with the square of the number of tokens.
         IF cardinality(names) >= 100 THEN
             PERFORM tower_fence.refuse_malformed('the field has more than 100 tokens');
         END IF;
@@ -606,7 +608,7 @@ BEGIN
         token := part[1]::bigint;
         PERFORM tower_fence.check_token(token);
         resource := NULL;
-        -- The last value of a parameter counts.
+        -- If a parameter occurs more than once, its last value counts.
         FOR item IN
             SELECT DISTINCT ON (p.item[1]) p.item
             FROM regexp_matches(part[2], parameter, 'g') WITH ORDINALITY AS p (item, place)
@@ -628,7 +630,7 @@ BEGIN
                 OR (item[1] = 'key' AND (item[2] ~ '^"[A-Za-z0-9._-]{1,64}"$') IS NOT TRUE)
                 OR (item[1] = 'mac' AND (item[2] ~ '^:') IS NOT TRUE)
             THEN
-                PERFORM tower_fence.refuse_malformed(concat('the parameter `', item[1], '` has a wrong value'));
+                PERFORM tower_fence.refuse_malformed(concat('the parameter `', item[1], '` has an invalid value'));
             END IF;
         END LOOP;
         IF resource IS NOT NULL THEN
@@ -670,7 +672,7 @@ BEGIN
     IF found_tokens.number = 0 THEN
         PERFORM tower_fence.refuse_malformed('the field has no fencing token');
     ELSIF found_tokens.number > 1 AND found_tokens.named < found_tokens.number THEN
-        PERFORM tower_fence.refuse_malformed('a field with several tokens names the resource of each');
+        PERFORM tower_fence.refuse_malformed('a field with several tokens must name the resource of each');
     ELSIF found_tokens.own IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'TF403',
@@ -686,9 +688,10 @@ COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
     'TF400 for a malformed field and TF403 if its tokens are for other resources. A field of several tokens is '
     'admitted by one call for each resource of the request; each call ignores the tokens of the other resources.';
 
--- The key is locked before any resource, in every process. The wait for it has a limit of its own,
--- which is that of the session until then. An early transaction began before its request: so that
--- now() does not go back on a resource, it must not have begun before the last write there.
+-- The key is locked before any resource, in every process. The wait for it has its own timeout,
+-- which the session has until the key is claimed. An early transaction began before its request: so
+-- that now() does not go backwards on a resource, it must not have begun before the last write to
+-- it.
 CREATE FUNCTION tower_fence.admit_once(
     scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
     resource text, token bigint, reusable boolean,
@@ -703,7 +706,7 @@ BEGIN
     ) IS NOT TRUE THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'scope and fingerprint have 32 bytes, key 1 to 255 bytes, and ttl_ms is at most a century';
+            MESSAGE = 'scope and fingerprint must have 32 bytes, key 1 to 255 bytes, and ttl_ms at most a century';
     END IF;
     INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at, claimed_by) VALUES (
         admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms',
@@ -722,7 +725,7 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
     role := current_setting('role');
-    -- As try_admit() begins: its call costs more than this statement.
+    -- The first statement of try_admit(): to call that function costs more than this statement.
     outcome := 'admitted';
     max_token := CASE WHEN admit_once.reusable THEN admit_once.token - 1 ELSE admit_once.token END;
     by_floor := false;
@@ -747,8 +750,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.admit_once(
     bytea, text, bytea, bigint, text, boolean, text, bigint, boolean
 ) IS
-    'Claims an idempotency key in this transaction and admits a token, like try_admit; or returns found, with '
-    'what is stored under the key (nulls if it was not answered), or early: retry in another transaction.';
+    'Claims an idempotency key in this transaction and admits a token, like try_admit. Or returns found, with '
+    'the record of the key (nulls if it has no response), or early: retry in another transaction.';
 
 CREATE FUNCTION tower_fence.store_response(
     scope bytea, key text, status smallint, headers bytea, body bytea
@@ -773,7 +776,7 @@ RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_c
     SELECT k.fingerprint, k.status, k.headers, k.body FROM tower_fence.idempotency_keys AS k
     WHERE k.scope = find_response.scope AND k.key = find_response.key AND k.expires_at > now()
 $fence$;
-COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS 'What is stored under an idempotency key.';
+COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS 'The record of an idempotency key.';
 
 -- A raise waits for the disk: no older token may be admitted after a crash.
 CREATE FUNCTION tower_fence.try_raise(
@@ -792,7 +795,7 @@ BEGIN
     outcome := 'raised';
     max_token := raised_to;
     by_floor := false;
-    -- The row may be younger than the transaction: its time does not go back.
+    -- The row may be newer than the transaction, and updated_at must not decrease.
     UPDATE tower_fence.resources AS r
     SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
     WHERE r.resource = try_raise.resource AND r.max_token < raised_to
@@ -820,8 +823,8 @@ BEGIN
             RETURN;
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
-        -- A transaction that writes nothing to the log waits for nothing, and the raise that was
-        -- found may not be on the disk yet. This lock is written there.
+        -- The raise that was found may not be on the disk yet, and the COMMIT of a transaction
+        -- without WAL records waits for nothing. This lock writes a WAL record.
         IF is_lazy THEN
             PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
         END IF;
@@ -852,7 +855,7 @@ BEGIN
         PERFORM tower_fence.catch_up(resource);
     END LOOP;
     RAISE serialization_failure USING
-        MESSAGE = concat('other transactions changed ', resource, ' several times meanwhile'),
+        MESSAGE = concat('other transactions changed ', resource, ' several times during the call'),
         HINT = 'Retry the transaction.';
 END
 $fence$;
@@ -880,7 +883,8 @@ CREATE FUNCTION tower_fence.announce(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- Not the digest itself, since lease_end() ends a lease by it and other roles read this table.
+    -- Not the digest itself, because lease_end() ends a lease by it and other roles read this
+    -- table.
     lease_hash CONSTANT bytea := sha256(announce.lease);
     seen record;
 BEGIN
@@ -923,13 +927,13 @@ BEGIN
         END IF;
         SELECT s.max_token INTO highest FROM tower_fence.stale_up_to(announce.resource) AS s;
     END IF;
-    -- As in try_admit; or another transaction has inserted the row meanwhile.
+    -- See try_admit(). Or another transaction has inserted the row in the meantime.
     outcome := CASE WHEN highest >= announce.token THEN 'outranked' ELSE 'behind' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
     'Records a grant and makes all tokens below it stale. Returns announced, outranked (with the highest token '
-    'that was seen, and whether that was this grant), or behind: call catch_up() and retry.';
+    'that was seen, and whether that was the token of this grant), or behind: call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -944,12 +948,12 @@ BEGIN
         epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
     WHERE e.epoch < 999999
     RETURNING e.epoch INTO begun;
-    -- The caller refuses an epoch beyond the last one.
+    -- The caller refuses an epoch after the last one.
     RETURN coalesce(begun, 1000000);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_epoch(smallint, bigint) IS
-    'Begins the next epoch of a partition, at least this one; 1000000 if there is none left.';
+    'Begins the next epoch of a partition, not below at_least, and returns it; 1000000 if no epoch is left.';
 
 CREATE FUNCTION tower_fence.report_epoch(partition smallint, seen bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -969,7 +973,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.report_epoch(smallint, bigint) IS
-    'Records an epoch that an issuer has seen, in case the database has forgotten it, and returns the floor.';
+    'Records an epoch that an issuer has seen, in case the database has lost it, and returns the floor.';
 
 -- For operators --------------------------------------------------------------------------------
 
@@ -986,8 +990,8 @@ BEGIN
     PERFORM tower_fence.catch_up(reset.resource);
     SELECT r.announced INTO announced FROM tower_fence.resources AS r
     WHERE r.resource = reset.resource FOR NO KEY UPDATE;
-    -- A grant of the highest token of all does not count: it was made above the token that is to be
-    -- reset, and no other function ends that state.
+    -- A grant of the highest possible token does not count: the token that this reset removes has
+    -- forced it, and no other function ends that state.
     granted := greatest(
         (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
         nullif(announced, 999999999999999), 0
@@ -999,7 +1003,8 @@ BEGIN
             announced = least(r.announced, reset.token)
         WHERE r.resource = reset.resource;
         IF NOT FOUND THEN
-            -- A resource without a row that the floor blocks gets a row. Then only its row counts.
+            -- A resource without a row that the floor blocks gets a row, which then takes
+            -- precedence.
             INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
             SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, l.history
             FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
@@ -1016,7 +1021,7 @@ COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
     'is admitted again.';
 
 -- Counts promotions since the last use as well. A promotion moves the epochs further than a call of
--- this function, since the promoted server may have lost such a call.
+-- this function, because the promoted server may have lost such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -1059,8 +1064,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.after_failover() IS
     'Makes all tokens stale that were or may have been granted in the epochs of this database, and ends their '
-    'leases: for operators, after the database may have lost confirmed writes without a change of its timeline, '
-    'as after a restore from a dump. Call it before any client writes. Tokens of other issuers stay valid if no '
+    'leases. For operators, after the database may have lost confirmed writes without a change of its timeline, '
+    'for example by a restore from a dump. Call it before any client writes. Tokens of other issuers stay valid if no '
     'partition has an epoch.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
@@ -1077,14 +1082,14 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
-    'Brings all partitions to the timeline of this server under the current setting, then sets whether a changed '
-    'timeline makes tokens stale (default: true), and returns the setting. Null leaves the setting as it is.';
+    'Moves all partitions to the timeline of this server under the current setting, then sets whether a changed '
+    'timeline makes tokens stale (default: true), and returns the setting. Null does not change the setting.';
 
--- A floor makes every token below it stale for resources without a row. So a row stays if its token
--- is not below `held`, the lowest token of a lease that is held, or is above `granted`, the highest
--- that was granted for certain (default: the last one of the last epoch): one forged token blocks
--- no partition. A row is removed together with its lease in Postgres, if that ended as long ago. A
--- resource with a lease or a queue keeps its row.
+-- A floor makes every token up to it stale for resources without a row. So a row stays if its token
+-- is not below `held`, the lowest token of a held lease, or if it is above `granted`, the highest
+-- token that was certainly granted (default: the last one of the last epoch). One forged token
+-- therefore blocks no partition. A row is removed together with its lease in Postgres, if that
+-- ended as long ago. A resource with a lease or a queue keeps its row.
 --
 -- The floor is locked first, and for a short time: lock_timeout is shorter than deadlock_timeout.
 CREATE FUNCTION tower_fence.remove_idle_of(
@@ -1141,10 +1146,11 @@ BEGIN
             AND l.unchanged_histories = own_floor.unchanged_histories
         FOR UPDATE;
     EXCEPTION WHEN lock_not_available THEN
-        -- Rows of this partition are being inserted. The next call removes.
+        -- Rows of this partition are being inserted. The next call removes the idle rows.
         RETURN 0;
     END;
-    -- A failover was noticed meanwhile, which changes what may be removed. The next call removes.
+    -- A failover was detected in the meantime, which changes which rows may be removed. The next
+    -- call removes the idle rows.
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -1154,8 +1160,8 @@ BEGIN
             AND greatest(r.max_token, r.announced) < below
         FOR UPDATE SKIP LOCKED
     );
-    -- A grant needs the row that is locked now, and an expired lease is not renewed. So what is
-    -- read here does not change.
+    -- A grant needs the row that is now locked, and an expired lease is not renewed. So the rows
+    -- that are read here do not change.
     in_use := ARRAY(
         SELECT l.resource FROM tower_fence.leases AS l
         WHERE l.resource = ANY (idle)
@@ -1185,7 +1191,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) IS
-    'Removes idle rows of one partition in this transaction, and returns how many. remove_idle() calls it.';
+    'Removes idle rows of one partition in this transaction, and returns their number. remove_idle() calls it.';
 
 -- A procedure that commits can have neither SECURITY DEFINER nor a search_path of its own.
 CREATE PROCEDURE tower_fence.remove_idle(
@@ -1221,9 +1227,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, bigint) IS
-    'Removes rows that were not used for this long, of all partitions, and returns how many. Commits after each '
-    'batch, so call it outside of a transaction, for example from pg_cron. No token that is stale becomes valid '
-    'again. `granted` is for issuers without epochs: the highest token that was granted for certain.';
+    'Removes rows of all partitions that were not used for this long, and returns their number. Commits after each '
+    'batch, so call it outside of a transaction, for example from pg_cron. No stale token becomes valid '
+    'again. `granted` is for issuers without epochs: the highest token that was certainly granted.';
 
 CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1241,4 +1247,4 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.remove_expired_keys(integer) IS
-    'Removes expired idempotency keys, at most so many, and returns how many.';
+    'Removes at most max_rows expired idempotency keys, and returns their number.';

@@ -1,13 +1,13 @@
--- Leases in the database that has the fence: a grant and its announcement are one transaction.
+-- Leases in the database of the fence: a grant and its announcement are one transaction.
 --
--- Programs call acquire, renew, release and break_lease, and read held_leases. Functions that begin
--- with lease_ are for issuers, which know only the digest (SHA-256) of a lease id and whose
--- requests wait in a queue. The other functions are parts of these and use the search_path of their
--- caller: a setting of their own would cost more than what they do.
+-- Programs call acquire, renew, release and break_lease, and read held_leases. Functions whose
+-- names begin with lease_ are for issuers, which know only the digest (SHA-256) of a lease id and
+-- whose requests wait in a queue. The other functions are parts of these and use the search_path of
+-- their caller: a setting of their own would cost more than their work.
 --
--- A refusal is an error with an SQLSTATE of its own: TF409 if the lease is held, TF410 if it is not
--- held under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a
--- JSON object with what a program needs.
+-- A refusal is an error with its own SQLSTATE: TF409 if the lease is held, TF410 if it is not held
+-- under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a JSON
+-- object for programs.
 
 CREATE TABLE tower_fence.leases (
     resource text COLLATE "C" PRIMARY KEY,
@@ -19,26 +19,27 @@ CREATE TABLE tower_fence.leases (
     expires_at timestamptz NOT NULL,
     lock_delay interval NOT NULL,
     ttl interval NOT NULL
-    -- Updates in place: only the name is indexed, and the free space keeps them on the page (HOT).
+    -- Updates in place: only the name is indexed, and the free space keeps new row versions on the
+    -- same page (HOT).
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was leased here.';
 COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id; null after a release.';
 COMMENT ON COLUMN tower_fence.leases.ticket IS
-    'The request to which the lease was granted; null if several have asked under its lease id.';
+    'The request to which the lease was granted; null if several requests used its lease id.';
 COMMENT ON COLUMN tower_fence.leases.granted_at IS
-    'When the lease was granted under this lease id. A renewal leaves it as it is.';
+    'When the lease was granted under this lease id. A renewal does not change it.';
 COMMENT ON COLUMN tower_fence.leases.expires_at IS
     'When the lease ends or has ended. The resource stays blocked for lock_delay after that.';
 COMMENT ON COLUMN tower_fence.leases.ttl IS
-    'The time that was granted last. If more than this is left, the wall clock was set back.';
+    'The duration that was granted last. If the lease has more time left than this, the wall clock was set back.';
 
 CREATE TABLE tower_fence.queues (
     resource text COLLATE "C" PRIMARY KEY
 );
 COMMENT ON TABLE tower_fence.queues IS
     'One row to lock for the queue of each resource. A request that joins the queue locks it FOR SHARE while it '
-    'reads the lease, and a transaction that ends the lease locks it FOR UPDATE while it reads the queue: so one '
-    'of the two sees the other. It is a row, since any role may take any advisory lock.';
+    'reads the lease, and a transaction that ends the lease locks it FOR UPDATE while it reads the queue. So one '
+    'of the two sees the other. It is a row, because any role may take any advisory lock.';
 
 CREATE TABLE tower_fence.listeners (
     listener bigint PRIMARY KEY,
@@ -104,7 +105,7 @@ RETURNS bytea LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     IF (lease_id ~ '^[A-Za-z0-9_-]{22,64}$') IS NOT TRUE THEN
         PERFORM tower_fence.refuse_invalid('lease_id', 'a lease id has 22 to 64 characters of A-Z a-z 0-9 - _',
-            'Pass the lease id that acquire() has returned. acquire() generates one if it is given none.');
+            'Pass the lease id that acquire() has returned. Without an id, acquire() generates one.');
     END IF;
     RETURN sha256(convert_to(lease_id, 'UTF8'));
 END
@@ -114,12 +115,12 @@ COMMENT ON FUNCTION tower_fence.lease_digest(text) IS 'The digest of a lease id:
 CREATE FUNCTION tower_fence.lease_ms(field text, length interval, shortest bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    -- Since version 17 an interval may be infinite, which is not a number.
+    -- Since version 17 an interval may be infinite, which cannot be converted to a number.
     ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '101 years'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
         PERFORM tower_fence.refuse_invalid(field, concat('a time from ', shortest, ' ms to 100 years'),
-            'Pass an interval such as ''30 s'', or for the time of a lease its milliseconds: ttl_ms => 30000.');
+            'Pass an interval such as ''30 s'', or the time of a lease in milliseconds: ttl_ms => 30000.');
     END IF;
     RETURN ms;
 END
@@ -133,7 +134,7 @@ BEGIN
     IF ttl_ms IS NULL THEN
         RETURN tower_fence.lease_ms('ttl', ttl, 1);
     ELSIF ttl IS NOT NULL THEN
-        PERFORM tower_fence.refuse_invalid('ttl_ms', 'the time of the lease is given as ttl and as ttl_ms',
+        PERFORM tower_fence.refuse_invalid('ttl_ms', 'the time of the lease is given both as ttl and as ttl_ms',
             'Pass only one of ttl and ttl_ms.');
     END IF;
     RETURN tower_fence.lease_ms('ttl_ms', least(greatest(ttl_ms, 0), 3155760000001) * interval '1 ms', 1);
@@ -143,8 +144,8 @@ COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
     'The time of a lease in milliseconds, from an interval or from milliseconds.';
 
 -- The first grant in an epoch of a partition locks the partition's row of epochs until its
--- transaction ends, so that no other transaction begins the same epoch for another issuer. First
--- grants of other resources of the partition wait for it meanwhile.
+-- transaction ends, so that no other transaction begins the same epoch for another issuer. Until
+-- then, first grants of other resources of the partition wait for it.
 CREATE FUNCTION tower_fence.next_token(resource text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -182,7 +183,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
-    'Locks the row of a resource, after inserting it if it is missing, and returns the lowest token above all '
+    'Locks the row of a resource, after inserting it if it is missing, and returns the lowest token above all tokens '
     'that the fence has seen, in an epoch in which acquire() grants. Waits for transactions that write to the '
     'resource.';
 
@@ -199,7 +200,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.record_grant(text, bigint, bytea) IS
-    'Announces the token of a lease on the row of its resource, which the caller has locked.';
+    'Announces the token of a lease in the row of its resource, which the caller has locked.';
 
 CREATE FUNCTION tower_fence.grant_lease(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text, ticket bigint
@@ -207,16 +208,16 @@ CREATE FUNCTION tower_fence.grant_lease(
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- The lock comes first. Each statement after it sees what was committed before that statement.
+    -- The lock comes first: each later statement sees what was committed before that statement.
     next_token CONSTANT bigint := tower_fence.next_token(grant_lease.resource);
     seen record;
     now timestamptz;
 BEGIN
-    -- Without a wait: a transaction may have renewed the lease, and may write under it next.
+    -- Does not wait: a transaction may have renewed the lease, and may be about to write under it.
     SELECT l.lease, l.owner, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
     FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource FOR UPDATE SKIP LOCKED;
     now := clock_timestamp();
-    -- A lease that another transaction has locked was not found. Only the transaction that has
+    -- A lease that another transaction has locked is not found. Only the transaction that has
     -- locked the row of the resource inserts a lease.
     IF (seen.opens_at > now AND (seen.lease = grant_lease.lease AND seen.expires_at > now) IS NOT TRUE)
         OR (NOT FOUND AND EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource))
@@ -269,8 +270,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
     'Registers the calling session as a listener, until the session ends or changes its application name.';
 
--- A pooler may have given the server connection to another client since then, or another session
--- may have the same process id. Neither has the application name of the listener.
+-- Since its registration, a pooler may have given the server connection to another client, or
+-- another session may have got the same process id. Neither has the application name of the
+-- listener.
 CREATE FUNCTION tower_fence.listener_lives(listener bigint)
 RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
     SELECT EXISTS (
@@ -281,7 +283,7 @@ RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
 
--- The notification is for a process that was frozen: its requests retry.
+-- The notification reaches a process that was frozen: its requests retry.
 CREATE FUNCTION tower_fence.pass_over(resource text, listener bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -313,8 +315,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
-    'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns how '
-    'many. The turn of the next request begins now.';
+    'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns their '
+    'number. The turn of the next request begins now.';
 
 CREATE FUNCTION tower_fence.lease_call(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -348,7 +350,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_call(text) IS
-    'Notifies the first request in the queue of a resource for how many milliseconds the resource stays blocked. '
+    'Notifies the first request in the queue of a resource: the resource stays blocked for this many milliseconds. '
     'Removes requests before it whose listener''s session has ended.';
 
 -- A request that waits has a listener. The outcome is one of
@@ -362,8 +364,8 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     displaced  another request under the same lease id has taken its position
 --     again      another transaction was in the way: retry
 --
--- closed_ms is how long the resource stays blocked if no holder renews or releases. others_wait is
--- true if requests wait behind a grant: the issuer then calls lease_call().
+-- closed_ms is how long the resource stays blocked if the holder neither renews nor releases its
+-- lease. others_wait is true if requests wait after a grant: the issuer then calls lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
     ticket bigint, in_line boolean, listener bigint,
@@ -385,13 +387,13 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
-            MESSAGE = 'a lease is acquired at READ COMMITTED: a stricter transaction does not see its current holder';
+            MESSAGE = 'acquire a lease at READ COMMITTED: a stricter transaction does not see its current holder';
     ELSIF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
         AND (listener IS NULL OR ticket IS NOT NULL)) IS NOT TRUE
     THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'a request has a lease, times of at most a century, and with a listener a ticket';
+            MESSAGE = 'lease_ask needs a lease, times of at most a century, and a ticket if there is a listener';
     END IF;
     IF lease_ask.in_line THEN
         -- pass_over() does not remove a locked request.
@@ -413,7 +415,7 @@ BEGIN
         SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at, l.ttl INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         looked_at := clock_timestamp();
-        -- The wall clock was set back by an unknown time: the granted time begins now.
+        -- The wall clock was set back by an unknown time: let the granted duration begin now.
         IF seen.expires_at > looked_at + seen.ttl THEN
             UPDATE tower_fence.leases AS l SET expires_at = looked_at + l.ttl
             FROM (
@@ -451,7 +453,7 @@ BEGIN
             IF FOUND AND first.ticket IS DISTINCT FROM lease_ask.ticket
                 AND first.lease <> lease_ask.lease
             THEN
-                -- Another request is first, as long as its listener lives and its turn has not
+                -- Another request is first if its listener's session is open and its turn has not
                 -- passed.
                 EXIT WHEN seen.opens_at + turn > looked_at AND tower_fence.listener_lives(first.listener);
                 EXIT WHEN tower_fence.pass_over(lease_ask.resource, first.listener) = 0;
@@ -484,8 +486,8 @@ BEGIN
             closed_ms := 0;
             RETURN;
         END IF;
-        -- From here on, a transaction that ends the lease sees this request. It may have ended
-        -- before.
+        -- From here on, a transaction that ends the lease sees this request. The lease may have
+        -- ended before.
         SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         SELECT w.ticket INTO first FROM tower_fence.waiters AS w
@@ -511,7 +513,7 @@ BEGIN
                 outcome := 'displaced';
                 RETURN;
             ELSE
-                -- Not waited for: the request that it displaces may be about to lock the queue.
+                -- Does not wait: the request that it displaces may be about to lock the queue.
                 UPDATE tower_fence.waiters AS w SET
                     ticket = lease_ask.ticket,
                     listener = lease_ask.listener,
@@ -564,7 +566,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
-    'Ends the lease that is held under this digest without a lock delay, for an issuer; with a ticket, only if it '
+    'Ends the lease that is held under this digest, without a lock delay, for an issuer. With a ticket, only if it '
     'was granted to this request alone. Returns false if there was none.';
 
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
@@ -580,8 +582,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
-    'Ends the lease on a resource and its lock delay without its id, for operators. With a token, only the lease '
-    'that has it. Returns false if there was none.';
+    'Ends the lease on a resource and its lock delay, without the lease id, for operators. With a token, only the lease '
+    'with that token. Returns false if there was none.';
 
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
@@ -615,8 +617,8 @@ COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
 --
 --     kept       with the token that the lease had
 --     renewed    with a new token
---     lost       the lease is not held, or the fence has seen a higher token: another holder may have
---                written since this one has read
+--     lost       the lease is not held, or the fence has seen a higher token: another holder may
+--                have written since the last read of this one
 --     exhausted  with the highest token that was seen
 --     again      another transaction was in the way: retry
 --
@@ -651,7 +653,7 @@ BEGIN
         RETURN;
     END IF;
     IF lease_renew.new_token OR lease_renew.at_least > seen.token THEN
-        -- In the order in which a grant locks.
+        -- Locks in the same order as a grant.
         next_token := greatest(
             tower_fence.next_token(lease_renew.resource), lease_renew.at_least
         );
@@ -693,7 +695,7 @@ BEGIN
         outcome := 'renewed';
         PERFORM tower_fence.record_grant(lease_renew.resource, next_token, lease_renew.lease);
     END IF;
-    -- Waiters count on the end of which they were notified.
+    -- Waiters rely on the end of the lease that they were notified of.
     IF seen.expires_at < before THEN
         PERFORM tower_fence.lease_call(lease_renew.resource);
     END IF;
@@ -702,8 +704,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_renew(text, bytea, bigint, boolean, bigint) IS
     'Renews a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
--- Issuers call it at intervals, in case a notification was lost. The listener is sent an empty
--- notification, by which its issuer notices that the session still receives them.
+-- Issuers call it at intervals, in case a notification was lost. The listener gets an empty
+-- notification, which shows its issuer that the session still receives notifications.
 CREATE FUNCTION tower_fence.lease_open(resources text[], listener bigint DEFAULT NULL)
 RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -717,11 +719,11 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_open(text[], bigint) IS
-    'Returns an empty text, and those of these resources that are free or whose lease was granted before the wall '
+    'Returns an empty text, and those of the resources that are free or whose lease was granted before the wall '
     'clock was set back.';
 
--- The next request in a queue is notified, since the removed one may have been notified of its
--- turn. Rows that another transaction has locked are left as they are.
+-- The next request in a queue is notified, because the removed one may have been notified of its
+-- turn. Rows that another transaction has locked are skipped.
 CREATE FUNCTION tower_fence.lease_sweep()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -750,7 +752,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_sweep() IS
-    'Removes the requests of listeners whose session has ended from all queues, and returns how many.';
+    'Removes the requests of listeners whose session has ended from all queues, and returns their number.';
 
 CREATE FUNCTION tower_fence.acquire(
     resource text, ttl interval DEFAULT NULL, INOUT lease_id text DEFAULT NULL, owner text DEFAULT NULL,
@@ -790,9 +792,9 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bigint) IS
     'Acquires a lease, and returns its id and its token. Generates a random id of 128 bits if none is given. '
-    'While the lease is held, the same id gets the same token; or a higher one if a write has used that token up, '
+    'While the lease is held, the same id gets the same token, or a higher one if a write has used that token up '
     'or the fence has seen a higher one. Call it in a transaction of its own, at READ COMMITTED: the token is '
-    'granted when that commits, and other grants may wait until then. Bind lease_id, since statements are logged. '
+    'granted when that commits, and other grants may wait until then. Bind lease_id, because statements may be logged. '
     'A driver that cannot bind an interval binds milliseconds: tower_fence.acquire($1, ttl_ms => $2). Raises '
     'TF409 if the lease is held.';
 
@@ -821,8 +823,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
-    'Renews a held lease and returns its token; with new_token a new one, for another single-use write under the '
-    'same lease. Raises TF410 if the lease is not held under this id.';
+    'Renews a held lease and returns its token. With new_token, it gets a new token, for another single-use write '
+    'under the same lease. Raises TF410 if the lease is not held under this id.';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

@@ -1,11 +1,11 @@
 -- Protected tables: they refuse every write whose transaction has not admitted the resource of the
 -- row.
 --
--- A protected table has triggers that always fire, and one function for all of them, made by
--- protect() in the schema of the table. That function runs with the rights of the table's owner, so
--- a role that writes needs no right here. It runs after the statement, since a statement may bring
--- its own admission. If it finds a row of another resource it calls refuse_unfenced(), which lets a
--- transaction pass that has called bypass().
+-- A protected table has triggers that always fire, and one function for all of them, which
+-- protect() creates in the schema of the table. That function runs with the rights of the table's
+-- owner, so a role that writes needs no right here. It runs after the statement, because a
+-- statement may contain its own admission. If it finds a row of another resource, it calls
+-- refuse_unfenced(), which lets a transaction pass that has called bypass().
 
 CREATE TABLE tower_fence.bypasses (
     transaction xid8 PRIMARY KEY,
@@ -14,7 +14,8 @@ CREATE TABLE tower_fence.bypasses (
     begun_at timestamptz NOT NULL
 );
 COMMENT ON TABLE tower_fence.bypasses IS
-    'Each transaction that has called bypass(), and why, for a year. Grant no right on it: a row permits a bypass.';
+    'Each transaction that has called bypass(), with the reason, kept for a year. Grant no right on this table: a '
+    'row permits a bypass.';
 
 CREATE FUNCTION tower_fence.bypass(reason text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -31,13 +32,13 @@ BEGIN
     THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'a reason has 1 to 1000 bytes, without control characters';
+            MESSAGE = 'a reason must have 1 to 1000 bytes, and no control characters';
     END IF;
     DELETE FROM tower_fence.bypasses WHERE transaction = ANY (ARRAY(
         SELECT b.transaction FROM tower_fence.bypasses AS b
         WHERE b.begun_at < CURRENT_TIMESTAMP - interval '1 year' FOR UPDATE SKIP LOCKED
     ));
-    -- A row that came from another server may have the same number.
+    -- A row that was restored from another server may have the same transaction id.
     INSERT INTO tower_fence.bypasses (transaction, role, reason, begun_at)
     VALUES (pg_current_xact_id(), session_user, bypass.reason, CURRENT_TIMESTAMP)
     ON CONFLICT (transaction) DO UPDATE
@@ -56,8 +57,8 @@ CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, 
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
-    -- A row that was restored from a dump may have the number of a later transaction: hence the
-    -- age.
+    -- A row that was restored from a dump may have the id of a later transaction. age() excludes
+    -- it.
     PERFORM FROM tower_fence.bypasses AS b
     WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0;
     IF FOUND THEN
@@ -80,8 +81,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_unfenced(name, name, text) IS
     'Raises TF428 unless the transaction has called bypass(). The guards of protected tables call it.';
 
--- A pattern has no escapes: a brace is never part of a literal. Without a text between two columns,
--- different rows would have one resource.
+-- A pattern has no escapes: a brace is never part of a literal. Without text between two columns,
+-- different rows could have the same resource.
 CREATE FUNCTION tower_fence.pattern_parts(pattern text)
 RETURNS TABLE (literal text, column_name name) LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT CASE WHEN left(m.part[1], 1) <> '{' THEN m.part[1] END,
@@ -94,7 +95,8 @@ COMMENT ON FUNCTION tower_fence.pattern_parts(text) IS
     'The literals and the columns of a pattern such as show/{show_id}/seat/{seat}, in order; none if it is '
     'invalid.';
 
--- `enabled` is A if the trigger always fires, as protect() has left it, and null if it is missing.
+-- `enabled` is A if the trigger always fires, as protect() sets it, and null if the trigger is
+-- missing.
 CREATE VIEW tower_fence.protected_tables AS
 SELECT c.oid::regclass AS relation, g.pattern, v.guard, t.tgenabled::text AS enabled, g.function,
     ARRAY(
@@ -111,7 +113,7 @@ FROM (
         ) AS pattern
     FROM pg_catalog.pg_trigger AS t
     JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
-    -- A trigger of another origin may have such a name.
+    -- A trigger that protect() has not created may have such a name.
     WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1 AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
 ) AS g
 JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid AND EXISTS (SELECT FROM tower_fence.pattern_parts(g.pattern))
@@ -128,9 +130,9 @@ COMMENT ON VIEW tower_fence.protected_tables IS
     '`enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its triggers has no '
     'row.';
 
--- The text of a column must not depend on a setting of the session, or a row would be written under
--- one resource and read under another: so only these types. A cast of an enumeration can be
--- replaced by the owner of its type, the output function cannot.
+-- The text of a column must not depend on a setting of the session: otherwise a row could be
+-- written under one resource and read under another. So only these types are allowed. The owner of
+-- an enumeration can replace its cast, but not its output function.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -166,7 +168,7 @@ BEGIN
             WHEN base = 'boolean'::regtype THEN format('%I::boolean::text', part.column_name)
             WHEN base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype,
                 'uuid'::regtype) THEN format('%I::text', part.column_name)
-            -- Not every polymorphic function takes a domain.
+            -- Some polymorphic functions do not accept a domain.
             WHEN kind = 'e' AND base <> found_column.atttypid
                 THEN format('enum_out(%I::%s)::text', part.column_name, base::regtype)
             WHEN kind = 'e' THEN format('enum_out(%I)::text', part.column_name)
@@ -181,29 +183,29 @@ BEGIN
     END LOOP;
     IF cardinality(expressions) = 0 THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = 'a pattern is a text with columns in braces, such as show/{show_id}/seat/{seat}',
+            MESSAGE = 'a pattern must be text with columns in braces, such as show/{show_id}/seat/{seat}',
             HINT = 'Put text between any two columns. Control characters are not allowed.';
     END IF;
     RETURN format('(%s) COLLATE "C"', array_to_string(expressions, ' || '));
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
-    'The expression of SQL that fills a pattern from a row of a table.';
+    'The SQL expression that fills a pattern from a row of a table.';
 
--- The arguments are the expression of the pattern, and the FROM items of the rows that a statement
--- has written, as they are now and as they were before, and of all rows of the table.
+-- The arguments are the expression of the pattern, and the FROM items of three sets of rows: those
+-- that a statement has written, in their new and in their old state, and all rows of the table.
 --
 -- Most statements write rows of one resource. So the first query compares each row with the
--- admitted resource of the first row, and the second query reads each resource by itself. Both are
--- static, so that their plans are kept. Only TRUNCATE, whose trigger each partition has, looks up
--- its table.
+-- admitted resource of the first row, and the second query checks each resource separately. Both
+-- are static, so that their plans are cached. Only TRUNCATE, whose trigger exists on each
+-- partition, looks up its table.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     inserted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, new_rows);
     deleted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, old_rows);
-    -- A row that was restored from a dump may have the number of a later transaction: hence the
-    -- age.
+    -- A row that was restored from a dump may have the id of a later transaction. age() excludes
+    -- it.
     admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
         'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
     is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);
@@ -282,7 +284,8 @@ RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence
         ) THEN 'one of its partitions is a foreign table'
     END FROM pg_class AS c WHERE c.oid = relation
 $fence$;
-COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS 'Why a table cannot be protected; null if it can.';
+COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS
+    'The reason why a table cannot be protected; null if it can.';
 
 CREATE FUNCTION tower_fence.protect(relation regclass, pattern text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -337,7 +340,7 @@ BEGIN
         )
     END;
 
-    -- The function of the owner that guards the table already, or a new name.
+    -- The owner's function that already guards the table, or a new name.
     guard_function := (
         SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
         FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
@@ -362,8 +365,8 @@ BEGIN
             format(' AS %I', protected.relname)
         )
     );
-    -- A role that may execute it may make it the trigger of another table, whose types run code of
-    -- that role.
+    -- A role that may execute the function could make it the trigger of another table, whose types
+    -- run code of that role.
     EXECUTE (
         SELECT format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC%s', guard_function, string_agg(
             concat(', ', quote_ident(pg_get_userbyid(a.grantee))), '') FILTER (WHERE a.grantee <> 0))
@@ -372,9 +375,9 @@ BEGIN
     );
     EXECUTE format('ALTER FUNCTION %s() OWNER TO %I', guard_function, table_owner);
 
-    -- A trigger for each statement does not see what is written to a partition, or through a
-    -- parent. So a table has one more, which never fires and which keeps the table from becoming a
-    -- partition or a child; and a partitioned table has one for each row, which each of its
+    -- A statement trigger does not see rows that are written to a partition directly, or through a
+    -- parent. So a table has one more trigger, which never fires and which keeps the table from
+    -- becoming a partition or a child. A partitioned table has a row trigger, which each of its
     -- partitions inherits. A trigger for TRUNCATE is not inherited.
     FOR made IN
         SELECT protect.relation AS relation, v.name, v.event, v.scope
@@ -402,9 +405,9 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.protect(regclass, text) IS
     'Makes a table refuse each statement that writes a row whose resource its transaction has not admitted. The '
-    'resource is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns of the row. For the '
-    'owner of the table. A second call replaces the pattern, and gives new partitions what they do not inherit. '
-    'Columns are found by name, and their types are checked by this call alone: repeat it after a change of the '
+    'resource is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns of the row. Only the '
+    'owner of the table can call it. A second call replaces the pattern, and adds missing triggers to new partitions. '
+    'Columns are found by name, and only this call checks their types: repeat it after a change of the '
     'type or the name of a column. A TRUNCATE needs an admission of each resource in the table, and a transaction '
     'at READ COMMITTED.';
 
@@ -439,4 +442,4 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.unprotect(regclass) IS
-    'Removes what protect() has made. Returns false if the table was not protected.';
+    'Removes the protection of a table. Returns false if the table was not protected.';

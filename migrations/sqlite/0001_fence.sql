@@ -1,5 +1,5 @@
--- The fence in SQLite: the same tables as in Postgres, without functions. `tower_fence.` stands for
--- the prefix of their names.
+-- The fence in SQLite: the same tables as in Postgres, without functions. The prefix of the table
+-- names replaces `tower_fence.` in this text.
 
 -- The highest stale token of each resource.
 CREATE TABLE tower_fence.resources (
@@ -36,7 +36,7 @@ INSERT INTO tower_fence.epoch_source (id) VALUES (lower(hex(randomblob(16))));
 
 -- The response of each write under an idempotency key, stored in the transaction of that write.
 CREATE TABLE tower_fence.idempotency_keys (
-    -- SHA-256 of what the key belongs to, and of the request.
+    -- SHA-256 of the scope of the key, and of the request.
     scope BLOB NOT NULL CHECK (length(scope) = 32),
     key TEXT NOT NULL,
     fingerprint BLOB NOT NULL CHECK (length(fingerprint) = 32),

@@ -1,13 +1,13 @@
-//! What a request presents, and what a fence has admitted of it.
+//! Tokens that a request presents, and the proof of their admission.
 //!
-//! A [`Claim`] is a token for a resource that was not checked yet. Only an admission makes
-//! [`Admitted`] of [`Claims`].
+//! A [`Claim`] is a token for a resource that has not been checked. Only an admission turns
+//! [`Claims`] into [`Admitted`].
 
 use std::{cmp::Reverse, ops::Deref, sync::Arc};
 
 use crate::token::{Resource, Token};
 
-/// A token that is presented for a resource, not checked yet.
+/// Token that is presented for a resource and has not been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Claim {
@@ -23,13 +23,13 @@ impl Claim {
     }
 }
 
-/// All that a request presents, at least one [`Claim`], in the order in which the resources were
-/// named. Cheap to clone. Derefs to a slice.
+/// Claims of a request: at least one [`Claim`], in the order in which the resources were named.
+/// Cheap to clone. Derefs to a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claims(Arc<[Claim]>);
 
 impl Claims {
-    /// `None` for an empty list.
+    /// Returns `None` for an empty list.
     pub(crate) fn new(claims: Vec<Claim>) -> Option<Self> {
         (!claims.is_empty()).then(|| Self(claims.into()))
     }
@@ -38,16 +38,15 @@ impl Claims {
         Self([Claim::new(resource, token)].into())
     }
 
-    /// The one that was named first.
+    /// Returns the claim that was named first.
     #[must_use]
     pub fn first(&self) -> &Claim {
-        // Neither constructor makes an empty list.
+        // No constructor creates an empty list.
         &self.0[0]
     }
 
-    /// In the one order in which all transactions take their row locks, so that no two of them
-    /// wait for each other. Of two tokens for the same resource the lower one comes second, and
-    /// is stale.
+    /// Returns the claims in the order in which all transactions take their row locks, so that no
+    /// two of them deadlock. If a resource has two tokens, the lower one comes second and is stale.
     pub(super) fn in_lock_order(&self) -> Vec<&Claim> {
         let mut ordered: Vec<_> = self.0.iter().collect();
         ordered.sort_unstable_by_key(|claim| (&claim.resource, Reverse(claim.token)));
@@ -63,8 +62,8 @@ impl Deref for Claims {
     }
 }
 
-/// The proof that a fence has admitted claims, at least one: each resource once, in the order in which
-/// they were named. Cheap to clone. Derefs to a slice of [`Claim`].
+/// Proof that a fence has admitted at least one claim: each resource once, in the order in which
+/// the resources were named. Cheap to clone. Derefs to a slice of [`Claim`].
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -81,18 +80,18 @@ impl Deref for Claims {
 pub struct Admitted(Claims);
 
 impl Admitted {
-    /// Claims that were admitted just now.
+    /// Wraps claims that have just been admitted.
     pub(super) const fn new(claims: Claims) -> Self {
         Self(claims)
     }
 
-    /// The resource; of several, the one that was named first.
+    /// Returns the resource; of several, the one that was named first.
     #[must_use]
     pub fn resource(&self) -> &Resource {
         &self.0.first().resource
     }
 
-    /// The token of that resource.
+    /// Returns the token of that resource.
     #[must_use]
     pub fn token(&self) -> Token {
         self.0.first().token
@@ -111,18 +110,18 @@ impl Deref for Admitted {
     }
 }
 
-/// How often a token may write.
+/// Number of times that a token may write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokenUse {
-    /// Once. A repeated request cannot apply twice.
+    /// Once. A repeated request cannot be applied twice.
     #[default]
     SingleUse,
-    /// As often as its holder likes, until a newer token is seen.
+    /// Any number of times, until a newer token is seen.
     Reusable,
 }
 
 impl TokenUse {
-    /// The highest stale token once `token` was admitted.
+    /// Returns the highest stale token after the admission of `token`.
     pub(super) const fn dead(self, token: Token) -> i64 {
         match self {
             Self::SingleUse => token.get(),

@@ -1,11 +1,11 @@
-//! What can go wrong at the fence, one type for each of its two moments: admission and COMMIT.
+//! Errors of the fence: for the admission, for COMMIT, and for a single-statement write.
 
 use std::sync::Arc;
 
 use super::fault::{Failure, Fault};
 pub use crate::stale::StaleToken;
 
-/// Why a token was not admitted. Nothing was written.
+/// Reason why a token was not admitted. Nothing was written.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
@@ -15,31 +15,32 @@ pub enum AdmitError {
     /// No resource was named.
     #[error("a fenced transaction needs at least one resource")]
     NoResource,
-    /// The wait for the row lock or for a connection ran out, or the transaction collided with
-    /// another one. Trying again may help.
+    /// The wait for the row lock or for a connection timed out, or the transaction collided with
+    /// another one. A retry may succeed.
     #[error("the fence is busy")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// The database cannot be reached, or cannot do its work.
+    /// The database is unreachable, or cannot execute the statements.
     #[error("the fence's database is unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
-    /// The tables of the fence are missing or of an older version.
+    /// The tables of the fence are missing or outdated.
     #[error("the fence is not set up in the database: call `Fence::migrate`")]
     NotMigrated(#[source] Arc<sqlx::Error>),
-    /// The database is not set up for the fence: the role lacks a right, `PUBLIC` may execute the fence's functions, row-level
-    /// security hides rows of the fence, or rows are missing that [`Fence::migrate`](super::Fence::migrate) has made. The cause names it, and
-    /// it does not pass by itself.
+    /// The database is not set up correctly: the role lacks a privilege, `PUBLIC` may execute the
+    /// fence's functions, row-level security hides rows of the fence, or rows that
+    /// [`Fence::migrate`](super::Fence::migrate) has inserted are missing. The cause has the
+    /// details. A retry does not help.
     #[error("the fence's database is misconfigured")]
     Misconfigured(#[source] Arc<sqlx::Error>),
 }
 
 impl AdmitError {
-    /// Whether it does not pass by itself: the database has to be set up first.
+    /// Returns whether a retry cannot help before the database is set up.
     pub(crate) const fn is_misconfigured(&self) -> bool {
         matches!(self, Self::NotMigrated(_) | Self::Misconfigured(_))
     }
 }
 
-/// What a failed statement of the fence means to the one who wanted to write.
+/// Converts the failure of a statement of the fence into the error for the writer.
 impl From<Failure> for AdmitError {
     fn from(Failure { fault, cause }: Failure) -> Self {
         match fault {
@@ -57,8 +58,8 @@ impl From<Failure> for AdmitError {
     }
 }
 
-/// What the failed COMMIT of a transaction that only raises the fence, or reads, means to its caller: the
-/// fence may be where it was.
+/// Converts the failed COMMIT of a transaction that only raises the fence or reads. The fence may
+/// be unchanged.
 impl From<CommitError> for AdmitError {
     fn from(error: CommitError) -> Self {
         match error {
@@ -74,15 +75,15 @@ impl From<CommitError> for AdmitError {
     }
 }
 
-/// Why a transaction was not committed, or is not known to be.
+/// Reason why a transaction was not committed, or its outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// The transaction had failed before, or failed at COMMIT. Nothing was written.
+    /// The transaction had already failed, or failed at COMMIT. Nothing was written.
     #[error("the transaction was aborted")]
     Aborted(#[source] Arc<sqlx::Error>),
-    /// What was left for COMMIT, a deferred trigger of the application, writes to a protected table what
-    /// was not admitted. Nothing was written.
+    /// A deferred trigger of the application, which ran at COMMIT, wrote to a protected table under
+    /// a resource that was not admitted. Nothing was written.
     #[error("a protected table was written without an admission")]
     Unfenced(#[source] Arc<sqlx::Error>),
     /// A nested transaction was still open. Nothing was written.
@@ -91,23 +92,26 @@ pub enum CommitError {
     /// COMMIT collided with another transaction. Nothing was written.
     #[error("the database was busy at COMMIT")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// The connection was lost before COMMIT was sent, or its session was of no use. Nothing was written.
+    /// The connection was lost before COMMIT was sent, or its session was unusable. Nothing was
+    /// written.
     #[error("the database became unavailable before COMMIT")]
     Unavailable(#[source] Arc<sqlx::Error>),
-    /// The handler tried to commit by itself, in a request whose response must be stored together
-    /// with the write. Nothing was written.
-    #[error("under an idempotency key the layer commits, with the response: return it instead")]
+    /// The handler tried to commit in a request whose response must be stored together with the
+    /// write. Nothing was written.
+    #[error(
+        "under an idempotency key the layer commits the transaction: return the response instead of committing"
+    )]
     Unrecorded,
-    /// The response it was lent for is gone. Nothing was written.
-    #[error("the transaction outlived the request that it was lent to")]
+    /// The request that the transaction was lent to has already been answered. Nothing was written.
+    #[error("the transaction was used after its request had ended")]
     Escaped,
-    /// The answer to COMMIT was lost: the writes may or may not be there.
+    /// The answer to COMMIT was lost: the writes may or may not have been committed.
     #[error("the outcome of COMMIT is unknown")]
     OutcomeUnknown(#[source] Arc<sqlx::Error>),
 }
 
 impl CommitError {
-    /// What the failure of COMMIT means.
+    /// Converts the failure of COMMIT.
     pub(super) fn at_commit(Failure { fault, cause }: Failure) -> Self {
         match fault {
             Fault::Contention | Fault::Collision => Self::Busy(cause),
@@ -122,7 +126,7 @@ impl CommitError {
         }
     }
 
-    /// What the failure of a statement means that stood before COMMIT, which was not sent.
+    /// Converts the failure of a statement before COMMIT, which was therefore not sent.
     pub(super) fn before_commit(failure: Failure) -> Self {
         match Self::at_commit(failure) {
             Self::OutcomeUnknown(cause) => Self::Unavailable(cause),
@@ -131,7 +135,7 @@ impl CommitError {
     }
 }
 
-/// Why a statement that was to be written at once was not, or is not known to be.
+/// Reason why a single-statement write was not executed, or its outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
@@ -141,19 +145,19 @@ pub enum WriteError {
     /// The statement failed. Nothing was written.
     #[error("the statement failed")]
     Statement(#[source] Arc<sqlx::Error>),
-    /// The database cannot run such a statement together with its admission: rules rewrite it, for
-    /// example. Nothing was written. A [`FencedTx`](super::FencedTx) can.
+    /// The database cannot run this statement together with its admission, for example because
+    /// rules rewrite it. Nothing was written. A [`FencedTx`](super::FencedTx) can run it.
     #[error("the database cannot run this statement together with its admission: use a `FencedTx`")]
     Unsupported(#[source] Arc<sqlx::Error>),
-    /// The statement does not name `fence`, so it cannot depend on whether its token is admitted. It was not
-    /// run.
+    /// The statement does not name `fence`, so it cannot depend on the admission of its token. It
+    /// was not executed.
     #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]
     Independent,
-    /// The rows are not of the type that was asked for. They were written; under an idempotency key of a
+    /// The rows do not have the requested type. They were written; under an idempotency key of a
     /// `FenceLayer` they are rolled back unless the handler answers a success.
-    #[error("the rows that were written are of another type")]
+    #[error("the rows were written, but do not have the requested type")]
     Rows(#[source] Arc<sqlx::Error>),
-    /// The transaction was not committed, or is not known to be.
+    /// The transaction was not committed, or its outcome is unknown.
     #[error(transparent)]
     Commit(#[from] CommitError),
 }
@@ -163,7 +167,7 @@ impl WriteError {
         Self::Statement(Arc::new(error))
     }
 
-    /// What a failed statement means in an open transaction.
+    /// Converts the failure of a statement in an open transaction.
     pub(super) fn in_transaction(Failure { fault, cause }: Failure) -> Self {
         match fault {
             Fault::Contention | Fault::Collision => AdmitError::Busy(cause).into(),
@@ -177,7 +181,7 @@ impl WriteError {
         }
     }
 
-    /// What a failed statement means that would have been its own COMMIT.
+    /// Converts the failure of a statement that would have been its own COMMIT.
     pub(super) fn alone(failure: Failure) -> Self {
         match failure.fault {
             Fault::Lost | Fault::Silent => CommitError::OutcomeUnknown(failure.cause).into(),

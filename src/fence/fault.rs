@@ -1,50 +1,53 @@
-//! What an error of the database means.
+//! Classifies errors of the database.
 //!
-//! Each error is judged once, here, and what was found goes with it from then on: nothing looks into
-//! an error again.
+//! Each error is classified once, in this module. All other code uses the classification and does
+//! not inspect the error again.
 
 use std::{
     io::{Error as IoError, ErrorKind},
     sync::Arc,
 };
 
-/// What happened to a statement that failed.
+/// Classification of a failed statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "postgres"),
-    expect(dead_code, reason = "only Postgres says some")
+    expect(dead_code, reason = "only Postgres reports some of these")
 )]
 pub(crate) enum Fault {
-    /// A lock, or a pool that is full: it had no effect, and another try may find the way free.
+    /// A lock was held, or the pool was exhausted. The statement had no effect, and a retry may
+    /// succeed.
     Contention,
-    /// A deadlock, or a serialization failure: another transaction went first, and this one is over. It had no
-    /// effect, and another try may find the way free at once.
+    /// A deadlock or a serialization failure: another transaction won, and this one is aborted. It
+    /// had no effect, and an immediate retry may succeed.
     Collision,
-    /// The database does not run a data-modifying statement inside another one. It had no effect.
-    Unsupported,
-    /// A table, a column or a function is not there. It had no effect.
-    Missing,
-    /// A right is missing, row-level security is in the way, or a row that the migrations have made. It had no
-    /// effect, and does not pass by itself.
-    Misconfigured,
-    /// The session is of no use: it is read-only, or its server is going away. It had no effect. Another
-    /// session may be of use.
-    Unusable,
-    /// It writes to a protected table what its transaction has not admitted. It had no effect.
-    Unfenced,
-    /// It had no effect, for any other reason.
-    Refused,
-    /// The server has ended the session for a time limit, which it never does after a COMMIT. It had
+    /// The database does not run a data-modifying statement inside another one. The statement had
     /// no effect.
+    Unsupported,
+    /// A table, a column or a function is missing. The statement had no effect.
+    Missing,
+    /// A privilege is missing, row-level security interferes, or a row that the migrations have
+    /// inserted is missing. The statement had no effect, and a retry does not help.
+    Misconfigured,
+    /// The session is unusable: it is read-only, or its server is shutting down. The statement had
+    /// no effect. Another session may work.
+    Unusable,
+    /// The statement writes to a protected table under a resource that its transaction has not
+    /// admitted. It had no effect.
+    Unfenced,
+    /// The statement had no effect, for any other reason.
+    Refused,
+    /// The server has ended the session because of a timeout, which never happens after a COMMIT.
+    /// The statement had no effect.
     Ended,
-    /// The connection is gone or confused; it may have had its effect.
+    /// The connection is lost or out of sync. The statement may have had its effect.
     Lost,
-    /// No answer came in time; it may have had its effect, or may yet have it.
+    /// No answer arrived in time. The statement may have had its effect, or may still have it.
     Silent,
 }
 
 impl Fault {
-    /// What an error of sqlx says, on whichever database.
+    /// Classifies an error of sqlx, for every database.
     pub(crate) fn of(error: &sqlx::Error) -> Self {
         match error {
             sqlx::Error::Database(cause) => {
@@ -66,8 +69,8 @@ impl Fault {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Lost,
             sqlx::Error::Configuration(_) => Self::Misconfigured,
-            // Noticed before the statement was sent: a type that the database does not know, an
-            // argument that cannot be encoded. Or behind its answer.
+            // Either detected before the statement was sent (a type that the database does not
+            // know, an argument that cannot be encoded), or in the decoding of its answer.
             _ => Self::Refused,
         }
     }
@@ -84,7 +87,7 @@ impl Fault {
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function
             "42P01" | "42703" | "42883" => Self::Missing,
-            // insufficient_privilege, as of a missing right or of row-level security
+            // insufficient_privilege: a missing privilege, or row-level security
             "42501" => Self::Misconfigured,
             // object_not_in_prerequisite_state, from `refuse_incomplete`
             "55000" if error.message().starts_with("floors has no row") => Self::Misconfigured,
@@ -108,7 +111,7 @@ impl Fault {
             Some(5 | 6) => Self::Contention,
             // SQLITE_IOERR, SQLITE_CORRUPT
             Some(10 | 11) => Self::Lost,
-            // SQLITE_ERROR has no codes of its own for these.
+            // SQLite reports these as SQLITE_ERROR, without codes of their own.
             Some(1) if message.contains("no such table") || message.contains("no such column") => {
                 Self::Missing
             }
@@ -116,18 +119,19 @@ impl Fault {
         }
     }
 
-    /// Whether the connection is gone. Where it was only silent, waiting for another one would take
-    /// as long again.
+    /// Returns whether the connection is lost. After `Silent`, waiting for another connection would
+    /// take as long again.
     pub(super) const fn is_gone(self) -> bool {
         matches!(self, Self::Ended | Self::Lost | Self::Unusable)
     }
 }
 
-/// Whether this SQLSTATE of an error, which has rolled its transaction back, says that the session is of no use.
+/// Returns whether this SQLSTATE, whose error has rolled back the transaction, means that the
+/// session is unusable.
 #[cfg(feature = "postgres")]
 fn is_unusable(code: &str) -> bool {
     match code {
-        // protocol_violation, with which the server answers a statement with too many or too few arguments
+        // protocol_violation: the server's answer to a statement with too many or too few arguments
         "08P01" => false,
         // read_only_sql_transaction, admin_shutdown, crash_shutdown, cannot_connect_now
         "25006" | "57P01" | "57P02" | "57P03" => true,
@@ -136,16 +140,16 @@ fn is_unusable(code: &str) -> bool {
     }
 }
 
-/// What the failure of a handler's own statement is.
+/// Classification of a failed statement of the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandlerFault {
     /// Another transaction was in the way.
     Busy,
-    /// The database is out of reach.
+    /// The database is unreachable.
     Unavailable,
-    /// It writes to a protected table what was not admitted.
+    /// The statement writes to a protected table under a resource that was not admitted.
     Unfenced,
-    /// A bug, or a violated constraint: the handler's own business.
+    /// A bug or a violated constraint, for the handler to deal with.
     Own,
 }
 
@@ -164,7 +168,7 @@ impl Fault {
     }
 }
 
-/// What happened, and the error for people.
+/// Classification of an error, together with the error itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(super) fault: Fault,
@@ -172,7 +176,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A time limit ran out while the database had not answered.
+    /// Returns the failure for a timeout of the database's answer.
     pub(super) fn silent() -> Self {
         let silent = "the database did not answer in time";
         Self {
@@ -181,7 +185,8 @@ impl Failure {
         }
     }
 
-    /// A write to the same resource is under way in this process, for longer than the wait.
+    /// Returns the failure for a write that waited too long for another write of this process to
+    /// the same resource.
     pub(super) fn in_use() -> Self {
         let in_use = "another request of this process is writing to the resource";
         Self {
@@ -190,7 +195,7 @@ impl Failure {
         }
     }
 
-    /// The tables of the fence are not there.
+    /// Returns the failure for missing tables.
     pub(super) fn not_migrated() -> Self {
         let missing = "the tables of the fence are missing: call `Fence::migrate` first";
         Self {
@@ -199,7 +204,7 @@ impl Failure {
         }
     }
 
-    /// The same, for the reason that the pool had no connection to give.
+    /// Replaces the classification.
     pub(super) fn with_fault(self, fault: Fault) -> Self {
         Self { fault, ..self }
     }

@@ -1,16 +1,16 @@
-//! The resource side, without HTTP: [`Fence`] checks a token in the transaction that writes.
+//! Fence without HTTP: [`Fence`] checks a token in the transaction that writes.
 //!
 //! 1. A resource has one row, with `max_token`: the highest stale token.
 //! 2. A token is admitted if it is greater than `max_token`. One statement checks that and raises
 //!    `max_token`, in the transaction of the caller's own writes. The row stays locked until they
 //!    commit.
-//! 3. A [single-use](TokenUse::SingleUse) write raises `max_token` to its token, which never writes
-//!    again. A [reusable](TokenUse::Reusable) one raises it to one below: its holder may write again,
-//!    and older tokens are stale.
+//! 3. A [single-use](TokenUse::SingleUse) write raises `max_token` to its token, which cannot write
+//!    again. A [reusable](TokenUse::Reusable) write raises it to one below its token: its holder
+//!    may write again, and older tokens are stale.
 //!
 //! # Example
 //!
-//! A consumer of a queue, without any HTTP:
+//! A queue consumer without HTTP:
 //!
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
@@ -39,31 +39,33 @@
 //!
 //! # Deployment
 //!
-//! - [`Fence::connect`] opens a pool for the fence and for the application. [`Fence::new`] takes a pool that
-//!   the application has: each use takes a connection from it in the task that needs it, and returns it, so
-//!   its `before_acquire` and `after_release` run for each use, with the task-locals of the request.
-//!   [`Fence::builder`] sets timeouts, the schema, and how connections are used.
-//! - Keep one `Fence` per process and clone it: its clones share a queue per resource, in which writers
-//!   wait without a connection of the pool, and the cache of stale tokens, from which stale writers are
-//!   refused without a query for up to ten seconds.
-//! - If a request is dropped while its statement runs, the connection is closed. Postgres checks every
-//!   second whether the client is still connected, and ends the statement.
-//! - [`migrate`](Fence::migrate) makes the tables, with a migration history of their own: on Postgres in
-//!   the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also makes the
-//!   functions that are the rules of the fence; [other programs](crate::guide::other_languages)
-//!   call them, too.
-//! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
+//! - [`Fence::connect`] opens a pool for the fence and the application. [`Fence::new`] takes an
+//!   existing pool of the application: each use takes a connection from it in the task that needs
+//!   it, and returns it, so its `before_acquire` and `after_release` run for each use, with the
+//!   task-locals of the request. [`Fence::builder`] sets timeouts, the schema, and how connections
+//!   are used.
+//! - Keep one `Fence` per process and clone it. Its clones share a queue per resource, in which
+//!   writers wait without a connection of the pool. They also share the cache of stale tokens, from
+//!   which stale writers are refused without a query for up to ten seconds.
+//! - If a request is dropped while its statement runs, the connection is closed. Postgres checks
+//!   every second whether the client is still connected, and ends the statement.
+//! - [`migrate`](Fence::migrate) creates the tables, with a migration history of their own: on
+//!   Postgres in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it
+//!   also creates the functions that implement the rules of the fence; [other
+//!   programs](crate::guide::other_languages) can call them, too.
+//! - Durability is that of the database. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
-//!   together. Epochs and raises (of a grant, a fenced read, a failed handler) are durable even so: their
-//!   transactions wait for the disk. (On SQLite that is `PRAGMA synchronous`: leave it at FULL, its
-//!   default.) After a failover all earlier tokens are stale:
-//!   [when the database fails over](crate::deployment#when-the-database-fails-over).
-//! - Each resource that was named with an admissible token keeps a row, and, where grants are announced,
-//!   each that was ever leased, until [`Fence::remove_idle`]. Do not delete rows by hand: older tokens would be
-//!   admitted again. Records of idempotency keys are removed by [`Fence::remove_expired_keys`].
-//!   [`Fence::maintain`] does both at an interval.
+//!   together. Epochs and raises (by a grant, a fenced read or a failed handler) are durable even
+//!   then, because their transactions wait for the WAL flush. (On SQLite, `PRAGMA synchronous`
+//!   decides: leave it at FULL, its default.) After a failover all earlier tokens are stale: [when
+//!   the database fails over](crate::deployment#when-the-database-fails-over).
+//! - Each resource that was named with an admissible token keeps a row until
+//!   [`Fence::remove_idle`]. If grants are announced, so does each resource that was ever leased.
+//!   Do not delete rows by hand: older tokens would be admitted again. Records of idempotency keys
+//!   are removed by [`Fence::remove_expired_keys`]. [`Fence::maintain`] does both at an interval.
 //! - A token that is far too high blocks its resource: all lower tokens are stale from then on. An
-//!   issuer whose grants are announced grants above it; otherwise [`Fence::reset`] lowers `max_token`.
+//!   issuer whose grants are announced grants above it; otherwise [`Fence::reset`] lowers
+//!   `max_token`.
 
 mod builder;
 mod claims;
@@ -113,36 +115,38 @@ pub type PgFencedTx = FencedTx<sqlx::Postgres>;
 #[cfg(feature = "sqlite")]
 pub type SqliteFencedTx = FencedTx<sqlx::Sqlite>;
 
-/// The fence: a pool of connections to the database that holds both the fence's rows and the
-/// data they protect. Cheap to clone.
+/// Fence over a pool of connections to the database that holds both the fence's rows and the data
+/// they protect. Cheap to clone.
 pub struct Fence<DB: FenceDatabase> {
     connections: Connections<DB>,
     limits: Limits,
     queues: Arc<Queues>,
-    /// A permit for each call of a function that may wait for a lock: those of half of the pool.
+    /// Permits for calls of functions that may wait for a lock: half as many as the pool has
+    /// connections.
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
     names: Arc<Names>,
     failover_detection: bool,
-    /// Set once the fence in the database was found to be fit for use.
+    /// Set when the fence in the database has passed its check.
     checked: Arc<OnceLock<()>>,
     handed_out: Arc<HandedOutEpochs>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// A fence over a pool of the application, `Pool<Postgres>` or `Pool<Sqlite>`, with the default
-    /// settings. The pool's hooks run for each use.
+    /// Creates a fence over a pool of the application, `Pool<Postgres>` or `Pool<Sqlite>`, with the
+    /// default settings. The pool's hooks run for each use.
     pub fn new(pool: Pool<DB>) -> Self {
         Self::builder().build(pool)
     }
 
-    /// Opens a pool for this fence, and returns a fence whose connections go from write to write
-    /// ([`reuse_connections`](FenceBuilder::reuse_connections)): the fastest way to write under a token.
+    /// Opens a pool and creates a fence over it that reuses connections from write to write
+    /// ([`reuse_connections`](FenceBuilder::reuse_connections)). This is the fastest way to write
+    /// under a token.
     ///
-    /// The application can use the same pool: [`pool`](Self::pool). It has sqlx's default options, such
-    /// as at most 10 connections, and one connection to a SQLite in memory;
-    /// [`FenceBuilder::connect_with`] takes other options. A pool that the application has already, with
-    /// hooks that see each use, is for [`new`](Self::new).
+    /// The application can use the same pool: [`pool`](Self::pool). It has sqlx's default options,
+    /// such as at most 10 connections, and one connection to an in-memory SQLite database;
+    /// [`FenceBuilder::connect_with`] takes other options. If the application already has a pool
+    /// with hooks that must see each use, use [`new`](Self::new).
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -160,17 +164,17 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// sqlx's error, if the URL is invalid or the database cannot be reached.
+    /// sqlx's error, if the URL is invalid or the database is unreachable.
     pub async fn connect(url: &str) -> sqlx::Result<Self> {
         Self::builder().connect(url).await
     }
 
-    /// Begins a fence with settings of its own.
+    /// Starts building a fence with other settings.
     pub fn builder() -> FenceBuilder<DB> {
         FenceBuilder::new()
     }
 
-    /// The pool of this fence.
+    /// Returns the pool of this fence.
     pub fn pool(&self) -> &Pool<DB> {
         self.connections.pool()
     }

@@ -1,4 +1,4 @@
-//! The time limits of a fence and of its transactions, and their defaults.
+//! Time limits of a fence and of its transactions, with their defaults.
 
 use std::time::Duration;
 
@@ -6,28 +6,28 @@ use tokio::time::Instant;
 
 use super::claims::Claims;
 
-/// The time limits of a fence.
+/// Time limits of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) pool_timeout: Duration,
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
-    /// How many row locks a transaction takes, each with a wait of its own.
+    /// Number of row locks of a transaction, each with its own wait.
     pub(super) locks: u32,
-    /// Whether COMMIT waits for the disk, even if the session does not.
+    /// Whether COMMIT waits for the WAL flush even if the session does not.
     pub(super) durable: bool,
-    /// Whether the session may have prepared statements of another client, as behind a pooler.
+    /// Whether the session may have prepared statements of other clients, because of a pooler.
     pub(super) shared_session: bool,
 }
 
 impl Limits {
-    /// How long a statement of the fence may take, the wait for the row lock included.
+    /// Returns the time limit of a statement of the fence, including the wait for the row lock.
     pub(super) const fn statement(self) -> Duration {
         self.lock_timeout.saturating_add(self.answer_timeout)
     }
 
-    /// The same, for transactions that take the row locks of these.
+    /// Returns the limits of a transaction that takes the row locks of these claims.
     pub(super) fn locking(self, claims: &Claims) -> Self {
         Self {
             locks: u32::try_from(claims.iter().count()).unwrap_or(u32::MAX),
@@ -35,7 +35,7 @@ impl Limits {
         }
     }
 
-    /// What bounds a transaction.
+    /// Returns the limits of a transaction.
     pub(super) const fn transaction(self, key_timeout: Option<Duration>) -> TransactionLimits {
         TransactionLimits {
             lock_timeout: self.lock_timeout,
@@ -47,8 +47,9 @@ impl Limits {
         }
     }
 
-    /// The longest that a transaction takes whose waits all stay within their limits: the claim of a key, an admission for
-    /// each lock, the hooks and the handler, and COMMIT.
+    /// Returns the maximum duration of a transaction if all its waits stay within their limits: the
+    /// claim of an idempotency key, one admission for each lock, the hook and the handler, and
+    /// COMMIT.
     const fn whole(self, key_timeout: Option<Duration>) -> Duration {
         let claim = match key_timeout {
             Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
@@ -61,18 +62,18 @@ impl Limits {
     }
 }
 
-/// The time limits of a transaction.
+/// Time limits of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TransactionLimits {
     pub(super) lock_timeout: Duration,
     pub(super) hold_timeout: Duration,
-    /// How long to wait for the first lock, where that is one of an idempotency key.
+    /// Limit of the wait for the first lock, if that is the lock of an idempotency key.
     pub(super) key_timeout: Option<Duration>,
-    /// How long all of it may take.
+    /// Limit of the whole transaction.
     pub(super) whole: Duration,
-    /// Whether its COMMIT waits for the disk, even if its session does not.
+    /// Whether COMMIT waits for the WAL flush even if the session does not.
     pub(super) durable: bool,
-    /// Whether the session may have prepared statements of another client, as behind a pooler.
+    /// Whether the session may have prepared statements of other clients, because of a pooler.
     pub(super) shared_session: bool,
 }
 
@@ -90,7 +91,7 @@ impl Default for Limits {
     }
 }
 
-/// The end of a wait that begins now. One that never ends, ends in 30 years.
+/// Returns the end of a wait that begins now, at most 30 years from now.
 pub(super) fn deadline(within: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     Instant::now() + within.min(FAR)

@@ -1,4 +1,4 @@
-//! What a handler can ask for: the transaction, and what was admitted.
+//! Extractors for handlers: the transaction, and the admitted resources and tokens.
 
 use std::convert::Infallible;
 
@@ -14,7 +14,7 @@ use crate::{
     problem::{Problem, ProblemType},
 };
 
-/// Lends the request's transaction to the handler. See [`FencedTx`].
+/// Borrows the request's transaction for the handler. See [`FencedTx`].
 impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 
@@ -29,12 +29,13 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     }
 }
 
-/// `None` for a request of a safe method, such as a read, which has no fenced transaction. So one handler serves both.
+/// Returns `None` for a safe method without a fenced transaction, such as a plain read, so that one
+/// handler serves both.
 ///
 /// # Errors
 ///
-/// As [`FencedTx`] for every other request: if the transaction was taken already, and if no layer is around the handler of a
-/// write, which would otherwise pass unfenced.
+/// Those of [`FencedTx`] for every other request: the transaction was already taken, or no layer
+/// wraps the handler of a write, which would otherwise run unfenced.
 impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 
@@ -50,8 +51,8 @@ impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
     }
 }
 
-/// The resources and the tokens of this request: of a write, or of a fenced read. A handler of
-/// plain reads as well takes `Option<Admitted>`.
+/// Extracts the resources and tokens of a write or of a fenced read. A handler that also serves
+/// plain reads takes `Option<Admitted>`.
 impl<S: Sync> FromRequestParts<S> for Admitted {
     type Rejection = NoTransaction;
 
@@ -81,11 +82,11 @@ impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
     }
 }
 
-/// Marks a safe request that went through the layer without a token.
+/// Marks a safe request that passed the layer without a token.
 #[derive(Clone, Copy)]
 pub(super) struct PlainRead;
 
-/// Marks a write with the fence that it has passed.
+/// Marks a request with the fence that it has passed.
 #[derive(Clone, Copy)]
 pub(super) struct FencedBy {
     /// The database of the fence.
@@ -94,43 +95,46 @@ pub(super) struct FencedBy {
     pub(super) deferred: bool,
 }
 
-/// Why a handler cannot have what it asked for: an error of the service, answered with 500.
+/// Reason why a handler cannot get its transaction or its claims: an error of the service,
+/// answered with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTransaction {
-    /// No `FenceLayer` for this database is around the handler.
+    /// No `FenceLayer` for this database wraps the handler.
     #[error("no fence: add `.route_layer(FenceLayer::new(fence, …))` to this route")]
     NoLayer,
-    /// The fence of this route is on another database than the handler asks for.
-    #[error("this route's fence is on {fenced_by}, and its handler asks for one on {asked_for}")]
+    /// The fence of this route uses another database than the handler's extractor.
+    #[error(
+        "this route's fence uses {fenced_by}, but its handler extracts a transaction of {asked_for}"
+    )]
     OtherDatabase {
         /// The database of the fence.
         fenced_by: &'static str,
         /// The database of the extractor.
         asked_for: &'static str,
     },
-    /// The handler serves a safe method, which has no transaction.
+    /// The handler serves a safe method without a token, which has no transaction.
     #[error("a safe method has no fenced transaction: take the pool from the state instead")]
     SafeMethod,
-    /// The handler serves fenced reads only, and the request has no token: answered with 428.
+    /// The handler serves only fenced reads, and the request has no token. Answered with 428.
     #[error("this read needs a fencing token")]
     PlainRead,
-    /// The layer is deferred: the handler begins the transaction itself.
+    /// The layer is deferred: the handler must begin the transaction itself.
     #[error(
-        "this fence is deferred: take `PendingWrite`, which has the claims, and begin, or drop \
-         `.deferred()`"
+        "this fence is deferred: take `PendingWrite`, which begins the transaction, or remove \
+         `.deferred()` from the layer"
     )]
     Deferred,
-    /// The layer is not deferred: the transaction has begun.
+    /// The layer is not deferred: the transaction has already begun.
     #[error("this fence is not deferred: take `FencedTx`, or add `.deferred()` to the layer")]
     NotDeferred,
-    /// The transaction was extracted before and is not back, or was committed already.
+    /// The transaction was extracted before and has not been returned, or it was already committed.
     #[error("the fenced transaction was already taken by another extractor")]
     InUse,
 }
 
 impl NoTransaction {
-    /// Why there is nothing that a layer would have left.
+    /// Returns the reason why a layer of this database has not prepared the request.
     pub(super) fn without_layer<DB: FenceDatabase>(parts: &Parts) -> Self {
         let fenced_by = parts.extensions.get().map(|by: &FencedBy| by.database);
         if let Some(fenced_by) = fenced_by.filter(|database| *database != DB::NAME) {
@@ -146,14 +150,14 @@ impl NoTransaction {
         }
     }
 
-    /// Reports a forgotten layer: the service answers 500 until a developer adds it.
+    /// Logs and counts a missing layer: the service answers 500 until a developer adds it.
     fn no_layer(parts: &Parts) -> Self {
         let route = parts.extensions.get::<MatchedPath>();
         metrics::count("tower_fence_missing_layer_total");
         tracing::error!(
             method = %parts.method,
             route = route.map(MatchedPath::as_str),
-            "a handler needs the fence, and its route has none: add `.route_layer(FenceLayer::new(fence, …))`"
+            "a handler needs a fence, but its route has none: add `.route_layer(FenceLayer::new(fence, …))`"
         );
         Self::NoLayer
     }
@@ -164,7 +168,7 @@ impl IntoResponse for NoTransaction {
         let kind = if matches!(self, Self::PlainRead) {
             ProblemType::TokenRequired
         } else if matches!(self, Self::NoLayer) {
-            // Reported where its route was known.
+            // `no_layer` has logged it with its route.
             ProblemType::Misconfigured
         } else {
             tracing::error!(error = %self, "a handler got no fenced transaction");
@@ -194,7 +198,7 @@ mod tests {
         let answer = |path: &str| {
             let request = Request::post(path).body(Body::empty()).unwrap();
             let answer = app.clone().oneshot(request);
-            // Nothing in it waits.
+            // The request never waits, so it is ready at once.
             answer.now_or_never().unwrap().unwrap().status()
         };
         let log = captured(|| {

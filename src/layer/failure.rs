@@ -1,4 +1,4 @@
-//! [`DatabaseError`]: what a handler answers when one of its statements failed.
+//! [`DatabaseError`]: the response of a handler whose statement failed.
 
 use std::sync::Arc;
 
@@ -11,14 +11,15 @@ use crate::{
     problem::{Problem, ProblemType},
 };
 
-/// The failure of a statement, as the answer of a handler: `?` on sqlx's errors makes it.
+/// Error response for a failed statement of a handler; `?` converts sqlx's errors into it.
 ///
-/// Where another transaction was in the way (a deadlock, a serialization failure, a lock), or where
-/// the database is out of reach, the answer is that of the fence itself: 503 `fence-busy` or
-/// `store-unavailable`, with `Retry-After`. A write to a [protected table](crate::guide::protected_tables)
-/// of what was not admitted is 500 `unfenced-write`. Anything else is a bug or a violated constraint, which
-/// the handler knows better: 500, without a word of the cause but in the log. The transaction is
-/// rolled back in any case.
+/// If another transaction was in the way (a deadlock, a serialization failure, a lock), or if the
+/// database is unreachable, the response is that of the fence itself: 503 `fence-busy` or
+/// `store-unavailable`, with `Retry-After`. A write to a [protected
+/// table](crate::guide::protected_tables) under a resource that was not admitted is 500
+/// `unfenced-write`. Any other failure is a bug or a violated constraint: 500, with the cause in
+/// the log only. The handler can handle such an error itself before it is converted. The
+/// transaction is rolled back in any case.
 ///
 /// ```
 /// use tower_fence::{PgFencedTx, layer::DatabaseError};
@@ -38,9 +39,10 @@ impl IntoResponse for DatabaseError {
     }
 }
 
-/// A [`PendingWrite`](super::PendingWrite) that failed: what was not admitted, or not committed, is
-/// answered as by the layer itself, and a failed statement as a [`DatabaseError`]. Rows of another type than the handler
-/// asked for are 500 `rows-unreadable`: they were written.
+/// Renders the error of a [`PendingWrite`](super::PendingWrite). If the token was not admitted or
+/// the write not committed, the response is that of the layer. A failed statement is rendered like
+/// a [`DatabaseError`]. If the rows do not have the type that the handler asked for, the response
+/// is 500 `rows-unreadable`, although they were written.
 impl IntoResponse for WriteError {
     fn into_response(self) -> Response {
         match self {
@@ -48,7 +50,7 @@ impl IntoResponse for WriteError {
             Self::Commit(error) => Refusal::from(error).into_response(),
             Self::Statement(error) => failed(&error),
             Self::Rows(_) => {
-                tracing::error!(error = %Chain(&self), "the rows of a handler's write could not be read");
+                tracing::error!(error = %Chain(&self), "cannot decode the rows of a handler's write");
                 Problem::new(ProblemType::RowsUnreadable).into_response()
             }
             Self::Independent | Self::Unsupported(_) => {
@@ -67,6 +69,6 @@ fn failed(error: &Arc<sqlx::Error>) -> Response {
         }
         kind => Problem::new(kind),
     };
-    tracing::error!(error = %Chain(error), "a statement of a handler failed");
+    tracing::error!(error = %Chain(error), "a handler's statement failed");
     problem.into_response()
 }

@@ -1,4 +1,4 @@
-//! [`Idempotency`]: the options of a layer whose writes may be repeated under a key.
+//! [`Idempotency`]: the options of a layer whose writes may be repeated under an idempotency key.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -18,19 +18,18 @@ use crate::{
     idempotency::{IDEMPOTENCY_KEY, IdempotencyKey},
 };
 
-/// How a layer treats the `Idempotency-Key` header: for
+/// Options for the `Idempotency-Key` header, for
 /// [`FenceLayer::idempotent`](super::FenceLayer::idempotent).
 ///
-/// A write with a key happens once and is answered the same way every time: the response is stored
-/// in the transaction of the write, and a repetition gets it back with `Idempotent-Replayed: true`,
-/// also after its token went stale. Only what was committed is stored: after a 4xx or a 5xx the
-/// same key may try again. Such a try is a new write, whose body must not stem from a read under
-/// an older token: see [`idempotency`](crate::idempotency).
+/// A write with a key is applied once, and each repetition gets the same response. The response is
+/// stored in the transaction of the write; a repetition gets it with `Idempotent-Replayed: true`,
+/// even if its token has become stale. Only committed responses are stored: after a 4xx or a 5xx
+/// the client may retry with the same key. Such a retry is a new write. Its body must not be
+/// derived from a read under an older token: see [`idempotency`](crate::idempotency).
 ///
-/// A key belongs to its [scope](Self::scope), the resources where nothing else is said, and to its
-/// [principal](Self::principal), by the `Authorization` header. A repetition is the same request
-/// when method, path, query, resources and body are the same; otherwise it is refused with 422.
-///
+/// A key belongs to its [scope](Self::scope), by default the resources, and to its
+/// [principal](Self::principal), by default the `Authorization` header. A repetition must have the
+/// same method, path, query, resources and body; otherwise it is refused with 422.
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -53,7 +52,8 @@ pub struct Idempotency {
 }
 
 impl Idempotency {
-    /// A write may have a key. One that has none is treated as if the layer had no keys at all.
+    /// Accepts writes with and without a key. A write without a key is treated as if the layer were
+    /// not idempotent.
     #[must_use]
     pub fn optional() -> Self {
         Self {
@@ -75,7 +75,7 @@ impl Idempotency {
         }
     }
 
-    /// A write without a key is refused with 400.
+    /// Refuses writes without a key, with 400.
     #[must_use]
     pub fn required() -> Self {
         Self {
@@ -84,51 +84,56 @@ impl Idempotency {
         }
     }
 
-    /// How long a key is remembered. Default: 24 h; at most 100 years.
+    /// Sets how long a key is stored. Default: 24 h; at most 100 years.
     ///
-    /// After that the same key is a new one: what still protects from a second write is that the
-    /// token was single-use.
+    /// After that, a request with the same key is a new write. Only the single use of the token
+    /// then protects against a second write.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long to wait for a request with the same key that is under way. Default: the fence's
+    /// Sets how long to wait for a concurrent request with the same key. Default: the fence's
     /// [`lock_timeout`](crate::FenceBuilder::lock_timeout). At least 1 ms.
     ///
-    /// For a request of another process the wait holds a connection of the pool. On SQLite, where a
-    /// write waits for all others, the fence's `lock_timeout` decides then, and the answer is
-    /// `fence-busy`.
+    /// While a request waits for one of another process, it holds a connection of the pool. On
+    /// SQLite, a write waits for all others; the fence's `lock_timeout` applies then, and the
+    /// answer is `fence-busy`.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);
         self
     }
 
-    /// What a key belongs to, beside the [principal](Self::principal): the same key in two scopes
-    /// is two keys. Default: the resources of the request.
+    /// Sets what a key belongs to, in addition to the [principal](Self::principal): the same key in
+    /// two scopes is two keys. Default: the resources of the request.
     ///
-    /// Whatever it is, a repetition has to name the same resources.
+    /// Whatever the scope is, a repetition must name the same resources.
     #[must_use]
     pub fn scope(mut self, scope: impl ResourceFrom) -> Self {
         self.scope = Some(Arc::new(scope));
         self
     }
 
-    /// Identifies the principal of a request, as bytes of any form. A key belongs to one principal, and a stored answer
-    /// is never given to another. Default: the `Authorization` header, byte by byte.
+    /// Sets the function that identifies the principal of a request, as bytes of any form. Default:
+    /// the `Authorization` header, byte by byte.
     ///
-    /// By default a request with cookies and no `Authorization` is refused with 400 `idempotency-principal-required`. A
-    /// request with neither has the empty principal: all such requests share their keys.
+    /// A key belongs to one principal, and a stored response is never sent to another.
     ///
-    /// A replay does not reach the handler, so rights that are checked there are not checked again. Name the principal
+    /// By default, a request with cookies and no `Authorization` is refused with 400
+    /// `idempotency-principal-required`. A request with neither has the empty principal: all such
+    /// requests share their keys.
     ///
-    /// - if cookies or client certificates identify it: from what authentication outside of the layer has put into the
-    ///   extensions;
-    /// - if `Authorization` may change between two attempts of a client, as an access token that expires does: under
-    ///   another principal a repetition is a new request;
-    /// - if `Authorization` is `Basic`. Only a SHA-256 of the principal is stored, and there it would be one of the password.
+    /// A replay does not reach the handler, so rights that the handler checks are not checked
+    /// again. Name the principal
+    ///
+    /// - if cookies or client certificates identify it: return what an authentication layer outside
+    ///   of this one has put into the extensions;
+    /// - if `Authorization` may change between two attempts of a client, as an expiring access
+    ///   token does: under another principal, a repetition is a new request;
+    /// - if `Authorization` is `Basic`: only a SHA-256 of the principal is stored, but here that
+    ///   would be a hash of the password.
     ///
     /// ```
     /// use tower_fence::Idempotency;
@@ -155,26 +160,28 @@ impl Idempotency {
         self
     }
 
-    /// The greatest length of a response's body, in bytes. Default: 64 KiB.
+    /// Sets the maximum length of a response's body, in bytes. Default: 64 KiB.
     ///
-    /// A write whose response is longer is rolled back and answered with 500: without its record
-    /// it could not be repeated safely.
+    /// A write with a longer response is rolled back and answered with 500: without a record it
+    /// could not be repeated safely.
     #[must_use]
     pub const fn response_limit_bytes(mut self, limit: usize) -> Self {
         self.response_limit_bytes = limit;
         self
     }
 
-    /// Which headers of a response are stored; the first answer has them all, a replay only
-    /// these. Default: `Cache-Control`, `Content-Encoding`, `Content-Language`, `Content-Type`,
-    /// `ETag`, `Last-Modified`, `Location`.
+    /// Sets which response headers are stored. Default: `Cache-Control`, `Content-Encoding`,
+    /// `Content-Language`, `Content-Type`, `ETag`, `Last-Modified`, `Location`.
+    ///
+    /// The first response has all its headers, a replay only these.
     #[must_use]
     pub fn stored_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.stored_headers = names.into_iter().collect();
         self
     }
 
-    /// Reads which record the request is about; `None` where it has no key and needs none.
+    /// Reads the request's key and its scope. Returns `None` if the request has no key and needs
+    /// none.
     pub(super) async fn record_of(
         &self,
         parts: &mut Parts,
@@ -191,7 +198,7 @@ impl Idempotency {
             Some(scope) => {
                 let names = scope.names(parts).await?;
                 if names.as_slice().is_empty() {
-                    // Or all that it names nothing for would share their keys.
+                    // Otherwise all requests without a name would share their keys.
                     return Err(ResourceError::Nothing.into());
                 }
                 digest("scope", names.as_slice())
@@ -208,7 +215,7 @@ impl Idempotency {
         Ok(Some(RecordId { scope, key }))
     }
 
-    /// Reads a response to its end, for its record.
+    /// Reads a response to its end and returns it with the copy to be stored.
     pub(super) async fn capture(
         &self,
         response: Response,
@@ -232,11 +239,11 @@ impl Idempotency {
     }
 }
 
-/// Who has sent a request, as a digest.
+/// Function that returns the principal of a request, as a digest.
 type Principal = dyn Fn(&Parts) -> [u8; 32] + Send + Sync;
 
-/// A digest of all field lines of `Authorization`, each with its length in front. If there is none, cookies may say who
-/// sends the request, and only the application can read those.
+/// Returns a digest of all field lines of `Authorization`, each preceded by its length. Without
+/// `Authorization`, cookies may identify the principal, and only the application can read them.
 fn authorization(headers: &HeaderMap) -> Result<[u8; 32], Refusal> {
     if headers.contains_key(header::COOKIE) && !headers.contains_key(header::AUTHORIZATION) {
         return Err(Refusal::PrincipalRequired);
@@ -253,7 +260,7 @@ fn resources(claims: &Claims) -> [u8; 32] {
     digest("resources", claims.iter().map(|claim| &claim.resource))
 }
 
-/// [`ResourceFrom`], without its type.
+/// [`ResourceFrom`] as an object-safe trait.
 trait Scope: Send + Sync {
     fn names<'a>(&'a self, parts: &'a mut Parts)
     -> BoxFuture<'a, Result<Resources, ResourceError>>;
@@ -268,7 +275,8 @@ impl<R: ResourceFrom> Scope for R {
     }
 }
 
-/// The order of the names does not matter. A name has no line break.
+/// Returns a digest that does not depend on the order of the names. A name has no line break, so a
+/// line break separates them.
 fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -> [u8; 32] {
     let mut names: Vec<_> = names.into_iter().collect();
     names.sort_unstable();
@@ -280,14 +288,14 @@ fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -
     hash.finalize().into()
 }
 
-/// What makes two requests the same: method, path, query, resources and body. Not the token: who got
-/// no answer may come back under a new lease.
+/// Returns a digest of what makes two requests the same: method, path, query, resources and body.
+/// The token is not part of it: a client without an answer may retry under a new lease.
 fn fingerprint(parts: &Parts, claims: &Claims, body: &Bytes) -> [u8; 32] {
-    // Inside a nested router the path is what the nest has left of it.
+    // Inside a nested router, `parts.uri` has only the rest of the path.
     let whole = parts.extensions.get::<OriginalUri>();
     let uri = whole.map_or(&parts.uri, |OriginalUri(uri)| uri);
     let mut hash = Sha256::new_with_prefix(parts.method.as_str());
-    // Neither a method nor a path has a space.
+    // Neither a method nor a path contains a space.
     for text in [uri.path(), uri.query().unwrap_or("\n")] {
         hash.update(b" ");
         hash.update(text);

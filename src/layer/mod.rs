@@ -1,28 +1,32 @@
-//! The resource side, as a tower layer: [`FenceLayer`] refuses stale writers before the handler
-//! runs, and commits the handler's writes together with the check.
+//! Fencing of axum handlers, as a tower layer: [`FenceLayer`] refuses stale writers before the
+//! handler runs, and commits the handler's writes together with the token check.
 //!
-//! 1. An unsafe method needs one token for its resource, or one for each of its resources. A safe
-//!    one (GET, HEAD, QUERY) may carry them: then everyone older is dead once it is answered (a *fenced
-//!    read*, below). OPTIONS and TRACE pass, whatever they bring, and so does a preflight.
-//!    Where the layer [verifies](FenceLayer::verify_with), a token that the issuer has not signed is refused before anything else.
-//! 2. The body is read first, bounded in size and time, so that a slow client holds neither a
-//!    connection nor a row lock. A request that is refused before that is answered at once, and the rest of its body is
-//!    read beside the answer, as far as four times the limit: a client that writes all of its request before it reads would
-//!    not see the answer otherwise.
-//! 3. The token is admitted in a transaction (of several tokens all, or none), which the handler gets from the extractor
-//!    [`FencedTx`](crate::FencedTx). A handler that does not ask for it is protected all the same.
+//! 1. A request with an unsafe method needs one token for each of its resources. A request with a
+//!    safe method (GET, HEAD, QUERY) may carry tokens. It is then a *fenced read* (see below): once
+//!    it is answered, all older tokens are stale. OPTIONS and TRACE requests, and so CORS
+//!    preflights, pass without a check, whether or not they carry a token. If the layer [verifies
+//!    tokens](FenceLayer::verify_with), a token that the issuer has not signed is refused before
+//!    anything else happens.
+//! 2. The body is read before the token is admitted, within a limit of size and time, so that a
+//!    slow client holds neither a connection nor a row lock. A request that is refused earlier is
+//!    answered at once. The rest of its body is read in the background, up to four times the limit:
+//!    a client that sends its whole request before it reads would otherwise not receive the answer.
+//! 3. The token is admitted in a transaction; of several tokens, either all are admitted or none.
+//!    The handler gets the transaction from the extractor [`FencedTx`](crate::FencedTx). A handler
+//!    that does not extract it is fenced all the same.
 //! 4. A status below 400 commits, unless the handler [demands a rollback](Rollback) or the layer
-//!    [decides otherwise](FenceLayer::commit_if). Anything else, a panic and a timeout too, rolls back: the token
-//!    stays usable, and everyone older is dead from then on. But who is turned away without being
-//!    served moves nothing (below).
-//! 5. Only then does the response leave. A success is never answered without a confirmed COMMIT. A
-//!    handler that takes too long is answered within half a second of its limit, while its
-//!    transaction is ended.
-//! 6. Behind a [`deferred`](FenceLayer::deferred) layer the handler gets a [`PendingWrite`], and admits
-//!    when it is ready: with a transaction, or together with a single statement.
-//! 7. Where the layer is [`idempotent`](FenceLayer::idempotent) and the request has a key, the key
-//!    is looked up first, in the same transaction: a write that was made before is answered as it
-//!    was then. The response of a new one is stored in the COMMIT of the write.
+//!    [decides otherwise](FenceLayer::commit_if). Any other outcome, including a panic and a
+//!    timeout, rolls back and raises the fence: the token stays usable, and all older tokens are
+//!    stale from then on. Responses that reject the client without serving it do not raise the
+//!    fence (see below).
+//! 5. The response leaves after the transaction has ended. A success is never answered without a
+//!    confirmed COMMIT. If the handler exceeds its time limit, the client is answered within half a
+//!    second of that limit, while the transaction is ended in the background.
+//! 6. Behind a [`deferred`](FenceLayer::deferred) layer, the handler gets a [`PendingWrite`] and
+//!    admits the token when it is ready: with a transaction, or together with a single statement.
+//! 7. If the layer is [`idempotent`](FenceLayer::idempotent) and the request has an idempotency
+//!    key, the key is looked up first, in the same transaction. A repeated write gets the stored
+//!    response of the first one. The response of a new write is stored by the COMMIT of that write.
 //!
 //! # Example
 //!
@@ -65,65 +69,72 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Who is turned away
+//! # Responses that do not raise the fence
 //!
-//! A token is a number, and the highest one outranks all others. So that nobody closes a resource
-//! without having rights on it, these answers leave the fence where it was:
+//! A token is a number, and the highest one supersedes all others. So that a client without rights
+//! on a resource cannot block it with a high number, these responses leave the fence unchanged:
 //!
 //! - 401, 403 and 405, whatever the handler has done before.
-//! - 400, 413, 415 and 422, unless the handler has used its transaction. That is how extractors refuse
-//!   what nobody can read, and the layer cannot tell their answers from a handler's own. It can
-//!   tell whether a handler may have seen anything: where it has had the connection of its
-//!   [`FencedTx`](crate::FencedTx), or of its [`PendingWrite`], for a statement. A handler that gives
-//!   such an answer out of what it has read elsewhere tells its client something that an older holder
-//!   may still overwrite; read on the transaction, or answer 409.
+//! - 400, 413, 415 and 422, unless the handler has used its transaction. Extractors refuse
+//!   unreadable requests with these statuses, and the layer cannot distinguish an extractor's
+//!   response from the handler's own. It does know whether the handler may have seen data: whether
+//!   it has used the connection of its [`FencedTx`](crate::FencedTx) or of its
+//!   [`PendingWrite`] for a statement. If a handler derives such a response from data that it has
+//!   read elsewhere, an older holder may still overwrite that data. Read on the transaction
+//!   instead, or answer 409.
 //!
-//! Everything else counts as served: a 404 or a 409 says something about the resource, which no older
-//! holder may change any more. A redirect is a success and commits: where an extractor sends strangers
-//! to a page to log in, put it outside of the layer. A client with rights can close a resource by a
-//! number out of the blue all the same, unless the layer takes [signed tokens](FenceLayer::verify_with) alone; where
-//! the tokens are this crate's own, [`issued_by_this_database`](FenceLayer::issued_by_this_database) bounds that.
+//! Every other response counts as served: a 404 or a 409 states something about the resource, and
+//! no older holder may change it afterwards. A redirect is a success and commits. If an extractor
+//! redirects unauthenticated clients to a login page, put that extractor outside of the layer. A
+//! client with rights can still block a resource with an arbitrary high number, unless the layer
+//! accepts only [signed tokens](FenceLayer::verify_with). If all tokens come from this crate's
+//! issuers, [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the damage.
 //!
 //! # Fenced reads
 //!
 //! A safe method (GET, HEAD, QUERY) with a token is a reusable write that writes nothing:
 //!
-//! 1. Its transaction admits the token. A stale token is refused, a write under way is waited for, and from
-//!    then on older writers wait for the read.
-//! 2. The handler runs once, with the time limit of a write. It may read on [`FencedTx`](crate::FencedTx), or
-//!    elsewhere. A second connection of the same pool can starve the pool.
-//! 3. An answer that is not a refusal of the client commits, durably: once it is answered, older tokens
-//!    are stale, and no older write was missed. A refused client (see above) moves nothing.
+//! 1. Its transaction admits the token. A stale token is refused. The read waits for a write that
+//!    is in progress, and older writers that arrive later wait for the read.
+//! 2. The handler runs once, with the time limit of a write. It may read on
+//!    [`FencedTx`](crate::FencedTx) or elsewhere. Taking a second connection from the same pool can
+//!    starve the pool.
+//! 3. A response that does not reject the client (see above) commits durably: once it is answered,
+//!    older tokens are stale, and the read has seen every older write. A response that rejects the
+//!    client leaves the fence unchanged.
 //!
-//! A safe method without a token has no transaction, and the layer does not time it. An
+//! A safe method without a token has no transaction, and the layer does not limit its time. An
 //! `Option<FencedTx>` serves both.
 //!
 //! # Deployment
 //!
-//! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). What it
-//!   writes elsewhere (another connection, another service) is outside the transaction.
+//! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). Writes
+//!   elsewhere (another connection, another service) are outside the transaction.
 //! - While the handler runs, its request holds one connection of the pool. A handler that takes a
 //!   second one from the same pool can starve it: size the pool for that, or use the transaction.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
-//! - With `Router::layer` the layer also sees requests that match no route: unsafe ones are
-//!   answered 404 before the fallback is reached, where the resource is named by the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)). Where it is
-//!   something else, the fallback's 404 raises the fence: prefer `Router::route_layer`.
-//! - With `Router::route_layer` it sees methods that a route does not have, and refuses a stale token (412) where the route
-//!   would answer 405. With `MethodRouter::route_layer`, `get(show).put(set).route_layer(layer)`, it does not.
-//! - Two names are two resources. Where the handler parses the name (`Path<i64>`), the fence has to
-//!   parse it as well, with [`FromPath`]. Otherwise `/items/07` passes by the fence of `/items/7`.
-//! - Each resource that was named with an admissible token keeps a row, also where the handler then
-//!   failed, unless it turned the client away: put authentication, and checks of names that anybody may
-//!   invent, in front.
-//! - A replay under an idempotency key does not reach the handler: rights that are checked in there
-//!   are not checked again. A key belongs to the client that has sent it, which [`Idempotency::principal`]
-//!   has to be able to tell.
-//! - Stale writers are logged at WARN, at most one line a second, with the number of those
-//!   `suppressed` since the line before; so are, with a line of their own, tokens that were used already. The metrics count
-//!   each.
-//! - 503 answers promise nothing about older tokens: where the database is out of reach, the
-//!   fence cannot be raised. Nor does a 500 beside which the log says so: a transaction that the
-//!   handler had broken, where the database failed as well or (SQLite) the lock was still held.
+//! - With `Router::layer`, the layer also sees requests that match no route. If the resource is
+//!   taken from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), unsafe
+//!   requests without a route are answered 404 before the fallback is reached. If it is taken from
+//!   anything else, the fallback's 404 raises the fence: prefer `Router::route_layer`.
+//! - With `Router::route_layer`, the layer also sees methods that the route does not support, and
+//!   answers a stale token with 412 although the route would answer 405. With
+//!   `MethodRouter::route_layer`, `get(show).put(set).route_layer(layer)`, it does not see them.
+//! - Two names are two resources. If the handler parses the name (`Path<i64>`), the fence has to
+//!   parse it as well, with [`FromPath`]. Otherwise `/items/07` bypasses the fence of `/items/7`.
+//! - Each resource that is named with an admissible token keeps a row, even if the handler then
+//!   fails, unless the response rejects the client. Authenticate, and check names that a client can
+//!   invent, before the layer.
+//! - A replay under an idempotency key does not reach the handler, so rights that the handler
+//!   checks are not checked again. A key belongs to the principal that has sent it: make sure that
+//!   [`Idempotency::principal`] identifies it.
+//! - Stale writers are logged at WARN, in at most one line a second. Each line has the number of
+//!   refusals that were `suppressed` since the previous line. Tokens that were already used are
+//!   logged in the same way, in a line of their own. The metrics count every refusal.
+//! - A 503 response promises nothing about older tokens: if the database is unreachable, the fence
+//!   cannot be raised. The same holds for a 500 response for which the log reports "the fence could
+//!   not be raised": the handler had broken its transaction, and either the database failed as well
+//!   or (SQLite) the lock was still held.
 
 mod extract;
 mod failure;
@@ -170,15 +181,19 @@ use crate::{
     header::FENCING_TOKEN,
 };
 
-/// Puts a [`Fence`] in front of axum handlers. See the [module](self) for what it does.
+/// Tower layer that puts a [`Fence`] in front of axum handlers.
+///
+/// See the [module](self) for its rules and an example.
 pub struct FenceLayer<DB: FenceDatabase, R> {
     config: Config<DB, R>,
 }
 
 impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
-    /// A layer for single-use tokens. `resource_from` finds the resource of a request: a
-    /// [`ResourcePattern`](crate::ResourcePattern) or a [`PathParam`] from its path, a closure from its parts, or several of
-    /// those; see [`ResourceFrom`].
+    /// Creates a layer for single-use tokens.
+    ///
+    /// `resource_from` finds the resource of a request: a
+    /// [`ResourcePattern`](crate::ResourcePattern) or a [`PathParam`] from its path, a closure from
+    /// its parts, or several of those. See [`ResourceFrom`].
     pub const fn new(fence: Fence<DB>, resource_from: R) -> Self {
         Self {
             config: Config {
@@ -199,9 +214,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         }
     }
 
-    /// Lets a token write as often as its holder likes, until a newer one is seen. Default: once.
+    /// Lets a token write any number of times, until a newer one is seen. Default: once.
     ///
-    /// A request that is repeated, by a client or by a proxy, then applies twice.
+    /// If a client or a proxy repeats a request, the write is then applied twice.
     #[must_use]
     pub const fn reusable(mut self) -> Self {
         self.config.token_use = TokenUse::Reusable;
@@ -209,59 +224,67 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     }
 
     /// Leaves the admission to the handler, which takes a [`PendingWrite`] instead of a
-    /// [`FencedTx`](crate::FencedTx). Default: the layer admits before the handler runs.
+    /// [`FencedTx`](crate::FencedTx). Default: the layer admits the token before the handler runs.
     ///
-    /// A handler that validates first costs the database nothing when it refuses, and a handler of
-    /// a single statement needs no transaction around it. What this process knows to be stale is refused
-    /// before the handler, all the same.
+    /// If the handler validates first and refuses, the request costs the database nothing. A
+    /// handler with a single statement needs no transaction around it. A token that this process
+    /// already knows to be stale is refused before the handler runs.
     #[must_use]
     pub const fn deferred(mut self) -> Self {
         self.config.deferred = true;
         self
     }
 
-    /// Refuses tokens whose epoch this database has never handed out, with 403 `unknown-epoch`.
-    /// Default: any integer counts, whichever issuer made it.
+    /// Refuses tokens whose epoch this database has never issued, with 403 `unknown-epoch`.
+    /// Default: tokens of any issuer are accepted.
     ///
-    /// For tokens of this crate's issuers over the same database (`RedisLeases`, `MemoryLeases`
-    /// with this fence for their epochs), and no others: what another issuer has made is refused, unless it looks like
-    /// one of an epoch that was handed out.
-    /// It bounds what a forged token can do: it outranks no later epoch.
+    /// Use it only if all tokens come from this crate's issuers over the same database
+    /// (`RedisLeases`, `MemoryLeases` with this fence for their epochs). A token of another issuer
+    /// is refused, unless it looks like a token of an issued epoch. The option bounds what a forged
+    /// token can do: it supersedes no token of a later epoch.
     ///
-    /// The epochs are remembered. Only a token above them makes the layer look, at most once a
-    /// second for each of 256 groups of resources; it waits for so long, without a connection. Then
-    /// it looks, at most once a second for each resource, whether that token was announced: a grant
-    /// that outranked the fence may be above all epochs.
+    /// The layer caches the issued epochs. Only a token above them causes a query, at most once a
+    /// second for each of 256 groups of resources; until then the request waits, without holding a
+    /// connection. If the epoch is unknown, a second query, at most once a second for each
+    /// resource, checks whether the token was announced: a grant that had to exceed the fence may
+    /// be above all epochs.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.config.known_epochs = true;
         self
     }
 
-    /// Refuses tokens that the issuer has not [signed](crate::token_keys) with one of these keys, with 403
-    /// `forged-token`. Default: any integer counts. Takes [`TokenKeys`](crate::TokenKeys), or a [`Verification`] where unsigned
-    /// tokens are still accepted.
+    /// Refuses tokens that the issuer has not [signed](crate::token_keys) with one of these keys,
+    /// with 403 `forged-token`. Default: any integer is accepted.
     ///
-    /// The field is verified before anything else is done with it: before the resource is looked up, before the body, before a stored
-    /// answer, and before anything is asked of the database. Each member needs `resource`, `key` and `mac`, as the issuer has
-    /// written them. The client is told one reason, whatever is wrong; the log has more.
+    /// It takes [`TokenKeys`](crate::TokenKeys), or a [`Verification`] if unsigned tokens are still
+    /// accepted.
     ///
-    /// These are the ways for a number out of the blue to close a resource, where nothing is verified. With keys none of
-    /// them is left, whoever may write or read there:
+    /// The header is verified before the resource is determined, before the body is read, before a
+    /// stored response is looked up, and before the database is used. Each member needs the
+    /// parameters `resource`, `key` and `mac`, as the issuer has written them. The client gets the
+    /// same reason whatever is wrong; the log has the details.
     ///
-    /// - a write with it, which leaves it as the highest token that is dead;
-    /// - a write with it that fails, a 404 or 409 say, which makes everyone older dead all the same;
-    /// - a fenced read with it, for which no right to write is needed;
-    /// - a write behind a [deferred](Self::deferred) layer, or under a [reusable](Self::reusable) token;
+    /// Without verification, a client can block a resource with an arbitrary high number in each of
+    /// these ways. With keys, none of them works, whatever rights the client has:
+    ///
+    /// - a write with that number, which makes all lower tokens stale;
+    /// - a failed write with that number (a 404 or a 409, for example), which also makes all lower
+    ///   tokens stale;
+    /// - a fenced read with that number, which needs no right to write;
+    /// - a write behind a [deferred](Self::deferred) layer, or with a [reusable](Self::reusable)
+    ///   token;
     /// - a write under an idempotency key;
-    /// - a write to several resources, one of them under a number of one's own;
-    /// - a signed token of another resource, of another deployment, or of one's own with a higher number.
+    /// - a write to several resources, with a forged number for one of them;
+    /// - a signed token of another resource or of another deployment, or a signed token whose
+    ///   number the client has raised.
     ///
-    /// What stays: whoever sees a signed token can send it, until it is stale; so may its holder, after the lease has
-    /// ended. That is what the fence is for.
+    /// Verification does not prevent replay: a client that sees a signed token can send it until it
+    /// is stale, and so can its holder after the lease has ended. The fence handles those cases.
     ///
-    /// A repetition under an idempotency key is verified as well. Where the key of its token has been rotated out, it is
-    /// refused; under a new lease, and the same idempotency key, it gets the stored answer.
+    /// A repetition under an idempotency key is verified as well. If the key of its token has been
+    /// rotated out, the repetition is refused. Under a new lease, with the same idempotency key, it
+    /// gets the stored response.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
@@ -282,8 +305,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     }
 
     /// Runs a function of the request and the connection in each fenced transaction, after the
-    /// admission and before the handler has it: for what the handler's statements depend on, such as
-    /// the tenant of row-level security, or a role.
+    /// admission and before the handler.
+    ///
+    /// Use it for settings that the handler's statements depend on, such as a role or the tenant of
+    /// row-level security.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
@@ -291,9 +316,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// FenceLayer::new(fence, PathParam("sku")).on_begin(|parts, conn| {
     ///     Box::pin(async move {
-    ///         // What authentication outside of this layer has found out.
+    ///         // Set by authentication outside of this layer.
     ///         let tenant = parts.extensions.get::<String>().cloned().unwrap_or_default();
-    ///         // Until the end of the transaction, and no longer.
+    ///         // `true`: the setting ends with the transaction.
     ///         sqlx::query("SELECT set_config('app.tenant', $1, true)")
     ///             .bind(tenant)
     ///             .execute(conn)
@@ -304,14 +329,15 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// # }
     /// ```
     ///
-    /// Its failure is answered as that of a handler's statement ([`DatabaseError`]); nothing is
-    /// written, the token stays usable, and the fence stays where it was. The fence's
-    /// [`hold_timeout`](crate::FenceBuilder::hold_timeout) bounds this hook and the handler together. Over it, the answer is 503 `handler-timeout`.
+    /// If the function fails, the answer is that of a failed statement of the handler
+    /// ([`DatabaseError`]): nothing is written, the token stays usable, and the fence is unchanged.
+    /// The fence's [`hold_timeout`](crate::FenceBuilder::hold_timeout) bounds this function and the
+    /// handler together. If it is exceeded, the answer is 503 `handler-timeout`.
     ///
-    /// It runs in each mode of the layer. Behind a [`deferred`](Self::deferred) one it runs when the
-    /// handler begins, and [`PendingWrite::write`] takes an open transaction instead of a single
-    /// statement. It does not run if there is no transaction: for a read without a token, and for the
-    /// answer to a repetition under an idempotency key.
+    /// The function runs in each mode of the layer. Behind a [`deferred`](Self::deferred) layer it
+    /// runs when the handler begins, and [`PendingWrite::write`] uses an open transaction instead
+    /// of a single statement. It does not run if there is no transaction: for a read without a
+    /// token, and for the replay of a stored response under an idempotency key.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self
     where
@@ -324,22 +350,23 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
-    /// Decides whether a response below 400 commits. Default: each of them does, unless it has the extension
-    /// [`Rollback`].
+    /// Decides whether a response below 400 commits. Default: every such response does, unless it
+    /// has the extension [`Rollback`].
     ///
-    /// GraphQL, JSON-RPC and gRPC report errors with status 200. If the function returns `false`, the response
-    /// counts as a failure: the handler's writes are rolled back, older tokens become stale, the token stays usable, and
-    /// under an idempotency key the response is not stored. The client gets the response as it is. A status of 400 and
-    /// above is rolled back whatever the function returns.
+    /// GraphQL, JSON-RPC and gRPC report errors with status 200. If the function returns `false`,
+    /// the response counts as a failure: the handler's writes are rolled back, older tokens become
+    /// stale, the token stays usable, and the response is not stored under an idempotency key. The
+    /// client gets the response unchanged. A response with status 400 or above is rolled back
+    /// whatever the function returns.
     ///
-    /// The function sees the status, the headers and the extensions, and a body that nobody has read. A panic in it
-    /// counts as one of the handler.
+    /// The function sees the status, the headers, the extensions and the unread body. A panic in it
+    /// counts as a panic of the handler.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
     /// use tower_fence::{FenceLayer, PathParam};
     ///
-    /// // A unary call of gRPC that fails has its status in the headers.
+    /// // A failed unary gRPC call has its status in the headers.
     /// FenceLayer::new(fence, PathParam("sku")).commit_if(|response| {
     ///     response.headers().get("grpc-status").is_none_or(|status| status == "0")
     /// })
@@ -356,10 +383,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
 
     /// Renders each [`Refusal`] in the application's own format. Default: problem+json.
     ///
-    /// The function gets the reason and the response with the problem document, and returns the response that the
-    /// client gets. It is called for refusals of this layer, and for those that a handler returns, such as the error
-    /// of [`PendingWrite::begin`]. By then the transaction has ended and the refusal is logged and counted, so the function
-    /// changes nothing but the rendering.
+    /// The function gets the refusal and the response with the problem document, and returns the
+    /// response for the client. It is called for refusals of this layer, and for those that a
+    /// handler returns, such as the error of [`PendingWrite::begin`]. At that point the transaction
+    /// has ended and the refusal has been logged and counted, so the function affects only the
+    /// rendering.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
@@ -367,7 +395,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// use serde_json::json;
     /// use tower_fence::{FenceLayer, PathParam};
     ///
-    /// // As an error of GraphQL.
+    /// // As a GraphQL error.
     /// FenceLayer::new(fence, PathParam("sku")).map_refusal(|refusal, _problem| {
     ///     let code = refusal.problem_type().name();
     ///     let error = json!({ "message": refusal.to_string(), "extensions": { "code": code } });
@@ -384,35 +412,36 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
-    /// The name of the header. Default: [`FENCING_TOKEN`].
+    /// Sets the name of the header that carries the tokens. Default: [`FENCING_TOKEN`].
     #[must_use]
     pub fn header(mut self, name: HeaderName) -> Self {
         self.config.header = name;
         self
     }
 
-    /// The greatest length of a fenced request's body, in bytes. Default: 2 MiB.
+    /// Sets the maximum length of a fenced request's body, in bytes. Default: 2 MiB.
     #[must_use]
     pub const fn body_limit_bytes(mut self, limit: usize) -> Self {
         self.config.body_limit_bytes = limit;
         self
     }
 
-    /// How long to wait for a fenced request's body. Default: 10 s.
+    /// Sets the timeout for reading a fenced request's body. Default: 10 s.
     #[must_use]
     pub const fn body_timeout(mut self, limit: Duration) -> Self {
         self.config.body_timeout = limit;
         self
     }
 
-    /// Lets a write be repeated under an `Idempotency-Key` until it is answered: it happens once,
-    /// and is answered the same way every time. Default: the header is ignored.
+    /// Makes writes with an `Idempotency-Key` repeatable: a write is applied once, and every
+    /// repetition gets the response of the first. Default: the header is ignored.
     ///
-    /// Without it a single-use token keeps a repeated request from applying twice, but the client
-    /// whose answer was lost learns only that its token is stale. See [`Idempotency`].
+    /// Without this option, a single-use token keeps a repeated request from being applied twice.
+    /// But a client that did not receive the first response only learns that its token is stale.
+    /// See [`Idempotency`].
     ///
-    /// A handler under a key leaves COMMIT to the layer, which stores the response with it:
-    /// [`FencedTx::commit`](crate::FencedTx::commit) is refused.
+    /// Under a key, the handler leaves COMMIT to the layer, which stores the response with it:
+    /// [`FencedTx::commit`](crate::FencedTx::commit) returns an error.
     #[must_use]
     pub fn idempotent(mut self, keys: Idempotency) -> Self {
         self.config.idempotency = Some(Arc::new(keys));

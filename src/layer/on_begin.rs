@@ -1,4 +1,5 @@
-//! What runs in each fenced transaction before the handler has it.
+//! Runs the hook of [`FenceLayer::on_begin`](super::FenceLayer::on_begin) in each fenced
+//! transaction.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +10,7 @@ use tokio::time::timeout;
 use super::refusal::Refusal;
 use crate::fence::{FenceDatabase, FencedTx};
 
-/// A function of the request and the connection.
+/// Function of the request and the connection.
 pub(super) type Hook<DB> = Arc<
     dyn for<'a> Fn(
             &'a Parts,
@@ -19,11 +20,12 @@ pub(super) type Hook<DB> = Arc<
         + Sync,
 >;
 
-/// In a deferred write the hook is a part of the handler, whose own timeout has the answer. This one, for a
-/// handler that runs it in a task, comes later.
+/// Additional time for the hook of a deferred write. There the hook is a part of the handler, whose
+/// own timeout produces the response. This later timeout covers a handler that runs the hook in a
+/// task.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The hook, with the request that it is for.
+/// The hook and the request that it runs for.
 pub(super) struct OnBegin<DB: FenceDatabase> {
     hook: Hook<DB>,
     parts: Arc<Parts>,
@@ -55,8 +57,8 @@ impl<DB: FenceDatabase> Clone for OnBegin<DB> {
     }
 }
 
-/// Runs the hook in a transaction that has begun. Where it fails, the transaction is rolled back and
-/// the fence stays where it was: the handler has served nobody.
+/// Runs the hook in a transaction that has begun. If it fails, the transaction is rolled back and
+/// the fence is unchanged, because the handler has not run.
 pub(super) async fn run<DB: FenceDatabase>(
     hook: &Hook<DB>,
     parts: &Parts,

@@ -1,4 +1,4 @@
-//! Resources that the path names.
+//! Resources that are named by the path.
 
 use std::{fmt, str::FromStr};
 
@@ -14,17 +14,16 @@ use crate::{
     token::{InvalidResource, Resource},
 };
 
-/// The resource is a parameter of the path, percent-decoded: `PathParam("sku")` for the route
+/// Resource from a path parameter, percent-decoded: `PathParam("sku")` for the route
 /// `/inventory/{sku}`.
 ///
 /// The layer must be inside the router (`Router::layer`, `Router::route_layer`,
-/// `MethodRouter::layer`): outside of it no path parameter is known yet, and every write is
-/// refused.
+/// `MethodRouter::layer`). Outside of it no path parameter is known, and every write is refused.
 ///
-/// Two names are two resources, byte by byte. Where the handler takes the parameter as something
-/// else than text, two names may mean one row: with `Path<i64>`, `/items/7`, `/items/07` and
-/// `/items/+7` are the same item, and would have three fences. There, [`FromPath`] parses it as the
-/// handler does. The same goes for a handler, or a column, that ignores case.
+/// Two names are two resources, compared byte by byte. If the handler parses the parameter, two
+/// names may denote one row: with `Path<i64>`, `/items/7`, `/items/07` and `/items/+7` are the same
+/// item but would have three fences. In that case use [`FromPath`], which parses the parameter as
+/// the handler does. The same applies to a handler or a column that ignores case.
 #[derive(Clone, Debug)]
 pub struct PathParam(pub &'static str);
 
@@ -35,8 +34,8 @@ impl ResourceFrom for PathParam {
     }
 }
 
-/// The resource is the pattern, filled from the parameters of the path that have its parameters' names: percent-decoded, as
-/// [`PathParam`] reads them.
+/// Fills the pattern from the path parameters that have the names of its parameters,
+/// percent-decoded as in [`PathParam`].
 impl ResourceFrom for ResourcePattern {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let path = PathParams::of(parts).await?;
@@ -44,9 +43,10 @@ impl ResourceFrom for ResourcePattern {
     }
 }
 
-/// The resources are what a function makes of the parameters of the path.
+/// Resources from a function of the path parameters.
 ///
-/// If the handler parses a parameter, so does the function: with `Path<i64>`, `/items/7` and `/items/07` are one item.
+/// If the handler parses a parameter, the function should too: with `Path<i64>`, `/items/7` and
+/// `/items/07` are one item.
 ///
 /// ```
 /// use tower_fence::{Resource, ResourcePattern, layer::{FromPath, PathParams, ResourceError}};
@@ -61,7 +61,7 @@ impl ResourceFrom for ResourcePattern {
 /// # }
 /// ```
 ///
-/// One layer serves routes whose parameters have different names:
+/// One layer can serve routes whose parameters have different names:
 ///
 /// ```
 /// use tower_fence::{Resource, ResourcePattern, layer::{FromPath, PathParams, ResourceError}};
@@ -100,7 +100,7 @@ impl<F> fmt::Debug for FromPath<F> {
     }
 }
 
-/// The parameters of a request's path, percent-decoded.
+/// Path parameters of a request, percent-decoded.
 #[derive(Debug)]
 pub struct PathParams {
     route: MatchedPath,
@@ -108,12 +108,12 @@ pub struct PathParams {
 }
 
 impl PathParams {
-    /// Reads them from a request that a route has matched.
+    /// Reads the parameters of a request that a route has matched.
     ///
     /// # Errors
     ///
-    /// [`ResourceError::NoRoute`] where none has; [`ResourceError::Invalid`] where a parameter is not
-    /// UTF-8.
+    /// [`ResourceError::NoRoute`] if no route has matched. [`ResourceError::Invalid`] if a
+    /// parameter is not UTF-8.
     pub async fn of(parts: &mut Parts) -> Result<Self, ResourceError> {
         let route = parts.extensions.get::<MatchedPath>();
         let route = route.ok_or(ResourceError::NoRoute)?.clone();
@@ -127,40 +127,42 @@ impl PathParams {
         Ok(Self { route, params })
     }
 
-    /// The route that matched, such as `/orders/{order}`, with what it is nested below.
+    /// Returns the route that matched, such as `/orders/{order}`, including the prefix of a nested
+    /// router.
     #[must_use]
     pub fn route(&self) -> &str {
         self.route.as_str()
     }
 
-    /// Fills a pattern from the parameters that have the names of its parameters.
+    /// Fills a pattern from the path parameters that have the names of its parameters.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get), and those of [`ResourcePattern::fill`].
+    /// Those of [`get`](Self::get) and of [`ResourcePattern::fill`].
     pub fn fill(&self, pattern: &ResourcePattern) -> Result<Resource, ResourceError> {
         let values = pattern.parameters().map(|name| Ok((name, self.get(name)?)));
         let values = values.collect::<Result<Vec<_>, ResourceError>>()?;
         Ok(pattern.fill(values)?)
     }
 
-    /// The only parameter of this name, as a `T`.
+    /// Parses the path parameter of this name as a `T`.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get), and [`ResourceError::Unparsed`] if it is not a `T`.
+    /// Those of [`get`](Self::get), and [`ResourceError::Unparsed`] if the value is not a valid
+    /// `T`.
     pub fn parse<T: FromStr>(&self, name: &str) -> Result<T, ResourceError> {
         let unparsed = |_| ResourceError::Unparsed(name.to_owned());
         self.get(name)?.parse().map_err(unparsed)
     }
 
-    /// The only parameter of this name.
+    /// Returns the path parameter of this name.
     ///
     /// # Errors
     ///
-    /// [`ResourceError::NoPathParam`] where there is none. [`ResourceError::PathParamTwice`] where a
-    /// router that is nested in another one has a second one: nobody can know which one the handler
-    /// means.
+    /// [`ResourceError::NoPathParam`] if there is none. [`ResourceError::PathParamTwice`] if nested
+    /// routers both have a parameter of this name, because it is ambiguous which one the handler
+    /// uses.
     pub fn get(&self, name: &str) -> Result<&str, ResourceError> {
         let params = self.params.iter().flatten();
         let mut found = params.filter(|(other, _)| *other == name);

@@ -1,4 +1,4 @@
-//! [`PendingWrite`]: a write whose token is checked, but not admitted yet.
+//! [`PendingWrite`]: a write whose token is checked but not yet admitted.
 
 use std::{fmt, sync::Arc};
 
@@ -17,12 +17,11 @@ use crate::fence::{
     Slot, Statement, TokenUse, WriteError, Written, typed,
 };
 
-/// What a handler gets behind a [deferred](super::FenceLayer::deferred) layer: the right to write
-/// once, when it is ready to.
+/// Pending write of a request behind a [deferred](super::FenceLayer::deferred) layer.
 ///
-/// It is used up by [`begin`](Self::begin), for a transaction, or by [`write`](Self::write), for a
-/// single statement. A handler that answers a success without either is answered 500 instead.
-///
+/// It lets the handler write once. It is consumed by [`begin`](Self::begin), for a transaction, or
+/// by [`write`](Self::write), for a single statement. If a handler answers a success without using
+/// it, the answer is 500 instead.
 /// ```
 /// use axum::{Json, extract::Path, http::StatusCode};
 /// use tower_fence::{PgPendingWrite, fence::WriteError};
@@ -33,7 +32,7 @@ use crate::fence::{
 ///     Json(quantity): Json<i64>,
 /// ) -> Result<StatusCode, WriteError> {
 ///     if quantity < 1 {
-///         return Ok(StatusCode::UNPROCESSABLE_ENTITY); // costs the database nothing
+///         return Ok(StatusCode::UNPROCESSABLE_ENTITY); // without a query to the database
 ///     }
 ///     let decrement = "UPDATE inventory SET stock = stock - $1 \
 ///         WHERE sku = $2 AND stock >= $1 AND EXISTS (SELECT 1 FROM fence) RETURNING stock";
@@ -71,31 +70,32 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// The claim that is to be admitted; of several, the one that was named first.
+    /// Returns the claim to be admitted; of several, the one that was named first.
     #[must_use]
     pub fn claim(&self) -> &Claim {
         self.slot.claims().first()
     }
 
-    /// All claims that are to be admitted.
+    /// Returns all claims to be admitted.
     #[must_use]
     pub const fn claims(&self) -> &Claims {
         self.slot.claims()
     }
 
-    /// Opens a transaction and admits the token in it. From here on it is as if the layer had done
-    /// so: the layer commits after a success.
+    /// Opens a transaction and admits the token in it. The layer then treats it like a transaction
+    /// of its own: it commits after a success.
     ///
     /// # Errors
     ///
-    /// The [`Refusal`] that the layer itself would have answered, ready to be answered: stale,
-    /// busy, unavailable; or [the hook](super::FenceLayer::on_begin) failed.
+    /// The [`Refusal`] that the layer itself would have answered: stale, busy or unavailable, or a
+    /// failure of [the hook](super::FenceLayer::on_begin). The handler can return it as its
+    /// response.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    /// If the future is dropped, it leaves no open transaction and no lock.
     pub async fn begin(self) -> Result<FencedTx<DB>, Refusal> {
-        // Under an idempotency key the transaction has begun already.
+        // Under an idempotency key, the layer has already begun the transaction.
         if let Some(tx) = FencedTx::borrow(&self.slot) {
             return Ok(tx);
         }
@@ -108,7 +108,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         lent.ok_or_else(|| CommitError::Escaped.into())
     }
 
-    /// Opens a transaction, admits in it, and runs the hook.
+    /// Opens a transaction, admits the claims in it, and runs the hook.
     async fn open(&self) -> Result<FencedTx<DB>, Refusal> {
         let claims = self.slot.claims().clone();
         let tx = self.fence.begin_admitted(claims, self.token_use).await?;
@@ -118,27 +118,27 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// Runs a single statement together with its admission: on Postgres as one statement, which is
-    /// also the COMMIT. What the statement must look like, and why this is safe: see
-    /// [`Fence::write`].
+    /// Runs a single statement together with its admission. On Postgres both are one statement,
+    /// which is also the COMMIT. See [`Fence::write`] for the form that the statement must have,
+    /// and for why this is safe.
     ///
-    /// Where it returns no row, nothing counts as written, and the token stays usable. Where it
-    /// returns rows, they are there, whatever the handler answers. Where the request names several
-    /// resources, or the layer has a [hook](super::FenceLayer::on_begin), it runs in an open
-    /// transaction instead.
+    /// If it returns no row, nothing counts as written, and the token stays usable. If it returns
+    /// rows, its changes are committed, whatever the handler answers. If the request names several
+    /// resources, or the layer has a [hook](super::FenceLayer::on_begin), the statement runs in an
+    /// open transaction instead.
     ///
-    /// Under an idempotency key it is a statement on the request's transaction, as on a
-    /// [`FencedTx`](crate::FencedTx): all of it is committed after the handler's success, together
-    /// with the response, rows or no rows, and rolled back after a failure.
+    /// Under an idempotency key, the statement runs on the request's transaction, as on a
+    /// [`FencedTx`](crate::FencedTx). Whether or not it returns rows, it is committed together with
+    /// the response after the handler's success, and rolled back after a failure.
     ///
     /// # Errors
     ///
-    /// As [`Fence::write`]. A [`WriteError`] can be answered as it is.
+    /// Those of [`Fence::write`]. The handler can return a [`WriteError`] as its response.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while the statement is under way, its outcome is unknown: the layer then answers 503
-    /// where the handler claims a success. Nothing leaks.
+    /// If the future is dropped while the statement is running, its outcome is unknown: the layer
+    /// answers 503 if the handler claims a success. No connection and no lock leaks.
     pub async fn write<'q, T>(self, query: impl Execute<'q, DB>) -> Result<Vec<T>, WriteError>
     where
         T: for<'r> FromRow<'r, DB::Row>,
@@ -180,7 +180,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// Tells the layer that no transaction was opened.
+    /// Reports to the layer that no transaction was opened.
     fn refused(&self, refusal: &Refusal) {
         self.slot.refuse(match not_opened(refusal.clone()) {
             WriteError::Admit(error) => error,
@@ -188,8 +188,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         });
     }
 
-    /// Tells the layer. It raises the fence after a statement that failed under an admitted token;
-    /// an answer of 503 promises nothing.
+    /// Reports a failed write to the layer, which raises the fence if the statement failed under an
+    /// admitted token. A 503 promises nothing about older tokens.
     fn failed(&self, error: &WriteError) {
         match error {
             WriteError::Admit(error) => self.slot.refuse(error.clone()),
@@ -203,7 +203,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 }
 
-/// Why no transaction was opened, as the error of a statement that needed one.
+/// Converts the reason why no transaction was opened into the error of the statement.
 fn not_opened(refusal: Refusal) -> WriteError {
     match refusal {
         Refusal::Admit(error) => error.into(),

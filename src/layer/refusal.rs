@@ -1,4 +1,4 @@
-//! Why the layer refused a request, and how that is answered.
+//! [`Refusal`]: the reasons why the layer refuses a request, and their responses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,10 +23,10 @@ use crate::{
     token_keys::Forged,
 };
 
-/// Why the layer refused a request.
+/// Reason why the layer refused a request.
 ///
-/// Answered as problem+json. It also goes into the extensions of the response, so that a layer
-/// outside can count it or restyle the answer:
+/// It is answered as problem+json. It is also put into the extensions of the response, so that an
+/// outer layer can count it or render it differently:
 ///
 /// ```
 /// use axum::response::Response;
@@ -40,45 +40,48 @@ use crate::{
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A write without a token.
+    /// The write has no token.
     #[error("an unsafe method needs a fencing token")]
     TokenRequired,
-    /// The field is malformed.
+    /// The token header is malformed.
     #[error(transparent)]
     Malformed(#[from] MalformedToken),
-    /// A write to several resources, and no token for one of them.
-    #[error("the request needs a fencing token for {0}, too")]
+    /// The write names several resources and has no token for one of them.
+    #[error("the request also needs a fencing token for {0}")]
     TokenMissing(Resource),
-    /// The token was made for a resource that the request does not name.
-    #[error("the token is for {token_resource}, the request for {resources}")]
+    /// The token is for a resource that the request does not name.
+    #[error("the token is for {token_resource}, but the request is for {resources}")]
     WrongResource {
         /// The resources of the request.
         resources: Resources,
         /// The resource of the token.
         token_resource: Resource,
     },
-    /// The request has no resource.
+    /// The resource of the request could not be determined.
     #[error(transparent)]
     Resource(#[from] ResourceError),
-    /// The token was not signed by the issuer; see [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The client
-    /// is not told why.
+    /// The issuer has not signed the token; see
+    /// [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The response does not contain
+    /// the reason.
     #[error("the fencing token was not signed by the issuer")]
     Forged(#[source] Forged),
-    /// The token's epoch was never handed out by this database; see
+    /// This database has never issued the token's epoch; see
     /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
-    #[error("this database never handed out the epoch of token {} for {}", .0.token, .0.resource)]
+    #[error("this database never issued the epoch of token {} for {}", .0.token, .0.resource)]
     UnknownEpoch(Claim),
-    /// Another `FenceLayer` has admitted this request already; this one would wait for its lock.
-    #[error("there are two fences around this handler; a request passes one `FenceLayer`")]
+    /// Another `FenceLayer` has already admitted this request. A second one would wait for the
+    /// first one's lock.
+    #[error("two `FenceLayer`s wrap this handler; remove one of them")]
     TwoLayers,
-    /// A write without an idempotency key, where the layer requires one.
+    /// The write has no idempotency key, and the layer requires one.
     #[error("this write needs an idempotency key")]
     KeyRequired,
     /// The idempotency key is malformed.
     #[error(transparent)]
     MalformedKey(#[from] InvalidKey),
-    /// The request has an idempotency key and cookies, and no `Authorization`: the layer cannot tell to which principal
-    /// the key belongs; see [`Idempotency::principal`](super::Idempotency::principal).
+    /// The request has an idempotency key and cookies, but no `Authorization`, so the layer cannot
+    /// identify the principal that owns the key; see
+    /// [`Idempotency::principal`](super::Idempotency::principal).
     #[error(
         "a request with an idempotency key and cookies needs an `Authorization` field, unless the service identifies \
          its principals otherwise"
@@ -87,8 +90,8 @@ pub enum Refusal {
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for another method, path, resource or body")]
     KeyMismatch,
-    /// A request with this idempotency key is under way.
-    #[error("a request with this idempotency key is under way")]
+    /// A request with this idempotency key is in progress.
+    #[error("a request with this idempotency key is in progress")]
     KeyInFlight,
     /// The response could not be stored, so the write was rolled back.
     #[error(transparent)]
@@ -96,28 +99,28 @@ pub enum Refusal {
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
-    /// The token was not admitted, or the fence could not be raised after the handler failed.
+    /// The token was not admitted, or the fence could not be raised after a failure of the handler.
     #[error(transparent)]
     Admit(#[from] AdmitError),
-    /// The hook at BEGIN failed; see [`FenceLayer::on_begin`](super::FenceLayer::on_begin).
-    #[error("the hook at BEGIN failed")]
+    /// The `on_begin` hook failed; see [`FenceLayer::on_begin`](super::FenceLayer::on_begin).
+    #[error("the `on_begin` hook failed")]
     OnBegin(#[source] Arc<sqlx::Error>),
-    /// The hook at BEGIN took longer than the hold limit.
-    #[error("the hook at BEGIN took longer than {0:?}")]
+    /// The `on_begin` hook exceeded the fence's hold timeout.
+    #[error("the `on_begin` hook took longer than {0:?}")]
     OnBeginTimeout(Duration),
-    /// The handler took longer than the hold limit.
+    /// The handler exceeded the fence's hold timeout.
     #[error("the handler took longer than {0:?}")]
     HandlerTimeout(Duration),
-    /// The handler answered a success without having written, behind a deferred layer.
-    #[error("the handler answered without having used its `PendingWrite`")]
+    /// The handler behind a deferred layer answered a success without having written.
+    #[error("the handler answered a success without using its `PendingWrite`")]
     NotWritten,
-    /// The transaction was not committed, or is not known to be.
+    /// The transaction was not committed, or its outcome is unknown.
     #[error(transparent)]
     Commit(#[from] CommitError),
 }
 
 impl Refusal {
-    /// The stale token, where that is the reason.
+    /// Returns the stale token, if that is the reason.
     #[must_use]
     pub const fn stale(&self) -> Option<&StaleToken> {
         match self {
@@ -126,7 +129,7 @@ impl Refusal {
         }
     }
 
-    /// The type of problem it is answered with.
+    /// Returns the problem type of the response.
     #[must_use]
     pub fn problem_type(&self) -> ProblemType {
         match self {
@@ -178,7 +181,7 @@ impl Refusal {
         }
     }
 
-    /// Writes one line about the refusal. Sources go to the log, never to the client.
+    /// Logs the refusal in one line. Error sources go to the log, never to the client.
     fn log(&self) {
         let problem = self.problem_type().name();
         if let Some(stale) = self.stale() {
@@ -188,7 +191,7 @@ impl Refusal {
                 report::stale(stale);
             }
         } else if matches!(self, Self::Forged(_)) {
-            // Where the token was verified, a line was written, of a storm of them one a second.
+            // The verification has logged it, at most once a second for each reason.
         } else if matches!(self, Self::PrincipalRequired) {
             tracing::error!(
                 problem,
@@ -203,7 +206,7 @@ impl Refusal {
     }
 }
 
-/// Why a token was refused, as a label.
+/// Returns the metrics label for the reason of a stale token.
 const fn why(stale: &StaleToken) -> &'static str {
     if stale.by_floor {
         "floor"
@@ -214,7 +217,7 @@ const fn why(stale: &StaleToken) -> &'static str {
     }
 }
 
-/// The type of problem that the failure of an application's statement is answered with.
+/// Returns the problem type for the failure of an application's statement.
 pub(super) fn of_statement(error: &sqlx::Error) -> ProblemType {
     match Fault::of(error).of_handler() {
         HandlerFault::Busy => ProblemType::FenceBusy,
@@ -284,7 +287,7 @@ impl IntoResponse for Refusal {
         metrics::refused(problem, self.stale().map(why));
         match &self {
             Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
-            // Told of where the token was verified.
+            // The verification has reported it.
             Self::Forged(_) => {}
             _ => events::refused(problem, None),
         }
@@ -354,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_used_token_has_a_log_line_of_its_own() {
-        // No other unit test is refused one, so that no line is suppressed.
+        // This is the only unit test that refuses a used token, so no line is suppressed.
         let used = stale(false, true);
         let log = report::captured(|| drop(Refusal::from(AdmitError::Stale(used)).into_response()));
         let line = "refused a token that was used already";

@@ -1,5 +1,6 @@
-//! What the layer reports of admissions and refusals. The log has at most one line a second about stale
-//! writers, one about used tokens, and one about forged tokens for each reason.
+//! Reports admissions and refusals to the log, the metrics and the console. The log has at most one
+//! line a second about stale writers, one about used tokens, and one about forged tokens for each
+//! reason.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -13,12 +14,12 @@ use crate::{
     token_keys::Forged,
 };
 
-/// A write was admitted: one number for the metrics, and each resource for the console.
+/// Reports an admitted write: once to the metrics, and each resource to the console.
 pub(super) fn write_admitted(claims: &Claims) {
     admitted("write", claims);
 }
 
-/// A fenced read was admitted.
+/// Reports an admitted fenced read.
 pub(super) fn read_admitted(claims: &Claims) {
     admitted("read", claims);
 }
@@ -30,10 +31,10 @@ fn admitted(kind: &'static str, claims: &Claims) {
     }
 }
 
-/// The time from one line to the next.
+/// Minimum time between two lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
 
-/// Lets the first through and one a second, and counts the others.
+/// Passes the first event and then one a second, and counts the others.
 struct Sampler(Mutex<Sampled>);
 
 struct Sampled {
@@ -41,7 +42,7 @@ struct Sampled {
     suppressed: u64,
 }
 
-/// Of the whole process: a log is read line by line, whichever layer wrote it.
+/// One sampler for the whole process: all layers write to the same log.
 static STALE: Sampler = Sampler::new();
 static USED: Sampler = Sampler::new();
 static UNSIGNED: Sampler = Sampler::new();
@@ -50,7 +51,7 @@ static UNKNOWN_KEY: Sampler = Sampler::new();
 static WRONG_MAC: Sampler = Sampler::new();
 static ACCEPTED: Sampler = Sampler::new();
 
-/// Writes a line about a refusal, unless one was written just now. Each is counted in the metrics.
+/// Logs the refusal of a stale token, at most once a second. The metrics count each refusal.
 pub(super) fn stale(stale: &StaleToken) {
     if let Some(suppressed) = STALE.next() {
         tracing::warn!(
@@ -64,7 +65,7 @@ pub(super) fn stale(stale: &StaleToken) {
     }
 }
 
-/// Writes a line about a token that has written already, unless one was written just now: its holder writes twice under
+/// Logs the refusal of a used token, at most once a second. Either its holder writes twice under
 /// one token, or a request was repeated.
 pub(super) fn used(stale: &StaleToken) {
     if let Some(suppressed) = USED.next() {
@@ -78,7 +79,9 @@ pub(super) fn used(stale: &StaleToken) {
     }
 }
 
-/// Says why, which the client is not told. A storm of one kind hides no other, such as a rotation that went wrong.
+/// Logs why a token counts as forged, which the response does not contain. Each reason has its own
+/// sampler, so that many refusals for one reason do not hide those of another, such as a failed key
+/// rotation.
 pub(super) fn forged(token: &FencingToken, why: &Forged) {
     let sampler = match why {
         Forged::Unsigned => &UNSIGNED,
@@ -98,7 +101,7 @@ pub(super) fn forged(token: &FencingToken, why: &Forged) {
     }
 }
 
-/// Says who still sends tokens without a signature, where they are accepted.
+/// Logs an accepted token without a signature, so that its sender can be found.
 pub(super) fn unsigned(token: &FencingToken) {
     if let Some(suppressed) = ACCEPTED.next() {
         tracing::info!(
@@ -118,9 +121,10 @@ impl Sampler {
         }))
     }
 
-    /// How many were left out since the last line; `None` where this one is left out as well.
+    /// Returns how many events were suppressed since the last line, or `None` if this one is
+    /// suppressed too.
     fn next(&self) -> Option<u64> {
-        // Nothing panics while the lock is held.
+        // No code panics while it holds the lock.
         let mut sampled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if sampled
@@ -135,7 +139,7 @@ impl Sampler {
     }
 }
 
-/// What is logged meanwhile in this thread.
+/// Runs a function and returns what this thread has logged in the meantime.
 #[cfg(test)]
 pub(super) fn captured(run: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
@@ -178,7 +182,7 @@ mod tests {
             tokio::time::advance(Duration::from_millis(3)).await;
         }
         assert_eq!(lines, 3);
-        // Those since the last line are told by the next one.
+        // The next line reports those that were suppressed since the last one.
         tokio::time::advance(BETWEEN_LINES).await;
         suppressed += sampler.next().unwrap();
         assert_eq!(lines + suppressed, 1_000);

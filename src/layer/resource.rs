@@ -1,4 +1,4 @@
-//! Where the names of resources come from, and which token is for which resource.
+//! Finds the resources of a request, and the token of each resource.
 
 use std::{collections::HashSet, fmt};
 
@@ -12,11 +12,11 @@ use crate::{
     token::{InvalidResource, Resource, Token},
 };
 
-/// Finds the resources that a request is about: one, or several.
+/// Finds the resources of a request: one or several.
 ///
-/// Implemented by [`ResourcePattern`](crate::ResourcePattern), [`PathParam`](super::PathParam) and
-/// [`FromPath`](super::FromPath), by arrays of those, and by closures from the request's parts to one resource, to an
-/// array or to a `Vec`:
+/// It is implemented by [`ResourcePattern`](crate::ResourcePattern),
+/// [`PathParam`](super::PathParam) and [`FromPath`](super::FromPath), by arrays of those, and by
+/// closures from the request's parts to one resource, to an array or to a `Vec`:
 ///
 /// ```
 /// use tower_fence::{InvalidResource, PathParam, Resource, layer::ResourceError};
@@ -28,14 +28,14 @@ use crate::{
 /// };
 /// // Two, for the route `/inventory/{from}/transfer/{to}`.
 /// let both = [PathParam("from"), PathParam("to")];
-/// // As many as the request says.
+/// // As many as the query lists.
 /// let listed = |parts: &http::request::Parts| -> Result<Vec<Resource>, InvalidResource> {
 ///     parts.uri.query().unwrap_or_default().split(',').map(Resource::new).collect()
 /// };
 /// # let _ = (tenant, both, listed);
 /// ```
 ///
-/// A type of the application's own may also ask a database, since it is asynchronous:
+/// A type of the application may also query a database, because the method is asynchronous:
 ///
 /// ```
 /// use http::request::Parts;
@@ -59,26 +59,27 @@ use crate::{
 /// }
 /// ```
 pub trait ResourceFrom: Clone + Send + Sync + 'static {
-    /// Finds the resources, within the fence's [`answer_timeout`](crate::FenceBuilder::answer_timeout).
+    /// Finds the resources, within the fence's
+    /// [`answer_timeout`](crate::FenceBuilder::answer_timeout).
     ///
     /// # Errors
     ///
-    /// [`ResourceError`], which is answered before anything else happens.
+    /// A [`ResourceError`], which is answered before anything else happens.
     fn resources_from(
         &self,
         parts: &mut Parts,
     ) -> impl Future<Output = Result<Resources, ResourceError>> + Send;
 }
 
-/// The resources of a request, in the order in which it names them. One that is named twice counts
-/// once.
+/// Resources of a request, in the order in which it names them. A resource that is named twice
+/// counts once.
 ///
-/// It is made from one [`Resource`], from an array, or from a `Vec`.
+/// It is converted from one [`Resource`], from an array, or from a `Vec`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources(Vec<Resource>);
 
 impl Resources {
-    /// The resources.
+    /// Returns the resources as a slice.
     #[must_use]
     pub fn as_slice(&self) -> &[Resource] {
         &self.0
@@ -105,7 +106,7 @@ impl<const N: usize> From<[Resource; N]> for Resources {
     }
 }
 
-/// Writes the names, with a comma between them.
+/// Writes the names, separated by commas.
 impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (position, resource) in self.0.iter().enumerate() {
@@ -116,7 +117,7 @@ impl fmt::Display for Resources {
     }
 }
 
-/// What each of them finds, in this order.
+/// Finds the resources of each element, in order.
 impl<R: ResourceFrom, const N: usize> ResourceFrom for [R; N] {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let mut all = Vec::with_capacity(N);
@@ -138,42 +139,41 @@ where
     }
 }
 
-/// Why a request has no resource.
+/// Reason why a request has no resource.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {
-    /// Its name is not valid.
+    /// The name of the resource is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidResource),
-    /// It names none.
+    /// The request names no resource.
     #[error("the request names no resource")]
     Nothing,
-    /// It cannot be found out at the moment, since what knows it is out of reach.
-    #[error("the resource of the request cannot be found out at the moment")]
+    /// The resource cannot be determined at the moment, because the service that knows it is
+    /// unreachable.
+    #[error("the resource of the request cannot be determined at the moment")]
     Unavailable,
-    /// No route matched before the layer was reached.
-    #[error("no route matched before the fence; `FenceLayer` belongs inside the router")]
+    /// The request reached the layer before a route matched.
+    #[error("no route matched before the fence; add `FenceLayer` inside the router")]
     NoRoute,
-    /// The path parameter is not of the type that the name is made of.
-    #[error("the path parameter `{0}` has no valid value")]
+    /// The path parameter cannot be parsed as the type that the name is made from.
+    #[error("invalid value of the path parameter `{0}`")]
     Unparsed(String),
-    /// The values do not fit the pattern of the resource's name.
+    /// The values do not match the pattern of the resource's name.
     #[error(transparent)]
     Pattern(FillError),
-    /// The route has two path parameters of this name.
-    #[error(
-        "the route `{route}` has the path parameter `{name}` twice; which one is the resource?"
-    )]
+    /// The route has two path parameters with this name.
+    #[error("the route `{route}` has two path parameters named `{name}`; rename one of them")]
     PathParamTwice {
         /// The parameter.
         name: String,
         /// The route.
         route: String,
     },
-    /// The route has no such path parameter.
+    /// The route has no path parameter with this name.
     #[error(
         "the route `{route}` has no path parameter `{name}`; give each route a `FenceLayer` of its \
-         own: `post(handler).layer(FenceLayer::new(fence, PathParam(\"…\")))`, or choose by route with `FromPath`"
+         own: `post(handler).layer(FenceLayer::new(fence, PathParam(\"…\")))`, or distinguish the routes with `FromPath`"
     )]
     NoPathParam {
         /// The parameter.
@@ -192,8 +192,9 @@ impl From<FillError> for ResourceError {
     }
 }
 
-/// Finds the token of each resource. A request for one resource may leave out the parameter
-/// `resource`; one for several may not, since the order of members says nothing.
+/// Finds the token of each resource. If the request names one resource, the member may omit the
+/// parameter `resource`. If it names several, each member needs it, because the order of the
+/// members has no meaning.
 pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<Claims, Refusal> {
     let named = resources.as_slice();
     if tokens.is_empty() && !named.is_empty() {

@@ -41,7 +41,7 @@ use crate::{
     header, metrics,
 };
 
-/// What the layer and its services share.
+/// Settings that a layer shares with its services.
 pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) fence: Fence<DB>,
     pub(super) resource_from: R,
@@ -77,7 +77,7 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
     }
 }
 
-/// The service that [`FenceLayer`](super::FenceLayer) makes.
+/// Tower service created by [`FenceLayer`](super::FenceLayer).
 pub struct FenceService<S, DB: FenceDatabase, R> {
     pub(super) inner: S,
     pub(super) config: Arc<Config<DB, R>>,
@@ -93,7 +93,7 @@ impl<S: Clone, DB: FenceDatabase, R> Clone for FenceService<S, DB, R> {
 }
 
 impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
-    /// Puts the fence of a layer around a service, without [`Layer`](tower_layer::Layer).
+    /// Wraps a service in the fence of a layer, without [`Layer`](tower_layer::Layer).
     pub fn new(inner: S, layer: FenceLayer<DB, R>) -> Self {
         Self {
             inner,
@@ -101,17 +101,17 @@ impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
         }
     }
 
-    /// The service inside.
+    /// Returns the inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service inside.
+    /// Returns the inner service, mutably.
     pub const fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The service inside.
+    /// Unwraps the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -126,7 +126,7 @@ impl<S: fmt::Debug, DB: FenceDatabase, R> fmt::Debug for FenceService<S, DB, R> 
     }
 }
 
-/// Any body comes in; the service inside gets axum's.
+/// Accepts any request body; the inner service gets axum's.
 impl<S, B, DB, R> Service<Request<B>> for FenceService<S, DB, R>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -148,7 +148,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let request = request.map(Body::new);
-        // The service that was polled ready is the one to call; its clone is not ready yet.
+        // Call the service that was polled ready: its clone is not ready yet.
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
         let config = Arc::clone(&self.config);
@@ -162,14 +162,14 @@ where
 }
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
-    /// Answers a request: by the handler, or by a refusal.
+    /// Answers a request by the handler's response or by a refusal.
     async fn respond<S>(&self, inner: S, request: Request<Body>) -> Result<Response, S::Error>
     where
         S: Service<Request<Body>>,
         S::Response: IntoResponse,
     {
         let (mut parts, body) = request.into_parts();
-        // They neither read nor write what is fenced, whatever they bring; a preflight among them.
+        // These methods, which include CORS preflights, neither read nor write the resource.
         if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
             parts.extensions.insert(PlainRead);
             return unfenced(inner, Request::from_parts(parts, body)).await;
@@ -211,7 +211,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         }
     }
 
-    /// Renders a refusal as the application wants it, whether the layer or the handler returned it.
+    /// Renders a refusal with the application's function, whether the layer or the handler returned
+    /// it.
     fn render(&self, mut response: Response) -> Response {
         let Some(map_refusal) = &self.map_refusal else {
             return response;
@@ -224,7 +225,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         response
     }
 
-    /// Reads the resources and their tokens; `None` for a safe method without a token.
+    /// Reads the resources and their tokens. Returns `None` for a safe method without a token.
     async fn identify(&self, parts: &mut Parts) -> Result<Option<Claims>, Refusal> {
         let tokens = header::parse(parts.headers.get_all(&self.header))?;
         if tokens.is_empty() && parts.method.is_safe() {
@@ -242,17 +243,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         claims(tokens, resources).map(Some)
     }
 
-    /// Reads the rest of a body whose request is refused, beside the answer: so the client sees that whether it
-    /// reads at once or only after it has sent everything.
+    /// Reads the rest of a refused request's body in the background, so that a client that sends
+    /// its whole request before it reads gets the answer too.
     fn discard(&self, parts: &Parts, body: Body) {
-        // A client that waits for `100 Continue` sends no body before it, and does not have to.
+        // A client that waits for `100 Continue` has not sent its body, and does not have to.
         if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
             let discarding = body::discard(body, self.body_limit_bytes, self.body_timeout);
             tokio::spawn(discarding);
         }
     }
 
-    /// Reads the body, or the rest of it where it is refused.
+    /// Reads the body. If it is refused, discards the rest.
     pub(super) async fn read_body(
         &self,
         parts: &Parts,
@@ -265,7 +266,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(read?)
     }
 
-    /// What is known of a request before its body is read: the record of its key, if it has one.
+    /// Checks what can be checked before the body is read. Returns the record of the request's
+    /// idempotency key, if it has one.
     async fn look_up(
         &self,
         parts: &mut Parts,
@@ -275,10 +277,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             && !parts.method.is_safe()
             && let Some(id) = keys.record_of(parts, claims).await?
         {
-            // It may have been answered before, whatever became of its token.
+            // The key may have a stored response, whether or not its token is stale by now.
             return Ok(Some((keys, id)));
         }
-        // As the database will judge it: a read is admitted as a reusable write.
+        // As in the database: a read is admitted as a reusable write.
         let token_use = match parts.method.is_safe() {
             true => TokenUse::Reusable,
             false => self.token_use,
@@ -288,8 +290,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(None)
     }
 
-    /// Reads the body, while nothing is held for it yet; then admits what was claims, unless the
-    /// request was answered before.
+    /// Reads the body while the request holds no connection, then admits its claims or returns the
+    /// stored response.
     async fn admit(
         &self,
         parts: &mut Parts,
@@ -342,7 +344,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         })
     }
 
-    /// The refusal of a token that was never handed out, where that is to be checked.
+    /// Returns the refusal of a token that was never granted, if the layer checks that.
     pub(super) async fn never_granted(&self, claims: &Claims) -> Result<Option<Refusal>, Refusal> {
         if !self.known_epochs {
             return Ok(None);
@@ -351,7 +353,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(unknown.map(Refusal::UnknownEpoch))
     }
 
-    /// Puts a transaction on slot, in which the hook has run.
+    /// Runs the hook in a transaction and puts the transaction into a slot.
     async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Refusal> {
         if let Some(hook) = &self.on_begin {
             tx = on_begin::run(hook, parts, tx, self.fence.limits().hold_timeout).await?;
@@ -364,7 +366,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(slot)
     }
 
-    /// Puts what the handler may ask for where its extractors find it.
+    /// Puts the request extensions in place from which the handler's extractors read.
     fn lend(&self, slot: &Slot<DB>, parts: &mut Parts) {
         if self.deferred && !parts.method.is_safe() {
             let (fence, token_use) = (self.fence.clone(), self.token_use);
@@ -385,11 +387,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     }
 }
 
-/// How a request goes on.
+/// How a request continues after the admission.
 enum Entry<DB: FenceDatabase> {
-    /// To its handler, with a transaction that has begun, or may begin.
+    /// The handler runs, with a transaction that has begun or that the handler may begin.
     Write(Slot<DB>, Body),
-    /// It was answered before.
+    /// The stored response of an earlier request is returned.
     Replay(Response),
 }
 

@@ -1,10 +1,10 @@
-//! The end of a request: what its handler made of the transaction, and what the layer answers.
+//! End of a request: ends the handler's transaction and chooses the response.
 //!
-//! 1. A success commits, and is answered only when that is confirmed.
-//! 2. Anything else rolls back. Whether the fence is raised as well is the [`verdict`]'s to say; where
-//!    it is, no answer leaves before that.
-//! 3. But for a handler that took too long: its answer is a 503, which promises nothing about older
-//!    tokens. It leaves soon after the limit, while the end of the transaction goes on in a task.
+//! 1. A success commits, and is answered only when the COMMIT is confirmed.
+//! 2. Every other outcome rolls back. The [`verdict`] decides whether the fence is raised as well;
+//!    if it is, the response waits for that.
+//! 3. Exception: if a handler took too long, the response is a 503, which promises nothing about
+//!    older tokens. It leaves soon after the limit, while a task ends the transaction.
 
 use std::{
     any::Any,
@@ -34,20 +34,20 @@ use crate::{
     fence::{Closed, CommitError, Fence, FenceDatabase, Place, Slot, StoredResponse, Transaction},
 };
 
-/// How long a handler's answer that came too late waits for the end of its transaction.
+/// How long the response to a handler timeout waits for the end of the transaction.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// How a handler ended.
 pub(super) enum Ended<E> {
-    /// With what the response means for the transaction, and what must be stored of it.
+    /// A response, its meaning for the transaction, and the copy of it that must be stored.
     Response(Response, Outcome, Option<StoredResponse>),
     Unstorable(UnstorableResponse),
     Error(E),
     Panic(Box<dyn Any + Send>),
 }
 
-/// Runs the handler. A panic is held back until its transaction is ended. Under a key the response
-/// of a success is read to its end.
+/// Runs the handler. A panic is caught until the transaction has ended. Under an idempotency key,
+/// the response of a success is read to its end.
 pub(super) async fn run<S>(
     mut inner: S,
     request: Request<Body>,
@@ -78,15 +78,15 @@ where
     handler.catch_unwind().await.unwrap_or_else(Ended::Panic)
 }
 
-/// Waits for the handler and ends its transaction; only then is there a response.
+/// Waits for the handler, ends its transaction, and then returns the response.
 pub(super) async fn settle<DB: FenceDatabase, E>(
     fence: &Fence<DB>,
     slot: Slot<DB>,
     handler: impl Future<Output = Ended<E>>,
 ) -> Result<Response, E> {
-    // What the hooks have left of the limit.
+    // The hook has used a part of the limit.
     let within = slot.left_of(fence.limits().hold_timeout);
-    // Where the client goes away, this future is dropped, and the slot is closed.
+    // If the client disconnects, this future is dropped, and the slot is closed.
     let slot = CloseOnDrop(slot);
     let Ok(ended) = timeout(within, handler).await else {
         return Ok(too_late(fence, &slot.0).await.into_response());
@@ -106,7 +106,8 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     }
 }
 
-/// Ends the transaction of a handler that took too long, and says what became of it.
+/// Ends the transaction of a handler that took too long. Returns the refusal that describes the
+/// outcome.
 async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refusal {
     let ending = Ending::of(slot);
     let answer = match &ending.closed.place {
@@ -119,11 +120,11 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     let ending = async move {
         let ended = ending.end(&fence, Outcome::NONE, None).await;
         ended.inspect_err(|error| {
-            tracing::warn!(error = %Chain(error), "a handler took too long, and its transaction ended badly");
+            tracing::warn!(error = %Chain(error), "a handler took too long and its transaction failed to end");
         })
     };
-    // In a task: a statement that is still under way, or a pool that is empty, can keep it for longer
-    // than anybody should wait for an answer.
+    // In a task: a statement that is still running, or an exhausted pool, can take longer than the
+    // client should wait.
     let task = tokio::spawn(ending.in_current_span());
     match timeout(GRACE, task).await {
         Ok(Ok(Err(refusal))) => refusal,
@@ -131,8 +132,8 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     }
 }
 
-/// A transaction that the handler can no longer use, and that is to be ended. The waiting writes of this
-/// process go on when it has ended.
+/// A transaction that the handler can no longer use and that must be ended. Its permits let waiting
+/// writes of this process continue once it has ended.
 struct Ending<DB: FenceDatabase> {
     slot: Slot<DB>,
     closed: Closed<DB>,
@@ -146,7 +147,8 @@ impl<DB: FenceDatabase> Ending<DB> {
         }
     }
 
-    /// Ends it by what the handler answered, and with the response where that must be stored. An error is to be answered instead.
+    /// Ends the transaction according to the handler's outcome, and stores the response with the
+    /// COMMIT if `stored` is given. An error replaces the handler's response.
     async fn end(
         self,
         fence: &Fence<DB>,
@@ -164,7 +166,7 @@ impl<DB: FenceDatabase> Ending<DB> {
         }
         let error = match (verdict(outcome, &place), place) {
             (Verdict::Answer, _) => return Ok(()),
-            // Dropped, it is rolled back.
+            // Dropping the transaction rolls it back.
             (Verdict::Leave, _) => return Ok(()),
             (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
                 return Ok(fence.fail(transaction, claims).await?);
@@ -191,7 +193,7 @@ impl<DB: FenceDatabase> Ending<DB> {
     }
 }
 
-/// Commits, with the response where that must be stored.
+/// Commits, together with the stored response if there is one.
 async fn commit<DB: FenceDatabase>(
     tx: Transaction<DB>,
     stored: Option<&StoredResponse>,
@@ -206,7 +208,7 @@ fn unknown(why: &str) -> CommitError {
     CommitError::OutcomeUnknown(Arc::new(sqlx::Error::Protocol(why.into())))
 }
 
-/// Nothing that is still out can commit once this is gone.
+/// Closes the slot on drop, so that a leaked `FencedTx` cannot commit.
 struct CloseOnDrop<DB: FenceDatabase>(Slot<DB>);
 
 impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {

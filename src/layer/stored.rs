@@ -1,4 +1,4 @@
-//! Responses on their way into the record of an idempotency key, and back.
+//! Writes responses into the record of an idempotency key, and reads them back.
 
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use crate::{fence::StoredResponse, idempotency::IDEMPOTENT_REPLAYED};
 
-/// Why a response could not be stored.
+/// Reason why a response could not be stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnstorableResponse {
@@ -16,16 +16,16 @@ pub enum UnstorableResponse {
         "the response is longer than {limit_bytes} bytes; see `Idempotency::response_limit_bytes`"
     )]
     TooLarge {
-        /// The limit.
+        /// The limit, in bytes.
         limit_bytes: usize,
     },
-    /// The body broke off.
-    #[error("the body of the response broke off")]
+    /// The body ended with an error.
+    #[error("the body of the response ended with an error")]
     Broken,
 }
 
-/// Reads the response to its end. What is answered now and what is stored is the same body, so its
-/// trailers, which are not stored, do not go out.
+/// Reads the response to its end. The answered body and the stored body are the same, so trailers,
+/// which are not stored, are not sent either.
 pub(super) async fn capture(
     response: Response,
     limit_bytes: usize,
@@ -49,10 +49,10 @@ pub(super) async fn capture(
     Ok((Response::from_parts(parts, Body::from(body)), stored))
 }
 
-/// Makes the response that was stored.
+/// Builds the response from its stored form.
 pub(super) fn replay(stored: StoredResponse) -> Response {
     let mut response = Response::new(Body::from(stored.body));
-    // A status that cannot be was not written by this crate.
+    // An invalid status was not written by this crate.
     *response.status_mut() =
         StatusCode::from_u16(stored.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     read_headers(&stored.headers, response.headers_mut());
@@ -61,7 +61,7 @@ pub(super) fn replay(stored: StoredResponse) -> Response {
     response
 }
 
-/// Lines of `name: value`. Neither has a line break.
+/// Writes lines of `name: value`. Neither part contains a line break.
 fn write_headers(headers: &HeaderMap, names: &[HeaderName]) -> Vec<u8> {
     let mut lines = Vec::new();
     for name in names {
@@ -102,7 +102,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_response_may_be_as_long_as_the_limit_and_no_longer() {
-        // Of one that is streamed nobody says how long it is.
+        // The length of a streamed body is unknown.
         let streamed =
             |bytes: &'static str| Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]));
         for body in [Body::from("four"), streamed("four")] {

@@ -1,5 +1,5 @@
-//! What becomes of a request's transaction, and of the fence, once its handler has ended: one decision,
-//! without a side effect.
+//! Decides what happens to a request's transaction, and to the fence, when its handler has ended.
+//! The decision has no side effects.
 
 use std::sync::Arc;
 
@@ -8,12 +8,14 @@ use http::StatusCode;
 
 use crate::fence::Place;
 
-/// Demands a rollback: an extension of a handler's response.
+/// Response extension with which a handler demands a rollback.
 ///
-/// GraphQL, JSON-RPC and gRPC report errors with status 200, which a [`FenceLayer`](super::FenceLayer) otherwise commits. A
-/// response with this extension counts as a failure: the handler's writes are rolled back, older tokens become stale, the
-/// token stays usable, and under an idempotency key the response is not stored. The client gets the response as it is. Rows
-/// that [`PendingWrite::write`](super::PendingWrite::write) has returned are committed by then, and stay.
+/// GraphQL, JSON-RPC and gRPC report errors with status 200, which a
+/// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
+/// failure: the handler's writes are rolled back, older tokens become stale, the token stays
+/// usable, and the response is not stored under an idempotency key. The client gets the response
+/// unchanged. Rows that [`PendingWrite::write`](super::PendingWrite::write) has returned are
+/// already committed, and stay.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};
@@ -31,26 +33,26 @@ use crate::fence::Place;
 /// }
 /// ```
 ///
-/// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) decides the same from what a response has already, such as the header
-/// `grpc-status`.
+/// [`FenceLayer::commit_if`](super::FenceLayer::commit_if) makes the same decision from other parts
+/// of a response, such as the header `grpc-status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollback;
 
 /// The function of [`FenceLayer::commit_if`](super::FenceLayer::commit_if).
 pub(super) type CommitIf = Arc<dyn Fn(&Response) -> bool + Send + Sync>;
 
-/// Whether a response demands a rollback, whatever its status.
+/// Returns whether a response demands a rollback regardless of its status.
 pub(super) fn rolls_back(response: &Response, commit_if: Option<&CommitIf>) -> bool {
     response.extensions().get::<Rollback>().is_some()
         || commit_if.is_some_and(|commits| !commits(response))
 }
 
-/// What a handler answered.
+/// Outcome of a handler, as far as the transaction depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
     /// The status of the response; `None` if the handler panicked, failed or took too long.
     pub(super) status: Option<StatusCode>,
-    /// Whether the response demands a rollback whatever its status: by
+    /// Whether the response demands a rollback regardless of its status: by
     /// [`Rollback`](super::Rollback), or by [`commit_if`](super::FenceLayer::commit_if).
     pub(super) rolls_back: bool,
 }
@@ -62,33 +64,35 @@ impl Outcome {
         rolls_back: false,
     };
 
-    /// Whether the handler's writes are to be committed.
+    /// Returns whether the handler's writes are to be committed.
     pub(super) fn commits(self) -> bool {
         served(self, true) == Served::Success
     }
 }
 
-/// What becomes of it.
+/// Action for a transaction, the fence and the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// COMMIT. When that is confirmed, the handler's answer leaves; otherwise the fence is raised, and
-    /// the error is answered.
+    /// Commit. If the COMMIT is confirmed, return the handler's response; otherwise raise the fence
+    /// and return the error.
     Commit,
-    /// It is rolled back, and the fence raised: everyone older is dead, the token stays usable. The
-    /// handler's answer leaves.
+    /// Roll back and raise the fence: older tokens are stale, the token stays usable. Return the
+    /// handler's response.
     Raise,
-    /// It is rolled back, and the fence stays where it was, since the sender was turned away without
-    /// being served. The handler's answer leaves.
+    /// Roll back and leave the fence unchanged, because the response rejects the client. Return the
+    /// handler's response.
     Leave,
-    /// There is nothing to do: the handler's answer leaves.
+    /// Do nothing. Return the handler's response.
     Answer,
-    /// There is nothing to do, but the handler claims a success that there is not: an error is answered.
+    /// Do nothing. Return an error, because the handler claims a success although nothing was
+    /// written.
     Refuse,
-    /// The fence is raised beside a transaction that is out of reach, and an error is answered.
+    /// Raise the fence in a transaction of its own, because the handler's transaction is out of
+    /// reach. Return an error.
     RaiseAndRefuse,
 }
 
-/// Decides by what the handler answered, and by where its transaction is.
+/// Decides from the handler's outcome and the place of its transaction.
 pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
     let used = !matches!(place, Place::Home { used: false, .. });
     match (place, served(outcome, used)) {
@@ -97,15 +101,15 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Home { .. }, Served::Success) => Verdict::Commit,
         (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Leave,
         (Place::Home { .. }, Served::Failure) => Verdict::Raise,
-        // There is nothing to commit, and the handler knows.
+        // There is nothing to commit, and the handler has been informed of that.
         (Place::Empty(_), Served::Success | Served::Failure) => Verdict::Raise,
-        // What the handler has committed is there, whatever it answers.
+        // The handler's COMMIT is final, whatever the handler answers.
         (Place::Settled(Ok(())), _) => Verdict::Answer,
-        // The handler knows that its COMMIT failed, and answers for it.
+        // The handler knows that its COMMIT failed; its response takes that into account.
         (Place::Settled(Err(_)), Served::Failure) => Verdict::Raise,
         (Place::Settled(Err(_)), Served::TurnedAway) => Verdict::Answer,
         (Place::Settled(Err(_)), Served::Success) => Verdict::RaiseAndRefuse,
-        // Something still has it, or is committing it.
+        // The handler, or a task of it, still has the transaction or is committing it.
         (Place::Lent | Place::Committing | Place::Closed, _) => Verdict::RaiseAndRefuse,
     }
 }
@@ -117,22 +121,21 @@ enum Served {
     TurnedAway,
 }
 
-/// What an answer says about its request.
+/// Classifies a response.
 ///
-/// 401, 403 and 405 turn away a client that has no business here: a token that such a request brings may be
-/// any number. So may that of a request which no handler could read (400, 413, 415, 422); but a
-/// handler may give these answers as well, of what it has seen. It has seen something where it has
-/// used the transaction.
+/// 401, 403 and 405 reject a client without rights, whose token may be any number. The same is true
+/// of a request that no handler could read (400, 413, 415, 422). But a handler may also give these
+/// answers because of data that it has seen; it may have seen data if it has used the transaction.
 ///
-/// A status below 400 that demands a rollback is a failure: the body or a header reports an error, as in GraphQL,
-/// JSON-RPC and gRPC.
+/// A status below 400 that demands a rollback is a failure: the body or a header reports an error,
+/// as in GraphQL, JSON-RPC and gRPC.
 fn served(outcome: Outcome, used: bool) -> Served {
     match outcome.status.map(|status| status.as_u16()) {
         Some(..400) if outcome.rolls_back => Served::Failure,
         Some(..400) => Served::Success,
         Some(401 | 403 | 405) => Served::TurnedAway,
         Some(400 | 413 | 415 | 422) if !used => Served::TurnedAway,
-        // What broke off in the middle may have been seen, as well.
+        // A handler that was interrupted may also have seen data.
         Some(_) | None => Served::Failure,
     }
 }
@@ -142,7 +145,7 @@ mod tests {
     use super::*;
     use crate::fence::{AdmitError, CommitError};
 
-    /// Each answer with each place of the transaction.
+    /// Tests each response with each place of the transaction.
     #[test]
     fn every_combination() {
         use Verdict::{
@@ -169,7 +172,7 @@ mod tests {
         let success = [Ref, Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad, Bad];
         let failure = [Ans, Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         let turned_away = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad, Bad];
-        // A failure, but where the transaction was not used.
+        // A failure, unless the transaction was not used.
         let unread = [Ans, Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         // The status, its row, and its row if the response demands a rollback.
         let table = [

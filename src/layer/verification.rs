@@ -1,4 +1,4 @@
-//! [`Verification`]: which tokens a layer takes for the issuer's.
+//! [`Verification`]: which tokens a layer accepts as the issuer's.
 
 use super::{refusal::Refusal, report};
 use crate::{
@@ -8,11 +8,12 @@ use crate::{
     token_keys::{Forged, SignedToken, TokenKeys},
 };
 
-/// How a layer verifies tokens: for [`FenceLayer::verify_with`](super::FenceLayer::verify_with).
+/// Rules for verifying tokens, for [`FenceLayer::verify_with`](super::FenceLayer::verify_with).
 ///
-/// To move a service over to signed tokens: the layers verify what is signed, and the issuers begin to sign; when no unsigned
-/// token comes any more, which `tower_fence_unsigned_tokens_total` tells, they are required. Until then nobody is kept from
-/// making up a token: it is sent without a signature.
+/// To migrate a service to signed tokens: first verify optionally in the layers, then sign in the
+/// issuers. When `tower_fence_unsigned_tokens_total` shows that no unsigned tokens arrive any more,
+/// require signatures. Until then, a client can still forge a token by sending it without a
+/// signature.
 ///
 /// ```
 /// use tower_fence::{TokenKey, TokenKeys, layer::Verification};
@@ -30,7 +31,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Every token is signed. What is not is refused.
+    /// Requires a signature on every token and refuses all others.
     #[must_use]
     pub const fn required(keys: TokenKeys) -> Self {
         Self {
@@ -39,7 +40,8 @@ impl Verification {
         }
     }
 
-    /// A token may be signed. One that has neither a key nor a MAC is counted and accepted; every other one is verified.
+    /// Accepts unsigned tokens. A token with neither a key nor a MAC is counted and accepted; every
+    /// other token is verified.
     #[must_use]
     pub const fn optional(keys: TokenKeys) -> Self {
         Self {
@@ -48,7 +50,7 @@ impl Verification {
         }
     }
 
-    /// Verifies each member of the field.
+    /// Verifies each member of the header.
     pub(super) fn verify(&self, tokens: &[FencingToken]) -> Result<(), Refusal> {
         for token in tokens {
             let signed = SignedToken::try_from(token.clone());

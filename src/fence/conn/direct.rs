@@ -1,11 +1,11 @@
-//! A connection from the pool, asked for in the task that needs it: what the pool's hooks read from
-//! a task-local is the request's own.
+//! Acquires a connection from the pool in the task that needs it, so that the pool's hooks see the
+//! task-locals of the request.
 //!
-//! 1. sqlx closes a connection when its acquisition is dropped while it is tested or opened. Clients
-//!    that come and go would keep the pool empty, so a task sees the rest of a dropped acquisition
-//!    through, and the connection goes to the pool unused.
-//! 2. An acquisition that only waits for its turn has nothing to lose, and leaves the pool's line at
-//!    once.
+//! 1. sqlx closes a connection if its acquisition is dropped while the connection is tested or
+//!    opened. Clients that disconnect would then keep the pool empty. So a task completes a dropped
+//!    acquisition, and the connection goes to the pool unused.
+//! 2. An acquisition that only waits for its turn needs no completion, and leaves the pool's queue
+//!    immediately.
 
 use std::{
     io::{Error as IoError, ErrorKind},
@@ -27,17 +27,17 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// How long a connection goes on being tested or opened that nobody waits for.
+/// How long the test or the opening of an abandoned connection may continue.
 pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
 
-/// How often the idle connections of the pool are closed at most, because one of its sessions was of no use.
+/// Minimum interval between two closings of the pool's idle connections.
 const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
 
-/// The pool, and how many acquisitions of this fence may be opening a connection.
+/// The pool, and the number of acquisitions of this fence that may be opening a connection.
 pub(super) struct Direct<DB: Backend> {
     pub(super) pool: Pool<DB>,
     opening: Arc<AtomicU32>,
-    /// When the idle connections were last closed.
+    /// The time at which the idle connections were last closed.
     closed: Mutex<Option<Instant>>,
 }
 
@@ -50,10 +50,11 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Closes the idle connections, after a session has turned out to be of no use: those that were opened before are
-    /// mostly like it, read-only for example since the database was. The pool opens others when they are needed.
+    /// Closes the idle connections after a session was unusable: connections that were opened
+    /// before usually are too, for example because the database was read-only. The pool opens new
+    /// ones when they are needed.
     pub(super) fn close_idle(&self) {
-        // Nothing panics while the lock is held.
+        // No code panics while it holds the lock.
         let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
         if closed.is_some_and(|closed| closed.elapsed() < BETWEEN_CLOSINGS) {
             return;
@@ -68,21 +69,22 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Takes a connection with all that the pool does then: `test_before_acquire`, `before_acquire`.
+    /// Acquires a connection, with the pool's `test_before_acquire` and `before_acquire`.
     pub(super) async fn acquire(&self, within: Duration) -> Result<PoolConnection<DB>, Failure> {
         let mut acquisition = pin!(Acquisition::new(self));
         let outcome = timeout(within, acquisition.as_mut()).await;
         match outcome.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(conn) => Ok(conn),
-            // It was tested or opened in vain: the pool is not busy, but the database is away.
+            // The connection was being tested or opened: the pool is not exhausted, but the
+            // database does not respond.
             Err(error) if !acquisition.in_line => Err(self.unavailable(error)),
             Err(error) => Err(self.refusal(error)),
         }
     }
 
-    /// Why there was no connection for one who has waited for its turn.
+    /// Returns the reason why a waiter got no connection.
     pub(super) fn refusal(&self, error: sqlx::Error) -> Failure {
-        // sqlx tries to connect until the time is up. Only a pool that is full was busy.
+        // sqlx tries to connect until the timeout. Only an exhausted pool counts as busy.
         match error {
             sqlx::Error::PoolTimedOut if self.free() + self.opening.load(SeqCst) == 0 => {
                 error.into()
@@ -91,14 +93,14 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// There was no connection, and not since the pool was full. The error names the server, as far as
-    /// the options do so in public.
+    /// Returns the failure for a missing connection if the pool is not exhausted. The error names
+    /// the server, but no secrets.
     fn unavailable(&self, error: sqlx::Error) -> Failure {
         let address = DB::address(&self.pool.connect_options());
         let cause = match error {
             sqlx::Error::Io(error) => IoError::new(error.kind(), format!("{address}: {error}")),
             sqlx::Error::PoolTimedOut => {
-                let silent = format!("no connection to {address} came about in time");
+                let silent = format!("timed out while connecting to {address}");
                 IoError::new(ErrorKind::TimedOut, silent)
             }
             error => return Failure::from(error).with_fault(Fault::Lost),
@@ -106,7 +108,7 @@ impl<DB: Backend> Direct<DB> {
         Failure::from(sqlx::Error::Io(cause))
     }
 
-    /// How many connections the pool may still open.
+    /// Returns how many more connections the pool may open.
     pub(super) fn free(&self) -> u32 {
         let most = self.pool.options().get_max_connections();
         most.saturating_sub(self.pool.size())
@@ -119,7 +121,7 @@ impl<DB: Backend> Direct<DB> {
     }
 }
 
-/// The pool may be opening a connection, until this is dropped.
+/// Guard of an acquisition that may be opening a connection.
 pub(super) struct Opening(Arc<AtomicU32>);
 
 impl Opening {
@@ -135,17 +137,17 @@ impl Drop for Opening {
     }
 }
 
-/// The pool's own acquisition, which may be dropped at any moment.
+/// An acquisition from the pool that may be dropped at any moment.
 struct Acquisition<DB: Backend> {
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
-    /// Whether the pool had nothing to give, and has given nothing since.
+    /// Whether the pool was exhausted at the start, and has granted no permit since.
     in_line: bool,
-    /// Whether the pool was asked.
+    /// Whether the pool's future has been polled.
     asked: bool,
     waker: Arc<LineWaker>,
 }
 
-/// Wakes who waits, and remembers it. In the pool's line nobody is woken before its turn.
+/// Wakes the waiting task and records that. The pool wakes a waiter only when its turn comes.
 #[derive(Default)]
 struct LineWaker {
     has_come: AtomicBool,
@@ -161,7 +163,8 @@ impl Wake for LineWaker {
 
 impl<DB: Backend> Acquisition<DB> {
     fn new(direct: &Direct<DB>) -> Self {
-        // Looked for once: what has changed in between would make it seem in line while it is tested or opened.
+        // Read once: if these change in between, the acquisition would seem to be in the queue
+        // although the connection is being tested or opened.
         let in_line = direct.free() == 0 && direct.pool.num_idle() == 0;
         let opening = direct.opening();
         let acquiring = direct.pool.acquire();
@@ -185,8 +188,9 @@ impl<DB: Backend> Future for Acquisition<DB> {
         self.waker.task.register(context.waker());
         let has_come = self.waker.has_come.swap(false, SeqCst);
         if self.in_line && self.asked && !has_come {
-            // Its turn may have come already, and the waker not yet: who is polled in between, for a time limit that
-            // has run out, must not leave the line unseen.
+            // The pool may have granted the permit before it wakes this task. If it is polled in
+            // between, because of a timeout, do not poll the pool: dropping this future would then
+            // lose the permit.
             return Poll::Pending;
         }
         self.asked = true;
@@ -211,7 +215,7 @@ impl<DB: Backend> Drop for Acquisition<DB> {
         if self.in_line && !self.waker.has_come.load(SeqCst) {
             return;
         }
-        // Without a runtime there is no pool either.
+        // Without a runtime, dropping it closes the connection.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(timeout(ORPHAN_LIFETIME, rest));
         }

@@ -1,8 +1,8 @@
-//! Connections of the pool: check out and check in.
+//! Connections of the pool: check-out and check-in.
 //!
-//! 1. Each use takes a connection from the pool and gives it back, in the task that needs it
-//!    ([`direct`]): the pool's hooks see all of them.
-//! 2. Where the application has chosen so, connections go from write to write instead ([`reuse`]).
+//! 1. By default, each use takes a connection from the pool and returns it, in the task that needs
+//!    it ([`direct`]): the pool's hooks see each use.
+//! 2. If the application has chosen reuse, connections go from write to write instead ([`reuse`]).
 
 mod direct;
 mod reuse;
@@ -20,31 +20,31 @@ use super::{
     sql::{Backend, TransactionManager},
 };
 
-/// Where a fence has its connections from. Clones share all of it.
+/// Source of a fence's connections. Clones share it.
 pub(super) struct Connections<DB: Backend> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
-    /// Whether a pooler in between gives each transaction a server of its own.
+    /// Whether a pooler assigns a server connection to each transaction.
     pub(super) transaction_pooling: bool,
 }
 
-/// A connection that was taken out of the pool, and goes back when it is dropped.
+/// A connection that was taken from the pool, and returns to it when it is dropped.
 pub(super) struct CheckedOut<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
-    /// The transaction in which it is already: only where connections are reused.
+    /// The transaction that has already begun on it, only if connections are reused.
     pub(super) early: Option<Box<EarlyTransaction>>,
     /// Whether its session is set up for statements that commit by themselves.
     pub(super) is_alone: bool,
     since: Instant,
 }
 
-/// What is known of a connection that was checked out.
+/// State of a connection when it is checked out.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Origin {
-    /// It was used a moment ago.
+    /// A write of this fence has just used it.
     Kept,
-    /// It was used at some time.
+    /// It was idle and has not been tested.
     Idle,
     /// The pool has just tested or opened it.
     Tested,
@@ -64,13 +64,13 @@ impl<DB: Backend> Connections<DB> {
         &self.direct.pool
     }
 
-    /// Whether the next transaction begins with the COMMIT of the one before.
+    /// Returns whether the next transaction begins with the COMMIT of the previous one.
     pub(super) const fn begins_next(&self) -> bool {
-        // With a pooler in between, an open transaction keeps a server from other clients.
+        // With a pooler, an open transaction would keep a server connection from other clients.
         self.reuse.is_some() && !self.transaction_pooling
     }
 
-    /// Takes a connection that is at hand, or waits for one.
+    /// Takes an available connection, or waits for one.
     pub(super) async fn check_out(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         if let Some(reuse) = &self.reuse {
             return reuse.take(limits).await;
@@ -82,22 +82,23 @@ impl<DB: Backend> Connections<DB> {
         Ok(checked_out)
     }
 
-    /// Takes a connection by the pool's own way, which tests it unless it was told not to.
+    /// Acquires a connection from the pool, which tests it unless the pool's options disable that.
     pub(super) async fn check_out_tested(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         let conn = self.direct.acquire(limits.pool_timeout).await?;
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
 
-    /// Gives a connection back. It is outside of any transaction, or in one that has begun for a next request.
+    /// Returns a connection that is outside of any transaction, or in one that has begun for the
+    /// next request.
     pub(super) fn check_in(&self, checked_out: CheckedOut<DB>, limits: Limits) {
         match &self.reuse {
             Some(reuse) => reuse.keep(checked_out, limits),
-            // To the pool.
+            // Dropping it returns it to the pool.
             None => drop(checked_out),
         }
     }
 
-    /// Closes the idle connections of the pool, after one of its sessions has turned out to be of no use.
+    /// Closes the idle connections of the pool, after one of its sessions was unusable.
     pub(super) fn close_idle(&self) {
         self.direct.close_idle();
     }
@@ -124,7 +125,7 @@ impl<DB: Backend> CheckedOut<DB> {
         }
     }
 
-    /// Rolls back the transaction that nobody wants, with the next message.
+    /// Rolls back the early transaction, if it is unused, with the next message.
     pub(super) fn end_early_transaction(&mut self) {
         if self.early.take().is_some() {
             DB::TransactionManager::start_rollback(&mut self.conn);
@@ -132,7 +133,7 @@ impl<DB: Backend> CheckedOut<DB> {
     }
 }
 
-/// Nobody gets it from the pool in a transaction.
+/// Ends an early transaction before the connection returns to the pool.
 impl<DB: Backend> Drop for CheckedOut<DB> {
     fn drop(&mut self) {
         self.end_early_transaction();

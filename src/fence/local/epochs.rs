@@ -1,8 +1,8 @@
-//! Which epochs were handed out: a token of another one was made by nobody.
+//! Cache of issued epochs: a token of any other epoch was never granted.
 //!
-//! 1. The highest epoch of each partition is remembered; what is above it is looked up, see [`HighMark`].
-//! 2. A token that was announced as granted is known, whatever its epoch. The highest announced token of a resource is
-//!    remembered in the same way, where the epoch is not known.
+//! 1. The highest epoch of each partition is cached. A higher one is looked up, see [`HighMark`].
+//! 2. A token that was announced as granted is known, whatever its epoch. If the epoch is unknown,
+//!    the highest announced token of the resource is cached in the same way.
 
 use std::{array, sync::Arc};
 
@@ -11,14 +11,15 @@ use quick_cache::sync::Cache;
 use super::HighMark;
 use crate::{fence::error::AdmitError, token::Resource};
 
-/// What is known of the epochs of all partitions.
+/// Cached epochs of all partitions.
 pub(in crate::fence) struct HandedOutEpochs {
     pub(in crate::fence) partitions: [HighMark<AdmitError>; 256],
-    /// The highest tokens that were announced, of resources for which an unknown one was presented.
+    /// The highest announced tokens of resources for which a token of an unknown epoch was
+    /// presented.
     pub(in crate::fence) announced: Cache<Resource, Arc<HighMark<AdmitError>>>,
 }
 
-/// How many resources are remembered. The ones that were not asked for lately give way.
+/// Maximum number of cached resources. The least recently used ones are evicted.
 const RESOURCES: usize = 1_000;
 
 impl Default for HandedOutEpochs {

@@ -1,10 +1,13 @@
-//! The highest number that a source has handed out, as far as it is known: what is above it was made by nobody.
+//! Cached upper bound of the numbers that a source has issued. A number above it is refused after
+//! one lookup.
 //!
-//! 1. It only grows, so what is not above it needs no look at the source.
-//! 2. What is above it is judged by a look that began after the request came, which all who wait share.
-//! 3. After a look in vain the next one begins a second later: a flood of forged tokens is no flood of looks, and
-//!    nobody is refused for a number that was handed out just before. A look whose request disconnects counts as one
-//!    in vain, and refuses nobody.
+//! 1. The bound only grows, so a number up to it needs no lookup.
+//! 2. A number above it is decided by a lookup that began after its request arrived. All waiting
+//!    requests share that lookup.
+//! 3. After a lookup that did not find its number, the next one begins a second later. So many
+//!    forged tokens do not cause many lookups, and no request is refused for a number that was
+//!    issued just before. A lookup whose request disconnects counts as unsuccessful, and refuses no
+//!    request.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -16,21 +19,21 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The time from a look in vain to the next one.
+/// Time from an unsuccessful lookup to the next one.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 pub(crate) struct HighMark<E> {
-    /// 0 before the first look.
+    /// 0 before the first lookup.
     highest: AtomicI64,
-    /// The lock is held during a look.
+    /// Locked during a lookup.
     last: Mutex<Option<Look<E>>>,
 }
 
 struct Look<E> {
     began: Instant,
-    /// `None` until it has ended; it was dropped, then, if another request sees that.
+    /// `None` while the lookup runs. If another request sees `None`, the lookup was dropped.
     outcome: Option<Result<(), E>>,
-    /// It has failed, or not found what was asked for.
+    /// Whether it failed or did not find its number.
     in_vain: bool,
 }
 
@@ -44,7 +47,8 @@ impl<E> Default for HighMark<E> {
 }
 
 impl<E: Clone> HighMark<E> {
-    /// Whether a number was handed out, as far as is known or `look` finds: it tells the highest one.
+    /// Returns whether a number was issued, according to the cache or to `look`, which returns the
+    /// highest issued number.
     pub(crate) async fn has(
         &self,
         number: i64,
@@ -108,7 +112,7 @@ mod tests {
         assert_eq!(looks.load(Relaxed), 1);
         let began = Instant::now();
         let forged: Vec<_> = (0..1_000).map(|n| has(8 + n)).collect();
-        // One is handed out, while all of these wait to be judged.
+        // One of them is issued while all these requests wait for a lookup.
         tokio::time::advance(BETWEEN_LOOKS / 2).await;
         highest.store(8, Relaxed);
         let eighth = has(8);
@@ -120,7 +124,7 @@ mod tests {
         assert!(began.elapsed() < 3 * BETWEEN_LOOKS);
     }
 
-    /// Each grant of an issuer of integers is above all that was known: it is no reason to wait.
+    /// Each grant of an issuer that counts up is above the cached bound. It must not cause a wait.
     #[tokio::test(start_paused = true)]
     async fn who_is_found_keeps_nobody_waiting() {
         let mark = HighMark::<()>::default();
@@ -153,7 +157,7 @@ mod tests {
         }
         assert_eq!(began.elapsed(), 10 * BETWEEN_LOOKS);
         assert!((5..=11).contains(&looks.load(Relaxed)), "{looks:?}");
-        // The look that nobody has seen to its end refuses nobody.
+        // A lookup that was dropped refuses no request.
         assert_eq!(mark.has(1, async || Ok(1)).await, Ok(true));
     }
 

@@ -1,4 +1,5 @@
-//! What one process knows by itself: the queues of its writes, what it has seen refused, and what was handed out.
+//! State of one process: the queues of its writes, the stale tokens that it has seen refused, and
+//! the epochs that it knows to be issued.
 
 mod epochs;
 mod high_mark;

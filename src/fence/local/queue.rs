@@ -1,8 +1,8 @@
-//! Queues in the process: one for each resource that is written to, and for each idempotency key.
+//! Queues of one process: one for each resource that is written to, and for each idempotency key.
 //!
-//! The row lock would order the writes by itself, but a write that waits for it holds a connection of
-//! the pool meanwhile: a hot resource would take all of them, and starve the others. So writes wait
-//! here first, and only the first in the queue takes a connection.
+//! The row lock alone would serialize the writes, but a write that waits for it holds a connection
+//! of the pool: a contended resource would take all connections and starve the others. So writes
+//! wait here first, and only the first one in a queue takes a connection.
 
 use std::{
     collections::HashMap,
@@ -16,34 +16,34 @@ use tokio::{
 
 use crate::token::Resource;
 
-/// What a queue is for.
+/// Subject of a queue.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(in crate::fence) enum QueueKey {
     Resource(Resource),
     /// An idempotency key, and the digest of its scope.
     Key([u8; 32], String),
-    /// A function, called for a resource whose rows are locked.
+    /// A function that is called for a resource whose rows are locked.
     #[cfg(feature = "postgres")]
     Call(&'static str, Resource),
 }
 
-/// The queues of all that is in use or waited for. First come, first served.
+/// The queues of all resources and keys that are in use or waited for. First come, first served.
 #[derive(Default)]
 pub(in crate::fence) struct Queues {
     queues: Mutex<HashMap<QueueKey, Arc<Semaphore>>>,
 }
 
-/// The right to take a connection for a resource or a key, until this is dropped.
+/// Permission to take a connection for a resource or a key, until it is dropped.
 pub(crate) struct Permit {
-    // Dropped in this order: the queue is empty only after the permit was given back.
+    // Dropped in this order: the queue is removed only after the permit was returned.
     _permit: OwnedSemaphorePermit,
     _membership: Membership,
 }
 
 impl Queues {
-    /// Waits for the first place in the queue; `None` when it did not come in time.
+    /// Waits for the first position in the queue. Returns `None` on a timeout.
     ///
-    /// Dropped while it waits, it leaves the queue.
+    /// If the future is dropped while it waits, it leaves the queue.
     pub(in crate::fence) async fn wait(
         self: &Arc<Self>,
         key: QueueKey,
@@ -67,12 +67,12 @@ impl Queues {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Arc<Semaphore>>> {
-        // Nothing panics while the lock is held.
+        // No code panics while it holds the lock.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Keeps a queue. The last one takes it with it.
+/// Keeps a queue in the map. The last membership of a queue removes it.
 struct Membership {
     queues: Arc<Queues>,
     key: QueueKey,

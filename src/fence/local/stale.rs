@@ -1,8 +1,8 @@
-//! The stale tokens that this process has seen refused, to refuse them without asking the database.
+//! Cache of stale tokens, for refusing them without a query.
 //!
-//! `max_token` only grows, so what was refused once stays refused, whatever is written meanwhile. Nothing
-//! is ever admitted from here. After ten seconds the database is asked again: where it was restored
-//! to an older state, on purpose, no refusal outlives that for long.
+//! `max_token` only grows, so a refused token stays refused, whatever is written in the meantime.
+//! The cache never admits a token. After ten seconds the database is queried again: if it was
+//! deliberately restored to an older state, no refusal outlives that for longer.
 
 use std::time::Duration;
 
@@ -14,30 +14,30 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The highest token that is known to be dead, of the resources that stale writers asked for.
+/// The highest known stale tokens of the resources for which tokens were refused.
 pub(in crate::fence) struct StaleTokens {
     known: Cache<Resource, (Dead, Instant)>,
 }
 
-/// How many resources are remembered. The ones that were not asked for lately give way.
+/// Maximum number of cached resources. The least recently used ones are evicted.
 const RESOURCES: usize = 10_000;
 
-/// How long a refusal is remembered.
+/// How long a refusal is cached.
 const LIFETIME: Duration = Duration::from_secs(10);
 
 impl StaleTokens {
-    /// Remembers a refusal of the database.
+    /// Caches a refusal of the database.
     pub(in crate::fence) fn remember(&self, resource: &Resource, dead: Dead) {
         let until = Instant::now() + LIFETIME;
         self.known.insert(resource.clone(), (dead, until));
     }
 
-    /// Forgets what is known of a resource.
+    /// Removes a resource from the cache.
     pub(in crate::fence) fn forget(&self, resource: &Resource) {
         self.known.remove(resource);
     }
 
-    /// Refuses a token that is known to be dead.
+    /// Refuses a token that is known to be stale.
     pub(in crate::fence) fn check(
         &self,
         resource: &Resource,

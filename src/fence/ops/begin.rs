@@ -1,4 +1,4 @@
-//! The admission: first a place in the queues of the process, then a connection, then the row locks.
+//! Admission: waits in the queues of the process, takes a connection, then takes the row locks.
 
 use tokio::time::Instant;
 
@@ -23,14 +23,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// - [`AdmitError::Stale`] when the token is not greater than `max_token`.
-    /// - [`AdmitError::Busy`] when the wait for a connection or for the row lock ran out.
-    /// - [`AdmitError::NotMigrated`] when the tables are missing: call [`migrate`](Self::migrate).
-    /// - [`AdmitError::Unavailable`] when the database cannot be reached.
+    /// - [`AdmitError::Stale`] if the token is not greater than `max_token`.
+    /// - [`AdmitError::Busy`] if the wait for a connection or for the row lock timed out.
+    /// - [`AdmitError::NotMigrated`] if the tables are missing: call [`migrate`](Self::migrate).
+    /// - [`AdmitError::Unavailable`] if the database is unreachable.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    /// If the future is dropped, it leaves no open transaction and no lock.
     pub async fn begin(
         &self,
         resource: &Resource,
@@ -44,11 +44,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Opens a transaction and admits one token for each of several resources in it: all of them,
     /// or none.
     ///
-    /// The row locks are taken in one order, whatever the order of `tokens`, so that two of these
-    /// never wait for each other. They come one after the other, each with a round trip of its own
-    /// and with the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout).
+    /// The row locks are taken in one order, whatever the order of `tokens`, so that two such
+    /// transactions never deadlock. They are taken one after the other, each with its own round
+    /// trip and with the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
-    /// Where a resource stands twice, the lower of its tokens is stale; the same token twice counts
+    /// If a resource occurs twice, the lower of its tokens is stale. The same token twice counts
     /// once.
     ///
     /// ```
@@ -60,7 +60,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// let (from, to) = (Resource::new("sku-1")?, Resource::new("sku-2")?);
     /// let tokens = [(from.clone(), Token::new(42)?), (to, Token::new(7)?)];
     /// let mut tx = fence.begin_all(&tokens, TokenUse::SingleUse).await?;
-    /// // … take from the one, give to the other …
+    /// // … take from one, add to the other …
     /// tx.commit().await?;
     /// assert_eq!(fence.inspect(&from).await?, Some(42));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -70,12 +70,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin): one stale token refuses the whole, and [`StaleToken`] says which.
-    /// [`AdmitError::NoResource`] when `tokens` is empty.
+    /// Those of [`begin`](Self::begin). One stale token refuses all of them, and [`StaleToken`] has
+    /// its resource. [`AdmitError::NoResource`] if `tokens` is empty.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    /// If the future is dropped, it leaves no open transaction and no lock.
     pub async fn begin_all(
         &self,
         tokens: &[(Resource, Token)],
@@ -92,11 +92,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.begin_admitted(claims, token_use).await
     }
 
-    /// Admits `token` in a transaction of the caller's.
+    /// Admits `token` in a transaction of the caller.
     ///
-    /// The caller has to do the rest: the transaction is open and runs at READ COMMITTED, its
-    /// waits are bounded, its COMMIT is checked, and it is rolled back when this fails. Without
-    /// a transaction the check and the write are not one.
+    /// The caller is responsible for the rest: the transaction is open and runs at READ COMMITTED,
+    /// its waits are bounded, its COMMIT is checked, and it is rolled back if this call fails.
+    /// Without a transaction, the check and the write are not atomic.
     ///
     /// ```
     /// # async fn example(
@@ -110,8 +110,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// let mut tx = pool.begin_with("BEGIN; SET LOCAL lock_timeout = '5s'").await?;
     /// fence.admit(&mut tx, &resource, token, TokenUse::SingleUse).await?;
     /// sqlx::query("UPDATE stock SET n = n - 1").execute(&mut *tx).await?;
-    /// // Where a statement has failed, Postgres answers COMMIT with ROLLBACK, and sqlx with `Ok`: an
-    /// // aborted transaction is found by a statement before it.
+    /// // After a failed statement, Postgres answers COMMIT with ROLLBACK and sqlx returns `Ok`: a
+    /// // statement before COMMIT detects an aborted transaction.
     /// sqlx::query("SELECT 1").execute(&mut *tx).await?;
     /// tx.commit().await?;
     /// # Ok(())
@@ -120,7 +120,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin). A serialization failure of a stricter isolation level is
+    /// Those of [`begin`](Self::begin). A serialization failure of a stricter isolation level is
     /// [`AdmitError::Busy`].
     pub async fn admit(
         &self,
@@ -144,13 +144,14 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
         match admission {
             Admission::Admitted(_) => Ok(()),
-            // Not remembered: what it has met may be the caller's own, and rolled back.
+            // Not cached: the refusal may depend on the caller's own changes, which may be rolled
+            // back.
             Admission::Stale(dead) => Err(dead.refuse(resource, token, token_use).into()),
             Admission::Behind => Err(Failure::in_use().into()),
         }
     }
 
-    /// Opens a transaction and admits what was presented.
+    /// Opens a transaction and admits the claims in it.
     pub(crate) async fn begin_admitted(
         &self,
         claims: Claims,
@@ -162,8 +163,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Opens the transaction of a fenced read: a reusable write that writes nothing. Its COMMIT is on the
-    /// disk, so that no older token is admitted after a crash.
+    /// Opens the transaction of a fenced read: a reusable write that writes nothing. Its COMMIT
+    /// waits for the WAL flush, so that no older token is admitted after a crash.
     pub(crate) async fn begin_read(&self, claims: Claims) -> Result<FencedTx<DB>, AdmitError> {
         self.check_stale(&claims, TokenUse::Reusable)?;
         let permits = self.wait_in_queues(&claims).await?;
@@ -175,7 +176,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// The same for a write that has its places in the queues.
+    /// Opens a transaction and admits the claims in it, for a write that has passed the queues.
     pub(super) async fn begin_in_turn(
         &self,
         claims: Claims,
@@ -194,8 +195,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(FencedTx::new(transaction, claims, permits))
     }
 
-    /// Admits in an open transaction, row lock by row lock. The first token may have been admitted
-    /// already, or refused.
+    /// Admits claims in an open transaction, one row lock after the other. `first` is the admission
+    /// of the first claim, if it has already been tried.
     pub(super) async fn admit_all(
         &self,
         transaction: &mut Transaction<DB>,
@@ -222,7 +223,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Admission::Admitted(id) => transaction.id = id,
                 _ if early => return Ok(Step::TooEarly),
                 Admission::Stale(dead) => {
-                    // What this very transaction has moved is rolled back with it.
+                    // If a resource occurs twice, this transaction has raised the row itself, and a
+                    // rollback undoes that.
                     let same = claims.iter().filter(|one| one.resource == claim.resource);
                     if same.count() == 1 {
                         self.stale.remember(&claim.resource, dead);
@@ -236,7 +238,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Step::Done(Ok(())))
     }
 
-    /// Refuses what this process knows to be stale, without asking the database.
+    /// Refuses tokens that this process knows to be stale, without a query.
     pub(crate) fn check_stale(
         &self,
         claims: &Claims,

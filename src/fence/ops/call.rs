@@ -1,4 +1,4 @@
-//! Calls of the functions in Postgres that stand beside the fence's tables.
+//! Calls of the fence's functions in Postgres.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -35,7 +35,8 @@ impl Calls for Fence<Postgres> {
                 Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
                 outcome => return Ok(outcome?),
             }
-            // A transaction has locked the rows, and may keep them for long. The wait takes a connection, which others need.
+            // Another transaction has locked the rows, possibly for long. To limit the connections
+            // that wait, wait for a turn and a permit first.
             let queue = QueueKey::Call(call.function, resource.clone());
             let _turn = self.queues.wait(queue, until).await.ok_or_else(in_use)?;
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
@@ -59,7 +60,7 @@ impl Calls for Fence<Postgres> {
     }
 }
 
-/// How long a call of a function may wait for a lock before it has to wait for its turn.
+/// How long a call of a function may wait for a lock before it must wait for its turn.
 const MOMENT: Duration = Duration::from_millis(50);
 
 impl Fence<Postgres> {
@@ -89,7 +90,7 @@ impl Fence<Postgres> {
             lock_ms(lock_timeout),
             statements(names.prefix())
         );
-        // To the end: what comes behind the last row is the answer to the COMMIT of all of them.
+        // Read to the end: after the last row comes the answer to the COMMIT of all statements.
         let rows = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
             .run(async |conn| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
@@ -97,8 +98,9 @@ impl Fence<Postgres> {
         Ok(rows)
     }
 
-    /// No row, where the function was not called: the session is stricter than READ COMMITTED, or a pooler in
-    /// between has prepared the statement on one server and executed it on another.
+    /// Calls the function by a prepared statement. Returns no row if the function was not called:
+    /// either the session is stricter than READ COMMITTED, or a pooler has prepared the statement
+    /// on one server connection and executed it on another.
     async fn call_prepared(
         &self,
         call: &FunctionCall<'_>,
@@ -139,7 +141,7 @@ fn lock_ms(lock_timeout: Duration) -> u128 {
     lock_timeout.as_millis().clamp(1, i32::MAX as u128)
 }
 
-/// Whether a lock was waited for in vain.
+/// Returns whether a wait for a lock timed out.
 fn is_locked(cause: &sqlx::Error) -> bool {
     let code = cause.as_database_error().and_then(|error| error.code());
     // lock_not_available
@@ -152,8 +154,8 @@ fn in_use() -> AdmitError {
 
 const LAZILY: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";
 
-/// The call as one statement whose first argument is a limit for locks. The function's own first argument depends on
-/// the settings, so they are made before it runs.
+/// Returns the call as one statement whose first argument is the lock timeout. The function's first
+/// argument depends on the settings, so Postgres applies them before the function runs.
 fn prepared(call: &FunctionCall<'_>, prefix: &str) -> String {
     let FunctionCall {
         function, columns, ..
@@ -172,7 +174,7 @@ fn prepared(call: &FunctionCall<'_>, prefix: &str) -> String {
     )
 }
 
-/// The call with its arguments as literals.
+/// Returns the call with its arguments as literals.
 fn in_literals(call: &FunctionCall<'_>, prefix: &str) -> String {
     let FunctionCall {
         function, columns, ..
@@ -191,7 +193,7 @@ fn in_literals(call: &FunctionCall<'_>, prefix: &str) -> String {
     format!("{lazily}SELECT {columns} FROM {prefix}{function}({arguments}) AS {row}")
 }
 
-/// The name of the function's row.
+/// Returns the alias of the function's row.
 fn row(call: &FunctionCall<'_>) -> &'static str {
     if call.columns == "a.answer" {
         "a (answer)"

@@ -1,13 +1,16 @@
-//! After a failover: a database that was promoted, or restored, may have lost what it confirmed last.
+//! Failover: a database that was promoted or restored may have lost its latest commits.
 //!
-//! 1. Also that a fence was raised. So an older holder could write, and then the newer one, over it and from
-//!    what it had read before: a write would be lost that was confirmed *after* the failover.
-//! 2. So every token is dead that was handed out before, or in the part that is lost: each partition's epoch
-//!    moves up by 1,000, which is more than any such part can hold, and its rows and its floor to the end of
-//!    that epoch. Where an operator tells of it, by 500: a promotion is above what it has lost of that, too.
-//! 3. Postgres tells by the timeline of its log that it was promoted, or restored from its archive. Each row
-//!    keeps the timeline on which it was admitted last, and nothing is admitted on a row of another one: the
-//!    fence catches up first, resource by resource. Where the database cannot tell, an operator says it.
+//! 1. A lost commit may be a raise of the fence. An older holder could then write, and the newer
+//!    one could overwrite that write from what it had read before. A write that was confirmed
+//!    *after* the failover would be lost.
+//! 2. So every token that was granted before, or in the lost part, becomes stale: each partition's
+//!    epoch is raised by 1,000, which is more than any lost part can contain, and its rows and its
+//!    floor are raised to the end of that epoch. If an operator reports the failover, they are
+//!    raised by 500: a promotion then also covers one such call that it has lost.
+//! 3. The timeline of Postgres' WAL shows that the server was promoted or restored from its
+//!    archive. Each row stores the timeline on which its last token was admitted, and no token is
+//!    admitted on a row of another timeline: the fence catches up first, resource by resource. If
+//!    the database does not reveal the failover, an operator reports it.
 
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
@@ -19,24 +22,27 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Makes every token dead that was handed out so far, and every one that the database may have forgotten:
-    /// for operators, after the database may have lost what it had confirmed, and **before anybody writes
-    /// again**. Leases that are kept in this database end; other stores begin new epochs, within a minute.
-    /// Holders acquire anew, and read anew.
+    /// Makes every token stale that was granted so far or that the database may have lost.
     ///
-    /// Without it even what is confirmed *afterwards* can be lost: the older of two holders is admitted again,
-    /// since the newer one's grant was forgotten, and then the newer one writes over it, from what it had read
-    /// before the failover.
+    /// It is for operators, after the database may have lost confirmed commits, and **before any
+    /// client writes again**. Leases that are stored in this database end; other stores begin new
+    /// epochs, within a minute. Holders must acquire their leases again and read their data again.
     ///
-    /// On Postgres the fence does this by itself where the server was promoted, or restored from its archive,
-    /// which the timeline of its log tells; see [`notice_failover`](Self::notice_failover). Call it where
-    /// nothing tells: a dump was loaded, a copy of the disks was put back, the file of SQLite was restored. What
-    /// is restored has to be whole: the fence's tables together with those that it protects.
+    /// Without it, even writes that are confirmed *afterwards* can be lost: the database has lost
+    /// the newer holder's grant, so the older holder is admitted again; then the newer one
+    /// overwrites its write, from what it had read before the failover.
     ///
-    /// Each of 256 partitions moves up by 500 epochs, of which there are 999,999, and by 1,000 for each promotion that was
-    /// not noticed there yet, in a transaction of its own that updates the rows of its resources and is durable also with
-    /// `synchronous_commit = off`. Where the database knows of no epoch that was handed out, in any
-    /// partition, all stays as it is: the tokens there are those of another issuer, which has to see to this itself.
+    /// On Postgres the fence does this automatically if the server was promoted or restored from
+    /// its archive, which the timeline of its WAL shows; see
+    /// [`notice_failover`](Self::notice_failover). Call it in all other cases: a dump was loaded, a
+    /// copy of the disks was restored, or SQLite's file was restored. Restore the fence's tables
+    /// together with those that it protects.
+    ///
+    /// Each of 256 partitions moves up by 500 epochs, of which there are 999,999, and by 1,000 for
+    /// each promotion that was not detected there yet. Each has its own transaction, which updates
+    /// the rows of its resources, and which is durable even with `synchronous_commit = off`. If the
+    /// database has issued no epoch in any partition, nothing changes: the tokens belong to another
+    /// issuer, which must handle a failover itself.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -53,16 +59,16 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// On Postgres the database's role needs EXECUTE on `tower_fence.after_failover_of`. `tower_fence.after_failover` does
-    /// the same from SQL, in one transaction.
+    /// On Postgres the database role needs EXECUTE on `tower_fence.after_failover_of`. From SQL,
+    /// `tower_fence.after_failover` does the same in one transaction.
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin). Some partitions may be done then: call it again.
+    /// Those of [`begin`](Self::begin). Some partitions may be done by then: call it again.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, each partition is done or not.
+    /// If the future is dropped, each partition is done as a whole or not at all.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
         for partition in 0..=u8::MAX {
             self.in_transaction(async |conn, names| {
@@ -70,12 +76,12 @@ impl<DB: FenceDatabase> Fence<DB> {
             })
             .await?;
         }
-        tracing::warn!("all tokens that were handed out are dead, as after a failover");
+        tracing::warn!("made all granted tokens stale, as after a failover");
         Ok(())
     }
 
-    /// Brings what is to be admitted into the history of the database, each in a transaction of its own: it holds
-    /// whatever becomes of the request.
+    /// Moves the resources to the current timeline of the database, each in its own transaction,
+    /// which is independent of the outcome of the request.
     pub(super) async fn catch_up(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
             let behind = self
@@ -87,7 +93,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 metrics::count("tower_fence_caught_up_total");
                 tracing::info!(
                     resource = %claim.resource, partition = partition_of(&claim.resource),
-                    "this resource was last used on another timeline of the database"
+                    "the resource was last used on another timeline of the database: its earlier tokens are stale"
                 );
             }
         }
@@ -97,23 +103,27 @@ impl<DB: FenceDatabase> Fence<DB> {
 
 #[cfg(feature = "postgres")]
 impl Fence<Postgres> {
-    /// Whether the fence does by itself what [`after_failover`](Self::after_failover) does, for each resource
-    /// before it is written to, read under a token, or raised, when the timeline of the server's log has
-    /// changed: at each promotion of a standby, and when a server was restored from its archive. Default: yes.
-    /// This is kept in the database, so it holds for all processes, and for the functions in SQL.
+    /// Sets whether the fence itself does what [`after_failover`](Self::after_failover) does when
+    /// the timeline of the server's WAL has changed. Default: yes.
     ///
-    /// Switched off, a promotion changes nothing: leases go on. That is for those whose standbys are synchronous,
-    /// so that a promotion loses nothing, or who call [`after_failover`](Self::after_failover) as a part of it. What has
-    /// happened before this call is treated as it would have been without it.
+    /// The timeline changes at each promotion of a standby, and when a server is restored from its
+    /// archive. The fence then makes the earlier tokens of a resource stale before it is written to,
+    /// read under a token, or raised. The setting is stored in the database, so it applies to all
+    /// processes and to the SQL functions.
     ///
-    /// Where a server does not tell its timeline (`pg_walfile_name` fails there when the tables are made), nothing
-    /// is noticed.
+    /// If it is off, a promotion changes nothing, and leases continue. Switch it off if the
+    /// standbys are synchronous, so that a promotion loses nothing, or if
+    /// [`after_failover`](Self::after_failover) is a step of every promotion. Promotions before
+    /// this call are treated as if it had not been made.
     ///
-    /// The database's role needs EXECUTE on `tower_fence.notice_failover`.
+    /// If the server does not reveal its timeline (`pg_walfile_name` failed there when the tables
+    /// were created), no failover is detected.
+    ///
+    /// The database role needs EXECUTE on `tower_fence.notice_failover`.
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin).
+    /// Those of [`begin`](Self::begin).
     pub async fn notice_failover(&self, enabled: bool) -> Result<(), AdmitError> {
         self.in_transaction(async |conn, names| {
             sqlx::query(names.sql("SELECT tower_fence.notice_failover($1)"))

@@ -1,4 +1,4 @@
-//! Whether a token can have been handed out by an issuer on this database.
+//! Checks whether an issuer on this database can have granted a token.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Finds the first token whose epoch was never handed out by this database.
+    /// Finds the first token whose epoch was never issued by this database.
     pub(crate) async fn unknown_epoch<'a>(
         &self,
         all: &'a Claims,
     ) -> Result<Option<&'a Claim>, AdmitError> {
         for one in all.iter() {
-            // Below the first epoch are the tokens of other issuers.
+            // Tokens below the first epoch belong to other issuers.
             let Some(epoch) = Epoch::of(one.token) else {
                 return Ok(Some(one));
             };
@@ -34,8 +34,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(highest.await?.unwrap_or_default())
     }
 
-    /// Whether an issuer of this database has announced a token as high as this one: where the fence
-    /// outranked a grant, that got a token above its clock's, perhaps above all epochs.
+    /// Returns whether an issuer of this database has announced this token or a higher one. If the
+    /// fence was above a grant's token, the grant got a higher token than the token counter's,
+    /// perhaps above all epochs.
     async fn is_announced(&self, one: &Claim) -> Result<bool, AdmitError> {
         let known = &self.handed_out.announced;
         let announced =

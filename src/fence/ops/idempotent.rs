@@ -1,12 +1,12 @@
-//! A write that is repeated under an idempotency key: it happens once, and is answered the same
-//! way every time.
+//! Writes under an idempotency key: each is applied once, and each repetition gets the same
+//! response.
 //!
 //! 1. The record of the key is claimed in the transaction of the write, before any row lock of a
-//!    resource is taken. A request with the same key waits here for the first to end.
-//! 2. Where there is a record, nothing else is looked at: a replay works although its token was used
-//!    up by the very write that is repeated.
-//! 3. The response goes into the record in the same transaction. A COMMIT makes all of it true at
-//!    once: the write, the fence, and the answer. A rollback leaves no record.
+//!    resource is taken. A request with the same key waits there for the first one to end.
+//! 2. If there is a record, no token is checked: a replay works although its token was used up by
+//!    the very write that is repeated.
+//! 3. The response goes into the record in the same transaction. COMMIT publishes the write, the
+//!    fence and the response together. A rollback leaves no record.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,35 +24,36 @@ use crate::fence::{
     tx::Transaction,
 };
 
-/// What a request under an idempotency key asks for.
+/// A request with an idempotency key.
 pub(crate) struct KeyedRequest {
     pub(crate) id: RecordId,
     /// SHA-256 of the request.
     pub(crate) fingerprint: [u8; 32],
-    /// How long the record is good.
+    /// How long the record is valid.
     pub(crate) ttl: Duration,
-    /// How long to wait for a request with the same key; as for any lock where it does not say.
+    /// How long to wait for a request with the same key. `None`: the lock timeout.
     pub(crate) wait: Option<Duration>,
 }
 
-/// What a request under an idempotency key gets.
+/// Outcome of a request under an idempotency key.
 #[expect(
     clippy::large_enum_variant,
-    reason = "it is matched at once, and mostly is the largest"
+    reason = "it is matched immediately, and is usually the largest variant"
 )]
 pub(crate) enum Once<DB: FenceDatabase> {
-    /// It is the first: a transaction whose response must be stored at its COMMIT.
+    /// The request is the first with its key: a transaction whose response must be stored at its
+    /// COMMIT.
     First(FencedTx<DB>),
-    /// It was made before.
+    /// The request was answered before.
     Replay(StoredResponse),
 }
 
-/// Why a request under an idempotency key gets neither. Nothing was written.
+/// Reason why a request under an idempotency key was refused. Nothing was written.
 #[derive(Debug)]
 pub(crate) enum OnceError {
     /// The key was used for another request.
     Mismatch,
-    /// A request with this key is under way.
+    /// A request with this key is in progress.
     InFlight,
     Admit(AdmitError),
 }
@@ -63,15 +64,15 @@ impl From<AdmitError> for OnceError {
     }
 }
 
-/// How many records are removed in one transaction.
+/// Number of records that are removed in one transaction.
 const BATCH: u32 = 1_000;
 
-/// A hundred years, so that any `Duration` gives a date.
+/// A hundred years, so that any `Duration` results in a valid date.
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Opens a transaction, claims the key in it, and admits what is to be admitted; or finds what
-    /// was answered before.
+    /// Opens a transaction, claims the key in it and admits the claims, or finds the stored
+    /// response.
     pub(crate) async fn begin_once(
         &self,
         request: KeyedRequest,
@@ -85,13 +86,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             wait,
         } = request;
         let wait = wait.unwrap_or(self.limits.lock_timeout);
-        // In this process they wait for each other without a connection: first for the key, then for
-        // the resources. Everybody takes them in this order, here and in the database.
+        // Within this process, requests wait for each other without a connection: first for the
+        // key, then for the resources. All requests take them in this order, here and in the
+        // database.
         let key = QueueKey::Key(id.scope, id.key.clone());
         let permit = self.queues.wait(key, deadline(wait)).await;
         let permit = permit.ok_or(OnceError::InFlight)?;
-        // Where others write to the resource, look first: what was answered before needs no place in
-        // a queue.
+        // If the queue of a resource is occupied, look for the record first: a replay does not have
+        // to wait in the queue.
         let mut permits = match self.wait_in_queues_until(&claims, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {
@@ -161,8 +163,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Finds what was answered under a key before, without claiming it; nothing where the request
-    /// would be the first, or is under way.
+    /// Finds the stored response of a key without claiming the key. Returns `None` if the request
+    /// would be the first, or if the first one is in progress.
     pub(crate) async fn answered(
         &self,
         request: &KeyedRequest,
@@ -175,21 +177,22 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Removes the records of idempotency keys whose time is over, and returns how many.
+    /// Removes expired records of idempotency keys, and returns their number.
     ///
-    /// An expired key counts as new whether its record is still there or not, so this only keeps
-    /// the table small: call it from time to time, every hour say, from one process or from all.
-    /// It removes a thousand at a time, each batch in a transaction of its own, and on Postgres
-    /// passes over records that are in use, so that no write waits for it for long.
+    /// An expired key counts as new whether or not its record still exists, so this only limits the
+    /// size of the table: call it regularly, for example every hour, from one process or from all.
+    /// It removes a thousand records at a time, each batch in its own transaction. On Postgres it
+    /// skips records that are in use, so no write waits long for it.
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin). The batches
-    /// before it are removed.
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as in [`begin`](Self::begin). Earlier
+    /// batches stay removed.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, the batches that were committed are removed, and nothing else is.
+    /// If the future is dropped, the batches that were committed are removed, and no other record
+    /// is.
     pub async fn remove_expired_keys(&self) -> Result<u64, AdmitError> {
         let mut removed = 0;
         loop {
@@ -204,7 +207,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Whether a claim has waited in vain for its key, and not for the row of a resource.
+/// Returns whether a claim timed out waiting for its key, and not for the row of a resource.
 fn waits_for_key(cause: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = cause.as_database_error()
@@ -214,7 +217,7 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
             .r#where()
             .is_some_and(|context| context.contains("idempotency_keys"));
     }
-    // The lock of SQLite's file, or a pool that is full.
+    // The lock of SQLite's file, or an exhausted pool.
     _ = cause;
     false
 }
@@ -229,8 +232,8 @@ fn replay<DB: FenceDatabase>(
             response: Some(response),
             ..
         }) => Ok(Once::Replay(response)),
-        // A handler committed by hand: what was to be answered, nobody knows. Or, between the two
-        // statements, an operator removed the record by hand.
+        // Either the handler committed by an SQL statement, so that the response is unknown, or an
+        // operator deleted the record between the two statements.
         Some(_) | None => Err(OnceError::InFlight),
     }
 }
@@ -253,8 +256,7 @@ impl<DB: FenceDatabase> Transaction<DB> {
                 .await
                 .map_err(CommitError::before_commit)?;
             if !stored {
-                let gone =
-                    "the record of the idempotency key is gone: the transaction was ended by hand";
+                let gone = "the idempotency record is missing: a statement of the handler has ended the transaction";
                 return Err(CommitError::Aborted(Arc::new(sqlx::Error::Protocol(
                     gone.into(),
                 ))));

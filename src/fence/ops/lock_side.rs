@@ -1,4 +1,5 @@
-//! What the lock side asks of a fence: epochs that survive its store, and word of each grant.
+//! Operations of the fence for lease issuers: epochs that survive a loss of the lease store, and
+//! the announcement of each grant.
 
 use super::transact::{Plan, Step};
 use crate::{
@@ -13,8 +14,8 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The epochs of this crate's issuers, kept in the table `tower_fence.epochs`. Where the transaction has
-/// `synchronous_commit = off`, their transactions are durable all the same.
+/// Stores the epochs of this crate's issuers in the table `tower_fence.epochs`. Their transactions
+/// are durable even with `synchronous_commit = off`.
 impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
@@ -47,24 +48,26 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Has the epochs of this database's issuers begin above `token`, in all partitions: for resources that took the
-    /// tokens of another lock server, and are to take those of this crate's issuers, whose grants are
-    /// [not announced](crate::guide::other_lock_servers#changing-the-issuer).
+    /// Makes the epochs of this database's issuers begin above `token`, in all partitions.
     ///
-    /// `token` is the highest that the other one has granted. It has to grant no more, and this call to come before the
-    /// first grant here: an issuer that counts already goes on in its epoch. Leases in Postgres, and announced grants, need
-    /// none of this.
+    /// Use it for resources that move from the tokens of another lock server to those of this
+    /// crate's issuers, if grants are [not announced](crate::guide::other_lock_servers#changing-the-issuer).
+    ///
+    /// `token` is the highest token that the other server has granted. The other server must have
+    /// stopped granting, and the call must precede the first grant of this crate's issuers: an
+    /// issuer that has already begun an epoch continues in it. Leases in Postgres and announced
+    /// grants do not need this call.
     ///
     /// # Errors
     ///
-    /// [`EpochError::Exhausted`] where there is no epoch above; [`EpochError::Unreachable`] when the database was busy, or could
-    /// not be reached.
+    /// [`EpochError::Exhausted`] if there is no epoch above `token`; [`EpochError::Unreachable`] if
+    /// the database is busy or unreachable.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, it has either happened or not.
+    /// If the future is dropped, the call has either taken effect or not.
     pub async fn begin_epochs_above(&self, token: Token) -> Result<(), EpochError> {
-        // Below the first epoch there is nothing to outrank.
+        // All epochs are above a token below the first epoch.
         let Some(highest) = Epoch::of(token) else {
             return Ok(());
         };
@@ -88,7 +91,7 @@ fn unreachable(error: impl Into<AdmitError>) -> EpochError {
     }
 }
 
-/// A grant raises the fence: everyone older is dead before the new holder hears of it.
+/// Raises the fence at a grant: older tokens are stale before the new holder gets its lease.
 impl<DB: FenceDatabase> Announce for Fence<DB> {
     fn announce<'a>(
         &'a self,

@@ -1,4 +1,4 @@
-//! The task that keeps the fence's tables small.
+//! Background maintenance that limits the size of the fence's tables.
 
 use std::time::Duration;
 
@@ -11,19 +11,20 @@ use crate::{
     metrics,
 };
 
-/// How long a resource must not have been used before its row is removed.
+/// How long a resource must have been unused before its row is removed.
 const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Removes expired idempotency keys and the rows of resources that were not used for 90 days.
+    /// Removes expired idempotency keys and the rows of resources that were not used for 90 days,
+    /// at an interval.
     ///
-    /// The first removal starts at once, the next ones at the interval `every` (at least 1 s). The future
-    /// never completes: spawn it, and abort the task at the end. Several processes may run it at the same
-    /// time.
+    /// The first removal starts immediately, the next ones at the interval `every` (at least 1 s).
+    /// The future never completes: spawn it, and abort the task at shutdown. Several processes may
+    /// run it at the same time.
     ///
-    /// Rows of resources are removed as by [`remove_idle`](Self::remove_idle), which is for issuers whose
-    /// tokens grow over all resources. With another issuer, call
-    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop of your own.
+    /// Rows of resources are removed as by [`remove_idle`](Self::remove_idle), which requires an
+    /// issuer whose tokens increase across all resources. With another issuer, call
+    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop of your own instead.
     ///
     /// Removed rows are counted in `tower_fence_removed_total`. A failure is logged and counted in
     /// `tower_fence_maintenance_failures_total`; the removal is retried after the interval.
@@ -65,7 +66,7 @@ fn removed(kind: &'static str, outcome: Result<u64, AdmitError>) {
         }
         Err(error) => {
             metrics::count_by("tower_fence_maintenance_failures_total", "kind", kind);
-            tracing::warn!(kind, error = %Chain(&error), "rows of the fence could not be removed");
+            tracing::warn!(kind, error = %Chain(&error), "cannot remove rows of the fence");
         }
     }
 }

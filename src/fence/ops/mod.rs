@@ -1,4 +1,4 @@
-//! What a fence does, one file for each operation.
+//! Operations of a fence, one file each.
 
 mod begin;
 #[cfg(feature = "postgres")]

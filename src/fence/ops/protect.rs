@@ -1,4 +1,5 @@
-//! Protected tables: they refuse every write whose transaction has not admitted the resource of the row.
+//! Protected tables: they refuse every write under a resource that its transaction has not
+//! admitted.
 
 use sqlx::Postgres;
 
@@ -9,14 +10,16 @@ use crate::{
 
 impl Fence<Postgres> {
     /// Makes a table refuse each statement that writes a row whose resource its transaction has not
-    /// admitted: the backstop against handlers without a layer, scripts and other services. The resource
-    /// is the pattern, filled from the columns of the row.
+    /// admitted.
     ///
-    /// A column of the pattern is of type `text`, `varchar`, an integer, `uuid`, `boolean`, an enumeration,
-    /// or a domain over one of these. For others, add a stored generated column of type `text`. A second
-    /// call replaces the pattern, and adds the TRUNCATE trigger to new partitions, which do not inherit it.
-    /// The role of the connection must own the table. `table` is a table name in SQL syntax, such as `seats`
-    /// or `shop."Seats"`.
+    /// It is the backstop against handlers without a layer, scripts and other services. The
+    /// resource is the pattern, filled from the columns of the row.
+    ///
+    /// A column of the pattern is of type `text`, `varchar`, an integer, `uuid`, `boolean`, an
+    /// enumeration, or a domain over one of these. For other types, add a stored generated column
+    /// of type `text`. A second call replaces the pattern, and adds the TRUNCATE trigger to new
+    /// partitions, which do not inherit it. The role of the connection must own the table. `table`
+    /// is a table name in SQL syntax, such as `seats` or `shop."Seats"`.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
@@ -31,8 +34,8 @@ impl Fence<Postgres> {
     /// # Errors
     ///
     /// [`AdmitError::Misconfigured`] if the role does not own the table,
-    /// [`AdmitError::NotMigrated`] if the table or a column is missing; any other refusal of the database,
-    /// as for a column of another type, is the cause of [`AdmitError::Unavailable`].
+    /// [`AdmitError::NotMigrated`] if the table or a column is missing. Any other refusal of the
+    /// database, such as for a column of another type, is the cause of [`AdmitError::Unavailable`].
     pub async fn protect(&self, table: &str, pattern: &ResourcePattern) -> Result<(), AdmitError> {
         let pattern = pattern.to_string();
         self.in_transaction(async |conn, names| {
@@ -46,11 +49,11 @@ impl Fence<Postgres> {
         Ok(())
     }
 
-    /// Removes what [`protect`](Self::protect) has made. False if the table was not protected.
+    /// Removes the protection of a table. Returns false if the table was not protected.
     ///
     /// # Errors
     ///
-    /// As [`protect`](Self::protect).
+    /// Those of [`protect`](Self::protect).
     pub async fn unprotect(&self, table: &str) -> Result<bool, AdmitError> {
         self.in_transaction(async |conn, names| {
             sqlx::query_scalar(names.sql("SELECT tower_fence.unprotect($1::text::regclass)"))

@@ -1,4 +1,4 @@
-//! Raising the fence: everyone older is dead, and nothing is written.
+//! Raising the fence: makes older tokens stale without a write.
 
 use super::transact::{Plan, Step};
 use crate::{
@@ -13,17 +13,19 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Makes every token older than `token` dead, without a write: at a grant, or at a read whose
-    /// result must not be overtaken. Waits for a write in flight.
+    /// Makes every token older than `token` stale, without a write. Waits for a write that is in
+    /// progress.
+    ///
+    /// Use it at a grant, or at a read after which no older holder may write.
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Stale`] when `token` itself is dead; the rest as [`begin`](Self::begin), and
-    /// [`AdmitError::Unavailable`] when the commit failed.
+    /// [`AdmitError::Stale`] if `token` itself is stale; otherwise those of [`begin`](Self::begin),
+    /// and [`AdmitError::Unavailable`] if the COMMIT failed.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, it leaves no open transaction and no lock behind.
+    /// If the future is dropped, it leaves no open transaction and no lock.
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
         let one = Claims::one(resource.clone(), token);
         self.check_stale(&one, TokenUse::Reusable)?;
@@ -31,8 +33,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.raise_all(&one).await
     }
 
-    /// Rolls back what was written under admitted tokens, and raises the fence instead, so
-    /// that everyone older is dead all the same.
+    /// Rolls back the writes under admitted tokens, and raises the fence instead, so that older
+    /// tokens are stale all the same.
     pub(crate) async fn fail(
         &self,
         mut transaction: Transaction<DB>,
@@ -41,7 +43,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let plan = Plan::locking(self.limits, claims);
         let plan = match transaction.restart().await {
             Ok(()) => plan.on(transaction),
-            // The connection is lost with its transaction. Its place in the pool is free for another one.
+            // The connection is lost, and dropping it releases its permit of the pool.
             Err(_) => {
                 drop(transaction);
                 plan
@@ -52,7 +54,8 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
     pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
-        // Out of turn: the transaction that is out of reach may still have it.
+        // Without waiting in the queues: the transaction that is out of reach may still hold their
+        // permits.
         outranked_or(self.raise_all(claims).await)
     }
 
@@ -61,8 +64,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Raises several resources in one transaction. If one turns out to be stale, the others are raised
-    /// all the same.
+    /// Raises several resources in one transaction. If one token turns out to be stale, the other
+    /// resources are raised all the same.
     async fn raise_by(&self, plan: Plan<'_, DB>, claims: &Claims) -> Result<(), AdmitError> {
         let raise = async |conn: &mut DB::Connection, names: &Names| {
             let mut outranked = None;
@@ -87,7 +90,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// A raise that came after a newer token did what it was for.
+/// Treats a stale token as a success: a newer token has already raised the fence.
 fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
     match raised {
         Err(AdmitError::Stale(_)) => Ok(()),

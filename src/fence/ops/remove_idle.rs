@@ -1,10 +1,11 @@
-//! Removing rows that nobody has used for long: what their tokens have made dead stays dead, by the floor of
-//! their partition.
+//! Removes rows that have not been used for a long time. The floor of their partition keeps their
+//! stale tokens stale.
 //!
-//! 1. The floor of one partition is locked, for a short time. Whoever inserts a row reads it in the same
-//!    statement, and so comes before the removal, or after it.
-//! 2. Rows that are idle, and that nobody has locked, are removed, and the floor is not below any of them.
-//! 3. The next partition takes a transaction of its own.
+//! 1. The floor of one partition is locked for a short time. A statement that inserts a row reads
+//!    the floor, and so runs either before the removal or after it.
+//! 2. Rows that are idle and not locked are removed, and the floor is raised to the highest of
+//!    their tokens.
+//! 3. The next partition gets its own transaction.
 
 use std::time::Duration;
 
@@ -17,31 +18,32 @@ use crate::{
     live_tokens::LiveTokens,
 };
 
-/// How many rows are removed in one transaction.
+/// Number of rows that are removed in one transaction.
 const BATCH: u32 = 500;
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Removes the rows of resources that nobody has written to for longer than `older_than`, at most
-    /// `at_most` of them, and says how many there were. For a task that runs now and then: without it, a
-    /// resource that was used once has a row for ever.
+    /// Removes the rows of resources that were not used for longer than `older_than`, at most
+    /// `at_most` of them, and returns their number.
     ///
-    /// No dead token comes alive. For each of 256 partitions the fence keeps a *floor*, the highest token
-    /// that was dead or granted on any row that was removed there, and a resource without a row admits only
-    /// what is above it. So this is **for issuers whose tokens grow over all resources**: those of this
-    /// crate, etcd, ZooKeeper. Where each resource has a counter of its own, a new resource would begin
-    /// below the floor: do not use it there.
+    /// Run it regularly: otherwise a resource that was used once keeps its row forever.
     ///
-    /// A lease that was held for all of that time, without a write, may be below the floor afterwards. It
-    /// is refused as stale, with [`by_floor`](crate::StaleToken::by_floor); its holder renews it with a new
-    /// token, and reads again. To spare it, say which leases are held:
+    /// No stale token becomes valid again. For each of 256 partitions the fence keeps a *floor*:
+    /// the highest token that was stale or granted on any row that was removed there. A resource
+    /// without a row admits only tokens above the floor. So this is **for issuers whose tokens
+    /// increase across all resources**: those of this crate, etcd, ZooKeeper. If each resource has
+    /// its own counter, do not use it: a new resource would begin below the floor.
+    ///
+    /// A lease that was held for all of that time without a write may be below the floor
+    /// afterwards. It is refused as stale, with [`by_floor`](crate::StaleToken::by_floor); its
+    /// holder renews it with a new token and reads again. To exclude held leases, use
     /// [`remove_idle_below`](Self::remove_idle_below).
     ///
-    /// Rows whose tokens are of an epoch that was never handed out are left alone, so that a forged token
-    /// does not close its partition. Tokens below the first epoch are those of other issuers, and are
-    /// taken for granted ones.
+    /// Rows whose tokens are of an epoch that was never issued are kept, so that a forged token
+    /// does not block its partition. Tokens below the first epoch belong to other issuers and are
+    /// treated as granted.
     ///
-    /// Choose `older_than` far longer than any lease, such as 90 days. New resources wait while a batch of
-    /// their partition is removed, for milliseconds.
+    /// Choose an `older_than` that is far longer than any lease, such as 90 days. New resources
+    /// wait for some milliseconds while a batch of their partition is removed.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -57,25 +59,26 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// On Postgres the database's role needs EXECUTE on the function `remove_idle_of`. From SQL,
+    /// On Postgres the database role needs EXECUTE on the function `remove_idle_of`. From SQL,
     /// `CALL tower_fence.remove_idle('90 days')` does the same.
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin). What was removed before stays removed.
+    /// Those of [`begin`](Self::begin). Rows that were already removed stay removed.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any moment, each batch is removed as a whole, or not at all.
+    /// If the future is dropped, the batch in progress is removed as a whole or not at all.
     pub async fn remove_idle(&self, older_than: Duration, at_most: u64) -> Result<u64, AdmitError> {
         self.remove_idle_below(older_than, at_most, &LiveTokens::default())
             .await
     }
 
-    /// The same, but leaves each row whose tokens are not below those of the leases that are held.
+    /// Like [`remove_idle`](Self::remove_idle), but keeps each row whose tokens are not below those
+    /// of the held leases.
     ///
-    /// Ask the lease store first, then remove: what is granted in between is above every idle row.
-    ///
+    /// Query the lease store first, then remove: a grant in between has a token above every idle
+    /// row.
     /// ```
     /// # #[cfg(feature = "memory")]
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -93,26 +96,27 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// With another issuer, say what it has surely granted: [`LiveTokens::granted_up_to`]. For ZooKeeper
-    /// that is needed: its numbers look like those of epochs that this database never handed out.
+    /// With another issuer, pass the highest token that it has certainly granted:
+    /// [`LiveTokens::granted_up_to`]. ZooKeeper requires it, because its tokens look like those of
+    /// epochs that this database has never issued.
     ///
     /// # Errors
     ///
-    /// As [`remove_idle`](Self::remove_idle).
+    /// Those of [`remove_idle`](Self::remove_idle).
     ///
     /// # Cancel safety
     ///
-    /// As [`remove_idle`](Self::remove_idle).
+    /// As for [`remove_idle`](Self::remove_idle).
     pub async fn remove_idle_below(
         &self,
         older_than: Duration,
         at_most: u64,
         live: &LiveTokens,
     ) -> Result<u64, AdmitError> {
-        // Beyond this a database may not be able to count.
+        // Longer intervals may be out of range in the database.
         let older_than = older_than.min(Duration::from_secs(1_000 * 365 * 24 * 60 * 60));
         let mut removed = 0;
-        // Not the same ones first each time.
+        // A random start, so that the same partitions are not always first.
         let first: u8 = rand::random();
         for offset in 0..=u8::MAX {
             let partition = first.wrapping_add(offset);

@@ -1,4 +1,4 @@
-//! Making the fence's tables in a database, and checking that they can be used.
+//! Creates the fence's tables in a database, and checks that they can be used.
 
 use std::sync::Arc;
 
@@ -17,23 +17,26 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Makes the fence's tables and functions, or brings them up to date: on Postgres in the schema
-    /// `tower_fence`, which it also makes, or in another [`schema`](crate::FenceBuilder::schema). Safe to call at each
-    /// start: if they are current, it only reads, and needs no right to create anything. On Postgres
-    /// each call also gives the objects to the owner of the schema and revokes what `PUBLIC` may do
-    /// with them, if the role owns them: a dump without rights opens them to every role. It waits at
-    /// most 10 s for a lock.
+    /// Creates the fence's tables and functions, or updates them.
+    ///
+    /// On Postgres they are in the schema `tower_fence`, which it also creates, or in another
+    /// [`schema`](crate::FenceBuilder::schema). It is safe to call at each start: if they are
+    /// current, it only reads, and needs no privilege to create anything. On Postgres each call
+    /// also gives the objects to the owner of the schema and revokes the privileges of `PUBLIC` on
+    /// them, if the role owns them: loading a dump without privileges opens them to every role. It
+    /// waits at most 10 s for a lock.
     ///
     /// # Errors
     ///
-    /// sqlx's error, if the database cannot be reached or refuses, if it is older than Postgres 14 or
-    /// its encoding is not UTF8, if it does not show its timeline (see
-    /// [`failover_detection`](crate::FenceBuilder::failover_detection)), or if the fence cannot be used afterwards
-    /// (see [`check`](Self::check)).
+    /// sqlx's error, if the database is unreachable or refuses a statement, if it is older than
+    /// Postgres 14 or its encoding is not UTF8, if it does not reveal its timeline (see
+    /// [`failover_detection`](crate::FenceBuilder::failover_detection)), or if the fence cannot be
+    /// used afterwards (see [`check`](Self::check)).
     pub async fn migrate(&self) -> Result<(), MigrateError> {
         let mut conn = self.pool().acquire().await?;
         if DB::HAS_SERVER {
-            // It keeps the settings of the migration.
+            // The connection keeps the settings of the migration, so it must not return to the
+            // pool.
             conn.close_on_drop();
         }
         DB::migrate(&mut conn, &self.names, self.failover_detection).await?;
@@ -43,14 +46,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Checks that the fence in the database can be used: its tables are there, `PUBLIC` may execute
-    /// no function that has the rights of its owner, and no row-level security hides rows of its
-    /// tables. The first use of a fence checks the same.
+    /// Checks that the fence in the database can be used: its tables exist, `PUBLIC` may not
+    /// execute any function that has the privileges of its owner, and row-level security does not
+    /// hide rows of its tables.
+    ///
+    /// The first use of a fence performs the same check.
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Misconfigured`] says what has to be changed, [`AdmitError::NotMigrated`] that
-    /// tables are missing; otherwise as [`inspect`](Self::inspect).
+    /// [`AdmitError::Misconfigured`], which says what has to be changed, or
+    /// [`AdmitError::NotMigrated`] if tables are missing; otherwise those of
+    /// [`inspect`](Self::inspect).
     pub async fn check(&self) -> Result<(), AdmitError> {
         let begin = Begin::WithLimits(self.limits.transaction(None));
         let mut transaction = Transaction::begin(&self.connections, self.limits, begin).await?;
@@ -58,10 +64,12 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(fitness.await?.into_result()?)
     }
 
-    /// All that [`migrate`](Self::migrate) brings to an empty database, as one script, for teams that
-    /// migrate with another tool, in this fence's [`schema`](crate::FenceBuilder::schema). Apply it in one transaction. It
-    /// writes the history of the migrations as well, so that `migrate` finds the tables current afterwards.
-    /// Only the settings of the fence are read: it needs no connection.
+    /// Returns everything that [`migrate`](Self::migrate) creates in an empty database as one
+    /// script, for teams that migrate with another tool.
+    ///
+    /// The script uses this fence's [`schema`](crate::FenceBuilder::schema). Apply it in one
+    /// transaction. It also writes the migration history, so that `migrate` finds the tables
+    /// current afterwards. Only the settings of the fence are used: it needs no connection.
     ///
     /// ```
     /// # #[cfg(feature = "postgres")]
@@ -79,21 +87,23 @@ impl<DB: FenceDatabase> Fence<DB> {
         DB::schema_sql(&self.names, self.failover_detection)
     }
 
-    /// Reads `max_token`, the highest stale token of a resource; `None` if there is none. For a
-    /// resource without a row that is the floor of its partition; see
-    /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, more tokens are
-    /// stale on a resource that was not used since: see [`after_failover`](Self::after_failover).
+    /// Returns `max_token`, the highest stale token of a resource, or `None` if there is none.
+    ///
+    /// For a resource without a row it is the floor of its partition; see
+    /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, more tokens
+    /// are stale on a resource that was not used since: see
+    /// [`after_failover`](Self::after_failover).
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as in [`begin`](Self::begin).
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
         self.read(async |conn, names| DB::max_token(conn, names, resource).await)
             .await
     }
 
-    /// Ends a transaction that a task of the application keeps although its request has ended, so that
-    /// the fence can be raised. If that fails, the limits of the transaction end it.
+    /// Ends a transaction that a task of the application keeps after its request has ended, so that
+    /// the fence can be raised. If that fails, the time limits of the transaction end it.
     pub(crate) async fn terminate(&self, id: Option<TransactionId>) {
         let Some(id) = id else { return };
         let terminate = async {
@@ -103,11 +113,12 @@ impl<DB: FenceDatabase> Fence<DB> {
                 .await
         };
         if let Err(Failure { cause, .. }) = terminate.await {
-            tracing::error!(error = %Chain(&cause), "an escaped transaction was not ended");
+            tracing::error!(error = %Chain(&cause), "cannot end an escaped transaction");
         }
     }
 
-    /// The names of the fence, for a transaction. The first use checks that the fence can be used.
+    /// Returns the names of the fence for a transaction. The first use checks that the fence can be
+    /// used.
     pub(super) async fn names(
         &self,
         transaction: &mut Transaction<DB>,
@@ -132,7 +143,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Arc::clone(&self.names))
     }
 
-    /// Returns the names of the fence. Opens a transaction for the check if it has not been done yet.
+    /// Returns the names of the fence. Opens a transaction for the check if it has not been done.
     pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
         if self.checked.get().is_none() {
             self.read(async |_, _| Ok(())).await?;

@@ -1,4 +1,4 @@
-//! What the fence has, for operators to look at. Nothing of it is needed for a write.
+//! Reads the state of the fence for operators. No write depends on it.
 
 use std::time::Duration;
 
@@ -12,37 +12,39 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The row of a resource.
+/// Row of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FenceRow {
     /// The resource.
     pub resource: Resource,
-    /// The highest token that is dead, 0 or more.
+    /// The highest stale token, 0 or more.
     pub max_token: i64,
-    /// The highest token that was announced as granted, if any was.
+    /// The highest token that was announced as granted, if any.
     pub announced: Option<Token>,
-    /// How long ago it was used last, by a write, a fenced read or a grant that was announced; by the clock of the
-    /// database.
+    /// Time since its last use, which is a write, a fenced read or an announced grant, by the clock
+    /// of the database.
     pub idle: Duration,
 }
 
-/// All that is known of the fence of a resource.
+/// State of the fence for a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FenceState {
-    /// Its row, where it has one.
+    /// The row of the resource, if it has one.
     pub row: Option<FenceRow>,
     /// The partition of the resource.
     pub partition: u8,
-    /// The floor of that partition: without a row, what is dead. 0 where no row was ever removed.
+    /// The floor of that partition: the highest stale token of a resource without a row. 0 if no
+    /// row was ever removed.
     pub floor: i64,
-    /// What issuers have granted at least, for all that the database knows: [`Fence::reset`] does not go below it.
+    /// A lower bound of the tokens that issuers have granted, as far as the database knows:
+    /// [`Fence::reset`] does not go below it.
     pub granted: i64,
 }
 
 impl FenceState {
-    /// The highest token that is dead: by the row, or, without one, by the floor.
+    /// Returns the highest stale token: from the row or, without one, from the floor.
     #[must_use]
     pub fn max_token(&self) -> i64 {
         self.row.as_ref().map_or(self.floor, |row| row.max_token)
@@ -50,7 +52,8 @@ impl FenceState {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Reads all that is known of the fence of a resource. More than [`inspect`](Self::inspect), for operators.
+    /// Reads the state of the fence for a resource. It has more details than
+    /// [`inspect`](Self::inspect), for operators.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -69,7 +72,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin).
+    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as in [`begin`](Self::begin).
     pub async fn state(&self, resource: &Resource) -> Result<FenceState, AdmitError> {
         let partition = partition_of(resource);
         let read = self.read(async |conn, names| {
@@ -81,7 +84,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         let (row, floor, epoch) = read.await?;
         let row = row.and_then(fence_row);
         let announced = row.as_ref().and_then(|row| row.announced);
-        // At the end of the range a grant has outranked a token that is to be taken back.
+        // A grant at the end of the range was forced by a forged token, and `reset` must be able to
+        // go below it.
         let announced = announced.filter(|announced| *announced < Token::MAX);
         let begun = epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
         Ok(FenceState {
@@ -92,19 +96,19 @@ impl<DB: FenceDatabase> Fence<DB> {
         })
     }
 
-    /// Lists the rows of resources whose names begin with `prefix`, at most `limit` of them, in the order of their names,
-    /// from behind the one that the last page ended with.
+    /// Lists the rows of resources whose names begin with `prefix`, at most `limit` of them,
+    /// ordered by name. `after` is the last resource of the previous page.
     ///
     /// # Errors
     ///
-    /// As [`state`](Self::state).
+    /// Those of [`state`](Self::state).
     pub async fn states(
         &self,
         prefix: &str,
         after: Option<&Resource>,
         limit: u32,
     ) -> Result<Vec<FenceRow>, AdmitError> {
-        // No name of 255 bytes that begins with the prefix is behind this.
+        // No name of up to 255 bytes that begins with the prefix is greater than this.
         let last = format!(
             "{prefix}{}",
             "\u{10ffff}".repeat(Resource::MAX_BYTES / 4 + 1)
@@ -121,12 +125,12 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(rows.await?.into_iter().filter_map(fence_row).collect())
     }
 
-    /// Lists the floors that are not 0, by partition: what is dead there of resources without a row. See
-    /// [`remove_idle`](Self::remove_idle).
+    /// Lists the floors that are not 0, by partition. A floor is the highest stale token of
+    /// resources without a row in its partition; see [`remove_idle`](Self::remove_idle).
     ///
     /// # Errors
     ///
-    /// As [`state`](Self::state).
+    /// Those of [`state`](Self::state).
     pub async fn floors(&self) -> Result<Vec<(u8, i64)>, AdmitError> {
         let floors = self.read(async |conn, names| DB::floors(conn, names).await);
         let floors = floors.await?.into_iter();
@@ -135,7 +139,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Nothing where the name is none, which somebody has written there by hand.
+/// Returns `None` for an invalid name, which can only have been inserted by hand.
 fn fence_row((name, max_token, announced, idle_ms): StateRow) -> Option<FenceRow> {
     Some(FenceRow {
         resource: Resource::new(name).ok()?,

@@ -1,15 +1,15 @@
-//! The one way in which the fence uses a transaction: begin it, run statements, and repeat both if
-//! that may help.
+//! The way in which all operations of the fence use a transaction: begin it, run statements, and
+//! repeat both if that may help.
 //!
 //! 1. A transaction that collides with another one (a deadlock, a serialization failure) has had no
-//!    effect. It begins anew after a random pause, until the lock timeout is over.
-//! 2. If a resource was last used on another timeline of the database, the fence catches up with the
-//!    failover first.
-//! 3. A transaction that began before its request saves a round trip. If it does not serve, since a token
-//!    is not admitted or the resource was written to meanwhile, the statements run again in a
-//!    transaction that begins now, which finds out why a token is refused.
-//! 4. If the connection of such a transaction was closed since it was used last, another one is tested
-//!    first, and taken.
+//!    effect. It is retried after a random pause, until the lock timeout has passed.
+//! 2. If a resource was last used on another timeline of the database, the fence catches up with
+//!    the failover first.
+//! 3. A transaction that began before its request saves a round trip. If it cannot be used, because
+//!    a token is not admitted or the resource was written to in the meantime, the statements run
+//!    again in a transaction that begins now. That one determines why a token is refused.
+//! 4. If the connection of such a transaction was closed since its last use, the statements run on
+//!    another connection, which is tested first.
 
 use std::time::Duration;
 
@@ -28,21 +28,21 @@ use crate::{
     },
 };
 
-/// What a transaction is for.
+/// Requirements of the statements for their transaction.
 pub(super) struct Plan<'a, DB: FenceDatabase> {
     limits: Limits,
-    /// The resources, to catch up with a failover.
+    /// The resources, for catching up with a failover.
     claims: Option<&'a Claims>,
     /// The timeout of the wait for an idempotency key.
     key_timeout: Option<Duration>,
     /// Whether the first statement is an admission, which sets the limits of the transaction.
     admits: bool,
-    /// A transaction that is open already, for the first attempt.
+    /// An open transaction for the first attempt.
     open: Option<Transaction<DB>>,
 }
 
 impl<'a, DB: FenceDatabase> Plan<'a, DB> {
-    /// Statements without an admission.
+    /// Plans statements without an admission.
     pub(super) const fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -53,7 +53,7 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         }
     }
 
-    /// Statements that take the row locks of these resources.
+    /// Plans statements that take the row locks of these resources.
     pub(super) fn locking(limits: Limits, claims: &'a Claims) -> Self {
         Self {
             claims: Some(claims),
@@ -61,7 +61,7 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         }
     }
 
-    /// Statements that begin with the admission of these.
+    /// Plans statements that begin with the admission of these claims.
     pub(super) fn admitting(limits: Limits, claims: &'a Claims) -> Self {
         Self {
             admits: true,
@@ -69,7 +69,7 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         }
     }
 
-    /// The same, with the claim of an idempotency key before the admission.
+    /// Adds the claim of an idempotency key before the admission.
     pub(super) fn under_key(self, timeout: Duration) -> Self {
         Self {
             key_timeout: Some(timeout),
@@ -77,7 +77,7 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         }
     }
 
-    /// The same, at first in a transaction that is open already.
+    /// Uses an open transaction for the first attempt.
     pub(super) fn on(self, transaction: Transaction<DB>) -> Self {
         Self {
             open: Some(transaction),
@@ -94,17 +94,18 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
     }
 }
 
-/// What statements have come to.
+/// Result of the statements.
 pub(super) enum Step<T> {
     Done(T),
-    /// The transaction began before its request, and does not serve it.
+    /// The transaction began before its request and cannot be used for it.
     TooEarly,
     /// A resource was last used on another timeline of the database.
     Behind,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Runs statements in a transaction. Returns it, still open, with what they have returned.
+    /// Runs statements in a transaction. Returns the transaction, still open, and the result of the
+    /// statements.
     pub(super) async fn open<T>(
         &self,
         mut plan: Plan<'_, DB>,
@@ -134,7 +135,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     drop(transaction);
                     tries.caught_up()?;
                     if let Some(claims) = plan.claims {
-                        // On the heap: it opens a transaction in this very way.
+                        // Boxed, because `catch_up` calls `open` recursively.
                         Box::pin(self.catch_up(claims)).await?;
                     }
                 }
@@ -151,7 +152,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Runs statements of the fence alone in a transaction, and commits it.
+    /// Runs statements of the fence in a transaction and commits it.
     pub(super) async fn in_transaction<T>(
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
@@ -183,17 +184,17 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// How often the fence catches up for one request: each time after the first means that the database has failed
-/// over again, or that somebody else has made the row meanwhile.
+/// Maximum number of times that the fence catches up for one request. More than once is needed only
+/// if the database fails over again, or if another session inserts the row in the meantime.
 const CATCH_UPS: usize = 2;
 
-/// The first pause is at most so long, and each further one at most twice as long as the one before.
+/// Upper bound of the first pause. The bound doubles with each further pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
-/// No pause is longer.
+/// Upper bound of every pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The tries of one request.
+/// Attempts of one request.
 struct Tries {
     limits: Limits,
     began: Instant,
@@ -213,7 +214,8 @@ impl Tries {
         }
     }
 
-    /// The limits of the next try: what is left of the wait for locks, once there was one.
+    /// Returns the limits of the next attempt. After the first attempt, the lock timeout is what is
+    /// left of it.
     fn limits(&self) -> Limits {
         if self.pause == FIRST_PAUSE {
             return self.limits;
@@ -228,23 +230,24 @@ impl Tries {
         }
     }
 
-    /// Waits for a moment before another try.
+    /// Waits for a random pause before another attempt.
     ///
     /// # Errors
     ///
-    /// The failure itself, where it is no collision, or comes at the end of the wait for locks.
+    /// The failure itself, if it is not a collision, or if the lock timeout would pass during the
+    /// pause.
     async fn after(&mut self, failure: Failure) -> Result<(), Failure> {
         let pause = self.pause.mul_f64(rand::random());
         if failure.fault != Fault::Collision || Instant::now() + pause >= self.until {
             return Err(failure);
         }
-        tracing::debug!(error = %Chain(&failure.cause), "another transaction went first: once more");
+        tracing::debug!(error = %Chain(&failure.cause), "retrying after a collision with another transaction");
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         sleep(pause).await;
         Ok(())
     }
 
-    /// Counts that the fence had to catch up first.
+    /// Counts an attempt after which the fence had to catch up.
     fn caught_up(&mut self) -> Result<(), Failure> {
         self.catch_ups += 1;
         if self.catch_ups > CATCH_UPS {

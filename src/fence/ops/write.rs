@@ -1,14 +1,16 @@
-//! One statement, together with its admission: [`Fence::write`].
+//! [`Fence::write`]: one statement, together with its admission.
 //!
-//! 1. Where the database can, check and write are one statement, and so one round trip behind the test of its
-//!    connection. It is a transaction of its own: all of it commits, or nothing.
-//! 2. Its snapshot may be older than the last write to the resource, which it would not see. So it
-//!    also demands that the row of the fence is the version that its snapshot sees.
-//! 3. Where that is not so, where the token is stale, or where it finds nothing to write, it fails,
-//!    and nothing stays of it. Then the same happens in an open transaction, which knows why: there
-//!    the lock comes first, and the statement has a snapshot of its own.
-//! 4. Where it collides with another transaction in there, it is over without an effect, and the whole is run once more,
-//!    as an [admission](super::retry) is; but not once COMMIT was sent.
+//! 1. If the database supports it, check and write are one statement, and so one round trip after
+//!    the test of the connection. The statement is its own transaction: either all of it commits or
+//!    none.
+//! 2. The statement's snapshot may be older than the last write to the resource, whose changes it
+//!    would not see. So it also requires that the row of the fence is the version that its snapshot
+//!    sees.
+//! 3. If it is not, or if the token is stale, or if the statement finds nothing to write, it fails
+//!    and leaves no changes. It then runs again in an open transaction, which determines the
+//!    reason: there the lock is taken first, and the statement has its own snapshot.
+//! 4. If it collides with another transaction there, it has had no effect, and the transaction is
+//!    retried, as an [admission](super::transact) is. After COMMIT was sent, it is not retried.
 
 use std::sync::Arc;
 
@@ -31,16 +33,18 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Admits `token` and runs one statement, at once: on Postgres as a single statement, which is
-    /// also the COMMIT. On a connection that the fence has not used a moment ago another round trip comes before it, to find
-    /// out whether the application has left it in a transaction; and so does the pool's own test.
+    /// Admits `token` and runs one statement, in one step.
     ///
-    /// `query` is an `INSERT`, `UPDATE` or `DELETE` of sqlx's with `RETURNING`. It sees a relation
-    /// `fence`, which has one row when the token is admitted and none otherwise, and must depend on
+    /// On Postgres both are a single statement, which is also the COMMIT. If the fence has not just
+    /// used the connection, another round trip precedes it, to check whether the application has
+    /// left a transaction open on it. The pool's own test, if enabled, is another one.
+    ///
+    /// `query` is an `INSERT`, `UPDATE` or `DELETE` of sqlx with `RETURNING`. It sees a relation
+    /// `fence`, which has one row if the token is admitted and none otherwise, and must depend on
     /// it: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for an insert
-    /// `INSERT INTO … SELECT … FROM fence`. The rows that it returns are what it has written. Where
-    /// it returns none, nothing counts as written: the token stays usable, and everyone older is
-    /// dead.
+    /// `INSERT INTO … SELECT … FROM fence`. The rows that it returns are those that it has written.
+    /// If it returns none, nothing counts as written: the token stays usable, and older tokens are
+    /// stale.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -66,48 +70,54 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Why this is safe although the statement's snapshot may be older than the lock of the fence's
-    /// row: every fenced write makes a new version of that row. The statement also demands that the
-    /// version it locks is the one its snapshot sees; then nobody has written in between, and nobody
-    /// can until it commits. Otherwise it writes nothing, and is run again in an open transaction
-    /// that takes the lock first. So it does when another process has just written to the resource,
-    /// when the statement returned no row, and for the first token of a resource.
+    /// The statement's snapshot may be older than the lock on the fence's row. This is safe,
+    /// because every fenced write creates a new version of that row. The statement requires that
+    /// the version it locks is the one that its snapshot sees. If so, no other write has happened
+    /// in between, and none can happen until it commits. Otherwise it writes nothing, and runs
+    /// again in an open transaction that takes the lock first. It also runs again if another
+    /// process has just written to the resource, if the statement returned no row, and for the
+    /// first token of a resource.
     ///
-    /// Postgres logs an error with the text "tower-fence: nothing is written at once" for each of
-    /// these: that is how the statement undoes itself, triggers included.
+    /// For each of these, Postgres logs an error with the text "tower-fence: nothing is written at
+    /// once": with this error the statement undoes itself, including its triggers.
     ///
-    /// What the statement does outside of the database (a function that sends something, a foreign
-    /// table without transactions, a sequence) does not undo itself, and happens once more in each
-    /// further run: such a statement belongs into a [`FencedTx`], after
-    /// [`begin`](Self::begin).
+    /// Effects outside of the database's transaction (a function that sends something, a foreign
+    /// table without transactions, a sequence) are not undone, and occur again in each further run.
+    /// Run such a statement in a [`FencedTx`] instead, after [`begin`](Self::begin).
     ///
-    /// Not possible: tables whose rules rewrite the statement (Postgres), a leading `WITH` (SQLite),
-    /// statements that write inside of a `WITH` (Postgres), a comment behind a semicolon. A `$` with
-    /// a number higher than that of the bound arguments is refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
-    /// by itself is not ended by the server, as it would be in an open transaction; a
-    /// `statement_timeout` of the pool's connections does that. Nor does
-    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) bound its wait for a whole table, as while an `ALTER TABLE`
-    /// runs: it is given up, with an unknown outcome, when an open transaction would be; a
-    /// `lock_timeout` of the pool's connections makes that a [`AdmitError::Busy`]. Dropped during such
-    /// a wait, the statement is not ended, and may write once the table is free.
+    /// Not supported: tables whose rules rewrite the statement (Postgres), a leading `WITH`
+    /// (SQLite), statements that write inside of a `WITH` (Postgres), a comment after a semicolon.
+    /// A `$` with a number higher than that of the bound arguments is refused, even in a literal:
+    /// bind the literal instead.
+    ///
+    /// If the process is frozen, the server does not end a long-running statement, as it would in
+    /// an open transaction; set a `statement_timeout` on the pool's connections for that.
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) does not bound the statement's wait for
+    /// a table lock, for example during an `ALTER TABLE`. The fence abandons the statement, with an
+    /// unknown outcome, after the time at which it would end an open transaction. With a
+    /// `lock_timeout` of the pool's connections, such a wait ends in [`AdmitError::Busy`]. If the
+    /// future is dropped during such a wait, the statement is not ended, and may write once the
+    /// table lock is released.
     ///
     /// # Errors
     ///
-    /// - [`WriteError::Admit`] as [`begin`](Self::begin): stale, busy, unavailable. Busy, too, where it has collided with
-    ///   other transactions (40001, or a deadlock) for the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout): it is repeated until
-    ///   then.
-    /// - [`WriteError::Statement`] when the statement failed, has an argument of a type that the
-    ///   database does not know, or a `$` with a number higher than that of its arguments. Nothing was written.
-    /// - [`WriteError::Unsupported`] when the database cannot run it together with its admission.
+    /// - [`WriteError::Admit`] as in [`begin`](Self::begin): stale, busy, unavailable. It is also
+    ///   busy if the statement has collided with other transactions (40001, or a deadlock) for the
+    ///   whole [`lock_timeout`](crate::FenceBuilder::lock_timeout): it is retried until then.
+    /// - [`WriteError::Statement`] if the statement failed, has an argument of a type that the
+    ///   database does not know, or has a `$` with a number higher than that of its arguments.
     ///   Nothing was written.
-    /// - [`WriteError::Commit`] when the connection was lost meanwhile: the outcome is unknown.
-    /// - [`WriteError::Rows`] when the rows are not a `T`. They were written.
-    /// - [`WriteError::Independent`] when the statement does not name `fence`. It was not run.
+    /// - [`WriteError::Unsupported`] if the database cannot run it together with its admission.
+    ///   Nothing was written.
+    /// - [`WriteError::Commit`] if the connection was lost while the statement was running: the
+    ///   outcome is unknown.
+    /// - [`WriteError::Rows`] if the rows cannot be decoded as `T`. They were written.
+    /// - [`WriteError::Independent`] if the statement does not name `fence`. It was not executed.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while the statement is under way, its outcome is unknown to the caller; nothing
-    /// leaks.
+    /// If the future is dropped while the statement is running, its outcome is unknown to the
+    /// caller, and nothing leaks.
     pub async fn write<'q, T>(
         &self,
         resource: &Resource,
@@ -159,14 +169,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             if !rows.is_empty() {
                 return Ok(Written::Rows(rows));
             }
-            // It may have waited for a lock, in vain.
+            // The attempt may have used up a part of the lock timeout.
             limits.lock_timeout = limits.lock_timeout.saturating_sub(began.elapsed());
         }
         self.write_in_transaction(claims, token_use, permits, limits, statement)
             .await
     }
 
-    /// Runs the statement in an open transaction, and once more where it collides with another one.
+    /// Runs the statement in an open transaction, and retries it after a collision.
     async fn write_in_transaction(
         &self,
         claims: Claims,
@@ -202,8 +212,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// The names of the fence, if check and write can be one statement: not with a pooler in between, which
-    /// may prepare it on one server and execute it on another.
+    /// Returns the names of the fence if check and write can be one statement. With a pooler they
+    /// cannot: it may prepare the statement on one server connection and execute it on another.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
         if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);
@@ -212,16 +222,16 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// What a single statement has written.
+/// Outcome of a single-statement write.
 pub(crate) enum Written<DB: FenceDatabase> {
-    /// These rows, and they are committed.
+    /// The statement has written these rows, and they are committed.
     Rows(Vec<DB::Row>),
-    /// Nothing: the token was admitted in this transaction, in which there is nothing to commit.
+    /// The token was admitted in this transaction, and the statement has written nothing.
     Nothing(Box<FencedTx<DB>>),
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
-    /// Runs such a statement in an open transaction, and commits what it has written.
+    /// Runs a single-statement write in an open transaction, and commits it if it has written rows.
     pub(crate) async fn write_and_commit(
         mut self,
         mut statement: Statement<DB>,
@@ -230,7 +240,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         self.commit_rows(rows).await
     }
 
-    /// Commits, where something was written.
+    /// Commits if rows were written.
     async fn commit_rows(self, rows: Vec<DB::Row>) -> Result<Written<DB>, WriteError> {
         if rows.is_empty() {
             return Ok(Written::Nothing(Box::new(self)));
@@ -240,7 +250,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     }
 }
 
-/// The rows as what the caller wants.
+/// Decodes rows into the caller's type.
 pub(crate) fn typed<T, R: sqlx::Row>(rows: Vec<R>) -> Result<Vec<T>, WriteError>
 where
     T: for<'r> FromRow<'r, R>,

@@ -1,4 +1,4 @@
-//! What the fence asks of a database, and what it answers.
+//! Requests to a database, and their outcomes.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl<'a> Admit<'a> {
         }
     }
 
-    /// What `max_token` becomes.
+    /// Returns the new value of `max_token`.
     pub(in crate::fence) const fn raised_to(&self) -> i64 {
         self.token_use.dead(self.token)
     }
@@ -47,12 +47,13 @@ pub(crate) enum Admission {
     Admitted(Option<TransactionId>),
     /// The token is not greater than `max_token`.
     Stale(Dead),
-    /// The row or the partition was last used on another timeline of the database, or was until a
-    /// moment ago: [`Backend::catch_up`](super::Backend::catch_up) comes first. Nothing was changed.
+    /// The row or the partition was last used on another timeline of the database, or has just been
+    /// moved to this one by another session: call [`Backend::catch_up`](super::Backend::catch_up)
+    /// and retry. Nothing was changed.
     Behind,
 }
 
-/// The number of a transaction, by which it is found on its server.
+/// Id of a transaction on its server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransactionId(pub(in crate::fence) i64);
 
@@ -60,14 +61,15 @@ pub(crate) struct TransactionId(pub(in crate::fence) i64);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dead {
     pub(in crate::fence) max_token: i64,
-    /// Whether that is the floor of its partition, since it has no row.
+    /// Whether it is the floor of the partition, because the resource has no row.
     pub(in crate::fence) by_floor: bool,
-    /// Whether a newer token was announced as granted: then the highest stale one need not have been used.
+    /// Whether a newer token was announced as granted. If so, the highest stale token was not
+    /// necessarily used.
     pub(in crate::fence) announced: bool,
 }
 
 impl Dead {
-    /// The refusal of a stale token.
+    /// Returns the refusal of a stale token.
     pub(in crate::fence) fn refuse(
         self,
         resource: &Resource,
@@ -87,24 +89,24 @@ impl Dead {
     }
 }
 
-/// Which idle rows of a partition may be removed, and how many of them.
+/// Selects the idle rows of a partition that may be removed, and limits their number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Idle {
     pub(in crate::fence) older_than: Duration,
     pub(in crate::fence) at_most: u32,
-    /// The highest token that was granted for certain; by default the last of the last epoch.
+    /// The highest token that was certainly granted. `None`: the last token of the last epoch.
     pub(in crate::fence) granted: Option<Token>,
-    /// The lowest token of a lease that is held, if any is known.
+    /// The lowest token of a held lease, if known.
     pub(in crate::fence) live: Option<Token>,
 }
 
-/// The outcome of the announcement of a grant.
+/// Outcome of the announcement of a grant.
 pub(crate) enum Announcement {
     /// All tokens below it are stale.
     Announced,
-    /// A token as high as `highest` was seen or announced before; `was_last` if that was this very
-    /// grant. Nothing was changed.
+    /// The token `highest`, which is not lower, was seen or announced before; `was_last` if it was
+    /// the announcement of this same grant. Nothing was changed.
     Outranked { highest: i64, was_last: bool },
-    /// As [`Admission::Behind`]; or another transaction has made the row meanwhile.
+    /// See [`Admission::Behind`]. Or another transaction has inserted the row in the meantime.
     Behind,
 }

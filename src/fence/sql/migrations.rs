@@ -1,13 +1,13 @@
-//! The migrations of the fence's own tables, with a history of their own beside the application's.
+//! Migrations of the fence's own tables, with a migration history separate from the application's.
 
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 
 use super::Names;
 
-/// Where the history is kept.
+/// Table of the migration history.
 const HISTORY: &str = "tower_fence.migrations";
 
-/// A version, a name, and what it does.
+/// Version, name and SQL of a migration.
 type Step = (i64, &'static str, &'static str);
 
 macro_rules! steps {
@@ -43,9 +43,9 @@ fn migrations(names: &Names, steps: &'static [Step]) -> impl Iterator<Item = Mig
     })
 }
 
-/// All of it as one script, with the history as the migrator would have written it. `history` are the
-/// columns of its table, as sqlx makes it on that database, and `bytes` is a literal of bytes there,
-/// around hexadecimal digits.
+/// Returns all migrations as one script, with the history that the migrator would have written.
+/// `history` has the columns of the history table, as sqlx creates it on that database. `bytes` is
+/// the text before and after the hexadecimal digits in a literal of bytes.
 pub(super) fn script(
     names: &Names,
     steps: &'static [Step],
@@ -75,8 +75,8 @@ pub(super) fn script(
     script
 }
 
-/// Brings the tables up to date. If they are, by a history that is there, nothing is written, and no
-/// right to create anything is needed.
+/// Updates the tables. If they are current according to an existing history, nothing is written,
+/// and no privilege to create anything is needed.
 pub(super) async fn migrate(
     conn: &mut impl Migrate,
     has_history: bool,
@@ -92,8 +92,8 @@ pub(super) async fn migrate(
     migrator.run_direct(None, conn, false).await
 }
 
-/// Whether all of these were applied; an error if the history does not fit them. Nothing is written,
-/// so that a role without the right to do so gets the reason.
+/// Returns whether all migrations were applied, or an error if the history does not match them.
+/// Nothing is written, so a role without the privilege to write also gets the error.
 async fn is_current(
     conn: &mut impl Migrate,
     migrator: &Migrator,

@@ -1,4 +1,5 @@
-//! What the fence asks of a database: its statements, and the two ends of a transaction.
+//! Interface between the fence and a database: its statements, and the begin and end of a
+//! transaction.
 
 mod admission;
 mod migrations;
@@ -14,8 +15,8 @@ mod states;
 use std::{sync::OnceLock, time::Duration};
 
 use sqlx::{Connection, Database, migrate::MigrateError, pool::PoolOptions};
-// sqlx does not re-export these two: the depth of nested transactions, and the arguments that are
-// bound to a statement. This is the only place that names `sqlx-core`.
+// sqlx does not re-export `TransactionManager`, which counts nested transactions and queues
+// rollbacks. This is the only place that names `sqlx-core`.
 pub(in crate::fence) use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 pub(crate) use self::{
@@ -35,8 +36,9 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A database that the fence can live in: `sqlx::Postgres` or `sqlx::Sqlite`. Its methods are
-/// private:
+/// Database that the fence supports: `sqlx::Postgres` or `sqlx::Sqlite`.
+///
+/// Its methods are private:
 ///
 /// ```compile_fail,E0624
 /// fn begin<DB: tower_fence::FenceDatabase>() {
@@ -48,8 +50,8 @@ pub trait FenceDatabase: Backend + States {}
 
 impl<DB: Backend + States> FenceDatabase for DB {}
 
-/// The name of the savepoint that marks a transaction of this process, for COMMIT. It is random, so no
-/// statement of the application rolls back behind the admission and is committed.
+/// Name of the savepoint that marks a transaction of this process, for COMMIT. It is random, so no
+/// statement of the application can roll back to it, undo the admission and still be committed.
 pub(in crate::fence) fn savepoint() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| format!("tower_fence_{:032x}", rand::random::<u128>()))
@@ -60,7 +62,7 @@ pub(in crate::fence) fn savepoint() -> &'static str {
 pub(crate) enum Begin {
     /// BEGIN sets the limits.
     WithLimits(TransactionLimits),
-    /// The admission will set them: it is the first statement.
+    /// The first statement is an admission, which sets the limits.
     ForAdmission(TransactionLimits),
 }
 
@@ -72,35 +74,35 @@ impl Begin {
     }
 }
 
-/// A transaction whose writes are committed.
+/// State of the connection after a confirmed COMMIT.
 #[cfg_attr(
     not(feature = "postgres"),
     expect(dead_code, reason = "only Postgres returns some")
 )]
 pub(crate) enum Committed {
-    /// The connection can go back to the pool.
+    /// The connection can return to the pool.
     Clean,
-    /// The connection is in the next transaction, and worth keeping.
+    /// The next transaction has begun on the connection, so it should be kept.
     Begun,
-    /// The connection failed right after it had confirmed.
+    /// The connection failed right after the confirmation.
     Broken,
 }
 
 /// Whether the fence in a database can be used.
 pub(crate) enum Fitness {
     Fit,
-    /// The tables are missing, or those of another version.
+    /// The tables are missing or have another version.
     NotMigrated,
     /// What has to be set up differently.
     Misconfigured(String),
 }
 
-/// One database.
+/// Operations of a database that the fence needs.
 pub(crate) trait Backend: Database<Arguments: Clone> {
-    /// Where the database is, without any secret.
+    /// Returns the address of the database, without secrets.
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
 
-    /// The options of a pool that is the fence's own.
+    /// Returns the options of a pool that the fence opens itself.
     fn own_pool(
         pool: PoolOptions<Self>,
         _: &<Self::Connection as Connection>::Options,
@@ -108,7 +110,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         pool
     }
 
-    /// What stands before each name of the fence, for a schema that the application has chosen.
+    /// Returns the prefix of each name of the fence, for the schema that the application has
+    /// chosen.
     fn prefix(schema: Option<&str>) -> String;
 
     /// Opens a transaction in one round trip.
@@ -117,15 +120,15 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         begin: Begin,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Reads what [`Backend::begin`] changes on the connection beyond its transaction, if anything:
-    /// how long the pool's own statements wait for a lock, in milliseconds.
+    /// Reads the setting that [`Backend::begin`] changes on the connection beyond its transaction,
+    /// if any: the lock timeout of the pool's own statements, in milliseconds.
     fn lock_wait_of_pool(
         _: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send {
         async { Ok(None) }
     }
 
-    /// Restores it.
+    /// Restores the lock timeout of the pool's own statements.
     fn restore_lock_wait(
         _: &mut Self::Connection,
         _: i64,
@@ -133,16 +136,17 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Checks that the fence can be used: its tables are there, and open to nobody who should not
-    /// have them.
+    /// Checks that the fence can be used: its tables exist, and no role has privileges on them that
+    /// it should not have.
     fn check(
         conn: &mut Self::Connection,
         names: &Names,
     ) -> impl Future<Output = sqlx::Result<Fitness>> + Send;
 
-    /// Makes sure that the connection answers, and is outside of any transaction. sqlx leaves one
-    /// open, and does not count it, if a `begin` of the application was dropped: a statement in there
-    /// would not commit by itself. Then has the server end what is abandoned on this connection.
+    /// Makes sure that the connection responds and is outside of any transaction. If a `begin` of
+    /// the application was dropped, sqlx leaves a transaction open and does not count it; a
+    /// statement in it would not commit by itself. Also makes the server end an abandoned statement
+    /// on this connection.
     fn leave_transaction(
         conn: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -150,26 +154,26 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     /// Rolls back a [`Backend::begin`] that did not return.
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Checks that the transaction of [`Backend::begin`] is whole, and commits it. `Ok` means that
-    /// the writes are there. The next transaction may be opened in the same round trip, for an
-    /// admission.
+    /// Checks that the transaction of [`Backend::begin`] is intact, and commits it. `Ok` means that
+    /// the COMMIT is confirmed. The next transaction, for an admission, may be opened in the same
+    /// round trip.
     fn commit(
         conn: &mut Self::Connection,
         begin_next: bool,
     ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
 
-    /// Whether a server runs the transactions, which go on without their process.
+    /// Whether the transactions run on a server, and so continue without their process.
     const HAS_SERVER: bool;
 
-    /// Makes the fence's tables and functions, or brings them up to date. The connection is not to be
-    /// used for anything else.
+    /// Creates the fence's tables and functions, or updates them. The connection must not be used
+    /// for anything else afterwards.
     fn migrate(
         conn: &mut Self::Connection,
         names: &Names,
         failover_detection: bool,
     ) -> impl Future<Output = Result<(), MigrateError>> + Send;
 
-    /// All that it would bring to an empty database, as one script.
+    /// Returns everything that `migrate` creates in an empty database, as one script.
     fn schema_sql(names: &Names, failover_detection: bool) -> String;
 
     /// Admits a token.
@@ -179,17 +183,18 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         admit: Admit<'_>,
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
 
-    /// Admits a token in a transaction that began before its request. `now()` is when it began. So
-    /// that time does not seem to go back on a resource, it must not have begun before the last write
-    /// there: then, and if the token is not admitted, the outcome is [`Admission::Behind`].
+    /// Admits a token in a transaction that began before its request. `now()` is the begin of the
+    /// transaction. So that time does not go backwards on a resource, the transaction must not have
+    /// begun before the last write to it: if it has, or if the token is not admitted, the outcome
+    /// is [`Admission::Behind`].
     fn admit_early(
         conn: &mut Self::Connection,
         names: &Names,
         admit: Admit<'_>,
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
 
-    /// Claims an idempotency key and admits a token, or finds what is stored under the key; waits for
-    /// the transaction of another request that has claimed it.
+    /// Claims an idempotency key and admits a token, or finds the record of the key. Waits for a
+    /// transaction of another request that has claimed the key.
     fn admit_once(
         conn: &mut Self::Connection,
         names: &Names,
@@ -203,7 +208,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         id: &RecordId,
     ) -> impl Future<Output = sqlx::Result<Option<Record>>> + Send;
 
-    /// Goes on as the role as which the transaction began.
+    /// Switches back to the role of the transaction's begin.
     fn restore_role(
         _: &mut Self::Connection,
         _: &str,
@@ -211,7 +216,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Adds the response to the record that this transaction has claimed; false if there is none.
+    /// Adds the response to the record that this transaction has claimed. Returns false if there is
+    /// none.
     fn store_response(
         conn: &mut Self::Connection,
         names: &Names,
@@ -219,7 +225,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         response: &StoredResponse,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Removes expired records, at most so many, and returns how many.
+    /// Removes at most `at_most` expired records, and returns their number.
     fn remove_expired(
         conn: &mut Self::Connection,
         names: &Names,
@@ -234,9 +240,9 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Brings a resource to the timeline of the database: if the database was promoted or restored
-    /// since the resource was used last, tokens that may have been forgotten are stale from then on.
-    /// Returns whether it was on another timeline.
+    /// Moves a resource to the current timeline of the database: if the database was promoted or
+    /// restored since the last use of the resource, tokens that the database may have lost are
+    /// stale from then on. Returns whether the resource was on another timeline.
     fn catch_up(
         _: &mut Self::Connection,
         _: &Names,
@@ -245,7 +251,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(false) }
     }
 
-    /// Makes all tokens of a partition stale that were granted, or may have been and are forgotten.
+    /// Makes stale all tokens of a partition that were granted, or may have been granted and lost.
     fn after_failover(
         conn: &mut Self::Connection,
         names: &Names,
@@ -253,7 +259,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Makes every token below `token` stale, and returns the highest stale token, which may be
-    /// `token` or above. `None` as [`Admission::Behind`].
+    /// `token` or above. Returns `None` in the case of [`Admission::Behind`].
     fn raise(
         conn: &mut Self::Connection,
         names: &Names,
@@ -261,15 +267,16 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         token: Token,
     ) -> impl Future<Output = sqlx::Result<Option<Dead>>> + Send;
 
-    /// Reads `max_token` of a resource; without a row, the floor of its partition, if there is one.
+    /// Reads `max_token` of a resource, or without a row the floor of its partition, if there is
+    /// one.
     fn max_token(
         conn: &mut Self::Connection,
         names: &Names,
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
-    /// Removes idle rows of a partition, whose floor is then not below any of them, and returns how
-    /// many.
+    /// Removes idle rows of a partition, raises its floor to the highest of their tokens, and
+    /// returns the number of rows.
     fn remove_idle(
         conn: &mut Self::Connection,
         names: &Names,
@@ -277,11 +284,11 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         idle: Idle,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
-    /// Whether it can run a statement together with its admission.
+    /// Whether the database can run a statement together with its admission.
     const AT_ONCE: bool;
 
-    /// Admits `token` and runs the statement, in one statement, outside of any transaction. No row
-    /// means that nothing has happened, for whatever reason.
+    /// Admits a token and runs the statement, both in one statement, outside of any transaction. If
+    /// it returns no row, nothing has happened, whatever the reason.
     fn write_at_once(
         conn: &mut Self::Connection,
         names: &Names,
@@ -305,8 +312,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         lease: &LeaseDigest,
     ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
 
-    /// Sets `max_token` to `token`, in either direction, but not below what was granted as far as the
-    /// database knows: returns that, and has changed nothing if it is above `token`.
+    /// Sets `max_token` to `token`, up or down, but not below the granted tokens that the database
+    /// knows of. Returns the highest of those; if it is above `token`, nothing was changed.
     fn reset(
         conn: &mut Self::Connection,
         names: &Names,
@@ -322,8 +329,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         at_least: i64,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
 
-    /// Makes sure, durably, that the next epoch of a partition is above `seen`, and returns the floor
-    /// of the partition.
+    /// Makes sure, durably, that the next epoch of a partition is above `seen`, and returns the
+    /// floor of the partition.
     fn report_epoch(
         conn: &mut Self::Connection,
         names: &Names,

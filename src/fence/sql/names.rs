@@ -1,8 +1,8 @@
-//! The names of the fence's tables and functions in a database.
+//! Names of the fence's tables and functions in a database.
 //!
-//! Every statement names their schema. An application may change `search_path` in its transactions,
-//! leave it changed on a connection, or have a temporary table of the same name: the statement still
-//! reads the fence's own rows.
+//! Every statement qualifies them with their schema. If the application changes `search_path` in
+//! its transactions, leaves it changed on a connection, or has a temporary table of the same name,
+//! the statement still reads the fence's own rows.
 
 use std::{
     collections::HashMap,
@@ -11,14 +11,14 @@ use std::{
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
-/// What stands before each name in the texts of statements and migrations.
+/// Prefix of each name in the texts of statements and migrations.
 const WRITTEN: &str = "tower_fence.";
 
-/// The names in one database, and the texts of the statements that use them.
+/// Names in one database, and the texts of the statements that use them.
 pub(crate) struct Names {
-    /// `tower_fence.`, or what stands in its place.
+    /// `tower_fence.`, or its replacement.
     prefix: Box<str>,
-    /// By the address of the text as it is written, which is that of a constant.
+    /// The texts by the address of the original text, which is a constant.
     texts: RwLock<HashMap<usize, Arc<str>>>,
 }
 
@@ -30,7 +30,8 @@ impl Names {
         }
     }
 
-    /// The text of a statement that is written with the prefix `tower_fence.`.
+    /// Returns the text of a statement that is written with the prefix `tower_fence.`, with the
+    /// prefix of this database. The text is cached.
     pub(in crate::fence) fn sql(&self, written: &'static str) -> SqlStr {
         if &*self.prefix == WRITTEN {
             return written.into_sql_str();
@@ -47,7 +48,7 @@ impl Names {
         AssertSqlSafe(text).into_sql_str()
     }
 
-    /// A text that is written with the prefix `tower_fence.`, with the prefix of this database.
+    /// Replaces the prefix `tower_fence.` in a text by the prefix of this database.
     pub(in crate::fence) fn apply(&self, written: &str) -> String {
         written.replace(WRITTEN, &self.prefix)
     }

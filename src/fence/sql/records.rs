@@ -1,4 +1,4 @@
-//! The records of idempotency keys.
+//! Records of idempotency keys.
 
 use std::sync::Arc;
 
@@ -6,15 +6,16 @@ use bytes::Bytes;
 
 use super::{Admission, Admit, Names};
 
-/// Which record: the key, and what it belongs to.
+/// Identity of a record: the key and its scope.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordId {
-    /// SHA-256 of the names that the key belongs to: they may be many, an index entry is small.
+    /// SHA-256 of the names that the key belongs to. A digest keeps the index entry small, however
+    /// many names there are.
     pub scope: [u8; 32],
     pub key: String,
 }
 
-/// A response as it is stored. Of HTTP the fence knows no more than this.
+/// A response as it is stored. The fence knows nothing else about HTTP.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredResponse {
     pub status: u16,
@@ -22,23 +23,23 @@ pub(crate) struct StoredResponse {
     pub body: Bytes,
 }
 
-/// A record that a transaction has claimed, and that waits for its response.
+/// A record that a transaction has claimed and that has no response yet.
 pub(crate) struct Claimed {
     pub(in crate::fence) id: RecordId,
     pub(in crate::fence) names: Arc<Names>,
-    /// As which role the transaction began. A hook of the application may go on as another one, which
-    /// need not have any right to the fence.
+    /// The role of the transaction at its begin. A hook of the application may switch to another
+    /// role, which does not need any privilege on the fence.
     pub(in crate::fence) role: String,
 }
 
-/// A record that is stored.
+/// A stored record.
 pub(crate) struct Record {
     pub fingerprint: Vec<u8>,
-    /// `None` if the transaction that claimed the key was committed by hand.
+    /// `None` if the transaction that claimed the key was committed by an SQL statement.
     pub response: Option<StoredResponse>,
 }
 
-/// The columns of a record.
+/// Columns of a record.
 pub(super) type Row = (Vec<u8>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 impl Record {
@@ -64,11 +65,11 @@ pub(crate) struct Claim<'a> {
     pub(in crate::fence) admit: Admit<'a>,
 }
 
-/// The outcome of a claim.
+/// Outcome of a claim.
 pub(crate) enum Claiming {
     /// The key was claimed, in a transaction of this role.
     Claimed { role: String, admission: Admission },
-    /// There is a record, or was until a moment ago.
+    /// There is a record, or one has just been removed.
     Found(Option<Record>),
     /// The transaction began before the last write to the resource.
     TooEarly,

@@ -1,8 +1,8 @@
-//! The fence in SQLite: for one machine, and for trying things out.
+//! The fence in SQLite, for a single machine and for evaluation.
 //!
 //! SQLite has one writer at a time for the whole file, so the lock of a row is the lock of the
-//! file. A process that freezes while it holds that lock keeps it: there is no server to take it
-//! away.
+//! file. A process that freezes while it holds that lock keeps it, because there is no server to
+//! revoke it.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Backend for Sqlite {
     }
 
     fn own_pool(pool: SqlitePoolOptions, options: &SqliteConnectOptions) -> SqlitePoolOptions {
-        // A database in memory is gone with its last connection.
+        // An in-memory database is lost when its last connection closes.
         let name = options.get_filename().to_string_lossy();
         match name.contains(":memory:") || name.contains("sqlx-in-memory") {
             true => pool
@@ -42,13 +42,13 @@ impl Backend for Sqlite {
     }
 
     fn prefix(schema: Option<&str>) -> String {
-        // The file of the connection, not one that is attached to it, nor a temporary table.
+        // The connection's own file, not an attached one or a temporary table.
         format!("{}.tower_fence_", schema.unwrap_or("main"))
     }
 
     async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
-        // later with SQLITE_BUSY, without any wait. The savepoint marks the transaction, for COMMIT.
+        // later with SQLITE_BUSY, without waiting. The savepoint marks the transaction, for COMMIT.
         let lock_timeout = begin.limits().lock_timeout;
         let lock_ms = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
         let sql = format!(
@@ -74,18 +74,18 @@ impl Backend for Sqlite {
     }
 
     async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
-        // sqlx's worker rolls back a BEGIN whose answer nobody took.
+        // sqlx's worker rolls back a BEGIN whose future was dropped.
         Ok(())
     }
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // It is in none, for the same reason.
+        // For the same reason, no transaction is open.
         conn.ping().await
     }
 
     async fn commit(conn: &mut SqliteConnection, _: bool) -> sqlx::Result<Committed> {
-        // Fails where the transaction was ended in between: by a statement (`INSERT OR ROLLBACK`, a
-        // full disk), or by hand.
+        // Fails if the transaction has already ended: by a statement (`INSERT OR ROLLBACK`, a full
+        // disk), or by an explicit COMMIT or ROLLBACK.
         let release = format!("RELEASE {}", savepoint());
         conn.execute(AssertSqlSafe(release)).await?;
         SqliteTransactionManager::commit(conn).await?;
@@ -261,7 +261,7 @@ impl Backend for Sqlite {
         Ok((dead.max_token > 0 || !dead.by_floor).then_some(dead.max_token))
     }
 
-    // A statement that writes cannot be part of another one here.
+    // A statement that writes cannot be part of another one in SQLite.
     const AT_ONCE: bool = false;
 
     async fn write_at_once(
@@ -290,7 +290,7 @@ impl Backend for Sqlite {
         partition: u8,
         idle: Idle,
     ) -> sqlx::Result<u64> {
-        // There is one writer at a time, so nobody inserts a row between the two.
+        // There is one writer at a time, so no row is inserted between the two statements.
         const REMOVE: &str = "DELETE FROM tower_fence.resources WHERE resource IN (\
                  SELECT resource FROM tower_fence.resources WHERE partition = $1 \
                      AND unixepoch(updated_at) < unixepoch('subsec') - $2 \
@@ -329,15 +329,16 @@ impl Backend for Sqlite {
         names: &Names,
         partition: u8,
     ) -> sqlx::Result<()> {
-        // That of a partition without epochs may be forgotten, too, where others have some.
+        // The epoch of a partition without one may have been lost, if other partitions have epochs.
         const MOVE_UP: &str = "INSERT INTO tower_fence.epochs (partition, epoch) SELECT $1, 500 \
              WHERE EXISTS (SELECT 1 FROM tower_fence.epochs WHERE epoch > 0) \
              ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999) \
              RETURNING epoch * 1000000000 + 999999999";
         const FLOOR: &str =
             "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
-        // A row above it, or shortly below, has seen a token from elsewhere or a forged one, and grants were made
-        // above that: not so many in a part that was lost.
+        // A row above the end of that epoch, or shortly below it, has seen a forged token or one of
+        // another issuer, and later grants were above that token. The lost part contains fewer than
+        // 500,000 of them.
         const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
              CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
                  ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
@@ -409,14 +410,15 @@ impl Backend for Sqlite {
         const RESET: &str = "UPDATE tower_fence.resources SET max_token = $2, \
              announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
              announced = min(announced, $2) WHERE resource = $1";
-        // A resource that only the floor blocks gets a row, which alone counts then.
+        // A resource that only the floor blocks gets a row, which then takes precedence over the
+        // floor.
         const MAKE: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
              WHERE partition = $3 AND floor > $2";
         let partition = partition_of(resource);
         let announced = Self::announced(conn, names, resource).await?;
-        // At the end of the range a grant has outranked what is to be reset, and there is no other
-        // remedy.
+        // A grant at the end of the range was forced by the token that this reset removes, and
+        // there is no other remedy.
         let announced = announced.filter(|announced| *announced < Token::MAX.get());
         let last_epoch = Self::last_epoch(conn, names, partition).await?;
         let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
@@ -453,7 +455,7 @@ impl Backend for Sqlite {
             .bind(at_least)
             .fetch_optional(conn)
             .await?;
-        // The caller refuses an epoch beyond the last one.
+        // The caller refuses an epoch after the last one.
         Ok(begun.unwrap_or(Token::MAX.get() / Epoch::SIZE + 1))
     }
 

@@ -1,12 +1,12 @@
-//! A statement of the application's that writes by itself, together with its admission.
+//! A single-statement write of the application.
 
 use sqlx::{Database, Execute, SqlStr};
 
 use super::Arguments;
 use crate::fence::error::WriteError;
 
-/// A statement that writes and returns rows, and what is bound to it. Borrowed mutably only, since
-/// sqlx does not promise that arguments are `Sync`.
+/// A statement that writes and returns rows, with its arguments. It is borrowed only mutably,
+/// because sqlx does not guarantee that arguments are `Sync`.
 pub(crate) struct Statement<DB: Database> {
     pub(super) sql: SqlStr,
     pub(super) arguments: DB::Arguments,
@@ -25,18 +25,19 @@ where
 }
 
 impl<DB: Database> Statement<DB> {
-    /// Takes a query of sqlx apart.
+    /// Takes the SQL and the arguments from a query of sqlx.
     pub(crate) fn new<'q>(mut query: impl Execute<'q, DB>) -> Result<Self, WriteError> {
         let arguments = query
             .take_arguments()
             .map_err(|error| WriteError::statement(sqlx::Error::Encode(error)))?;
         let sql = query.sql();
-        // Told at the first try, and not by the first stale token that writes.
+        // Checked here, so that the first call reports the mistake, not the first write of a stale
+        // token.
         if !sql.as_str().to_ascii_lowercase().contains("fence") {
             return Err(WriteError::Independent);
         }
         let arguments = arguments.unwrap_or_default();
-        // The fence's own arguments come behind these, and must not take the place of one.
+        // The fence's own arguments are appended and must not replace a missing one.
         let (bound, named) = (arguments.len(), highest_placeholder(sql.as_str()));
         if named > bound {
             let missing =
@@ -47,7 +48,7 @@ impl<DB: Database> Statement<DB> {
     }
 }
 
-/// The highest number that stands behind a `$`.
+/// Returns the highest number after a `$`.
 fn highest_placeholder(sql: &str) -> usize {
     let behind = sql.split('$').skip(1);
     let numbers = behind.filter_map(|text| {

@@ -1,25 +1,25 @@
-//! The statements that show operators what the fence has.
+//! Statements that read the state of the fence for operators.
 
 use sqlx::Database;
 
 use super::Names;
 use crate::token::Resource;
 
-/// A row: the resource, `max_token`, the highest token that was announced, and for how many milliseconds nobody
-/// has used it.
+/// A row: the resource, `max_token`, the highest announced token, and the milliseconds since its
+/// last use.
 pub(crate) type StateRow = (String, i64, i64, i64);
 
-/// The rows of a page.
+/// Selection of the rows of a page.
 pub(crate) struct Rows<'a> {
-    /// Not before the names that begin with this, and not after them.
+    /// The first and the last possible name with the prefix.
     pub(in crate::fence) first: &'a str,
     pub(in crate::fence) last: &'a str,
-    /// Behind this name.
+    /// The page begins after this name.
     pub(in crate::fence) after: &'a str,
     pub(in crate::fence) limit: u32,
 }
 
-/// The statements.
+/// Statements that read the state of the fence.
 pub(crate) trait States: Database {
     /// Reads the row of a resource, if it has one.
     fn state(
@@ -69,8 +69,8 @@ pub(crate) trait States: Database {
     ) -> impl Future<Output = sqlx::Result<Vec<(i16, i64)>>> + Send;
 }
 
-/// The macro writes the statements once per database, since sqlx's types differ. `idle_ms` is the time since
-/// `updated_at`.
+/// Implements the statements once per database, because sqlx's types differ. `idle_ms` is the time
+/// since `updated_at`.
 macro_rules! states {
     (idle_ms: $idle_ms:literal) => {
         async fn state(
@@ -94,7 +94,8 @@ macro_rules! states {
             names: &Names,
             rows: Rows<'_>,
         ) -> sqlx::Result<Vec<StateRow>> {
-            // Both bounds are of the primary key, so a page costs as much as it has rows.
+            // Both bounds are on the primary key, so the cost of a page depends only on its number
+            // of rows.
             const STATES: &str = concat!(
                 "SELECT resource, max_token, announced, ",
                 $idle_ms,
@@ -119,7 +120,7 @@ macro_rules! states {
             let floor = sqlx::query_scalar(names.sql(FLOOR))
                 .bind(i16::from(partition))
                 .fetch_optional(conn);
-            // The migrations have made a row for each partition.
+            // The migrations insert a row for each partition.
             floor.await?.ok_or_else(|| {
                 let missing = format!(
                     "floors has no row for partition {partition}: row-level security hides it, or the \

@@ -1,4 +1,4 @@
-//! The end of what was dropped in the middle.
+//! Cleans up connections that were dropped in the middle of a transaction or statement.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use crate::fence::{
     sql::{Backend, TransactionManager},
 };
 
-/// How long a statement that was cut off may go on before its connection is closed.
+/// How long an interrupted statement may continue before its connection is closed.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
-/// A connection that is in the middle of something, and what is known of that.
+/// A connection in the middle of a transaction or statement.
 pub(super) struct CleanUp<DB: Backend> {
     pub(super) checked_out: CheckedOut<DB>,
     pub(super) limits: Limits,
-    /// What BEGIN has changed on the connection.
+    /// The connection's lock timeout before BEGIN changed it.
     pub(super) pool_lock_wait: Option<i64>,
     /// Whether BEGIN may have been sent without sqlx having counted it.
     pub(super) beginning: bool,
 }
 
 impl<DB: Backend> CleanUp<DB> {
-    /// Ends it in a task: the rollbacks that are queued on the connection are sent and answered, and
-    /// then the pool has it back.
+    /// Cleans up in a task: sends the rollbacks that are queued on the connection, waits for their
+    /// answers, and returns the connection to the pool.
     pub(super) fn spawn(self) {
-        // Without a runtime there is no pool either: the connection is dropped, and closed.
+        // Without a runtime, dropping the connection closes it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(self.run());
         }
@@ -43,14 +43,14 @@ impl<DB: Backend> CleanUp<DB> {
             settle::<DB>(conn, self.pool_lock_wait).await
         };
         let mut outcome = timeout(GRACE, rolled_back).await;
-        // A server notices that the connection is closed, and ends the statement. SQLite has to be
-        // waited for: the pool would do so without a limit.
+        // A server detects the closed connection and ends the statement. SQLite has no server: wait
+        // for the statement here, because the pool would wait without a limit.
         if outcome.is_err() && !DB::HAS_SERVER {
             let settled = settle::<DB>(conn, self.pool_lock_wait);
             outcome = timeout(self.limits.statement(), settled).await;
         }
-        // SQLite: if the handler had ended the transaction by hand, the rollback failed and was not
-        // counted.
+        // SQLite: if the handler had ended the transaction by an SQL statement, the rollback failed
+        // and sqlx did not count it.
         let depth = DB::TransactionManager::get_transaction_depth(conn);
         if !matches!(outcome, Ok(Ok(()))) || depth > 0 {
             conn.close_on_drop();
@@ -58,7 +58,7 @@ impl<DB: Backend> CleanUp<DB> {
     }
 }
 
-/// Sends the queued rollbacks, and restores what BEGIN has changed.
+/// Sends the queued rollbacks, and restores the setting that BEGIN has changed.
 async fn settle<DB: Backend>(
     conn: &mut DB::Connection,
     pool_lock_wait: Option<i64>,

@@ -14,35 +14,35 @@ use crate::fence::{
     sql::{FenceDatabase, Statement},
 };
 
-/// A transaction in which a token was admitted, and which holds the row lock of its resource; or
-/// several, of several resources.
+/// Transaction in which a token was admitted and which holds the row lock of its resource. It may
+/// hold those of several resources.
 ///
-/// It derefs to the database's connection: everything that is done on it commits together with
-/// the fence, or not at all. `begin()` on it gives a nested transaction (a savepoint).
+/// It derefs to the database's connection: every statement on it commits together with the fence,
+/// or not at all. `begin()` on it opens a nested transaction (a savepoint).
 ///
-/// Where it comes from decides who ends it:
+/// How it ends depends on its origin:
 ///
 /// - [`Fence::begin`](crate::Fence::begin) gives it to the caller, who ends it with
-///   [`commit`](Self::commit). Dropped, it rolls back.
-/// - As an extractor, in a handler under `FenceLayer`, it is on loan: dropped, it goes back to
-///   the layer, which commits it when the handler succeeds. A handler may still commit by itself,
-///   for example to do something once the write is certain.
+///   [`commit`](Self::commit). If it is dropped, it rolls back.
+/// - As an extractor, in a handler behind `FenceLayer`, it is borrowed: if it is dropped, it
+///   returns to the layer, which commits it when the handler succeeds. A handler may still commit
+///   it, for example to do something once the write is certain.
 ///
 /// # Cancel safety
 ///
-/// Dropped at any moment, also while a statement is under way, it leaves no open transaction and
-/// no lock behind; the connection goes back to the pool once the server has rolled back. It must
-/// be dropped within a Tokio runtime.
+/// If it is dropped, even while a statement is running, it leaves no open transaction and no lock.
+/// The connection returns to the pool once the server has rolled back. It must be dropped within a
+/// Tokio runtime.
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,
     admitted: Admitted,
-    /// Other writes of this process go on once the transaction has ended.
+    /// Other writes of this process continue once the transaction has ended.
     permits: Vec<Permit>,
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
-    /// A transaction of the caller's own, in which `claims` were admitted.
+    /// Creates a transaction of the caller, in which `claims` were admitted.
     pub(in crate::fence) const fn new(
         transaction: Transaction<DB>,
         claims: Claims,
@@ -65,13 +65,13 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         }
     }
 
-    /// Borrows the transaction of a slot, unless it is out already or over.
+    /// Borrows the transaction of a slot, unless it is already lent or has ended.
     pub(crate) fn borrow(slot: &Slot<DB>) -> Option<Self> {
         Some(Self::lent(slot.lend()?, slot))
     }
 
-    /// Becomes a transaction on loan from a slot whose transaction it is; `None` when the slot was
-    /// closed meanwhile.
+    /// Turns this transaction into one that is borrowed from `slot`. Returns `None` if the slot was
+    /// closed in the meantime.
     pub(crate) fn begun_for(mut self, slot: &Slot<DB>) -> Option<Self> {
         let permits = mem::take(&mut self.permits);
         let transaction = self.transaction.take()?;
@@ -79,14 +79,14 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         is_open.then(|| Self::lent(transaction, slot))
     }
 
-    /// A slot with this transaction, for the layer to lend.
+    /// Puts this transaction into a slot, for the layer to lend.
     pub(crate) fn into_slot(mut self) -> Slot<DB> {
         let permits = mem::take(&mut self.permits);
         let claims = self.admitted.claims().clone();
         Slot::new(self.transaction.take(), claims, permits)
     }
 
-    /// Gives the transaction of a single statement that has written nothing to its slot.
+    /// Returns the transaction of a single statement that has written nothing to its slot.
     pub(crate) fn wrote_nothing_for(mut self, slot: &Slot<DB>) {
         let permits = mem::take(&mut self.permits);
         if let Some(transaction) = self.transaction.take() {
@@ -94,7 +94,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         }
     }
 
-    /// What was admitted in it, and the transaction itself, if it is not over.
+    /// Returns the admitted claims and the transaction, if it has not ended.
     pub(in crate::fence) fn into_parts(mut self) -> (Claims, Option<Transaction<DB>>, Vec<Permit>) {
         let permits = mem::take(&mut self.permits);
         (
@@ -104,7 +104,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         )
     }
 
-    /// Runs a statement that names `fence`; in here it is admitted.
+    /// Runs a statement that names `fence`, whose row exists in this transaction.
     pub(crate) async fn write(
         &mut self,
         statement: &mut Statement<DB>,
@@ -113,42 +113,45 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         written.map_err(|error| WriteError::in_transaction(error.into()))
     }
 
-    /// The resources and the tokens that were admitted.
+    /// Returns the admitted resources and tokens.
     #[must_use]
     pub const fn admitted(&self) -> &Admitted {
         &self.admitted
     }
 
-    /// How much is left of this time since its row locks were taken.
+    /// Returns how much of `hold` is left since the row locks were taken.
     pub(crate) fn left_of(&self, hold: Duration) -> Duration {
         let transaction = self.transaction.as_ref().expect(HELD);
         hold.saturating_sub(transaction.held_since.elapsed())
     }
 
-    /// The connection, for the hook of the application.
+    /// Returns the connection, for the application's hook.
     pub(crate) fn connection_mut(&mut self) -> &mut DB::Connection {
         let transaction = self.transaction.as_mut().expect(HELD);
         transaction.hooked = true;
         transaction.connection_mut()
     }
 
-    /// Commits the fence and everything that was written on this transaction. `Ok` means that
-    /// it is there.
+    /// Commits the fence and everything that was written in this transaction. `Ok` means that the
+    /// COMMIT is confirmed.
     ///
     /// # Errors
     ///
-    /// - [`CommitError::Aborted`]: a statement had failed before, or a deferred constraint
-    ///   failed now. Nothing was written.
+    /// - [`CommitError::Aborted`]: a statement had failed before, or a deferred constraint failed
+    ///   now. Nothing was written.
     /// - [`CommitError::Unfinished`]: a nested transaction is still open. Nothing was written.
-    /// - [`CommitError::Busy`]: the database could not commit for a lock. Nothing was written.
-    /// - [`CommitError::Escaped`]: the response that it was lent for is gone. Nothing was written.
-    /// - [`CommitError::Unrecorded`]: the request has an idempotency key, under which the layer
-    ///   commits, together with the response. Nothing was written.
-    /// - [`CommitError::OutcomeUnknown`]: the connection was lost while COMMIT was under way.
+    /// - [`CommitError::Busy`]: the database could not commit because of a lock. Nothing was
+    ///   written.
+    /// - [`CommitError::Escaped`]: the request that the transaction was lent to has already been
+    ///   answered. Nothing was written.
+    /// - [`CommitError::Unrecorded`]: the request has an idempotency key, so the layer commits,
+    ///   together with the response. Nothing was written.
+    /// - [`CommitError::OutcomeUnknown`]: the connection was lost during COMMIT.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while COMMIT is under way, the outcome is unknown to the caller; nothing leaks.
+    /// If the future is dropped during COMMIT, the outcome is unknown to the caller, and nothing
+    /// leaks.
     pub async fn commit(mut self) -> Result<(), CommitError> {
         let Some(transaction) = self.transaction.take() else {
             return Err(CommitError::Unfinished);
@@ -187,7 +190,7 @@ impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
     }
 }
 
-/// Only `commit` and `drop` take the transaction, and nothing is left to call then.
+/// Only `commit` and `drop` take the transaction, and no method can be called after them.
 const HELD: &str = "the transaction is held until it has ended";
 
 impl<DB: FenceDatabase> Drop for FencedTx<DB> {

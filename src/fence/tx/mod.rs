@@ -1,9 +1,9 @@
-//! Transactions of the fence, and the single statement that is one by itself.
+//! Transactions of the fence, and the single statement that is its own transaction.
 //!
-//! 1. [`Transaction`]: dropped at any moment, it leaves no open transaction and no lock behind.
+//! 1. [`Transaction`]: if it is dropped, it leaves no open transaction and no lock.
 //! 2. [`StandaloneStatement`]: the same for a statement that is its own transaction.
 //! 3. [`Slot`]: the transaction of a request, which the layer lends to its handler.
-//! 4. [`FencedTx`]: a transaction as the application sees it, its own or a lent one.
+//! 4. [`FencedTx`]: a transaction as the application sees it, either its own or a lent one.
 
 mod clean_up;
 mod fenced;

@@ -1,7 +1,8 @@
-//! The transaction of a request, which the layer lends to its handler.
+//! [`Slot`]: the transaction of a request, which the layer lends to its handler.
 //!
-//! The handler may drop what it was lent, keep it for too long, or commit it. The layer closes the
-//! slot when the handler has ended; from then on nothing that is still out can commit.
+//! The handler may drop the lent transaction, keep it for too long, or commit it. The layer closes
+//! the slot when the handler has ended. From then on, a transaction that is still lent cannot
+//! commit.
 
 use std::{
     mem,
@@ -19,7 +20,7 @@ use crate::fence::{
     sql::{FenceDatabase, TransactionId},
 };
 
-/// The place of one transaction. Clones are the same place.
+/// Holder of one transaction. Clones refer to the same transaction.
 pub(crate) struct Slot<DB: FenceDatabase> {
     state: Arc<Mutex<State<DB>>>,
     claims: Claims,
@@ -29,50 +30,50 @@ pub(crate) struct Slot<DB: FenceDatabase> {
 
 struct State<DB: FenceDatabase> {
     place: Place<Transaction<DB>>,
-    /// They end with the request, not with a transaction that a handler lets escape.
+    /// Dropped with the request, not with a transaction that a handler keeps.
     permits: Vec<Permit>,
-    /// The number of the transaction on the server, once it has begun.
+    /// The id of the transaction on the server, once it has begun.
     id: Option<TransactionId>,
 }
 
-/// Where the transaction of a request is.
+/// State of a request's transaction.
 pub(crate) enum Place<T> {
-    /// There is none: nothing was admitted yet, and the handler says when.
+    /// There is no transaction: no token has been admitted, and the handler decides when.
     Pending,
-    /// The handler begins it.
+    /// The handler is beginning the transaction.
     Beginning,
-    /// There is none: what the handler wanted to write was not admitted.
+    /// There is no transaction: the handler's write was not admitted.
     Refused(AdmitError),
-    /// The layer has it. The handler's single statement was admitted in it, and found nothing to
-    /// write: whatever the handler answers, there is nothing to commit.
+    /// The layer has the transaction. The handler's single statement was admitted in it and wrote
+    /// nothing: whatever the handler answers, there is nothing to commit.
     Empty(T),
-    /// The layer has it.
+    /// The layer has the transaction.
     Home {
         transaction: T,
-        /// Whether the handler has had its connection for a statement.
+        /// Whether the handler has used the connection for a statement.
         used: bool,
     },
-    /// The handler has it, or something that the handler gave it to.
+    /// The handler has the transaction, or has passed it on.
     Lent,
-    /// The handler commits by itself, or runs a statement that does.
+    /// The handler is committing, or runs a statement that commits by itself.
     Committing,
     /// The handler has committed, or has tried to.
     Settled(Result<(), CommitError>),
-    /// The layer has closed the slot: what is still out can no longer commit.
+    /// The layer has closed the slot: a transaction that is still lent can no longer commit.
     Closed,
 }
 
-/// What was in a slot when it was closed.
+/// Contents of a slot at the time of its closing.
 pub(crate) struct Closed<DB: FenceDatabase> {
     pub(crate) place: Place<Transaction<DB>>,
-    /// The number of the transaction on the server, by which one that is still out is ended.
+    /// The id of the transaction on the server, for ending a transaction that is still lent.
     pub(crate) id: Option<TransactionId>,
-    /// The waiting writes of this process go on when these are dropped.
+    /// Waiting writes of this process continue when these are dropped.
     pub(crate) permits: Vec<Permit>,
 }
 
 impl<DB: FenceDatabase> Slot<DB> {
-    /// A slot with a transaction in which `claims` were admitted.
+    /// Creates a slot with a transaction in which `claims` were admitted.
     pub(super) fn new(
         transaction: Option<Transaction<DB>>,
         claims: Claims,
@@ -98,7 +99,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// One whose transaction the handler begins.
+    /// Creates a slot whose transaction the handler begins.
     pub(crate) fn pending(claims: Claims) -> Self {
         let state = State {
             place: Place::Pending,
@@ -113,32 +114,33 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// How much is left of this time since the row locks were taken, or since the handler could have begun.
+    /// Returns how much of `hold` is left since the row locks were taken, or since the handler
+    /// could have begun.
     pub(crate) fn left_of(&self, hold: Duration) -> Duration {
         hold.saturating_sub(self.held_since.elapsed())
     }
 
-    /// Whether nothing was admitted yet.
+    /// Returns whether no token has been admitted yet.
     pub(crate) fn is_pending(&self) -> bool {
         matches!(self.lock().place, Place::Pending)
     }
 
-    /// Whether the response must be stored at COMMIT.
+    /// Returns whether the response must be stored at COMMIT.
     pub(crate) const fn has_key(&self) -> bool {
         self.has_key
     }
 
-    /// What was presented.
+    /// Returns the presented claims.
     pub(crate) const fn claims(&self) -> &Claims {
         &self.claims
     }
 
-    /// What was admitted, in a slot whose transaction has begun.
+    /// Returns the admitted claims of a slot whose transaction has begun.
     pub(crate) fn admitted(&self) -> Admitted {
         Admitted::new(self.claims.clone())
     }
 
-    /// Lends the transaction, unless it is out already or over.
+    /// Lends the transaction, unless it is already lent or has ended.
     pub(super) fn lend(&self) -> Option<Transaction<DB>> {
         let mut state = self.lock();
         match mem::replace(&mut state.place, Place::Lent) {
@@ -157,19 +159,20 @@ impl<DB: FenceDatabase> Slot<DB> {
             state.place = home(transaction);
         } else {
             drop(state);
-            // The layer may be ending its session on the server; in the pool that would be another
-            // request's by then.
+            // The layer may be ending this session on the server. If the connection went back to
+            // the pool, another request could be using it by then.
             transaction.discard();
         }
     }
 
-    /// Says that the handler begins the transaction; false when it has been used, or closed.
+    /// Records that the handler is beginning the transaction. Returns false if the slot has been
+    /// used or closed.
     pub(crate) fn start_begin(&self) -> bool {
         self.replace(|place| matches!(place, Place::Pending), Place::Beginning)
     }
 
-    /// Says that the handler has begun `transaction`, and keeps it; false when the slot was closed
-    /// meanwhile.
+    /// Records that the handler has begun `transaction` and keeps it. Returns false if the slot was
+    /// closed in the meantime.
     pub(super) fn begun(&self, transaction: &Transaction<DB>, permits: Vec<Permit>) -> bool {
         let mut state = self.lock();
         let is_open = matches!(state.place, Place::Beginning);
@@ -181,19 +184,19 @@ impl<DB: FenceDatabase> Slot<DB> {
         is_open
     }
 
-    /// Says that the handler runs a statement that is its own COMMIT; false when the slot has been
-    /// used, or closed.
+    /// Records that the handler runs a statement that is its own COMMIT. Returns false if the slot
+    /// has been used or closed.
     pub(crate) fn start_write(&self) -> bool {
         self.replace(|place| matches!(place, Place::Pending), Place::Committing)
     }
 
-    /// Says that the transaction which the handler has begun runs a statement and commits by itself; false when the
-    /// slot was closed meanwhile.
+    /// Records that the transaction that the handler has begun runs a statement and commits by
+    /// itself. Returns false if the slot was closed in the meantime.
     pub(crate) fn start_write_begun(&self) -> bool {
         self.replace(|place| matches!(place, Place::Beginning), Place::Committing)
     }
 
-    /// Takes the transaction of a single statement that was admitted and found nothing to write.
+    /// Takes the transaction of a single statement that was admitted and wrote nothing.
     pub(super) fn wrote_nothing(&self, transaction: Transaction<DB>, permits: Vec<Permit>) {
         let mut state = self.lock();
         if matches!(state.place, Place::Committing) {
@@ -202,7 +205,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// Says that nothing was admitted, and why.
+    /// Records why the claims were not admitted.
     pub(crate) fn refuse(&self, error: AdmitError) {
         self.replace(
             |place| matches!(place, Place::Beginning | Place::Committing),
@@ -210,12 +213,13 @@ impl<DB: FenceDatabase> Slot<DB> {
         );
     }
 
-    /// Says that the borrower commits by itself; false when the slot was closed meanwhile.
+    /// Records that the borrower is committing. Returns false if the slot was closed in the
+    /// meantime.
     pub(super) fn start_commit(&self) -> bool {
         self.replace(|place| matches!(place, Place::Lent), Place::Committing)
     }
 
-    /// Says how the borrower's commit ended.
+    /// Records the outcome of the borrower's commit.
     pub(crate) fn settle(&self, outcome: Result<(), CommitError>) {
         self.replace(
             |place| matches!(place, Place::Committing),
@@ -223,7 +227,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         );
     }
 
-    /// Closes the slot. From now on nothing that is still out can commit.
+    /// Closes the slot. From then on, a transaction that is still lent cannot commit.
     pub(crate) fn close(&self) -> Closed<DB> {
         let mut state = self.lock();
         Closed {
@@ -247,7 +251,7 @@ impl<DB: FenceDatabase> Slot<DB> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<DB>> {
-        // Nothing panics while the lock is held.
+        // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! A statement that is a transaction of its own.
+//! [`StandaloneStatement`]: a statement that is its own transaction.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// How long a connection may take to answer that it lives.
+/// How long a connection may take to answer the test.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// A connection for one statement that commits by itself. Dropped while the statement is under way,
-/// its outcome is unknown, and nothing leaks.
+/// A connection for one statement that commits by itself. If it is dropped while the statement is
+/// running, the outcome is unknown, and nothing leaks.
 pub(in crate::fence) struct StandaloneStatement<DB: Backend> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
@@ -26,7 +26,7 @@ pub(in crate::fence) struct StandaloneStatement<DB: Backend> {
 
 #[derive(PartialEq)]
 enum Phase {
-    /// The statement was sent, and not answered.
+    /// The statement was sent, and no answer has arrived.
     UnderWay,
     /// The connection can be used again.
     Clean,
@@ -35,10 +35,11 @@ enum Phase {
 }
 
 impl<DB: Backend> StandaloneStatement<DB> {
-    /// Takes a connection. Where the statement failed on one that had died, nobody could know its
-    /// outcome; and in a transaction that the application has left open it would not commit. So a connection is tested
-    /// for both, unless the fence itself has used it a moment ago. The test also has the server notice a client that
-    /// disconnects, which no statement can set up for itself: so it comes first on a reused connection as well.
+    /// Takes a connection. If the connection were closed, the outcome of the statement would be
+    /// unknown. If the application had left a transaction open on it, the statement would not
+    /// commit. So the connection is tested for both, unless the fence itself has just used it. The
+    /// test also makes the server detect a client that disconnects, which a single statement cannot
+    /// set up for itself; it therefore also runs on a reused connection that has not had it.
     pub(in crate::fence) async fn ready(
         connections: &Connections<DB>,
         limits: Limits,
@@ -48,7 +49,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         let is_ready = checked_out.origin == Origin::Kept && checked_out.is_alone;
         if !is_ready && stand_alone(&mut checked_out).await.is_err() {
             checked_out.conn.close_on_drop();
-            // It has a place in the pool, which may be the only one.
+            // Its permit may be the only one of the pool.
             drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
             if let Err(failure) = stand_alone(&mut checked_out).await {
@@ -64,7 +65,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         })
     }
 
-    /// Runs it, within the time that an open transaction would have.
+    /// Runs the statement, within the time that an open transaction would have.
     pub(in crate::fence) async fn run<T>(
         mut self,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -77,7 +78,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         let checked_out = self.checked_out.as_mut().expect(HELD);
         let answer = timeout(within, statement(&mut checked_out.conn)).await;
         let Ok(outcome) = answer else {
-            // Closed, its server ends it.
+            // The server ends the statement when the connection is closed.
             self.phase = Phase::Broken;
             return Err(Failure::silent());
         };
@@ -95,7 +96,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
     }
 }
 
-/// Leaves a transaction that is open on the connection.
+/// Ends a transaction that is open on the connection.
 async fn stand_alone<DB: Backend>(checked_out: &mut CheckedOut<DB>) -> Result<(), Failure> {
     let left = timeout(ANSWER, DB::leave_transaction(&mut checked_out.conn)).await;
     left.map_err(|_| Failure::silent())??;
@@ -104,7 +105,7 @@ async fn stand_alone<DB: Backend>(checked_out: &mut CheckedOut<DB>) -> Result<()
 }
 
 /// Only `drop` takes the connection.
-const HELD: &str = "the connection is held until the statement is gone";
+const HELD: &str = "the connection is held until the statement is dropped";
 
 impl<DB: Backend> Drop for StandaloneStatement<DB> {
     fn drop(&mut self) {

@@ -1,10 +1,10 @@
-//! A transaction that is safe to drop at any moment.
+//! [`Transaction`]: a transaction that is safe to drop at any moment.
 //!
-//! 1. Whatever the database does, each wait has an end: for the answer to BEGIN and COMMIT, and for each
-//!    statement of the fence's own.
-//! 2. Dropped, it is rolled back in a task, and only then the pool has the connection again. If a
-//!    statement goes on, the connection is closed, and the server ends the statement.
-//! 3. COMMIT is confirmed, or it is said that nobody knows.
+//! 1. Each wait has a limit, whatever the database does: the wait for the answers to BEGIN and
+//!    COMMIT, and for each statement of the fence.
+//! 2. If it is dropped, a task rolls it back, and then returns the connection to the pool. If a
+//!    statement keeps running, the connection is closed, and the server ends the statement.
+//! 3. COMMIT is either confirmed, or its outcome is reported as unknown.
 
 use std::time::Duration;
 
@@ -25,21 +25,24 @@ pub(crate) struct Transaction<DB: Backend> {
     connections: Connections<DB>,
     phase: Phase,
     limits: Limits,
-    /// What bounds it on the server.
+    /// Its limits on the server.
     pub(in crate::fence) bounds: TransactionLimits,
-    /// Whether it began before its request: with the end of the one before on this connection.
+    /// Whether it began before its request: with the COMMIT of the previous transaction on this
+    /// connection.
     pub(in crate::fence) began_early: bool,
-    /// Its number on the server, once a token is admitted in it.
+    /// Its id on the server, once a token is admitted in it.
     pub(in crate::fence) id: Option<TransactionId>,
-    /// The record that it has claimed, and that waits for its response.
+    /// The idempotency record that it has claimed, and that has no response yet.
     pub(in crate::fence) claimed: Option<Box<Claimed>>,
-    /// Whether a hook of the application has had its connection, and may have changed the role.
+    /// Whether a hook of the application has used its connection, and may have changed the role.
     pub(in crate::fence) hooked: bool,
-    /// Whether a borrower has had its connection for a statement.
+    /// Whether a borrower has used its connection for a statement.
     pub(crate) used: bool,
-    /// What BEGIN has changed on the connection, to be restored before the pool has it back.
+    /// The connection's lock timeout before BEGIN changed it, to be restored before the connection
+    /// returns to the pool.
     pool_lock_wait: Option<i64>,
-    /// When it got the last of its row locks: from then on it may hold them as long as the limit allows.
+    /// The time at which it got the last of its row locks. From then on it may hold them for the
+    /// hold timeout.
     pub(in crate::fence) held_since: Instant,
 }
 
@@ -49,11 +52,11 @@ enum Phase {
     New,
     /// BEGIN may have been sent.
     Beginning,
-    /// In a transaction.
+    /// The transaction is open.
     Open,
-    /// Committed, and the connection is in the next transaction already.
+    /// The transaction is committed, and the next one has begun on the connection.
     Continued,
-    /// Committed.
+    /// The transaction is committed.
     Committed,
     /// The connection must not be used again.
     Broken,
@@ -70,7 +73,7 @@ impl<DB: Backend> Transaction<DB> {
         let untested = checked_out.origin != Origin::Tested;
         let mut transaction = Self::new(checked_out, connections, limits, begin.limits());
         match transaction.open(begin).await {
-            // The connection was closed since it was used last. BEGIN is as good a test as a ping.
+            // The connection was closed since its last use. BEGIN is as good a test as a ping.
             Err(failure) if untested && failure.fault.is_gone() => transaction.discard(),
             opened => return opened.map(|()| transaction),
         }
@@ -111,15 +114,15 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Rolls back what there is and opens a new transaction on the same connection.
+    /// Rolls back and opens a new transaction on the same connection.
     pub(in crate::fence) async fn restart(&mut self) -> Result<(), Failure> {
         self.claimed = None;
         self.bounds = self.limits.transaction(None);
         self.open(Begin::WithLimits(self.bounds)).await
     }
 
-    /// The same, with the same limits, if a part of the lock timeout has passed. The timeout of a key is
-    /// separate.
+    /// Like `restart`, with the same limits, after a part of the lock timeout has passed. The
+    /// timeout of an idempotency key is separate.
     pub(in crate::fence) async fn restart_after(
         &mut self,
         waited: Duration,
@@ -134,7 +137,7 @@ impl<DB: Backend> Transaction<DB> {
 
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
         let early = self.checked_out.as_mut().expect(HELD).early.take();
-        // What an admission does not follow has no limits there.
+        // An early transaction has no limits set unless an admission follows.
         let serves = matches!(begin, Begin::ForAdmission(_));
         self.began_early = early.as_ref().is_some_and(|early| serves && early.serves());
         if self.began_early {
@@ -172,7 +175,7 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Runs statements of the fence, within the time of a row lock.
+    /// Runs statements of the fence, within the time limit for a row lock.
     pub(in crate::fence) async fn run<T>(
         &mut self,
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -181,7 +184,7 @@ impl<DB: Backend> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
-    /// Runs the claim of an idempotency key together with an admission: each has its own wait for a lock.
+    /// Claims an idempotency key and admits a token. Each of them has its own wait for a lock.
     pub(in crate::fence) async fn claim<T>(
         &mut self,
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -206,14 +209,14 @@ impl<DB: Backend> Transaction<DB> {
                 failure
             }),
             Err(_) => {
-                // Closed, its server ends the statement.
+                // The server ends the statement when the connection is closed.
                 self.phase = Phase::Broken;
                 Err(Failure::silent())
             }
         }
     }
 
-    /// Commits. `Ok` means that the writes are there.
+    /// Commits. `Ok` means that the COMMIT is confirmed.
     pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
         let answer_timeout = self.limits.answer_timeout;
         let begin_next = self.connections.begins_next();
@@ -245,7 +248,7 @@ impl<DB: Backend> Transaction<DB> {
         Ok(())
     }
 
-    /// Puts back what BEGIN has changed on the connection, after COMMIT.
+    /// Restores the setting that BEGIN has changed on the connection, after COMMIT.
     async fn restored(&mut self) -> Phase {
         let Some(ms) = self.pool_lock_wait else {
             return Phase::Committed;
@@ -258,7 +261,7 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Rolls back by closing the connection: nobody gets it again.
+    /// Rolls back by closing the connection, which is never used again.
     pub(in crate::fence) fn discard(mut self) {
         self.phase = Phase::Broken;
     }
@@ -266,7 +269,7 @@ impl<DB: Backend> Transaction<DB> {
     /// Queues the rollback of every open level. The next use of the connection sends it.
     fn roll_back(&mut self) {
         if let Some(CheckedOut { conn, .. }) = &mut self.checked_out {
-            // Read once: SQLite's worker lowers the depth later, on its own thread.
+            // Read the depth once: SQLite's worker lowers it later, on its own thread.
             for _ in 0..DB::TransactionManager::get_transaction_depth(conn) {
                 DB::TransactionManager::start_rollback(conn);
             }
@@ -283,7 +286,7 @@ impl<DB: Backend> Transaction<DB> {
 }
 
 /// Only `drop` takes the connection.
-const HELD: &str = "the connection is held until the transaction is gone";
+const HELD: &str = "the connection is held until the transaction is dropped";
 
 impl<DB: Backend> Drop for Transaction<DB> {
     fn drop(&mut self) {
@@ -296,7 +299,7 @@ impl<DB: Backend> Drop for Transaction<DB> {
         };
         match phase {
             Phase::New | Phase::Continued => self.connections.check_in(checked_out, self.limits),
-            // To the pool.
+            // Dropping it returns it to the pool.
             Phase::Committed => {}
             Phase::Broken => checked_out.conn.close_on_drop(),
             Phase::Beginning | Phase::Open => CleanUp {

@@ -87,6 +87,6 @@ async fn two_fences_on_two_databases_are_a_mistake_of_the_service() {
         let server = Server::start(app).await;
         let answer = server.write("/sku-1", 5).await;
         answer.is_problem(500, "misconfigured");
-        assert!(answer.text.contains("two fences"), "{answer:?}");
+        assert!(answer.text.contains("two `FenceLayer`s"), "{answer:?}");
     }
 }

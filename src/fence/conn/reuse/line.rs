@@ -1,8 +1,8 @@
-//! Those who wait for a connection ask the pool together.
+//! Acquires connections from the pool on behalf of all waiters.
 //!
-//! None of them does so itself: sqlx closes a connection whose acquisition is given up, and clients
-//! that come and go would keep the pool empty. So tasks ask on their behalf, and what comes goes to
-//! the first in line.
+//! The waiters do not acquire connections themselves: sqlx closes a connection whose acquisition is
+//! dropped, and clients that disconnect would keep the pool empty. Instead tasks acquire
+//! connections, and each connection goes to the first waiter in the queue.
 
 use std::{mem, pin::pin, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// A task that asks the pool, until nobody waits any more.
+/// A task that acquires connections until no request waits any more.
 struct Acquirer<DB: Backend>(Option<Arc<Shared<DB>>>);
 
 impl<DB: Backend> Acquirer<DB> {
@@ -23,7 +23,7 @@ impl<DB: Backend> Acquirer<DB> {
         while let Some(shared) = &self.0 {
             match shared.acquire().await {
                 Some(Ok(conn)) => shared.pass_on(CheckedOut::new(conn, Origin::Tested)),
-                // Each has a limit of its own.
+                // Each waiter has its own timeout.
                 None | Some(Err(sqlx::Error::PoolTimedOut)) => {}
                 Some(Err(error)) => {
                     let first = shared.lock().line.pop_front();
@@ -33,7 +33,7 @@ impl<DB: Backend> Acquirer<DB> {
             let mut state = shared.lock();
             if state.has_waiters() {
                 drop(state);
-                // Others may be opened by now.
+                // The pool may be able to open more connections by now.
                 shared.ask();
             } else {
                 state.acquirers -= 1;
@@ -45,8 +45,8 @@ impl<DB: Backend> Acquirer<DB> {
 }
 
 impl<DB: Backend> Shared<DB> {
-    /// Sees to it that the pool is asked on behalf of those in line: once, or as often as it may
-    /// open connections.
+    /// Starts another task that acquires connections, if there are waiters and too few tasks: one
+    /// task, or as many as the pool may open connections.
     pub(super) fn ask(self: &Arc<Self>) {
         let free = self.direct.free() as usize;
         let mut state = self.lock();
@@ -58,7 +58,7 @@ impl<DB: Backend> Shared<DB> {
         }
     }
 
-    /// Waits for a connection of the pool; `None` when nobody has wanted it for a while.
+    /// Waits for a connection of the pool. Returns `None` if no request has wanted it for a while.
     async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
         let pool = &self.direct.pool;
         let _opening = self.direct.opening();
@@ -68,7 +68,8 @@ impl<DB: Backend> Shared<DB> {
             if let Ok(acquired) = timeout(FAIRNESS_INTERVAL, acquiring.as_mut()).await {
                 return Some(acquired);
             }
-            // It may be opening one, in vain, while another one has come back.
+            // The pool may be trying to open a connection, without success, while another one has
+            // been returned.
             let waits = self.lock().has_waiters();
             match waits.then(|| pool.try_acquire()).flatten() {
                 Some(conn) => self.pass_on(CheckedOut::new(conn, Origin::Idle)),
@@ -80,7 +81,7 @@ impl<DB: Backend> Shared<DB> {
     }
 }
 
-/// Where the task ends with its runtime, those in line get in line again, and ask by themselves.
+/// If the task ends with its runtime, the waiters enter the queue again and start another task.
 impl<DB: Backend> Drop for Acquirer<DB> {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {

@@ -1,13 +1,13 @@
-//! Connections that go from write to write, for who has chosen that over the pool's hooks.
+//! Connections that are reused from write to write, without the pool's hooks.
 //!
-//! 1. A connection that a write has left clean goes to the first in the line of those who wait for
-//!    one ([`line`]), or is kept for the next. That saves the round trips which the pool makes when
-//!    it takes one back and when it hands one out.
-//! 2. While nothing is left in the pool, others of the application may be waiting for it. Then one
-//!    goes back every ten milliseconds.
-//! 3. What was not used for twenty milliseconds goes back, and what was out of the pool for a
-//!    second: the pool closes it when it is old.
-//! 4. The next transaction begins with the COMMIT of the one before.
+//! 1. A connection after a successful write goes to the first waiter in the queue ([`line`]), or is
+//!    kept for the next write. That saves the round trips that the pool makes when a connection is
+//!    returned and acquired.
+//! 2. If no connection is left in the pool, other tasks of the application may be waiting for one.
+//!    In that case one connection is returned every ten milliseconds.
+//! 3. A connection that was not used for twenty milliseconds is returned, and so is one that was
+//!    out of the pool for a second: the pool closes it when it reaches its maximum lifetime.
+//! 4. The next transaction begins with the COMMIT of the previous one.
 
 mod line;
 
@@ -31,37 +31,38 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// How often others get a connection who may be waiting for one.
+/// How often a connection is returned for other tasks that may be waiting for one.
 const FAIRNESS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How long a connection is kept for the next write.
 const SHELF_LIFE: Duration = Duration::from_millis(20);
 
-/// How long it may go from write to write.
+/// How long a connection may be reused from write to write.
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
-/// How long before its request a transaction may have begun.
+/// Maximum age of an early transaction when its request comes.
 const MAX_AGE: Duration = Duration::from_millis(5);
 
 /// A transaction that began before the request that is to use it.
 pub(in crate::fence) struct EarlyTransaction {
-    /// It had not begun by then.
+    /// The transaction began after this time.
     sent: Instant,
 }
 
 impl EarlyTransaction {
-    /// One that began with a message that was sent at `sent`.
+    /// Creates the record of a transaction that began with a message that was sent at `sent`.
     pub(in crate::fence) const fn new(sent: Instant) -> Self {
         Self { sent }
     }
 
-    /// Whether it is young enough, however long the answer was on its way.
+    /// Returns whether it is recent enough. It counts from the sending of the message, however long
+    /// the answer took.
     pub(in crate::fence) fn serves(&self) -> bool {
         self.sent.elapsed() <= MAX_AGE
     }
 }
 
-/// The connections that are kept, and who waits for one. Clones share them.
+/// The kept connections and the queue of waiters. Clones share them.
 pub(super) struct Reuse<DB: Backend>(Arc<Shared<DB>>);
 
 struct Shared<DB: Backend> {
@@ -70,15 +71,15 @@ struct Shared<DB: Backend> {
 }
 
 struct State<DB: Backend> {
-    /// The one that was kept last is taken first.
+    /// The kept connections. The most recently kept one is taken first.
     shelf: Vec<(CheckedOut<DB>, Instant)>,
-    /// Whether a task looks at the shelf.
+    /// Whether a task watches `shelf`.
     watched: bool,
-    /// Nothing is on the shelf while a request waits.
+    /// The waiters. While a request waits, `shelf` is empty.
     line: VecDeque<Waiter<DB>>,
-    /// How many tasks ask the pool for connections.
+    /// The number of tasks that acquire connections from the pool.
     acquirers: usize,
-    /// When others last got a connection that they may have been waiting for.
+    /// The time at which a connection was last returned for other tasks.
     shared: Instant,
 }
 
@@ -99,7 +100,7 @@ impl<DB: Backend> Reuse<DB> {
         }))
     }
 
-    /// Takes a connection that is at hand, or waits for one in line.
+    /// Takes an available connection, or waits for one in the queue.
     pub(super) async fn take(&self, limits: Limits) -> Result<CheckedOut<DB>, Failure> {
         let direct = &self.0.direct;
         let patience = direct.pool.options().get_acquire_timeout();
@@ -117,19 +118,19 @@ impl<DB: Backend> Reuse<DB> {
             self.0.ask();
             match timeout_at(until, turn).await {
                 Ok(Ok(taken)) => return taken.map_err(|error| direct.refusal(error)),
-                // Another runtime has ended, and with it the task that asked.
+                // The acquiring task has ended together with its runtime.
                 Ok(Err(_)) => yield_now().await,
                 Err(_) => return Err(direct.refusal(sqlx::Error::PoolTimedOut)),
             }
         }
     }
 
-    /// Passes a connection on to who waits for it, keeps it for the next write, or gives it back to
-    /// the pool.
+    /// Passes a connection to the first waiter, keeps it for the next write, or returns it to the
+    /// pool.
     pub(super) fn keep(&self, mut checked_out: CheckedOut<DB>, limits: Limits) {
         checked_out.origin = Origin::Kept;
-        // Without a runtime it goes to the pool, too; and where the server would soon end it for
-        // being idle.
+        // It also returns to the pool without a runtime, and if the server would soon end it
+        // because it is idle.
         if limits.hold_timeout > 2 * SHELF_LIFE
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.0.direct.pool.is_closed()
@@ -149,11 +150,11 @@ impl<DB: Backend> Clone for Reuse<DB> {
 
 impl<DB: Backend> Shared<DB> {
     fn lock(&self) -> MutexGuard<'_, State<DB>> {
-        // Nothing panics while the lock is held.
+        // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is time for others to get a connection.
+    /// Returns whether it is time to return a connection for other tasks.
     fn is_share(&self, state: &mut State<DB>) -> bool {
         let nobody_waits = self.direct.pool.num_idle() > 0 || self.direct.free() > 0;
         let is_share = !nobody_waits && state.shared.elapsed() >= FAIRNESS_INTERVAL;
@@ -165,7 +166,7 @@ impl<DB: Backend> Shared<DB> {
 
     fn at_hand(&self, state: &mut State<DB>) -> Option<CheckedOut<DB>> {
         if let Some((mut kept, since)) = state.shelf.pop() {
-            // Nobody has looked at the shelf while the runtime, or the process, stood still.
+            // The watching task has not run, because the runtime or the process was suspended.
             if since.elapsed() > 2 * SHELF_LIFE {
                 kept.origin = Origin::Idle;
             }
@@ -178,20 +179,21 @@ impl<DB: Backend> Shared<DB> {
         Some(CheckedOut::new(conn, Origin::Idle))
     }
 
-    /// To the first in line, or on the shelf.
+    /// Passes a connection to the first waiter, or keeps it.
     fn pass_on(self: &Arc<Self>, mut checked_out: CheckedOut<DB>) {
         let mut state = self.lock();
         while let Some(waiter) = state.line.pop_front() {
             match waiter.send(Ok(checked_out)) {
                 Ok(()) => return,
-                // It has given up.
+                // The waiter has timed out.
                 Err(Ok(unsent)) => checked_out = unsent,
                 Err(Err(_)) => return,
             }
         }
         state.shelf.push((checked_out, Instant::now()));
         let watched = mem::replace(&mut state.watched, true);
-        // A task is dropped at once where its runtime is about to end, and takes the lock then.
+        // Release the lock first: if the runtime is shutting down, `spawn` drops the task
+        // immediately, and its `drop` takes the lock.
         drop(state);
         if !watched {
             tokio::spawn(ShelfWatch(Some(Arc::clone(self))).watch());
@@ -200,7 +202,7 @@ impl<DB: Backend> Shared<DB> {
 }
 
 impl<DB: Backend> State<DB> {
-    /// Forgets who has given up at the head of the line.
+    /// Removes waiters that have timed out from the head of the queue. Returns whether one is left.
     fn has_waiters(&mut self) -> bool {
         while self
             .line
@@ -211,7 +213,7 @@ impl<DB: Backend> State<DB> {
     }
 }
 
-/// The task that gives back to the pool what nobody has taken in time.
+/// The task that returns connections to the pool if they are not used in time.
 struct ShelfWatch<DB: Backend>(Option<Arc<Shared<DB>>>);
 
 impl<DB: Backend> ShelfWatch<DB> {
@@ -238,7 +240,7 @@ impl<DB: Backend> ShelfWatch<DB> {
     }
 }
 
-/// Where the task ends with its runtime, what it would have given back goes to the pool as well.
+/// If the task ends with its runtime, all kept connections return to the pool.
 impl<DB: Backend> Drop for ShelfWatch<DB> {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {

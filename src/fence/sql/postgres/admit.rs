@@ -1,17 +1,17 @@
-//! The admission of a token.
+//! Admission of a token.
 //!
 //! One prepared statement admits the token of a resource that has a row, and sets the limits of the
-//! transaction. On a miss (the first write to a resource, a stale token, a failover) the function
-//! `try_admit` decides.
+//! transaction. If it matches no row (the first write to a resource, a stale token, a failover),
+//! the function `try_admit` decides.
 
 use sqlx::{PgConnection, SqlStr};
 
 use super::transaction::{Settings, millis};
 use crate::fence::sql::{Admission, Admit, Dead, Names, TransactionId};
 
-/// The settings of the transaction, from the fourth argument on. The subquery depends on no row, so
-/// it is evaluated before the row is locked: `lock_timeout` bounds that wait. Statements of their own
-/// for these settings would cost more than the admission.
+/// The settings of the transaction are the arguments from the fourth on. The subquery depends on no
+/// row, so it is evaluated before the row is locked, and `lock_timeout` bounds that wait. Separate
+/// statements for these settings would cost more than the admission.
 macro_rules! admit {
     ($also:literal) => {
         concat!(
@@ -31,7 +31,7 @@ macro_rules! admit {
     };
 }
 
-/// As [`Backend::admit`](crate::fence::sql::Backend::admit).
+/// Implements [`Backend::admit`](crate::fence::sql::Backend::admit).
 pub(super) async fn admit(
     conn: &mut PgConnection,
     names: &Names,
@@ -61,7 +61,7 @@ pub(super) async fn admit(
     })
 }
 
-/// As [`Backend::admit_early`](crate::fence::sql::Backend::admit_early).
+/// Implements [`Backend::admit_early`](crate::fence::sql::Backend::admit_early).
 pub(super) async fn admit_early(
     conn: &mut PgConnection,
     names: &Names,

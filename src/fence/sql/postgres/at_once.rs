@@ -1,4 +1,4 @@
-//! A statement together with its admission, for Postgres.
+//! A single-statement write, together with its admission.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgRow};
 use super::transaction::millis;
 use crate::fence::sql::{Admit, Arguments, Names, Statement};
 
-/// What the error says with which [`at_once`] undoes itself.
+/// Message of the error with which the statement of [`at_once`] undoes itself.
 const NOTHING: &str = "tower-fence: nothing is written at once";
 
-/// As [`Backend::write_at_once`](crate::fence::sql::Backend::write_at_once).
+/// Implements [`Backend::write_at_once`](crate::fence::sql::Backend::write_at_once).
 pub(super) async fn write(
     conn: &mut PgConnection,
     names: &Names,
@@ -27,15 +27,15 @@ pub(super) async fn write(
         .and_then(|()| arguments.add(format!("{}ms", millis(lock_timeout))));
     bound.map_err(sqlx::Error::Encode)?;
     let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
-    // To the end: what comes behind the last row is the answer to its COMMIT.
+    // Read to the end: after the last row comes the answer to the COMMIT.
     match query.fetch_all(conn).await {
         Err(sqlx::Error::Database(error))
             if error.message().contains(NOTHING)
-                // Where the pool's sessions are stricter than READ COMMITTED, this is how they
-                // learn that another transaction was faster; and it may have lost in a deadlock.
+                // If the pool's sessions are stricter than READ COMMITTED, a concurrent write to
+                // the row ends in one of these codes, and so does a deadlock.
                 || matches!(error.code().as_deref(), Some("40001" | "40P01"))
-                // A pooler in between has prepared it on one server and executed it on another:
-                // invalid_sql_statement_name.
+                // A pooler has prepared the statement on one server connection and executed it on
+                // another: invalid_sql_statement_name.
                 || error.code().as_deref() == Some("26000") =>
         {
             Ok(Vec::new())
@@ -44,15 +44,15 @@ pub(super) async fn write(
     }
 }
 
-/// A statement with its admission, for a resource, a token, what `max_token` becomes and a limit for
-/// locks, which are bound after its own arguments. It writes under an admitted token and returns what
-/// it has written, or has no effect.
+/// Returns a statement with its admission. The resource, the token, the new `max_token` and the
+/// lock timeout are bound after the statement's own arguments. It either writes under an admitted
+/// token and returns what it has written, or has no effect.
 ///
-/// The subquery sees the snapshot, `f.xmin` is that of the newest version of the row: where they
+/// The subquery sees the snapshot, while `f.xmin` is that of the newest version of the row. If they
 /// differ, another write came after the snapshot was taken, and the statement would not see it.
-/// `max_token` would not do in the place of `xmin`: a reusable write commits without moving it.
-/// Without a row in `fence` and in `work` the cast fails, so that the token is not used up, and not
-/// even a trigger has had its effect.
+/// `max_token` cannot replace `xmin` here, because a reusable write commits without changing it. If
+/// `fence` or `work` has no row, the cast fails, so that the token is not used up and the effects
+/// of triggers are undone too.
 fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
     let [resource, token, dead, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
@@ -73,7 +73,7 @@ fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
     )
 }
 
-/// As [`Backend::write_admitted`](crate::fence::sql::Backend::write_admitted).
+/// Implements [`Backend::write_admitted`](crate::fence::sql::Backend::write_admitted).
 pub(super) async fn write_admitted(
     conn: &mut PgConnection,
     statement: &mut Statement<Postgres>,
@@ -87,7 +87,8 @@ pub(super) async fn write_admitted(
         .await
 }
 
-/// A statement that can be put into parentheses, with a new line for what may be a comment.
+/// Returns a statement that can be put into parentheses. The callers append a line break, in case
+/// it ends with a comment.
 fn trimmed(statement: &Statement<Postgres>) -> &str {
     let sql = statement.sql.as_str();
     sql.trim_end_matches(|end: char| end == ';' || end.is_whitespace())

@@ -1,13 +1,13 @@
-//! Whether the fence in a database can be used.
+//! Checks whether the fence in a database can be used.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use crate::fence::sql::{Fitness, Names};
 
-/// Everything that makes a fence unfit, in one statement that needs no right: whether the tables are
-/// there, whether the role may use their schema, functions with the rights of their owner that
-/// `PUBLIC` may execute, the guards of protected tables among them, as a dump without rights leaves
-/// them, and policies that hide rows.
+/// Reads everything that makes a fence unusable, in one statement that needs no privilege: whether
+/// the tables exist, whether the role may use their schema, which functions with the privileges of
+/// their owner `PUBLIC` may execute (including the guards of protected tables), as a dump without
+/// privileges leaves them, and which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
     EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = n.oid AND p.proname = 'try_admit') \
@@ -23,10 +23,10 @@ const CHECK: &str = "SELECT \
             AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables \
     FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
 
-/// As [`Backend::check`](crate::fence::sql::Backend::check).
+/// Implements [`Backend::check`](crate::fence::sql::Backend::check).
 pub(super) async fn check(conn: &mut PgConnection, names: &Names) -> sqlx::Result<Fitness> {
     let schema = names.prefix().trim_end_matches('.');
-    // One message, which needs no transaction if a pooler stands in between.
+    // One message, which needs no transaction with a pooler.
     let sql = CHECK.replace("{schema}", schema);
     let row = conn.fetch_one(AssertSqlSafe(sql)).await?;
     if !row.try_get("is_migrated")? {

@@ -8,7 +8,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// As [`Backend::catch_up`](crate::fence::sql::Backend::catch_up).
+/// Implements [`Backend::catch_up`](crate::fence::sql::Backend::catch_up).
 pub(super) async fn catch_up(
     conn: &mut PgConnection,
     names: &Names,
@@ -20,7 +20,7 @@ pub(super) async fn catch_up(
         .await
 }
 
-/// As [`Backend::after_failover`](crate::fence::sql::Backend::after_failover).
+/// Implements [`Backend::after_failover`](crate::fence::sql::Backend::after_failover).
 pub(super) async fn after_failover(
     conn: &mut PgConnection,
     names: &Names,
@@ -33,7 +33,7 @@ pub(super) async fn after_failover(
     Ok(())
 }
 
-/// As [`Backend::raise`](crate::fence::sql::Backend::raise).
+/// Implements [`Backend::raise`](crate::fence::sql::Backend::raise).
 pub(super) async fn raise(
     conn: &mut PgConnection,
     names: &Names,
@@ -56,7 +56,7 @@ pub(super) async fn raise(
     Ok((outcome != "behind").then_some(dead))
 }
 
-/// As [`Backend::max_token`](crate::fence::sql::Backend::max_token).
+/// Implements [`Backend::max_token`](crate::fence::sql::Backend::max_token).
 pub(super) async fn max_token(
     conn: &mut PgConnection,
     names: &Names,
@@ -68,7 +68,7 @@ pub(super) async fn max_token(
         .await
 }
 
-/// As [`Backend::remove_idle`](crate::fence::sql::Backend::remove_idle).
+/// Implements [`Backend::remove_idle`](crate::fence::sql::Backend::remove_idle).
 pub(super) async fn remove_idle(
     conn: &mut PgConnection,
     names: &Names,
@@ -87,7 +87,7 @@ pub(super) async fn remove_idle(
     Ok(removed.unsigned_abs().into())
 }
 
-/// As [`Backend::announce`](crate::fence::sql::Backend::announce).
+/// Implements [`Backend::announce`](crate::fence::sql::Backend::announce).
 pub(super) async fn announce(
     conn: &mut PgConnection,
     names: &Names,
@@ -112,7 +112,7 @@ pub(super) async fn announce(
     })
 }
 
-/// As [`Backend::reset`](crate::fence::sql::Backend::reset).
+/// Implements [`Backend::reset`](crate::fence::sql::Backend::reset).
 pub(super) async fn reset(
     conn: &mut PgConnection,
     names: &Names,
@@ -126,7 +126,7 @@ pub(super) async fn reset(
         .await
 }
 
-/// As [`Backend::next_epoch`](crate::fence::sql::Backend::next_epoch).
+/// Implements [`Backend::next_epoch`](crate::fence::sql::Backend::next_epoch).
 pub(super) async fn next_epoch(
     conn: &mut PgConnection,
     names: &Names,
@@ -140,7 +140,7 @@ pub(super) async fn next_epoch(
         .await
 }
 
-/// As [`Backend::report_epoch`](crate::fence::sql::Backend::report_epoch).
+/// Implements [`Backend::report_epoch`](crate::fence::sql::Backend::report_epoch).
 pub(super) async fn report_epoch(
     conn: &mut PgConnection,
     names: &Names,

@@ -1,4 +1,4 @@
-//! Idempotency keys: a key is claimed, or its response found, in the statement that admits the token.
+//! Idempotency keys: the statement that admits the token also claims the key or finds its response.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row, postgres::PgRow};
 
@@ -7,13 +7,14 @@ use crate::fence::sql::{
     Admission, ClaimOfKey, Claiming, Dead, Names, Record, RecordId, StoredResponse, TransactionId,
 };
 
-/// As [`Backend::admit_once`](crate::fence::sql::Backend::admit_once).
+/// Implements [`Backend::admit_once`](crate::fence::sql::Backend::admit_once).
 pub(super) async fn admit_once(
     conn: &mut PgConnection,
     names: &Names,
     claim: ClaimOfKey<'_>,
 ) -> sqlx::Result<Claiming> {
-    // An argument of the function depends on the settings, so they are made before it runs.
+    // An argument of the function depends on the settings, so Postgres applies them before the
+    // function runs.
     const CLAIM: &str = "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (\
              SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
                  || pg_catalog.set_config('statement_timeout', $11, true) \
@@ -79,7 +80,7 @@ fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
     Ok(Claiming::Claimed { role, admission })
 }
 
-/// As [`Backend::find_record`](crate::fence::sql::Backend::find_record).
+/// Implements [`Backend::find_record`](crate::fence::sql::Backend::find_record).
 pub(super) async fn find(
     conn: &mut PgConnection,
     names: &Names,
@@ -94,9 +95,10 @@ pub(super) async fn find(
     Ok(row.map(Record::of))
 }
 
-/// As [`Backend::restore_role`](crate::fence::sql::Backend::restore_role).
+/// Implements [`Backend::restore_role`](crate::fence::sql::Backend::restore_role).
 pub(super) async fn restore_role(conn: &mut PgConnection, role: &str) -> sqlx::Result<()> {
-    // A statement's rights are checked before it runs, so this takes one of its own.
+    // Postgres checks the privileges of a statement before it runs, so this is a statement of its
+    // own.
     let role = match role {
         "none" => "NONE".to_owned(),
         role => format!("\"{}\"", role.replace('"', "\"\"")),
@@ -106,7 +108,7 @@ pub(super) async fn restore_role(conn: &mut PgConnection, role: &str) -> sqlx::R
     Ok(())
 }
 
-/// As [`Backend::store_response`](crate::fence::sql::Backend::store_response).
+/// Implements [`Backend::store_response`](crate::fence::sql::Backend::store_response).
 pub(super) async fn store(
     conn: &mut PgConnection,
     names: &Names,
@@ -123,7 +125,7 @@ pub(super) async fn store(
         .await
 }
 
-/// As [`Backend::remove_expired`](crate::fence::sql::Backend::remove_expired).
+/// Implements [`Backend::remove_expired`](crate::fence::sql::Backend::remove_expired).
 pub(super) async fn remove_expired(
     conn: &mut PgConnection,
     names: &Names,

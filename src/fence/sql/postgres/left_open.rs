@@ -1,16 +1,21 @@
-//! A connection of the pool that the application has left in a transaction of which sqlx knows nothing: one whose
-//! `begin` was dropped after it was sent, or that was begun by hand. What commits by itself would not commit there.
+//! Ends a transaction that the application has left open on a connection of the pool, and of which
+//! sqlx does not know.
+//!
+//! Either its `begin` was dropped after it was sent, or it was begun by an SQL statement. A
+//! statement that is to commit by itself would not commit in it.
 
 use sqlx::{Connection, Executor, PgConnection, error::DatabaseError};
 
-/// What is sent to find out. A statement that commits by itself cannot set this for itself: the server
-/// then notices, while the statement runs, that its client has disconnected.
+/// The statement that detects such a transaction. It also sets the interval at which the server
+/// checks, while a statement runs, whether its client is still connected: a statement that commits
+/// by itself cannot set this for itself.
 const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
                     WHERE current_setting('client_connection_check_interval') = '0'";
 
 /// Ends such a transaction, if there is one.
 pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
-    // This begins nothing. But sqlx tells only a caller that has asked it to begin a transaction whether one is open.
+    // This begins no transaction. But sqlx reports whether one is open only to a caller that asks
+    // it to begin one.
     let begun = match conn.begin_with(TEST).await {
         Err(sqlx::Error::BeginFailed) => return Ok(()),
         Ok(abandoned) => return abandoned.rollback().await,
@@ -22,7 +27,8 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
     }
 }
 
-/// Whether a statement that comes before all others has met a transaction in which others were, or have failed.
+/// Returns whether a statement that must be the first of its transaction ran in a transaction with
+/// earlier statements or in a failed one.
 pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
     // active_sql_transaction, in_failed_sql_transaction

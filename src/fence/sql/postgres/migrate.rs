@@ -1,28 +1,29 @@
-//! The migrations in Postgres.
+//! Migrations in Postgres.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, migrate::MigrateError};
 
 use crate::fence::sql::{Names, migrations};
 
-/// What sets owners and rights at the end of each migration.
+/// Sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// A table of the last step that a first migration takes.
+/// A table of the last step of a first migration.
 const LAST_TABLE: &str = "bypasses";
 
-/// As [`Backend::migrate`](crate::fence::sql::Backend::migrate).
+/// Implements [`Backend::migrate`](crate::fence::sql::Backend::migrate).
 pub(super) async fn migrate(
     conn: &mut PgConnection,
     names: &Names,
     failover_detection: bool,
 ) -> Result<(), MigrateError> {
     let schema = names.prefix().trim_end_matches('.');
-    // For rows and tables, and for the advisory lock under which sqlx migrates: any role can take it.
-    // Another role may have operators and functions in a schema of the search path.
+    // The timeout is for rows, for tables, and for the advisory lock of sqlx's migrator, which any
+    // role can take. The search path excludes schemas in which another role may have created
+    // operators and functions.
     conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
         .await?;
     let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
-    // A first migration that failed half-way has left the history, and perhaps some tables.
+    // If a first migration failed half-way, the history exists, and perhaps some tables.
     let has = async |conn: &mut PgConnection, table: &str| {
         let table = exists(&format!("to_regclass('{schema}.{table}')"));
         let found = conn.fetch_optional(AssertSqlSafe(table)).await?;
@@ -30,7 +31,7 @@ pub(super) async fn migrate(
     };
     let has_history = has(conn, "migrations").await?;
     if !has(conn, LAST_TABLE).await? {
-        // IF NOT EXISTS needs the right to create a schema even if there is one.
+        // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
         let found = exists(&format!("to_regnamespace('{schema}')"));
         if conn.fetch_optional(AssertSqlSafe(found)).await?.is_none() {
             let create = format!("CREATE SCHEMA IF NOT EXISTS {schema}");
@@ -47,7 +48,7 @@ pub(super) async fn migrate(
     Ok(())
 }
 
-/// As [`Backend::schema_sql`](crate::fence::sql::Backend::schema_sql).
+/// Implements [`Backend::schema_sql`](crate::fence::sql::Backend::schema_sql).
 pub(super) fn script(names: &Names, failover_detection: bool) -> String {
     const HISTORY: &str = "    version BIGINT PRIMARY KEY,
     description TEXT NOT NULL,
@@ -62,7 +63,7 @@ pub(super) fn script(names: &Names, failover_detection: bool) -> String {
         HISTORY,
         ["decode('", "', 'hex')"],
     );
-    // IF NOT EXISTS needs the right to create a schema even if there is one.
+    // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
     let create = format!(
         "DO $fence$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $fence$;\n"
     );

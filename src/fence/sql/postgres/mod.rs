@@ -1,8 +1,8 @@
 //! The fence in Postgres.
 //!
-//! The rules of the fence are functions of `migrations/postgres`. The request path sends one prepared
-//! `UPDATE`, which admits the token of a resource that has a row; everything else, and each refusal,
-//! is a call of a function.
+//! The rules of the fence are functions in `migrations/postgres`. The request path sends one
+//! prepared `UPDATE`, which admits the token of a resource that has a row. Every other operation,
+//! and each refusal, calls a function.
 
 mod admit;
 mod at_once;
@@ -56,8 +56,8 @@ impl Backend for Postgres {
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // BEGIN may have been sent without sqlx having counted it. Given back to the pool as it
-        // is, the connection would stay in that transaction.
+        // BEGIN may have been sent without sqlx having counted it. If the connection were returned
+        // to the pool now, it would stay in that transaction.
         left_open::end(conn).await
     }
 
@@ -133,9 +133,9 @@ impl Backend for Postgres {
     }
 
     async fn terminate(conn: &mut PgConnection, id: TransactionId) -> sqlx::Result<()> {
-        // A COMMIT that waits for a synchronous standby is left alone: ended, it would be seen on this
-        // server, and lost with it. The statement is one message, since a pooler in between may prepare a
-        // statement on one server and execute it on another.
+        // Do not end a COMMIT that waits for a synchronous standby: it would become visible on this
+        // server, and be lost together with it. The statement is one message, because a pooler may
+        // prepare a statement on one server connection and execute it on another.
         let terminate = format!(
             "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a \
              WHERE a.backend_xid = '{}'::xid8::xid AND a.wait_event IS DISTINCT FROM 'SyncRep'",

@@ -1,4 +1,4 @@
-//! The two ends of a transaction in Postgres.
+//! Begin and end of a transaction in Postgres.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::fence::{
     sql::{Begin, Committed, TransactionManager, savepoint},
 };
 
-/// As [`Backend::begin`](crate::fence::sql::Backend::begin).
+/// Implements [`Backend::begin`](crate::fence::sql::Backend::begin).
 pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result<()> {
     let sql = match begin {
         Begin::WithLimits(limits) => begin_with_limits(conn.server_version_num(), limits),
@@ -30,25 +30,25 @@ pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result
 }
 
 /// How much longer than the process the server waits for a transaction that is idle or takes too
-/// long: it ends the connection as well, which is for processes that are frozen, and not for each
-/// handler that takes too long.
+/// long. The server also ends the connection, which is meant for frozen processes and not for each
+/// slow handler.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// How often the server looks, while a statement runs, whether its client is still connected.
+/// How often the server checks, while a statement runs, whether its client is still connected.
 pub(super) const CONNECTION_CHECK_MS: u128 = 1_000;
 
-/// The limits of a transaction as settings of the server, in milliseconds.
+/// Limits of a transaction as settings of the server, in milliseconds.
 pub(super) struct Settings {
     pub(super) statement_ms: u128,
     pub(super) idle_ms: u128,
     pub(super) connection_check_ms: u128,
-    /// From Postgres 17 on, the server also bounds a transaction that is never idle.
+    /// Postgres 17 and later also bound a transaction that is never idle.
     pub(super) transaction_ms: Option<u128>,
 }
 
 impl Settings {
     pub(super) fn of(limits: TransactionLimits, version: Option<u32>) -> Self {
-        // A statement may wait for a lock first, and so may the claim of a key, and the admission.
+        // A statement may wait for a lock first. So may the claim of a key, and then the admission.
         let waits = limits
             .lock_timeout
             .saturating_add(limits.key_timeout.unwrap_or_default());
@@ -62,7 +62,7 @@ impl Settings {
     }
 }
 
-/// The start of a transaction whose first statement is an admission, which sets the limits.
+/// Returns the begin of a transaction whose first statement is an admission, which sets the limits.
 fn begin_for_admission(shared_session: bool) -> String {
     let deallocate = if shared_session { DEALLOCATE } else { "" };
     format!(
@@ -71,11 +71,11 @@ fn begin_for_admission(shared_session: bool) -> String {
     )
 }
 
-/// sqlx numbers the statements of each connection from 1, and behind a pooler another client may have
-/// used the session.
+/// sqlx numbers the statements of each connection from 1, and behind a pooler another client may
+/// have used the session with the same numbers.
 const DEALLOCATE: &str = "; DEALLOCATE ALL";
 
-/// The start of a transaction with its limits, on a server of this version.
+/// Returns the begin of a transaction with its limits, on a server of this version.
 fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String {
     let first_wait = limits.key_timeout.unwrap_or(limits.lock_timeout);
     let settings = Settings::of(limits, version);
@@ -101,7 +101,7 @@ fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String 
     sql
 }
 
-/// As [`Backend::commit`](crate::fence::sql::Backend::commit).
+/// Implements [`Backend::commit`](crate::fence::sql::Backend::commit).
 pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
     let sql = if begin_next {
         format!("{}; {}", prove_and_commit(), begin_for_admission(false))
@@ -114,7 +114,7 @@ pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::R
         match answer {
             Ok(Either::Left(_)) => confirmed += 1,
             Ok(Either::Right(_)) => {}
-            // A cancellation that arrives during COMMIT may only be noticed behind it.
+            // A cancellation that arrives during COMMIT may only be reported after it.
             Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
             Err(error) => return Err(error),
         }
@@ -131,17 +131,20 @@ pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::R
     Ok(Committed::Begun)
 }
 
-/// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx takes
-/// for success. The RELEASE makes the whole message fail instead, in an aborted transaction as well
-/// as outside the transaction whose savepoint this is: there is nothing cheaper that proves both.
-/// Another transaction begins with the same message: that keeps sqlx's count of nested transactions
-/// true, and where it can be used, it saves the next write a round trip. If nobody wants it, the
-/// ROLLBACK that closes it travels with the pool's own check of the connection.
+/// Returns the statements that prove that the transaction is intact, and commit it.
+///
+/// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx treats
+/// as a success. RELEASE makes the whole message fail instead, both in an aborted transaction and
+/// outside of the transaction with this savepoint. No cheaper statement proves both. The next
+/// transaction begins with the same message. That keeps sqlx's count of nested transactions correct
+/// and, if the transaction can be used, saves the next write a round trip. Otherwise the ROLLBACK
+/// that closes it is sent together with the pool's own test of the connection.
 fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
 
-/// Postgres' settings of times are whole milliseconds; 0 would mean no limit.
+/// Returns a duration in whole milliseconds, as Postgres' settings need it. It is at least 1,
+/// because 0 would mean no limit.
 pub(super) fn millis(limit: Duration) -> u128 {
     limit.as_millis().clamp(1, i32::MAX as u128)
 }
